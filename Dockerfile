@@ -1,7 +1,8 @@
-# Two images from one file and one lock: `operator` (no torch, no boto3) and `runtime` (no kopf, no Kubernetes
-# client). Each ends in a check that fails when the other's dependencies got in. The code is the last, small
-# layer, so that a change of code rebuilds and loads in seconds. Built by dev/localcluster/images.py, or by
-# `docker build --target runtime .`. A third one, `runtime-tests`, is never shipped: `runtime` and Accelerate.
+# Three images from one file and one lock: `operator` (no torch, no boto3), `runtime` (no kopf, no Kubernetes
+# client) and `prices` (boto3 alone), which only the price CronJob needs. Each ends in a check that fails when
+# the others' dependencies got in. The code is the last, small layer, so that a change of code rebuilds and loads
+# in seconds. Built by dev/localcluster/images.py, or by `docker build --target runtime .`. A fourth one,
+# `runtime-tests`, is never shipped: `runtime` and Accelerate.
 ARG BASE_IMAGE=debian:bookworm-slim
 # Whom the build trusts when it fetches packages; a machine behind a proxy mounts its own bundle and names it.
 ARG CA_BUNDLE=/etc/ssl/certs/ca-certificates.crt
@@ -22,6 +23,7 @@ RUN cd /lock && export UV_PYTHON=/usr/bin/python3 UV_PYTHON_DOWNLOADS=never UV_N
     && export="/opt/uv/bin/uv export --quiet --frozen --no-dev --no-emit-project --no-header --no-annotate" \
     && mkdir /out \
     && $export --extra operator > /out/operator.txt \
+    && $export --extra prices > /out/prices.txt \
     && $export --extra runtime --extra gcs > /out/runtime.txt \
     && $export --extra runtime --extra gcs --no-emit-package torch --no-emit-package triton > /out/cuda.txt \
     && /opt/uv/bin/uv export --quiet --frozen --only-dev --no-emit-project --no-header --no-annotate > /out/dev.txt \
@@ -55,6 +57,27 @@ RUN python3 -m compileall -q /opt/spottrain/lib \
        done
 USER 65532:65532
 ENTRYPOINT ["python3", "-m", "spottrain_operator"]
+
+# Of the operator it has the price list's own module and what that imports.
+FROM installer AS prices
+ARG CA_BUNDLE
+RUN useradd --uid 65532 --user-group --no-create-home --home-dir /tmp spottrain
+COPY --from=lock /out/prices.txt /opt/spottrain/
+RUN install-locked /opt/spottrain/prices.txt
+COPY runtime/spottrain/__init__.py runtime/spottrain/contract.py /opt/spottrain/lib/spottrain/
+COPY runtime/spottrain/core/__init__.py runtime/spottrain/core/lazy.py /opt/spottrain/lib/spottrain/core/
+COPY operator/spottrain_operator/__init__.py operator/spottrain_operator/names.py /opt/spottrain/lib/spottrain_operator/
+COPY operator/spottrain_operator/api/__init__.py operator/spottrain_operator/api/node_pools.py \
+     operator/spottrain_operator/api/prices.py operator/spottrain_operator/api/wire.py \
+     /opt/spottrain/lib/spottrain_operator/api/
+COPY operator/spottrain_prices /opt/spottrain/lib/spottrain_prices
+RUN python3 -m compileall -q /opt/spottrain/lib \
+    && python3 -c "import boto3, spottrain_prices.__main__" \
+    && for foreign in torch kopf kubernetes aiohttp; do \
+         if python3 -c "import $foreign" 2>/dev/null; then echo "$foreign got into the image prices"; exit 1; fi; \
+       done
+USER 65532:65532
+ENTRYPOINT ["python3", "-m", "spottrain_prices"]
 
 FROM installer AS packages
 ARG CA_BUNDLE

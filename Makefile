@@ -8,11 +8,14 @@ PY := .venv/bin/python
 RECORD := $(PY) bench/record.py
 SOURCES := operator runtime dev bench examples tests
 
-.PHONY: help setup lint format test test-fast demo demo-local cluster-up cluster-status cluster-down binaries sync bench-checkpoint bench-restart bench-loop \
-	bench-head bench-techniques bench-gpu bench-diagnosis bench-notice bench-policy bench-goodput test-native-gangs test-karpenter test-matrix chaos-runtime chaos-operator clean
+.PHONY: help setup lint format test test-fast test-native-gangs test-kubernetes test-helm-4 test-karpenter \
+	test-prometheus test-matrix chaos-runtime chaos-operator demo demo-local cluster-up cluster-status \
+	cluster-down binaries sync golden bench-checkpoint bench-restart bench-loop bench-techniques bench-data \
+	bench-gpu bench-diagnosis bench-notice bench-failover bench-scale bench-storm bench-capacity bench-soak \
+	bench-policy bench-goodput bench-head clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  \033[1m%-15s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  \033[1m%-15s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .tools/bin/uv:
 	python3 -m pip install --quiet --root-user-action=ignore --target .tools uv==$(UV_VERSION)
@@ -44,8 +47,17 @@ test-fast: .venv/.synced ## unit and contract levels only: no cluster, no root, 
 test-native-gangs: .venv/.synced ## gangs by Kubernetes' own scheduler, not in `make test`: KUBERNETES=1.37.1 is built first (20 minutes)
 	SPOTTRAIN_NATIVE_KUBERNETES=$(or $(KUBERNETES),1.37.1) $(PY) -m pytest tests/native
 
+test-kubernetes: .venv/.synced ## the api level on the newest Kubernetes, not in `make test`: KUBERNETES=1.37.2 is built first (20 minutes)
+	SPOTTRAIN_TEST_KUBERNETES=$(or $(KUBERNETES),1.37.2) $(PY) -m pytest tests/api
+
+test-helm-4: .venv/.synced ## the upgrade from 0.2.0 by Helm 4 too, not in `make test` (builds it once, 4 to 10 minutes)
+	SPOTTRAIN_TEST_HELM_4=1 $(PY) -m pytest -n 0 tests/api/test_helm.py
+
 test-karpenter: .venv/.synced ## the real Karpenter with its kwok provider (root not needed; builds it once, 5 to 9 minutes)
 	$(PY) -m pytest tests/karpenter
+
+test-prometheus: .venv/.synced ## a real Prometheus scrapes a real run with a reclaim (builds it once, 5 to 10 minutes)
+	$(PY) -m pytest tests/prometheus
 
 test-matrix: .venv/.synced ## exactness after a kill: precision x accumulation x compile x workers x ranks, all 72
 	$(PY) -m tests.chaos.matrix
@@ -77,6 +89,9 @@ binaries: .venv/.synced ## build the pinned Kubernetes, etcd, Helm and S3 server
 sync: ## copy crds/ into the chart
 	cp crds/trainingjobs.yaml charts/spottrain/files/trainingjobs.yaml
 
+golden: .venv/.synced ## render the chart anew into tests/contract/golden; read the diff
+	SPOTTRAIN_RENEW_GOLDEN=1 $(PY) -m pytest -q -n 0 tests/contract/test_chart_golden.py
+
 bench-checkpoint: .venv/.synced bench/.peers ## what a save costs: stall, upload, seconds to durable, beside others
 	$(RECORD) checkpoint -- $(PY) bench/checkpoint.py
 
@@ -93,6 +108,9 @@ bench-loop: .venv/.synced ## overhead of our training loop over a bare hand-writ
 bench-techniques: .venv/.synced ## time and memory of each technique of the training loop, on a CPU
 	$(RECORD) techniques -- $(PY) bench/techniques.py
 
+bench-data: .venv/.synced ## what loader workers bring where reading a sample takes 40 ms
+	$(RECORD) data_wait -- $(PY) bench/techniques.py --data --rounds 3 --steps 40
+
 bench-gpu: .venv/.synced ## every technique on a GPU, and the 124M GPT beside a hand-written loop
 	$(RECORD) gpu -- $(PY) -m bench.gpu
 
@@ -101,6 +119,21 @@ bench-diagnosis: .venv/.synced ## how often the verdict on what is slow is right
 
 bench-notice: .venv/.synced ## notice -> the runtime knows -> durable -> next attempt, N=100 times on real nodes
 	$(RECORD) notice -- $(PY) bench/notice.py --rounds $(or $(N),100)
+
+bench-failover: .venv/.synced ## the leader of two operators is killed, asked to end and stopped, ROUNDS=5 times each
+	$(RECORD) failover -- $(PY) bench/failover.py --rounds $(or $(ROUNDS),5)
+
+bench-scale: .venv/.synced ## 125 jobs x 8 pods beside Kubernetes' Job controller, 5 rounds in turn, on fake nodes
+	$(RECORD) scale -- $(PY) -m bench.scale.burst --rounds $(or $(ROUNDS),5)
+
+bench-storm: .venv/.synced ## notices for 30 % of the nodes of 1,000 running jobs within a minute, on fake nodes
+	$(RECORD) storm -- $(PY) -m bench.scale.storm
+
+bench-capacity: .venv/.synced ## 5,000 jobs, 10,000 pods: memory, restart, failover, waits of reconciles (an hour)
+	$(RECORD) capacity -- $(PY) -m bench.scale.capacity
+
+bench-soak: .venv/.synced ## N=300 jobs that come, are interrupted, finish and are deleted: memory, ghosts, stuck jobs
+	$(RECORD) soak -- $(PY) -m bench.scale.soak --jobs $(or $(N),300)
 
 bench-policy: .venv/.synced ## cost of choosing between spot and on-demand, on recorded traces: TRACES=FOLDER
 	@test -n "$(TRACES)" || { echo "name the folder of the spot traces: make $@ TRACES=FOLDER"; exit 2; }

@@ -35,7 +35,7 @@ from spottrain.contract import Env
 from spottrain.core.preemption import Preemption
 from spottrain.core.run_config import RunConfig
 from spottrain.distributed.world import World
-from spottrain.lifecycle.save_interval import auto_seconds, seconds_between_losses
+from spottrain.lifecycle.save_interval import Losses, auto_seconds
 from spottrain.lifecycle.session import Session
 from spottrain.storage.open import open_store
 
@@ -222,9 +222,7 @@ def work_lost(ours: Ours, saves: int = 3) -> dict[str, Any]:
         windows.append(window)
     torch.set_num_threads(threads)
     stall = ours.checkpoints.saver.copy_seconds
-    interval = auto_seconds(
-        stall=stall, upload=statistics.median(windows), loss_seconds=seconds_between_losses(0.0, 0)
-    )
+    interval = auto_seconds(stall=stall, upload=statistics.median(windows), losses=Losses())
     ours.close()
     return {
         "work_lost_s_per_save": spread(lost),

@@ -2,14 +2,15 @@
 
 A run begins with a restart, then alternates work and saves that pause it; work after the last save is lost at
 its end. Goodput is saved work / paid time. The interval is the runtime's own (`save_interval`): Young's and
-Daly's, with the time between losses learned online from a Gamma prior, zone by zone.
+Daly's, with the time between losses learned online, zone by zone.
 
     interval_over_best_fixed   goodput / that of each zone's best fixed interval, which only hindsight knows
     goodput_with_notices       of RECALL of the interruptions a notice tells in time for a last save
 
-Both are means over the zones, with a save of 30 s and a restart of 180 s; `settings` has others, and those
-that were measured on this machine (`bench/RESULTS.md`). A trace's first run counts from where the trace
-begins; its last run has no end and is left out. The last line is JSON. Exit code 1 when a goal is missed.
+Both are means over the zones, with a save of 30 s and a restart of 180 s; `settings` has others, and those of
+the newest records of `make bench-checkpoint` and `make bench-restart`, without a node's boot. A trace's
+first run counts from where the trace begins; its last run has no end and is left out. The last line is JSON.
+Exit code 1 when a goal is missed.
 """
 
 from __future__ import annotations
@@ -18,23 +19,17 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
 from statistics import mean
 from typing import Any, Final
 
-from spottrain.lifecycle.save_interval import (
-    FIRST_SECONDS,
-    MOST_SECONDS,
-    auto_seconds,
-    seconds_between_losses,
-    young,
-)
-from spottrain_operator.policies.spot_runs import SHAPE, UP_HOURS
+from spottrain.lifecycle.save_interval import Losses, auto_seconds
 
-from bench.policy.traces import Trace, TraceError, read_trace, read_windows
+from bench import record
+from bench.policy.traces import Trace, read_trace, read_windows
 
 RECALL: Final = 0.95
 SETS: Final = ("availability/1-node/aws-10-26-2022", "preemption/1-node/aws-04-22-2023")
@@ -58,10 +53,34 @@ SETTINGS: Final = {
     "save 5 s, restart 180 s": Setting(5, 180),
     STANDARD: Setting(30, 180),
     "save 60 s, restart 300 s": Setting(60, 300),
-    "measured: 1 GiB, cold compile cache": Setting(0.079, 53.9, 6.2),
-    "measured: 1 GiB, warm compile cache": Setting(0.079, 12.4, 6.2),
 }
-"""Measured: `stall_s`, `durable_s_ours` and `to_first_step` of bench/RESULTS.md, without a node's boot."""
+Records = Mapping[str, Sequence[Mapping[str, Any]]]
+"""Of each benchmark."""
+
+
+def measured(records: Records) -> dict[str, Setting]:
+    """Returns the settings that the newest records of `checkpoint` and `restart` have.
+
+    Raises:
+        ValueError: There is no record, or it lacks a figure.
+    """
+    try:
+        save, start = (
+            max(records[name], key=lambda each: str(each["date"])) for name in ("checkpoint", "restart")
+        )
+        stall, durable = (float(save["figures"][name]["median"]) for name in ("stall_s", "durable_s_ours"))
+        size = f"{float(save['figures']['bytes']) / 2**30:.0f} GiB"
+        restarts = {
+            kind: float(start["figures"][kind]["to_first_step"]["median"]) for kind in ("cold", "warm")
+        }
+    except (KeyError, ValueError, TypeError) as error:
+        raise ValueError(
+            f"no measured save and restart ({error!r}): run make bench-checkpoint and make bench-restart"
+        ) from None
+    return {
+        f"measured: {size}, {kind} compile cache": Setting(stall, restart, durable)
+        for kind, restart in restarts.items()
+    }
 
 
 class Learned:
@@ -69,44 +88,20 @@ class Learned:
 
     def __init__(self, setting: Setting) -> None:
         self._setting = setting
-        self._trained, self._losses = 0.0, 0.0
+        self._trained, self._attempts, self._lost = 0.0, 0, 0.0
 
     def seconds(self, running: float) -> float:
         """Returns the interval after `running` seconds of the current run."""
-        between = seconds_between_losses(self._trained + running, self._losses)  # type: ignore[arg-type]
-        return auto_seconds(stall=self._setting.save, upload=self._setting.upload, loss_seconds=between)
+        losses = Losses(
+            trained=self._trained + running, here=running, attempts=self._attempts, lost=self._lost
+        )
+        return auto_seconds(stall=self._setting.save, upload=self._setting.upload, losses=losses)
 
-    def ended(self, seconds: float, losses: float) -> None:
+    def ended(self, seconds: float, lost: float) -> None:
+        """Notes the end of a run, of which the share `lost` lost steps."""
         self._trained += seconds
-        self._losses += losses
-
-
-class ByAge:
-    """A candidate: the older a run, the rarer its end, and the longer the interval.
-
-    The time between losses is that of a Weibull hazard, as in the operator's `spot_runs`, over the coming
-    interval. Its scale is learned from a prior that weighs as much as three runs.
-    """
-
-    PRIOR_RUNS: Final = 3.0
-
-    def __init__(self, setting: Setting, recall: float) -> None:
-        self._setting, self._lost = setting, 1 - recall
-        self._count = self.PRIOR_RUNS
-        self._total = self.PRIOR_RUNS * (UP_HOURS * 3600) ** SHAPE
-
-    def seconds(self, running: float) -> float:
-        """Returns the interval after `running` seconds of the current run."""
-        age, found = running + self._setting.restart, FIRST_SECONDS
-        rate = self._lost * self._count / (self._total + age**SHAPE)
-        for _ in range(6):
-            hazard = rate * ((age + found) ** SHAPE - age**SHAPE) / found
-            found = min(max(young(self._setting.save, 1 / hazard), self._setting.upload), MOST_SECONDS)
-        return float(found)
-
-    def ended(self, seconds: float) -> None:
-        self._count += 1
-        self._total += seconds**SHAPE
+        self._attempts += 1
+        self._lost += lost
 
 
 def saved(length: float, setting: Setting, interval: Callable[[float], float], recall: float) -> float:
@@ -125,21 +120,12 @@ def saved(length: float, setting: Setting, interval: Callable[[float], float], r
     return kept + recall * unsaved
 
 
-def goodput_learned(runs: Sequence[float], setting: Setting, recall: float, loss: float) -> float:
-    """Returns saved / paid with the runtime's interval; an interruption counts as `loss` losses."""
+def goodput_learned(runs: Sequence[float], setting: Setting, recall: float) -> float:
+    """Returns saved / paid with the runtime's interval; of each interruption 1 - recall is a loss."""
     learned, total = Learned(setting), 0.0
     for length in runs:
         total += saved(length, setting, learned.seconds, recall)
-        learned.ended(max(0.0, length - setting.restart), loss)
-    return total / sum(runs)
-
-
-def goodput_by_age(runs: Sequence[float], setting: Setting, recall: float) -> float:
-    """Returns saved / paid with the candidate's interval."""
-    candidate, total = ByAge(setting, recall), 0.0
-    for length in runs:
-        total += saved(length, setting, candidate.seconds, recall)
-        candidate.ended(length)
+        learned.ended(max(0.0, length - setting.restart), 1 - recall)
     return total / sum(runs)
 
 
@@ -161,17 +147,14 @@ def runs_of(trace: Trace) -> list[float]:
 def zone_row(runs: Sequence[float], setting: Setting) -> dict[str, float]:
     """Returns the figures of one zone."""
     best = best_fixed(runs, setting, 0.0)
-    learned = goodput_learned(runs, setting, 0.0, 1.0)
+    learned = goodput_learned(runs, setting, 0.0)
     ceiling = sum(max(0.0, length - setting.restart) for length in runs) / sum(runs)
     return {
         "mean_run_hours": mean(runs) / 3600,
         "goodput": learned,
         "goodput_best_fixed": best,
         "interval_over_best_fixed": learned / best,
-        "interval_by_age_over_best_fixed": goodput_by_age(runs, setting, 0.0) / best,
-        "goodput_with_notices": goodput_learned(runs, setting, RECALL, 1 - RECALL),
-        "goodput_with_notices_by_age": goodput_by_age(runs, setting, RECALL),
-        "goodput_with_notices_all_losses": goodput_learned(runs, setting, RECALL, 1.0),
+        "goodput_with_notices": goodput_learned(runs, setting, RECALL),
         "goodput_with_notices_best_fixed": best_fixed(runs, setting, RECALL),
         "ceiling": ceiling,
     }
@@ -186,18 +169,19 @@ def figures_of(folder: Path) -> dict[str, Any]:
     paths = [path for place in (*SETS, MISSING) for path in sorted((folder / place).glob("*.json"))]
     zones = {f"{path.parent.name} {path.stem}": runs_of(read_trace(path)) for path in paths}
     zones = {name: runs for name, runs in zones.items() if runs}
+    settings = SETTINGS | measured(record.stored())
     rows = {
-        name: {zone: zone_row(runs, each) for zone, runs in zones.items()} for name, each in SETTINGS.items()
+        name: {zone: zone_row(runs, each) for zone, runs in zones.items()} for name, each in settings.items()
     }
     standard = means(list(rows[STANDARD].values()))
     return {
         "interval_over_best_fixed": standard["interval_over_best_fixed"],
-        "interval_by_age_over_best_fixed": standard["interval_by_age_over_best_fixed"],
         "goodput_with_notices": standard["goodput_with_notices"],
         "goodput_with_notices_best_fixed": standard["goodput_with_notices_best_fixed"],
         "ceiling": standard["ceiling"],
         "zones": len(zones),
         "runs": sum(len(runs) for runs in zones.values()),
+        "measured": {name: asdict(settings[name]) for name in settings if name not in SETTINGS},
         "settings": {name: means(list(each.values())) for name, each in rows.items()},
         "by_zone": {
             zone: {figure: round(value, 4) for figure, value in each.items()}
@@ -215,7 +199,7 @@ def main() -> int:
         return 2
     try:
         figures = figures_of(Path(options.traces))
-    except TraceError as error:
+    except ValueError as error:
         print(error, file=sys.stderr)
         return 2
     print(json.dumps(figures))

@@ -1,11 +1,11 @@
-"""Runs a benchmark, keeps its figures, and writes RESULTS.md from the newest figures of each benchmark.
+"""Runs a benchmark, keeps its figures, and writes RESULTS.md and docs/levers.md from the newest ones.
 
     python bench/record.py loop -- python bench/loop.py            # as `make bench-loop` does
     python bench/record.py loop --read out.txt -- make bench-loop  # an output that is there already
-    python bench/record.py                                         # only regenerates RESULTS.md
+    python bench/record.py                                         # only writes both pages
 
 The last line of the output must be a JSON object. It is stored in bench/results/BENCHMARK/DATE-COMMIT.json,
-with the command, the commit, the date and the machine. Commit that file and RESULTS.md.
+with the command, the commit, the date and the machine. Commit that file and both pages.
 """
 
 from __future__ import annotations
@@ -87,13 +87,23 @@ BENCHMARKS: Final[dict[str, Benchmark]] = {
         about="Seconds of a step, and MiB above the process before the model, of the GPT of `examples/`. "
         "Ratios are to `base`. `percent_more_flops`: what activation checkpointing computes again.",
     ),
+    "data_wait": Benchmark(
+        title="A loop that waits for its data",
+        about="The GPT of `examples/` on a data set that waits 40 ms for each sample, as for a request "
+        "to an object store; 16 samples a step. Seconds of a step without loader workers and with them.",
+    ),
     "policy": Benchmark(
         title="Spot or on-demand: what the choice costs",
         about="A job of 48 h on 240 windows of real spot availability (K80 and V100, us-west-2, 2022), by "
         "deadline, overhead of a start, and group of windows; dollars. `uniform_progress` is NSDI'24's rule, "
-        "`optimum` knows the future. `paid_sight`: availability is learned by requests, and a start takes 2 "
-        "minutes more; every fourth window. The run lengths of our rule were fitted to `fitted`; "
-        "`other_traces` played no part. Run with `make bench-policy TRACES=FOLDER`.",
+        "`optimum` knows the future and asks for nothing. With `paid_sight` and `stopped_sight` availability "
+        "is learned by requests, and a start takes 2 minutes more; every fourth window. `paid_sight`: a "
+        "refusal costs nothing. `stopped_sight`, the operator's: a request stops a job on on-demand for up "
+        "to 10 minutes. The run lengths of our rule were fitted to `fitted`; `other_traces` played no part. "
+        "`after_refund`: less what AWS does not bill for nodes that it takes back in their first hour. "
+        "`zones`: ours in several zones, beside Uniform Progress that goes round them (`round_robin`), and "
+        "one zone: the mean, and the best by hindsight; a start takes 12 minutes. Run with "
+        "`make bench-policy TRACES=FOLDER`.",
         goals={
             "cost_over_optimum": "<= 1.06",
             "worst_over_uniform_progress": "<= 1.01",
@@ -105,9 +115,8 @@ BENCHMARKS: Final[dict[str, Benchmark]] = {
         title="Saved work per paid time on real spot runs",
         about="`interval_over_best_fixed`: the runtime's learned interval beside the best fixed one of each "
         "zone, known by hindsight. `goodput_with_notices`: 95 % of interruptions are told in time for a last "
-        "save of 30 s; a restart takes 180 s. `ceiling`: if only restarts cost time. `by_age` is a candidate "
-        "that is not in the runtime; `all_losses` counts noticed interruptions as losses, as the runtime "
-        "does. Run with `make bench-goodput TRACES=FOLDER`.",
+        "save of 30 s; a restart takes 180 s. `ceiling`: if only restarts cost time. `measured`: seconds of "
+        "this machine's newest records. Run with `make bench-goodput TRACES=FOLDER`.",
         goals={"interval_over_best_fixed": ">= 0.99", "goodput_with_notices": ">= 0.955"},
     ),
     "gpu": Benchmark(title="Techniques on a GPU, and the 124M GPT beside a hand-written loop"),
@@ -125,6 +134,55 @@ BENCHMARKS: Final[dict[str, Benchmark]] = {
         about="Seconds, on the local cluster's two real nodes. `p50_s` and `p99_s`: from the notice until "
         "the training process knows.",
         goals={"p99_s": "<= 3", "saved_of_noticed": ">= 0.99", "charged_failures": "= 0"},
+    ),
+    "failover": Benchmark(
+        title="The leader of two operators goes",
+        about="Seconds until the standby leads, and until it has deleted the pod of a node whose notice came "
+        "in the moment of the fault; two processes on one machine, default times. `stopped`: SIGSTOP.",
+        goals={
+            "failover_s.killed.longest": "<= 20",
+            "failover_s.stopped.longest": "<= 20",
+            "duplicates": "= 0",
+            "miscounted": "= 0",
+        },
+    ),
+    "scale": Benchmark(
+        title="Many jobs at once, beside Kubernetes' Job controller",
+        about="125 TrainingJobs of 8 workers on kwok's fake nodes, applied at once, beside 125 Indexed Jobs "
+        "of the same pods with raised client limits, in turn; medians. `ratio`: from the first POST until "
+        "all pods are Running and every TrainingJob says so, to the time until all pods of the Jobs run. "
+        "`delete_ratio`: until no pod and no job is left. `singles`: 1,000 jobs of one worker, `gang`: one "
+        "of 1,024. `floor_ratio`: a bare client that makes the same writes.",
+        goals={
+            "ratio": "<= 0.75",
+            "delete_ratio": "<= 1",
+            "status_writes_per_job": "<= 4",
+        },
+    ),
+    "storm": Benchmark(
+        title="Notices for a third of the nodes within a minute",
+        about="Seconds, by the API server's audit log: from the notice on the node until the DELETE of the "
+        "pod and until the POST of its replacement. Trainers answer the operator's polls.",
+        goals={
+            "duplicate_ranks": "= 0",
+            "charged_failures": "= 0",
+            "unrecovered": "= 0",
+            "miscounted": "= 0",
+        },
+    ),
+    "capacity": Benchmark(
+        title="5,000 jobs and 10,000 pods",
+        about="On fake nodes of kwok's, all polled. `reconcile_p99_ms` is with the wait in the queue.",
+        goals={
+            "resident_mib": "<= 384",
+            "restart_to_synced_s": "<= 15",
+            "failover_s": "<= 20",
+            "reconcile_p99_ms": "<= 250",
+        },
+    ),
+    "soak": Benchmark(
+        title="Churn of jobs: memory, ghosts and stuck jobs",
+        goals={"leaks": "= 0", "stuck_jobs": "= 0", "ghosts": "= 0"},
     ),
     "head_race": Benchmark(
         title="Races of two processes for HEAD",
@@ -350,7 +408,7 @@ def store(record: Mapping[str, Any]) -> Path:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.usage = "record.py [BENCHMARK [--read FILE] [--note TEXT] -- COMMAND ...]"
-    parser.add_argument("benchmark", nargs="?", help="folder of bench/results/; none: only write RESULTS.md")
+    parser.add_argument("benchmark", nargs="?", help="folder of bench/results/; none: only write the pages")
     parser.add_argument("--read", type=Path, help="a file with the output of the command, which is not run")
     parser.add_argument("--note", default="", help="a sentence for RESULTS.md")
     words, command = split(sys.argv[1:])
@@ -375,8 +433,9 @@ def main() -> int:
             print(f"nothing was recorded: {error}", file=sys.stderr)
             return code or 1
         path = store(record | {"figures": figures})
-        print(f"recorded in {path.relative_to(ROOT)} and bench/RESULTS.md", file=sys.stderr)
+        print(f"recorded in {path.relative_to(ROOT)}, bench/RESULTS.md and docs/levers.md", file=sys.stderr)
     PAGE.write_text(page(stored()))
+    subprocess.run([sys.executable, "-m", "bench.levers"], cwd=ROOT, check=True)  # docs/levers.md
     return code
 
 

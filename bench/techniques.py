@@ -2,6 +2,7 @@
 
     python bench/techniques.py --rounds 2 --steps 8
     python bench/techniques.py --flops              # that part alone, half a minute
+    python bench/techniques.py --data --steps 40    # loader workers, where reading a sample takes time
 
 Each technique is a process of its own (two, where ranks exchange gradients) that trains the same GPT with
 `spottrain.Trainer`, in rounds, so that what the machine does to one it does to all; the first steps (which
@@ -52,6 +53,8 @@ class Technique:
     """Steps that are not timed."""
     most: int = 1000
     """Steps that are timed at most."""
+    sample_ms: float = 0.0
+    """How long the reading of a sample waits, as a request to an object store."""
 
 
 def every(number: int) -> dict[str, Any]:
@@ -91,6 +94,15 @@ TECHNIQUES: Final[dict[str, Technique]] = {
         }
     ),
 }
+# Few steps would be timed on the batches that the workers have made ahead, and not on their rate.
+SLOW: Final = "samples of 40 ms, no workers"
+DATA: Final[dict[str, Technique]] = {
+    SLOW: Technique(training={"data": {"numWorkers": 0}}, base=SLOW, sample_ms=40.0),
+    "samples of 40 ms, 2 workers": Technique(training={"data": {"numWorkers": 2}}, base=SLOW, sample_ms=40.0),
+    "samples of 40 ms, numWorkers auto": Technique(
+        training={"data": {"numWorkers": "auto"}}, base=SLOW, sample_ms=40.0
+    ),
+}
 LEFT_OUT: Final = {
     "tf32": "on a CPU it is fp32",
     "pinMemory, compileMode reduce-overhead and max-autotune": "for a GPU",
@@ -100,7 +112,21 @@ LEFT_OUT: Final = {
 POLICIES: Final = {"every 3rd": "every-3", "every 2nd": "every-2", "all": "all"}
 
 
-def child(steps: int, warm: int) -> None:
+class Delayed:
+    """A map-style data set each of whose samples takes so long to read."""
+
+    def __init__(self, samples: Any, seconds: float) -> None:
+        self.samples, self.seconds = samples, seconds
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> Any:
+        time.sleep(self.seconds)
+        return self.samples[index]
+
+
+def child(steps: int, warm: int, sample_ms: float) -> None:
     """Trains, and answers with a line of JSON."""
     import spottrain
     import torch
@@ -108,6 +134,8 @@ def child(steps: int, warm: int) -> None:
     gpt = example()
     spottrain.seed(1)
     samples = gpt["Windows"](torch.randint(0, gpt["BYTES"], (2**20,), dtype=torch.uint8))
+    if sample_ms:
+        samples = Delayed(samples, sample_ms / 1000)
     before = resident("VmRSS")
     model = gpt["GPT"]()
     times: list[float] = []
@@ -174,6 +202,8 @@ def measured(technique: Technique, steps: int) -> dict[str, float]:
             str(min(steps, technique.most)),
             "--warm",
             str(technique.warm),
+            "--sample-ms",
+            str(technique.sample_ms),
         ]
         launcher = ["-m", "spottrain", "run", "--nproc", str(technique.ranks)] if technique.ranks > 1 else []
         done = subprocess.run([sys.executable, *launcher, *script], env=env, capture_output=True, text=True)
@@ -228,34 +258,41 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--flops", action="store_true", help="count the arithmetic alone")
+    parser.add_argument("--data", action="store_true", help="loader workers alone, on slow samples")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--warm", type=int, default=0, help=argparse.SUPPRESS)
+    parser.add_argument("--sample-ms", type=float, default=0.0, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
-        return child(options.steps, options.warm)
+        return child(options.steps, options.warm, options.sample_ms)
     told: dict[str, Any] = {"device": "cpu", "processor": platform.machine(), "threads": 1}
+    if options.data:
+        print(json.dumps(told | {"techniques": compared(DATA, options.rounds, options.steps)}))
+        return
     if not options.flops:
-        told |= {"techniques": compared(options.rounds, options.steps), "left_out": LEFT_OUT}
+        for name, why in LEFT_OUT.items():
+            print(f"{name}: left out, {why}")
+        told |= {"techniques": compared(TECHNIQUES, options.rounds, options.steps), "left_out": LEFT_OUT}
     print(json.dumps(told | {"percent_more_flops": flops()}))
 
 
-def compared(times: int, steps: int) -> dict[str, dict[str, Any]]:
-    for name, why in LEFT_OUT.items():
-        print(f"{name}: left out, {why}")
-    rounds: dict[str, list[dict[str, float]]] = {name: [] for name in TECHNIQUES}
+def compared(cases: dict[str, Technique], times: int, steps: int) -> dict[str, dict[str, Any]]:
+    rounds: dict[str, list[dict[str, float]]] = {name: [] for name in cases}
     for number in range(times):
-        for name, technique in TECHNIQUES.items():
+        for name, technique in cases.items():
             rounds[name].append(found := measured(technique, steps))
             line = f"round {number + 1} {name}: {found['seconds']:.4f} s, {found['bytes'] / 2**20:.0f} MiB"
             print(line, flush=True)
-    return {name: figures(name, rounds) for name in TECHNIQUES}
+    return {name: figures(name, cases, rounds) for name in cases}
 
 
-def figures(name: str, rounds: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
+def figures(
+    name: str, cases: dict[str, Technique], rounds: dict[str, list[dict[str, float]]]
+) -> dict[str, Any]:
     def middle(of: str, key: str) -> float:
         return statistics.median(each[key] for each in rounds[of])
 
-    base, seconds = TECHNIQUES[name].base, [each["seconds"] for each in rounds[name]]
+    base, seconds = cases[name].base, [each["seconds"] for each in rounds[name]]
     found: dict[str, Any] = {
         "seconds": round(middle(name, "seconds"), 4),
         "seconds_least_most": [round(min(seconds), 4), round(max(seconds), 4)],
@@ -264,7 +301,7 @@ def figures(name: str, rounds: dict[str, list[dict[str, float]]]) -> dict[str, A
         "time_over_base": round(middle(name, "seconds") / middle(base, "seconds"), 3),
         "memory_over_base": round(middle(name, "bytes") / middle(base, "bytes"), 3),
     }
-    if TECHNIQUES[name].training.get("microBatchSize") == "auto":
+    if cases[name].training.get("microBatchSize") == "auto":
         trial = middle(name, "begin") - middle(PLAIN, "begin")
         found |= {"micro_batch_size": middle(name, "micro"), "trial_seconds": round(trial, 2)}
     return found

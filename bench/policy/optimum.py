@@ -8,33 +8,36 @@ from typing import Any, Final
 
 import numpy as np
 
-from bench.policy.simulate import TINY, Job
+from bench.policy.simulate import TINY, Job, Zone
 
-PLACES: Final = ("spot", "on-demand")
+ON_DEMAND: Final = -1
+"""The place beside the zones, by number."""
 
 
-def least_cost(job: Job, available: Sequence[bool], tick: float) -> float:
+def least_cost(job: Job, zones: Sequence[Zone], tick: float) -> float:
     """Returns the cost of the best schedule under the rules of `simulate`; infinite if each one is late.
 
     Works backwards over the ticks. An array holds the cost from here on by units of work done. There is one
     array for a job that waits, and for each place one by `phase`: the ticks since the start of its node, up
-    to the first tick without overhead.
+    to the first tick without overhead. Requests cost nothing, and there are no refunds.
     """
     unit = math.gcd(_whole(tick), _whole(job.overhead), _whole(job.work))
     work, per_tick, overhead = (_whole(seconds) // unit for seconds in (job.work, tick, job.overhead))
     gains = _gains(overhead, per_tick)
-    prices = {"spot": job.spot_price * tick / 3600, "on-demand": job.on_demand_price * tick / 3600}
     late = np.full(work + 1, math.inf)
     late[work] = 0.0
-    waiting, running = late, {place: [late] * len(gains) for place in PLACES}
-    for spot in reversed(available[: int((job.deadline + TINY) // tick)]):
-        usable = PLACES if spot else ("on-demand",)
-        runs = {place: _run(running[place], gains, prices[place]) for place in usable}
-        fresh = {place: np.minimum(waiting, runs[place][0]) for place in usable}
-        waiting = np.minimum.reduce(list(fresh.values()))
+    places = (*range(len(zones)), ON_DEMAND)
+    waiting, running = late, {place: [late] * len(gains) for place in places}
+    ticks = min(len(zones[0].available), int((job.deadline + TINY) // tick))
+    for number in reversed(range(ticks)):
+        prices = {place: zones[place].price(number * tick) for place in places[:-1]}
+        prices[ON_DEMAND] = job.on_demand_price
+        usable = [place for place in places if place == ON_DEMAND or zones[place].available[number]]
+        runs = {place: _run(running[place], gains, prices[place] * tick / 3600) for place in usable}
+        waiting = np.minimum.reduce([waiting, *(run[0] for run in runs.values())])
         running = {
             place: [np.minimum(waiting, run) for run in runs.get(place, [waiting] * len(gains))]
-            for place in PLACES
+            for place in places
         }
     return float(waiting[0])
 

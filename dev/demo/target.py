@@ -126,6 +126,7 @@ def local_pool(node: str | None = None) -> Raw:
 
 LOCAL_DOLLARS_PER_HOUR: Final = 36
 """Made up: a cent a second, so that the cost of a run of minutes can be seen."""
+LOCAL_ON_DEMAND_DOLLARS_PER_HOUR: Final = 108
 
 
 def install_local_chart(kubectl: Kubectl) -> None:
@@ -135,9 +136,13 @@ def install_local_chart(kubectl: Kubectl) -> None:
         kubectl,
         *image_values(OPERATOR_IMAGE),
         "image.operator.pullPolicy=Never",
+        *image_values(RUNTIME_IMAGE, "runtime"),
+        "image.runtime.pullPolicy=Never",
         f"podAnnotations.image={image_id}",
         "prices[0].instanceType=local.gpu,prices[0].capacityType=Spot",
         f"prices[0].usdPerHour={LOCAL_DOLLARS_PER_HOUR}",
+        "prices[1].instanceType=local.gpu,prices[1].capacityType=OnDemand",
+        f"prices[1].usdPerHour={LOCAL_ON_DEMAND_DOLLARS_PER_HOUR}",
     )
 
 
@@ -178,11 +183,11 @@ def existing_target() -> Target:
     )
 
 
-def image_values(image: str) -> tuple[str, str]:
+def image_values(image: str, part: str = "operator") -> tuple[str, str]:
     repository, _, tag = image.rpartition(":")
     if not repository:
-        raise NotPossible(f"OPERATOR_IMAGE {image!r} has no tag; write it as repository:tag.")
-    return f"image.operator.repository={repository}", f"image.operator.tag={tag}"
+        raise NotPossible(f"the image {image!r} has no tag; write it as repository:tag.")
+    return f"image.{part}.repository={repository}", f"image.{part}.tag={tag}"
 
 
 def ask(variable: str, question: str) -> str:

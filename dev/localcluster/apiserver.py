@@ -38,6 +38,8 @@ class ApiServer:
     kubeconfig: Path
     audit_log: Path
     logs: Path
+    etcd: str
+    """URL of etcd, whose /metrics say what it writes."""
 
 
 @contextmanager
@@ -120,4 +122,5 @@ def _describe(place: Place) -> ApiServer:
         kubeconfig=place.folder / "kubeconfig",
         audit_log=place.audit_log,
         logs=place.folder,
+        etcd=f"http://127.0.0.1:{place.etcd_port}",
     )

@@ -62,16 +62,23 @@ PROGRAMS = (
     Program(name="versitygw", module="versitygw", package="github.com/versity/versitygw/cmd/versitygw"),
     Program(name="fake-gcs-server", module="fake-gcs-server", package="github.com/fsouza/fake-gcs-server"),
     Program(name="helm", module="helm", package="helm.sh/helm/v3/cmd/helm"),
+    Program(name="helm4", module="helm4", package="helm.sh/helm/v4/cmd/helm"),
     Program(name="coredns", module="coredns", package=".", flags=_COREDNS_FLAGS),
     Program(name="kwok", module="kwok", package="sigs.k8s.io/kwok/cmd/kwok"),
     Program(name="karpenter", module="karpenter", package="sigs.k8s.io/karpenter/kwok"),
     Program(name="print-karpenter-crds", module="karpenter", package="."),
+    *(
+        Program(name=name, module="prometheus", package=f"github.com/prometheus/prometheus/cmd/{name}")
+        for name in ("prometheus", "promtool")
+    ),
 )
 API_PROGRAMS = frozenset({"etcd", "kube-apiserver", "kubectl"})
 FAKE_NODE_PROGRAMS = frozenset({"kube-scheduler", "kwok"})
 KARPENTER_PROGRAMS = frozenset({"karpenter", "print-karpenter-crds", "kube-controller-manager"})
-ON_DEMAND = frozenset({"kwok", "karpenter", "print-karpenter-crds"})
-"""Built when a bench or `make test-karpenter` asks for it: no test of `make test` and no demo needs it."""
+PROMETHEUS_PROGRAMS = frozenset({"prometheus", "promtool"})
+HELM_4_PROGRAMS = frozenset({"helm4"})
+ON_DEMAND = frozenset({"kwok", "karpenter", "print-karpenter-crds"}) | PROMETHEUS_PROGRAMS | HELM_4_PROGRAMS
+"""Built when a bench, a make target, or the api level's test of Helm asks for it: no demo needs it."""
 DNS_PROGRAMS = frozenset({"coredns"})
 CLUSTER_PROGRAMS = frozenset(p.name for p in PROGRAMS) - ON_DEMAND - DNS_PROGRAMS - {"fake-gcs-server"}
 """What `up` needs. `make test` builds the others too: gangs need DNS, and its s3 level the fake server."""

@@ -4,13 +4,14 @@
         ...
 
 kwok makes each Node Ready that is posted, and not ready once it bears the label SILENT. It has no stages for
-pods: what becomes of those is the caller's part. Nobody plays the controller manager either; the taint that
-admission puts on a new Node is the caller's to take off.
+pods unless they are given (fakepods.py): what becomes of those is the caller's part. Nobody plays the
+controller manager either (controllers.py does); without it the taint that admission puts on a new Node is the
+caller's to take off.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final
@@ -69,14 +70,25 @@ def stages() -> str:
 
 
 @contextmanager
-def fake_nodes(server: ApiServer, paths: Paths | None = None) -> Iterator[None]:
-    """Starts both, and ends both, also when the body fails. Their logs lie beside the API server's."""
+def fake_nodes(
+    server: ApiServer,
+    paths: Paths | None = None,
+    *,
+    more: str = "",
+    kwok_flags: Sequence[str] = (),
+    scheduler_flags: Sequence[str] = (),
+) -> Iterator[None]:
+    """Starts both, and ends both, also when the body fails. Their logs lie beside the API server's.
+
+    `more`: further documents of kwok's configuration.
+    """
     paths = paths or layout.default_paths()
     ensure_programs(paths, FAKE_NODE_PROGRAMS)
     config = server.logs / "kwok.yaml"
-    config.write_text(stages())
+    config.write_text(f"{stages()}---\n{more}" if more else stages())
+    kwok = [*_kwok(paths, server, config), *kwok_flags]
     with ExitStack() as both:
-        for command in (scheduler(paths.bin, server), _kwok(paths, server, config)):
+        for command in (scheduler(paths.bin, server, *scheduler_flags), kwok):
             both.enter_context(running(command, server.logs / f"{Path(command[0]).name}.log"))
         yield
 

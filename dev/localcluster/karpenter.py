@@ -19,6 +19,7 @@ from typing import Any, Final
 from localcluster import layout
 from localcluster.apiserver import ApiServer, ensure_programs, running
 from localcluster.binaries import KARPENTER_PROGRAMS
+from localcluster.controllers import controller_manager
 from localcluster.layout import Paths
 from localcluster.shell import run
 
@@ -68,20 +69,13 @@ def karpenter(server: ApiServer, types: Iterable[Json], paths: Paths | None = No
     file, log = server.logs / "instance-types.json", server.logs / "karpenter.log"
     file.write_text(json.dumps(list(types)))
     with ExitStack() as both:
-        both.enter_context(running(_controllers(paths, server), server.logs / "controller-manager.log"))
+        both.enter_context(
+            running(
+                controller_manager(server, _CONTROLLERS, paths=paths), server.logs / "controller-manager.log"
+            )
+        )
         both.enter_context(running(_karpenter(paths, server, file), log))
         yield log
-
-
-def _controllers(paths: Paths, server: ApiServer) -> list[str | Path]:
-    return [
-        paths.bin / "kube-controller-manager",
-        f"--kubeconfig={server.kubeconfig}",
-        f"--controllers={','.join(_CONTROLLERS)}",
-        "--leader-elect=false",
-        "--secure-port=0",
-        "--node-monitor-grace-period=24h",  # kwok's nodes have no leases here
-    ]
 
 
 def _karpenter(paths: Paths, server: ApiServer, types: Path) -> list[str | Path]:

@@ -2,6 +2,7 @@
 
 OperatorError
 ├── InvalidSpec     the job is invalid: sets a condition, no retry
+├── NotLeading      a write was not sent, because another process may be the leader
 ├── Incomplete      some actions of a plan failed, the others were done: plan again, with a growing delay
 └── ApiError        a request to the API server did not succeed; its `kind` is an ApiFailure
 """
@@ -19,6 +20,10 @@ class OperatorError(Exception):
 
 class InvalidSpec(OperatorError):
     """The job is invalid; `str(error)` is a sentence that names the field's path."""
+
+
+class NotLeading(OperatorError):
+    """A write was not sent, because this process does not lead, or not for certain."""
 
 
 class Incomplete(OperatorError):
@@ -44,6 +49,8 @@ class ApiFailure(Enum):
     NOT_FOUND = auto()
     CONFLICT = auto()
     """The object exists already, or is not the one or not in the version that was named."""
+    EXPIRED = auto()
+    """The version that a watch or the next page of a LIST needs is no longer kept: list anew."""
     INVALID = auto()
     TOO_MANY_REQUESTS = auto()
     SERVER_ERROR = auto()
@@ -56,6 +63,7 @@ _KINDS: Final = {
     403: ApiFailure.FORBIDDEN,
     404: ApiFailure.NOT_FOUND,
     409: ApiFailure.CONFLICT,
+    410: ApiFailure.EXPIRED,
     422: ApiFailure.INVALID,
     429: ApiFailure.TOO_MANY_REQUESTS,
 }

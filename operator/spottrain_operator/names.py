@@ -18,6 +18,9 @@ API_VERSION: Final = f"{GROUP}/{VERSION}"
 KIND: Final = "TrainingJob"
 PLURAL: Final = "trainingjobs"
 
+DEFAULTS_CONFIG_MAP: Final = "spottrain-defaults"
+"""Name of the ConfigMap with the defaults of a namespace."""
+
 FIELD_MANAGER: Final = "spottrain-operator"
 AGENT_FIELD_MANAGER: Final = "spottrain-agent"
 
@@ -49,6 +52,8 @@ SELECTED_NODE_ANNOTATION: Final = "volume.kubernetes.io/selected-node"
 """On a claim: the node that the scheduler chose for the pod that waits for its volume."""
 AVOIDS_ANNOTATION: Final = f"{DOMAIN}/avoids"
 """On a pod: host names that its node affinity excludes, separated by commas."""
+TEAM_LABEL: Final = f"{DOMAIN}/team"
+"""On a TrainingJob: who it is for, as a label of the operator's metrics."""
 QUEUE_LABEL: Final = "kueue.x-k8s.io/queue-name"
 TRAINER_CONTAINER: Final = "trainer"
 CLAIMS: Final = "persistentvolumeclaims"
@@ -62,6 +67,8 @@ DEADLINE_ANNOTATION: Final = contract.DEADLINE_ANNOTATION
 SAVE_ADVISED_ANNOTATION: Final = contract.SAVE_ADVISED_ANNOTATION
 SOURCE_ANNOTATION: Final = f"{DOMAIN}/termination-source"
 """On pod and node: where the notice comes from, e.g. `AWS spot/instance-action`."""
+AWS_SPOT_NOTICE: Final = "AWS spot/instance-action"
+"""The agent's source of a notice with which EC2 takes a spot instance back."""
 NOTICE_SEEN_ANNOTATION: Final = f"{DOMAIN}/notice-seen"
 """On the node: when the agent first read the notice (RFC 3339)."""
 TERMINATING_TAINT: Final = f"{DOMAIN}/terminating"
@@ -112,6 +119,8 @@ class Condition(StrEnum):
     RUNTIME_ATTACHED = "RuntimeAttached"
     SETTINGS_APPLIED = "TrainingSettingsApplied"
     INTERRUPTED = "Interrupted"
+    COST_LIMITED = "CostLimited"
+    ON_TIME = "OnTime"
     SUSPENDED = "Suspended"
     SUCCEEDED = "Succeeded"
     FAILED = "Failed"
@@ -213,6 +222,15 @@ class Reason(StrEnum):
     PROBE_FAILED = "ProbeFailed"
     SUSPENDED = "Suspended"
     RESUMED = "Resumed"
+    MAX_COST_REACHED = "MaxCostReached"
+    PRICES_KNOWN = "PricesKnown"
+    PRICE_UNKNOWN = "PriceUnknown"
+    NO_MAX_COST = "NoMaxCost"
+    ON_SCHEDULE = "OnSchedule"
+    BEHIND_SCHEDULE = "BehindSchedule"
+    WORK_UNKNOWN = "WorkUnknown"
+    DEADLINE_MISSED = "DeadlineMissed"
+    NO_DEADLINE = "NoDeadline"
     STOPPING = "StoppingAttempt"
     STILL_TRAINING = "StillTraining"
     CHECKPOINTS_LEFT = "CheckpointsLeft"
@@ -233,40 +251,50 @@ UNKNOWN_STATE: Final = "Unknown"
 ILLEGAL_INSTRUCTION: Final = 128 + 4
 """Exit code after SIGILL: compiled kernels for another processor."""
 
+HASH_DIGITS: Final = 8
+"""Digits of the hash of a job's UID in the names of its objects."""
+OLD_HASH_DIGITS: Final = 5
+"""Those of a job whose first attempt was started by spottrain 0.2."""
 NAME_LIMIT: Final = 63
 """A pod's name is also its host name (RFC 1123 label)."""
 RENDEZVOUS_PORT: Final = 29500
 """torch's default port; each pod has its own addresses, so two gangs cannot conflict."""
 
 
-def pod_name(job: str, job_uid: str, attempt: int, rank: int = 0) -> str:
+def pod_name(job: str, job_uid: str, attempt: int, rank: int = 0, *, digits: int = HASH_DIGITS) -> str:
     """Returns a deterministic name: a crash between status write and POST can only recreate the same pod."""
-    return _name(job, job_uid, suffix=f"-{attempt}-{rank}")
+    return _name(job, job_uid, digits, suffix=f"-{attempt}-{rank}")
 
 
-def group_name(job: str, job_uid: str, attempt: int) -> str:
+def hash_digits(pod: str) -> int:
+    """Returns how many digits of the hash a job's pod has in its name."""
+    parts = pod.rsplit("-", 3)  # job, hash, attempt, rank
+    return OLD_HASH_DIGITS if len(parts) == 4 and len(parts[1]) == OLD_HASH_DIGITS else HASH_DIGITS
+
+
+def group_name(job: str, job_uid: str, attempt: int, *, digits: int = HASH_DIGITS) -> str:
     """Returns the name of an attempt's pod group, for schedulers and queues that start all pods or none."""
-    return pod_name(job, job_uid, attempt).removesuffix("-0")
+    return pod_name(job, job_uid, attempt, digits=digits).removesuffix("-0")
 
 
-def cleanup_name(job: str, job_uid: str) -> str:
+def cleanup_name(job: str, job_uid: str, *, digits: int = HASH_DIGITS) -> str:
     """Returns the name of the pod that deletes the checkpoints of a deleted job."""
-    return _name(job, job_uid, suffix="-cleanup")
+    return _name(job, job_uid, digits, suffix="-cleanup")
 
 
-def cache_claim_name(job: str, job_uid: str) -> str:
+def cache_claim_name(job: str, job_uid: str, *, digits: int = HASH_DIGITS) -> str:
     """Returns the name of the claim that is created for a job's data cache, for all its attempts."""
-    return _name(job, job_uid, suffix="-data-cache")
+    return _name(job, job_uid, digits, suffix="-data-cache")
 
 
-def service_name(job: str, job_uid: str) -> str:
+def service_name(job: str, job_uid: str, *, digits: int = HASH_DIGITS) -> str:
     """Returns the name of a gang's headless Service; it begins with a letter (RFC 1035)."""
-    return _name(job, job_uid, prefix="gang-")
+    return _name(job, job_uid, digits, prefix="gang-")
 
 
-def _name(job: str, job_uid: str, *, prefix: str = "", suffix: str = "") -> str:
+def _name(job: str, job_uid: str, digits: int, *, prefix: str = "", suffix: str = "") -> str:
     """Returns the job's name, cut to fit, with a hash of its UID: another job of this name differs."""
-    end = f"-{hashlib.sha256(job_uid.encode()).hexdigest()[:5]}{suffix}"
+    end = f"-{hashlib.sha256(job_uid.encode()).hexdigest()[:digits]}{suffix}"
     room = NAME_LIMIT - len(prefix) - len(end)
     return prefix + job.replace(".", "-")[:room].rstrip("-") + end
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from spottrain_operator.api import wire
+from spottrain_operator.api.job_defaults import KEYS, NO_DEFAULTS, JobDefaults, problem_of
 from spottrain_operator.api.node_pools import Pool
 from spottrain_operator.api.observed import Limits
 from spottrain_operator.api.validation import decode
@@ -33,6 +34,8 @@ class Settings:
     """For jobs without capacity.pools. DEFAULT_POOL, as JSON with the fields of spec.capacity.pools[]."""
     pools: tuple[Pool, ...] = ()
     """Pools that jobs may name. POOLS, as JSON: a list with the fields of spec.capacity.pools[]."""
+    job_defaults: JobDefaults = NO_DEFAULTS
+    """For what a job's spec and its namespace leave out. JOB_DEFAULTS, as JSON."""
     native_gangs: bool = True
     """Whether gangs use Kubernetes' own gang scheduling where the cluster serves it. NATIVE_GANGS."""
     workers: int = 16
@@ -52,9 +55,41 @@ class Settings:
     health_port: int = 8080
     """Port of /livez, /readyz and /metrics. HEALTH_PORT; 0 = any free port."""
     price_file: Path = Path("/etc/spottrain/prices/prices.json")
-    """File with the price list (`api.prices`). Where there is none, all prices are unknown. PRICE_FILE."""
+    """File with a person's own price list (`api.prices`); without it, its prices are unknown. PRICE_FILE."""
+    fetched_price_file: Path = Path("/etc/spottrain/prices/fetched.json")
+    """File with the prices that the price CronJob fetches; there need not be one. FETCHED_PRICE_FILE."""
+    lease_namespace: str = ""
+    """Namespace of the Lease that makes one of several replicas the leader. LEASE_NAMESPACE; empty: no Lease,
+    and this process leads, so that it must be the only one."""
+    lease_name: str = "spottrain-operator"
+    """LEASE_NAME."""
+    identity: str = ""
+    """Who this process is in the Lease; the pod's name. IDENTITY; empty: host name and a random part."""
+    lease_seconds: int = 15
+    """Seconds without a renewal after which a standby takes over. LEASE_SECONDS."""
+    renew_deadline_seconds: float = 12
+    """Seconds without a renewal after which the leader's process ends. RENEW_DEADLINE_SECONDS."""
+    lease_retry_seconds: float = 2
+    """Seconds between two renewals, and between two looks of a standby. LEASE_RETRY_SECONDS."""
+    write_timeout_seconds: float = 11
+    """Limit of one write. Admission webhooks may take 10 seconds by default. WRITE_TIMEOUT_SECONDS."""
     log_level: str = "INFO"
     """LOG_LEVEL."""
+
+    def __post_init__(self) -> None:
+        """Raises ValueError where the times of the Lease do not fit together."""
+        if not 0 < self.lease_retry_seconds < self.renew_deadline_seconds < self.lease_seconds:
+            raise ValueError(
+                f"LEASE_RETRY_SECONDS ({self.lease_retry_seconds:g}) must be above 0 and below "
+                f"RENEW_DEADLINE_SECONDS ({self.renew_deadline_seconds:g}), and that below LEASE_SECONDS "
+                f"({self.lease_seconds}): the leader must have stopped before another process takes over"
+            )
+        if not 0 < self.write_timeout_seconds < self.renew_deadline_seconds:
+            raise ValueError(
+                f"WRITE_TIMEOUT_SECONDS ({self.write_timeout_seconds:g}) must be above 0 and below "
+                f"RENEW_DEADLINE_SECONDS ({self.renew_deadline_seconds:g}): "
+                "a write must end before its process stops to lead"
+            )
 
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> Settings:
@@ -72,7 +107,10 @@ class Settings:
                 values[name.lower()] = parse(text)
             except (InvalidSpec, ValueError) as error:
                 raise ValueError(f"{variable}={text[:SHOWN]}: {error}") from error
-        return cls(**values)
+        settings = cls(**values)
+        if problem := problem_of(settings.job_defaults, [pool.name for pool in settings.pools]):
+            raise ValueError(f"{PREFIX}JOB_DEFAULTS: {problem}")
+        return settings
 
     @property
     def limits(self) -> Limits:
@@ -94,6 +132,13 @@ def _default_pool(text: str) -> Pool:
 
 def _pools(text: str) -> tuple[Pool, ...]:
     return tuple(_named_pool(raw, f"[{i}]") for i, raw in enumerate(_json(text, list)))
+
+
+def _job_defaults(text: str) -> JobDefaults:
+    given = {name: value for name, value in _json(text, dict).items() if value is not None}
+    if unknown := sorted(given.keys() - KEYS.keys()):
+        raise ValueError(f"it has the unknown field {unknown[0]}; it may have: {', '.join(sorted(KEYS))}")
+    return decode(JobDefaults, given, "")
 
 
 def _pool(raw: object, path: str) -> Pool:
@@ -152,8 +197,10 @@ _BY_NAME: Final[Mapping[str, Callable[[str], object]]] = {
     "namespaces": _namespaces,
     "default_pool": _default_pool,
     "pools": _pools,
+    "job_defaults": _job_defaults,
     "log_level": _level,
     "price_file": Path,
+    "fetched_price_file": Path,
 }
 _BY_TYPE: Final[Mapping[str, Callable[[str], object]]] = {
     "str": str,

@@ -6,6 +6,7 @@ defined here and nowhere else.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import re
@@ -216,6 +217,51 @@ MESSAGE_LIMIT: Final = 4096
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class TimeSplit:
+    """Where the seconds of an attempt went, by rank 0. Each second is in one field.
+
+    They count from the start of its process, or of the launcher in its pod. Ranks that the launcher starts
+    again continue the split: steps of theirs that were lost stay in `unsaved`.
+    """
+
+    productive: float = 0.0
+    """Steps and evaluations, without what is in the other fields. Steps that are done again count again."""
+    startup: float = 0.0
+    """Up to the end of the first step, without evaluations, `restore` and `waiting`."""
+    dataWait: float = 0.0
+    """The loop waited for its loader."""
+    checkpointStall: float = 0.0
+    """A save blocked the loop. The last save of an attempt blocks it until the checkpoint is durable."""
+    restore: float = 0.0
+    """Reading the checkpoint."""
+    waiting: float = 0.0
+    """For the predecessor to release HEAD, for other ranks to start, or for an unreachable store."""
+    other: float = 0.0
+    """What is left, such as writing the final weights."""
+    unsaved: float = 0.0
+    """The part of `productive` that no durable checkpoint has; lost if the attempt ends now."""
+
+    @property
+    def total(self) -> float:
+        return float(sum(asdict(self).values())) - self.unsaved
+
+    @classmethod
+    def from_raw(cls, raw: Any) -> TimeSplit | None:
+        """Returns the split of decoded JSON; None if there is none. Raises TypeError or ValueError."""
+        if raw is None:
+            return None
+        if not isinstance(raw, dict):
+            raise TypeError("a time split must be an object")
+        try:
+            found = {field.name: float(raw[field.name]) for field in fields(cls) if field.name in raw}
+        except OverflowError as error:  # an integer of more than 308 digits
+            raise ValueError("seconds must be finite") from error
+        if any(not math.isfinite(value) or value < 0 for value in found.values()):
+            raise ValueError("seconds must be finite, and not negative")
+        return cls(**found)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class TerminationMessage:
     """What a trainer reports when it ends; written as JSON to the container's termination message."""
 
@@ -253,6 +299,9 @@ class TerminationMessage:
     ignoredSettings: str = ""
     """Fields of spec.training that are set but that the script's loop does not apply, comma-separated:
     `emaDecay,data.numWorkers`."""
+    timeSplit: TimeSplit | None = None
+    bestStep: int | None = None
+    """Step of the evaluation with the lowest loss so far, over all attempts."""
 
     def to_json(self) -> str:
         """JSON of at most MESSAGE_LIMIT bytes; only `message` is cut if it is longer."""
@@ -266,11 +315,18 @@ class TerminationMessage:
 
     @classmethod
     def from_json(cls, text: str) -> TerminationMessage | None:
-        """Returns the message; None if `text` is not one (a traceback, another program's output)."""
+        """Returns the message; None if `text` is not one (a traceback, another program's output).
+
+        A bad time split is left out: the outcome decides what becomes of the job.
+        """
         try:
             raw: Any = json.loads(text)
             known = {f.name for f in fields(cls)}
-            return cls(**{k: v for k, v in raw.items() if k in known} | {"outcome": Outcome(raw["outcome"])})
+            split = None
+            with contextlib.suppress(ValueError, TypeError):
+                split = TimeSplit.from_raw(raw.get("timeSplit"))
+            typed = {"outcome": Outcome(raw["outcome"]), "timeSplit": split}
+            return cls(**{k: v for k, v in raw.items() if k in known} | typed)
         except (ValueError, KeyError, TypeError, AttributeError):
             return None
 
@@ -291,6 +347,8 @@ class Progress:
     totalSteps: int = 0
     loss: float | None = None
     samplesPerSecond: float | None = None
+    stepsPerSecond: float | None = None
+    """Of the last line's steps. Not in the job's status."""
     etaSeconds: float | None = None
     durableStep: int | None = None
     durableTime: str = ""
@@ -316,6 +374,9 @@ class Progress:
     """Share of that GPU's memory that all processes use, 0 to 1."""
     ignoredSettings: str = ""
     """As in TerminationMessage."""
+    timeSplit: TimeSplit | None = None
+    bestStep: int | None = None
+    """As in TerminationMessage."""
 
     def to_json(self) -> str:
         return json.dumps({k: v for k, v in asdict(self).items() if v is not None and v != ""})
@@ -325,9 +386,12 @@ class Progress:
         """Raises ValueError, KeyError or TypeError if `text` is not a progress report."""
         raw = json.loads(text)
         known = {f.name for f in fields(cls)}
-        return cls(**{k: v for k, v in raw.items() if k in known})
+        split = {"timeSplit": TimeSplit.from_raw(raw.get("timeSplit"))}
+        return cls(**{k: v for k, v in raw.items() if k in known} | split)
 
 
+LONGEST_AUTO_INTERVAL: Final = 3600.0
+"""Seconds between two saves with checkpoint.interval auto, at most: a limit against errors of its model."""
 STORE_WAIT_SECONDS: Final = 300
 """How long a pod waits for an unreachable store before it releases its node."""
 WAITING_FOR_STORE: Final = "WaitingForStore"
@@ -415,6 +479,12 @@ AGAIN_FILE: Final = "SPOTTRAIN_AGAIN_FILE"
 """The same file, if the launcher can restart the ranks: a rank writes to it to ask for that.
 
 No exit code is reserved for it, since a script may exit with any code."""
+TIME_BEFORE: Final = "SPOTTRAIN_TIME_BEFORE"
+"""Environment variable of ranks started by spottrain's launcher: `{"born": ..., "split": ...}` as JSON.
+
+`born`: Unix seconds of the launcher's start. `split`: the `TimeSplit` of its wait for other pods, or of the
+ranks that it has started before. Other time until the start of the rank is start-up. The rank reads and
+removes it: it is not the time of a process that the script starts."""
 PROGRESS_PORT: Final = 9477
 STOP_PATH: Final = "/stop"
 PODINFO_DIR: Final = "/etc/spottrain"

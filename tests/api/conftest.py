@@ -7,12 +7,15 @@ There is no controller manager: nothing collects garbage, and a bound pod that i
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from localcluster import versions
 from localcluster.apiserver import ApiServer, api_server
 
+from tests.api import chart
 from tests.api.kube import Kube
 from tests.api.scene import OperatorProcess, Scene
 
@@ -22,7 +25,9 @@ _count = itertools.count(1)
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[ApiServer]:
-    with api_server() as running:
+    """Of the pinned version; `make test-kubernetes` names another."""
+    version = os.environ.get("SPOTTRAIN_TEST_KUBERNETES")
+    with api_server(programs=versions.programs(version) if version else None) as running:
         yield running
 
 
@@ -42,12 +47,22 @@ def namespace(kube: Kube) -> str:
     return name
 
 
+@pytest.fixture(scope="session")
+def operators_kubeconfig(kube: Kube, server: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The operator's own account, with the chart's roles and under the chart's admission policies."""
+    chart.install(kube, "operator")
+    return chart.kubeconfig(kube, server.kubeconfig, "spottrain-operator", tmp_path_factory.mktemp("account"))
+
+
 @pytest.fixture(scope="module")
-def operator(kube: Kube, server: ApiServer) -> Iterator[OperatorProcess]:
-    """One operator process for the tests of a module, with waits cut short; it watches one namespace."""
+def operator(kube: Kube, operators_kubeconfig: Path) -> Iterator[OperatorProcess]:
+    """One operator process for the tests of a module, with waits cut short; it watches one namespace.
+
+    It has no more rights than the chart gives it.
+    """
     name = f"shared-{next(_count)}"
     kube.make_namespace(name)
-    with OperatorProcess(kubeconfig=server.kubeconfig, namespace=name) as process:
+    with OperatorProcess(kubeconfig=operators_kubeconfig, namespace=name) as process:
         process.wait_ready()
         yield process
 

@@ -1,7 +1,7 @@
-"""A proxy between operator and API server that kills the operator right after a chosen write.
+"""A proxy between operator and API server that strikes at a chosen write.
 
-The write has taken effect, and the process dies before the reply and before its next write. Used by
-test_sigkill.py.
+Either the operator is killed right after it: the write has taken effect, and the process dies before the
+reply and before its next write. Or the write is held back, as on a network that delivers it late.
 """
 
 from __future__ import annotations
@@ -39,7 +39,12 @@ class KillerProxy:
         self._kube = kube
         self._target: Write | None = None
         self._kill: Callable[[], None] = lambda: None
+        self._holds = False
         self.fired = threading.Event()
+        self.deliver = threading.Event()
+        """Set by the test: the write that is held back goes on."""
+        self.delivered: int | None = None
+        """The server's status for it."""
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port: int = free.getsockname()[1]
@@ -50,12 +55,18 @@ class KillerProxy:
     def arm(self, target: Write, kill: Callable[[], None]) -> None:
         self._kill, self._target = kill, target
 
+    def hold(self, target: Write, strike: Callable[[], None]) -> None:
+        """Holds the next such write back until `deliver`; `strike` is called when it comes."""
+        self._holds = True
+        self.arm(target, strike)
+
     def __enter__(self) -> KillerProxy:
         self._thread.start()
         assert self._up.wait(10), "the proxy did not start"
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.deliver.set()
         self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join(10)
 
@@ -80,6 +91,12 @@ class KillerProxy:
         headers = {k: v for k, v in request.headers.items() if k.lower() not in HOP}
         url = f"https://{self._kube.host}{request.raw_path}"
         timeout = aiohttp.ClientTimeout(total=None)
+        held = self._holds and self._is_target(request, body)
+        if held:
+            self._target = None
+            self._kill()
+            self.fired.set()
+            await asyncio.to_thread(self.deliver.wait, 120)
         async with self._session.request(
             request.method, url, data=body or None, headers=headers, ssl=self._kube.context, timeout=timeout
         ) as upstream:
@@ -87,6 +104,8 @@ class KillerProxy:
                 self._target = None
                 self._kill()
                 self.fired.set()
+            if held:
+                self.delivered = upstream.status
             reply = web.StreamResponse(status=upstream.status)
             reply.headers["Content-Type"] = upstream.headers.get("Content-Type", "application/json")
             with contextlib.suppress(ConnectionError):  # the operator has been killed

@@ -28,7 +28,7 @@ from spottrain_operator.names import (
     Reason,
 )
 
-from tests.api.kube import APPLY, MERGE, Json, Kube, jobs, wait_for
+from tests.api.kube import APPLY, MERGE, PATIENCE, Json, Kube, jobs, wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
 STRATEGIC = "application/strategic-merge-patch+json"
@@ -245,10 +245,28 @@ class OperatorProcess:
 
         wait_for("the operator to be ready", look)
 
-    def stop(self) -> int:
-        """By SIGTERM, as the kubelet does it."""
+    def pause(self) -> None:
+        """Nothing of it runs until `resume`; its connections stay."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
+
+    def wait_end(self) -> int:
+        """Its exit status, when it has ended by itself."""
+        assert self._process is not None
+        return self._process.wait(timeout=PATIENCE)
+
+    def terminate(self) -> None:
+        """By SIGTERM, as the kubelet does it; does not wait for the end."""
         assert self._process is not None
         self._process.terminate()
+
+    def stop(self) -> int:
+        assert self._process is not None
+        self.terminate()
         return self._process.wait(timeout=20)
 
     def __enter__(self) -> OperatorProcess:

@@ -6,17 +6,10 @@ from typing import Any
 
 import pytest
 
-from tests.api.kube import APPLY, MERGE, Json, Kube, Refused, wait_for
-from tests.support.helm import render
+from tests.api import chart
+from tests.api.kube import MERGE, Json, Kube, Refused, wait_for
 
 ACCOUNT = "system:serviceaccount:spottrain-system:spottrain-agent"
-ADMISSION, RBAC = "/apis/admissionregistration.k8s.io/v1", "/apis/rbac.authorization.k8s.io/v1"
-PATHS = {
-    "ValidatingAdmissionPolicy": f"{ADMISSION}/validatingadmissionpolicies",
-    "ValidatingAdmissionPolicyBinding": f"{ADMISSION}/validatingadmissionpolicybindings",
-    "ClusterRole": f"{RBAC}/clusterroles",
-    "ClusterRoleBinding": f"{RBAC}/clusterrolebindings",
-}
 OURS = {"spottrain.io/termination-deadline": "2026-01-01T00:00:00Z"}
 ADVISED = {"spottrain.io/save-advised": "2026-01-01T00:00:00.000000Z"}
 GPU = {"key": "gpu", "value": "x", "effect": "NoSchedule"}
@@ -37,9 +30,7 @@ def patch(kube: Kube, path: str, body: Json, *, node: str) -> Json:
 @pytest.fixture(scope="module")
 def guarded(kube: Kube) -> Kube:
     """The API server with the agent's role and policies, two nodes, and a trainer on each."""
-    for item in (item for item in render() if item["kind"] in PATHS):
-        path = f"{PATHS[item['kind']]}/{item['metadata']['name']}?fieldManager=tests&force=true"
-        kube.call("PATCH", path, item, kind=APPLY)
+    chart.install(kube, "agent")
     kube.make_namespace("guarded")
     for node in ("own", "other"):
         taints: Any = {"taints": [GPU]}

@@ -17,7 +17,8 @@ from tests.api.scene import job_body
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "crds" / "examples"
-VALID = [*sorted((EXAMPLES / "valid").glob("*.yaml")), *sorted((ROOT / "examples").glob("*.yaml"))]
+FILES = [*sorted((EXAMPLES / "valid").glob("*.yaml")), *sorted((ROOT / "examples").glob("*.yaml"))]
+VALID = [file for file in FILES if yaml.safe_load(file.read_text()).get("kind") == "TrainingJob"]
 INVALID = sorted((EXAMPLES / "invalid").glob("*.yaml"))
 DRY = "fieldValidation=Strict&dryRun=All"
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from spottrain.contract import Outcome
+from spottrain_operator.api.validation import parse_status
 from spottrain_operator.names import OUTCOME_FINALIZER
 
 from tests.api.kube import MERGE, Json, Refused, jobs, wait_for
@@ -40,6 +41,7 @@ def test_a_done_message_is_success_and_the_pod_is_left_for_its_logs(scene: Scene
     assert status["output"] == {"uri": "s3://bucket/run/final/"} and status["knownDurableStep"] == 10
     assert status["attempts"][0]["node"] == node and status["phase"] == "Succeeded"
     assert [p["status"]["phase"] for p in scene.pods()] == ["Succeeded"]
+    assert parse_status(status).to_json() == status, "a reply with what was sent is not parsed"
 
 
 def test_a_finished_job_stays_finished_whatever_is_deleted_around_it(scene: Scene) -> None:

@@ -6,6 +6,7 @@ import importlib.util
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import jsonschema
 import pytest
 import yaml
 from spottrain_operator.agent.settings import AgentEnv, AgentSettings
+from spottrain_operator.api.job_defaults import KEYS, JobDefaults
 from spottrain_operator.api.node_pools import CAPACITY_LABELS, CapacityType, Pool
 from spottrain_operator.api.prices import parse
 from spottrain_operator.names import Platform
@@ -31,11 +33,10 @@ def objects() -> list[Object]:
 
 
 def pod_templates(objects: list[Object]) -> dict[str, Object]:
-    return {
-        o["spec"]["template"]["spec"]["containers"][0]["name"]: o["spec"]["template"]
-        for o in objects
-        if o["kind"] in ("Deployment", "DaemonSet", "Job")
-    }
+    """By the name of the container: templates of what makes pods, and the pod of `helm test`."""
+    made = [o["spec"]["template"] for o in objects if o["kind"] in ("Deployment", "DaemonSet", "Job")]
+    made += [o for o in objects if o["kind"] == "Pod"]
+    return {template["spec"]["containers"][0]["name"]: template for template in made}
 
 
 def env_of(template: Object) -> dict[str, str]:
@@ -72,7 +73,9 @@ def test_the_operator_can_read_the_prices_that_the_values_give() -> None:
     (history,) = prices.rates.values()
     assert history[0].usd_per_hour == 12.5 and not prices.problems
     pod = pod_templates(render('priceConfigMap="ours"'))["operator"]["spec"]
-    assert {"name": "ours", "optional": True} in [v.get("configMap") for v in pod["volumes"]]
+    (volume,) = [v["projected"]["sources"] for v in pod["volumes"] if v["name"] == "prices"]
+    items = [{"key": "prices.json", "path": OperatorSettings().price_file.name}]
+    assert volume == [{"configMap": {"name": "ours", "items": items, "optional": True}}]
     (mount,) = [m for m in pod["containers"][0]["volumeMounts"] if m["name"] == "prices"]
     assert Path(mount["mountPath"]) == OperatorSettings().price_file.parent
 
@@ -93,8 +96,9 @@ def test_two_price_lists_are_refused_with_a_sentence() -> None:
         "agent.enable=false",
         'image.operator.repo="x"',
         'operator.resources.request={"cpu":"1"}',
-        "operator.replicas=2",
+        "operator.replicas=6",
         'defaultPool.platform="aws"',
+        'jobDefaults.prefix="s3://team/runs"',
         'defaultPool.tolerations=[{"effects":"NoSchedule"}]',
         "agent.pollSeconds=0",
         'agent.platform="gcp"',
@@ -105,6 +109,11 @@ def test_two_price_lists_are_refused_with_a_sentence() -> None:
         'agent.nodeSelector={"spot":true}',
         'watchNamespaces="ml"',
         "crds.install=true",
+        'operator.spotNodes="Prefer"',
+        'operator.affinity={"nodeSelectorTerms":[]}',
+        "operator.podDisruptionBudget.minAvailable=1",
+        "metrics.podMonitor.enable=true",
+        "networkPolicy.operator.apiServerPorts=[]",
     ],
 )
 def test_a_value_that_is_misspelt_or_makes_no_sense_is_refused(setting: str) -> None:
@@ -117,8 +126,19 @@ def test_a_value_that_is_misspelt_or_makes_no_sense_is_refused(setting: str) -> 
     ("setting", "says"),
     [
         ('agent.metadataEndpoint="169.254.169.254"', 'agent.metadataEndpoint: "169.254.169.254" is no URL'),
+        (
+            'jobDefaults.checkpointPrefix="team/runs"',
+            'jobDefaults.checkpointPrefix: "team/runs" is no place for',
+        ),
+        ('jobDefaults.pools=["a100"]', 'jobDefaults.pools: "a100" is not in pools'),
         ('watchNamespaces=["ml", "ML"]', 'watchNamespaces: "ML" is no name of a namespace: use lower-case'),
         ('agent.namespace="a b"', 'agent.namespace: "a b" is no name of a namespace: use lower-case'),
+        ('image.operator.digest="0a1b"', 'image.operator.digest: "0a1b" is no digest: write sha256: and 64'),
+        (
+            'operator.extraEnv=[{"name":"SPOTTRAIN_OPERATOR_POOLS","value":"[]"}]',
+            "operator.extraEnv: SPOTTRAIN_OPERATOR_POOLS is set by the chart: use its values",
+        ),
+        ("networkPolicy.trainers.enabled=true", "name them in networkPolicy.trainers.namespaces"),
     ],
 )
 def test_a_value_of_the_wrong_form_is_refused_with_a_sentence(setting: str, says: str) -> None:
@@ -148,13 +168,13 @@ def test_no_object_of_the_schema_lets_an_unknown_name_through() -> None:
 def test_the_schema_knows_each_value_and_each_value_is_explained() -> None:
     jsonschema.Draft7Validator.check_schema(SCHEMA)
     jsonschema.validate(VALUES, SCHEMA)
-    for key in ("image", "defaultPool", "operator", "agent", "crds", "uninstall"):
+    for key in (key for key, value in VALUES.items() if isinstance(value, dict) and value):
         assert VALUES[key].keys() == SCHEMA["properties"][key]["properties"].keys()
     assert VALUES.keys() | {"global"} == SCHEMA["properties"].keys()
 
 
 # --- pods ----------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("name", ["operator", "agent", "uninstall"])
+@pytest.mark.parametrize("name", ["operator", "agent", "uninstall", "test"])
 def test_every_pod_of_ours_is_restricted(objects: list[Object], name: str) -> None:
     spec = pod_templates(objects)[name]["spec"]
     (container,) = spec["containers"]
@@ -171,7 +191,7 @@ def test_every_pod_of_ours_is_restricted(objects: list[Object], name: str) -> No
     }
     assert not {"hostPID", "hostIPC"} & spec.keys()
     assert spec.get("hostNetwork", False) is (name == "agent")
-    assert all(v.keys() - {"name"} <= {"emptyDir", "configMap"} for v in spec.get("volumes", []))
+    assert all(v.keys() - {"name"} <= {"emptyDir", "projected"} for v in spec.get("volumes", []))
     assert "memory" in container["resources"]["limits"] and "cpu" in container["resources"]["requests"]
 
 
@@ -208,19 +228,131 @@ def test_selectors_match_their_own_pods_and_no_others(objects: list[Object]) -> 
         assert matching == [own]
 
 
-def test_one_operator_at_a_time_is_kept_off_spot_nodes_where_it_can_be(objects: list[Object]) -> None:
+def placement(objects: list[Object]) -> Object:
+    spec: Object = find(objects, "Deployment", "spottrain-operator")["spec"]["template"]["spec"]
+    return spec
+
+
+def test_a_new_replica_is_ready_before_an_old_one_ends(objects: list[Object]) -> None:
     deployment = find(objects, "Deployment", "spottrain-operator")
-    assert deployment["spec"]["replicas"] == 1
-    assert deployment["spec"]["strategy"] == {"type": "Recreate"}
-    affinity = deployment["spec"]["template"]["spec"]["affinity"]["nodeAffinity"]
-    assert list(affinity) == ["preferredDuringSchedulingIgnoredDuringExecution"]
-    (wish,) = affinity["preferredDuringSchedulingIgnoredDuringExecution"]
-    kept_off = {(e["key"], value) for e in wish["preference"]["matchExpressions"] for value in e["values"]}
+    assert deployment["spec"]["replicas"] == 2
+    strategy = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}}
+    assert deployment["spec"]["strategy"] == strategy
+
+
+def test_renewals_of_the_lease_have_a_flow_before_that_of_service_accounts(objects: list[Object]) -> None:
+    spec = find(objects, "FlowSchema", "spottrain-operator-leader")["spec"]
+    assert spec["priorityLevelConfiguration"] == {"name": "leader-election"}
+    assert spec["matchingPrecedence"] < 9000, "the API server's own schema service-accounts"
+    (rule,) = spec["rules"]
+    account = {"name": "spottrain-operator", "namespace": NAMESPACE}
+    assert rule["subjects"] == [{"kind": "ServiceAccount", "serviceAccount": account}]
+    (leases,) = rule["resourceRules"]
+    assert (leases["resources"], leases["namespaces"]) == (["leases"], [NAMESPACE])
+    role = find(objects, "Role", "spottrain-operator-leader")
+    assert set(leases["verbs"]) == {verb for granted in role["rules"] for verb in granted["verbs"]}
+    assert "FlowSchema" not in {o["kind"] for o in render("operator.leaseFlowSchema=false")}
+
+
+def test_two_releases_have_a_lease_each(objects: list[Object]) -> None:
+    env = env_of(pod_templates(objects)["operator"])
+    role = find(objects, "Role", "spottrain-operator-leader")
+    assert env["SPOTTRAIN_OPERATOR_LEASE_NAME"] == "spottrain-operator"
+    by_name = {verb: rule.get("resourceNames") for rule in role["rules"] for verb in rule["verbs"]}
+    own = ["spottrain-operator"]
+    assert by_name == {"create": None, "get": own, "update": own}
+    assert role["metadata"]["namespace"] == NAMESPACE
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("renewDeadlineSeconds=15", "renewDeadlineSeconds (15) must be below leaseSeconds (15)"),
+        ("leaseRetrySeconds=12.5", "leaseRetrySeconds (12.5) must be below renewDeadlineSeconds (12)"),
+        ("writeTimeoutSeconds=12", "writeTimeoutSeconds (12) must be below renewDeadlineSeconds (12)"),
+    ],
+)
+def test_times_of_the_lease_that_do_not_fit_are_refused_with_a_sentence(setting: str, words: str) -> None:
+    done = template(f"operator.tuning.{setting}")
+    assert done.returncode and words in done.stderr
+
+
+@pytest.mark.parametrize("how", ["Never", "Avoid"])
+def test_the_operator_is_kept_off_spot_nodes(how: str) -> None:
+    node = placement(render(f'operator.spotNodes="{how}"'))["affinity"]["nodeAffinity"]
+    if how == "Never":
+        (term,) = node["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    else:
+        (wish,) = node["preferredDuringSchedulingIgnoredDuringExecution"]
+        term = wish["preference"]
+    assert len(node) == 1 and {e["operator"] for e in term["matchExpressions"]} == {"NotIn"}
+    kept_off = {(e["key"], value) for e in term["matchExpressions"] for value in e["values"]}
     assert kept_off == CAPACITY_LABELS[CapacityType.SPOT]
 
 
+def test_spot_nodes_are_avoided_by_default_so_that_the_operator_starts_in_any_cluster(
+    objects: list[Object],
+) -> None:
+    avoid = render('operator.spotNodes="Avoid"')
+    assert placement(objects)["affinity"] == placement(avoid)["affinity"]
+    assert "nodeAffinity" not in placement(render('operator.spotNodes="Allow"'))["affinity"]
+
+
+def test_an_affinity_of_ones_own_replaces_the_charts_of_that_kind_alone(objects: list[Object]) -> None:
+    given: Object = {"preferredDuringSchedulingIgnoredDuringExecution": []}
+    changed = placement(render(f"operator.affinity.podAntiAffinity={json.dumps(given)}"))["affinity"]
+    assert changed["podAntiAffinity"] == given
+    assert changed["nodeAffinity"] == placement(objects)["affinity"]["nodeAffinity"]
+    wishes = placement(objects)["affinity"]["podAntiAffinity"]
+    keys = [
+        t["podAffinityTerm"]["topologyKey"] for t in wishes["preferredDuringSchedulingIgnoredDuringExecution"]
+    ]
+    assert keys == ["kubernetes.io/hostname", "topology.kubernetes.io/zone"]
+
+
+def test_spread_constraints_without_a_selector_mean_the_operators_pods() -> None:
+    zone = {"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"}
+    other = zone | {"labelSelector": {"matchLabels": {"a": "b"}}}
+    changed = render(f"operator.topologySpreadConstraints={json.dumps([zone, other])}")
+    mine, theirs = placement(changed)["topologySpreadConstraints"]
+    selector = find(changed, "Deployment", "spottrain-operator")["spec"]["selector"]
+    assert mine == zone | {"labelSelector": selector} and theirs == other
+
+
+@pytest.mark.parametrize(("name", "value"), [("operator", "operator"), ("agent", "agent")])
+def test_what_a_team_sets_on_pods_reaches_them(name: str, value: str) -> None:
+    secret = {"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}
+    changed = render(
+        'podLabels={"team":"all","both":"all"}',
+        'podAnnotations={"mesh":"off"}',
+        f'{value}.podLabels={{"both":"own","app.kubernetes.io/name":"x"}}',
+        f'{value}.podAnnotations={{"mesh":"on"}}',
+        f"{value}.extraEnv={json.dumps([secret])}",
+        f'{value}.serviceAccount.annotations={{"role":"arn"}}',
+        f'{value}.priorityClassName="high"',
+    )
+    template = pod_templates(changed)[name]
+    labels = template["metadata"]["labels"]
+    assert (labels["team"], labels["both"], labels["app.kubernetes.io/name"]) == ("all", "own", "spottrain")
+    assert template["metadata"]["annotations"] == {"mesh": "on"}
+    assert secret in template["spec"]["containers"][0]["env"]
+    assert template["spec"]["priorityClassName"] == "high"
+    account = find(changed, "ServiceAccount", f"spottrain-{name}")
+    assert account["metadata"]["annotations"] == {"role": "arn"}
+
+
+def test_a_digest_comes_before_a_tag() -> None:
+    digest = "sha256:" + "0a" * 32
+    image = {"repository": "r.example/o", "tag": "dev", "digest": digest}
+    changed = pod_templates(render(f"image.operator={json.dumps(image)}"))
+    assert {t["spec"]["containers"][0]["image"] for t in changed.values()} == {f"r.example/o@{digest}"}
+
+
+IN_A_POD = OperatorSettings(lease_namespace="from the pod", identity="from the pod")
+
+
 def test_the_operators_own_defaults_are_the_charts(objects: list[Object]) -> None:
-    assert OperatorSettings.from_env(env_of(pod_templates(objects)["operator"])) == OperatorSettings()
+    assert OperatorSettings.from_env(env_of(pod_templates(objects)["operator"])) == IN_A_POD
 
 
 def test_the_operator_reads_the_environment_that_the_chart_writes() -> None:
@@ -229,7 +361,8 @@ def test_the_operator_reads_the_environment_that_the_chart_writes() -> None:
     changed = render(
         f"defaultPool={json.dumps(pool)}", 'watchNamespaces=["ml","research"]', "operator.nativeGangs=false"
     )
-    assert OperatorSettings.from_env(env_of(pod_templates(changed)["operator"])) == OperatorSettings(
+    assert OperatorSettings.from_env(env_of(pod_templates(changed)["operator"])) == replace(
+        IN_A_POD,
         namespaces=("ml", "research"),
         native_gangs=False,
         default_pool=Pool(
@@ -238,14 +371,37 @@ def test_the_operator_reads_the_environment_that_the_chart_writes() -> None:
     )
 
 
+def test_the_operator_reads_the_job_defaults_of_the_chart() -> None:
+    pools = [{"name": "a100", "preset": "Karpenter"}]
+    given = {"checkpointPrefix": "s3://team/runs", "credentialsSecret": "s3", "pools": ["a100"]}
+    changed = render(f"pools={json.dumps(pools)}", f"jobDefaults={json.dumps(given)}")
+    settings = OperatorSettings.from_env(env_of(pod_templates(changed)["operator"]))
+    assert settings.job_defaults == JobDefaults(
+        checkpoint_prefix="s3://team/runs", credentials_secret="s3", pools=("a100",)
+    )
+
+
+def test_the_job_of_helm_test_needs_no_service_account_of_the_job_defaults() -> None:
+    """They name one for the teams' namespaces."""
+    job = find(render('jobDefaults.serviceAccountName="trainer"'), "TrainingJob", "spottrain-test")
+    assert job["spec"]["template"]["spec"]["serviceAccountName"] == "default"
+
+
+def test_each_job_default_of_the_chart_is_a_key_of_the_namespaces_config_map() -> None:
+    assert set(SCHEMA["properties"]["jobDefaults"]["properties"]) == set(KEYS)
+
+
 def test_null_is_the_default() -> None:
-    changed = render("pools=null", "defaultPool=null", "operator.tuning=null", "watchNamespaces=null")
-    assert OperatorSettings.from_env(env_of(pod_templates(changed)["operator"])) == OperatorSettings()
+    changed = render(
+        "jobDefaults=null", "pools=null", "defaultPool=null", "operator.tuning=null", "watchNamespaces=null"
+    )
+    assert OperatorSettings.from_env(env_of(pod_templates(changed)["operator"])) == IN_A_POD
 
 
 def test_each_tuning_value_reaches_the_setting_of_its_name() -> None:
     names = SCHEMA["properties"]["operator"]["properties"]["tuning"]["properties"]
-    tuning = {name: "DEBUG" if name == "logLevel" else 7 for name in names}
+    others = {"logLevel": "DEBUG", "leaseSeconds": 30, "renewDeadlineSeconds": 20}
+    tuning = {name: others.get(name, 7) for name in names}
     environ = env_of(pod_templates(render(f"operator.tuning={json.dumps(tuning)}"))["operator"])
     settings = OperatorSettings.from_env(environ)
     assert environ["SPOTTRAIN_OPERATOR_RESYNC_SECONDS"] == "7"

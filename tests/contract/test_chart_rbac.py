@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 from spottrain_operator import names
+from spottrain_operator.api.native_gangs import GangApi
 from spottrain_operator.io.cluster import Cluster, Json, KubeCluster
+from spottrain_operator.rendering.objects import VOLCANO
 from spottrain_operator.uninstall import uninstall
 
 from tests.support.helm import ROOT, Object, find, render
@@ -15,22 +17,31 @@ from tests.support.helm import ROOT, Object, find, render
 SECURITY = ROOT / "docs" / "security.md"
 
 Rights = set[tuple[str, str]]
-"""(resource, verb)"""
+"""(resource, verb); the resource with its API group, as kubectl writes it: deployments.apps"""
 
+JOBS = f"{names.PLURAL}.{names.GROUP}"
 AGENT: Rights = {("pods", "list"), ("pods", "patch"), ("nodes", "get"), ("nodes", "patch")}
 """The four calls of agent/api.py."""
 UNINSTALL: Rights = {
     ("pods", "list"),
     ("pods", "patch"),
-    (names.PLURAL, "get"),
-    (names.PLURAL, "list"),
-    (names.PLURAL, "patch"),
-    ("deployments", "list"),
+    (JOBS, "get"),
+    (JOBS, "list"),
+    (JOBS, "patch"),
+    ("deployments.apps", "list"),
 }
-WATCHED: Rights = {(r, v) for r in (names.PLURAL, "pods", "nodes") for v in ("list", "watch")}
-"""kopf's on.event handlers."""
-OWNING: Rights = {(f"{names.PLURAL}/finalizers", "update")}
+WATCHED: Rights = {(r, v) for r in (JOBS, "pods", "nodes") for v in ("list", "watch")}
+"""kopf's on.event handler of the jobs, and control/informer.py."""
+LEADING: Rights = {("leases.coordination.k8s.io", verb) for verb in ("get", "create", "update")}
+"""io/lease.py."""
+OWNING: Rights = {(f"{JOBS}/finalizers", "update")}
 """What the admission plugin OwnerReferencesPermissionEnforcement wants for blockOwnerDeletion."""
+
+
+def qualified(group: str, resource: str) -> str:
+    """With the API group: pods, deployments.apps, trainingjobs.spottrain.io/status."""
+    plural, _, subresource = resource.partition("/")
+    return ".".join(filter(None, [plural, group])) + (f"/{subresource}" if subresource else "")
 
 
 class Recorder(KubeCluster):
@@ -40,14 +51,20 @@ class Recorder(KubeCluster):
         self.needed: Rights = set()
 
     async def _call(self, verb: str, path: str, **_: Any) -> Json:
-        parts = path.split("/")[3 if path.startswith("/api/") else 4 :]
+        core = path.startswith("/api/")
+        parts = path.split("/")[3 if core else 4 :]
         if not parts:
             return {}  # discovery: every account may
+        group = "" if core else path.split("/")[2]
         resource, name, *subresource = [*(parts[2:] if parts[0] == "namespaces" else parts), "", ""][:3]
-        right = {"GET": "get" if name else "list", "POST": "create", "PATCH": "patch", "DELETE": "delete"}[
-            verb
-        ]
-        self.needed.add(("/".join([resource, *filter(None, subresource)]), right))
+        right = {
+            "GET": "get" if name else "list",
+            "POST": "create",
+            "PUT": "update",
+            "PATCH": "patch",
+            "DELETE": "delete",
+        }[verb]
+        self.needed.add(("/".join([qualified(group, resource), *filter(None, subresource)]), right))
         return {"items": [], "metadata": {"resourceVersion": "1"}}
 
 
@@ -58,6 +75,7 @@ async def called_by_the_operator() -> Rights:
         "get_node": recorder.get_node("n"),
         "get_pod": recorder.get_pod("ml", "p"),
         "get_claim": recorder.get_claim("ml", "c"),
+        "get_config_map": recorder.get_config_map("ml", names.DEFAULTS_CONFIG_MAP),
         "pod_events": recorder.pod_events("ml", "u"),
         "list_pods": recorder.list_pods("ml", "a=b"),
         "create_pod": recorder.create_pod({"metadata": {"namespace": "ml"}}),
@@ -74,14 +92,16 @@ async def called_by_the_operator() -> Rights:
     for call in calls.values():
         await call
     await recorder.create(names.CLAIMS, {"metadata": {"namespace": "ml"}})
-    for group in ("workloads", "podgroups"):
-        await recorder.create(group, {"metadata": {"namespace": "ml"}}, group="g/v1")
+    for api in GangApi:
+        await recorder.create(api.resource, {"metadata": {"namespace": "ml"}}, group=api.group)
+    await recorder.create("podgroups", {"metadata": {"namespace": "ml"}}, group=VOLCANO)
     await recorder.served("g/v1")
     for kind in (names.PLURAL, "pods", "nodes"):
         assert [item async for item in recorder.every(kind, ("ml",))] == []
     assert [item async for item in recorder.every(names.NODE_POOLS, ())] == []
     methods = {name for name in vars(Cluster) if not name.startswith("_")}
-    assert methods == calls.keys() | {"every"}, "a call was added to cluster.py: name it here"
+    named = calls.keys() | {"every", "pages", "watch"}
+    assert methods == named, "a call was added to cluster.py: name it here"
     return recorder.needed
 
 
@@ -96,7 +116,13 @@ def narrowed() -> list[Object]:
 
 
 def rights(role: Object) -> Rights:
-    return {(r, v) for rule in role["rules"] for r in rule["resources"] for v in rule["verbs"]}
+    return {
+        (qualified(group, resource), verb)
+        for rule in role["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
 
 
 def rights_of(objects: list[Object], account: str) -> Rights:
@@ -112,19 +138,46 @@ def rights_of(objects: list[Object], account: str) -> Rights:
 
 
 async def test_the_operator_may_do_what_it_calls(objects: list[Object]) -> None:
-    assert rights_of(objects, "spottrain-operator") == await called_by_the_operator() | WATCHED | OWNING
-
-
-def api_groups(objects: list[Object], resource: str) -> set[str]:
-    rules = [r for o in objects if o["kind"] in ("Role", "ClusterRole") for r in o["rules"]]
-    return {g for rule in rules if resource in rule["resources"] for g in rule["apiGroups"]}
+    needed = await called_by_the_operator() | WATCHED | OWNING | LEADING
+    assert rights_of(objects, "spottrain-operator") == needed
 
 
 def test_kubernetes_own_groups_are_made_only_where_that_is_not_switched_off(objects: list[Object]) -> None:
-    assert api_groups(objects, "podgroups") == {"scheduling.volcano.sh", "scheduling.k8s.io"}
-    without = render("operator.nativeGangs=false")
-    assert api_groups(without, "podgroups") == {"scheduling.volcano.sh"}
-    assert not api_groups(without, "workloads")
+    own = {(f"{kind}.scheduling.k8s.io", "create") for kind in ("podgroups", "workloads")}
+    without = rights_of(render("operator.nativeGangs=false"), "spottrain-operator")
+    assert rights_of(objects, "spottrain-operator") - without == own
+
+
+def test_what_the_operator_makes_changes_and_deletes_is_held_by_its_policies(objects: list[Object]) -> None:
+    """All but Events, its Lease, and the status, for which nothing but the status can be changed."""
+    verbs = {"CREATE": {"create"}, "UPDATE": {"update", "patch"}, "DELETE": {"delete"}}
+    held = {
+        (qualified(group, resource), verb)
+        for policy in (o for o in objects if o["kind"] == "ValidatingAdmissionPolicy")
+        if policy["metadata"]["name"].startswith("spottrain-operator-")
+        for rule in policy["spec"]["matchConstraints"]["resourceRules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for operation in rule["operations"]
+        for verb in verbs[operation]
+    }
+    free = {"events", "leases.coordination.k8s.io", f"{JOBS}/status", f"{JOBS}/finalizers"}
+    writes = set().union(*verbs.values())
+    granted = {(r, v) for r, v in rights_of(objects, "spottrain-operator") if v in writes and r not in free}
+    assert granted <= held
+    assert not [
+        o for o in render("operator.admissionPolicy=false") if "operator-creates" in o["metadata"]["name"]
+    ]
+
+
+def test_the_clusters_own_roles_reach_training_jobs(objects: list[Object]) -> None:
+    to = "rbac.authorization.k8s.io/aggregate-to-"
+    view, edit = (find(objects, "ClusterRole", f"spottrain-{role}") for role in ("view", "edit"))
+    assert rights(view) == {(JOBS, verb) for verb in ("get", "list", "watch")}
+    assert rights(edit) == {(JOBS, verb) for verb in ("create", "update", "patch", "delete")}
+    labels = [{k for k in role["metadata"]["labels"] if k.startswith(to)} for role in (view, edit)]
+    assert labels == [{f"{to}{r}" for r in roles} for roles in (("view", "edit", "admin"), ("edit", "admin"))]
+    assert "spottrain-edit" not in [o["metadata"]["name"] for o in render("aggregateRoles=false")]
 
 
 def test_the_agent_may_do_what_it_calls(objects: list[Object]) -> None:
@@ -159,6 +212,7 @@ def rights_in_docs(account: str) -> Rights:
         ("operator", "spottrain-operator"),
         ("notice agent", "spottrain-agent"),
         ("uninstall hook", "spottrain-uninstall"),
+        ("test pod", "spottrain-test"),
     ],
 )
 def test_the_page_on_security_names_each_right_that_the_chart_grants(
@@ -170,7 +224,7 @@ def test_the_page_on_security_names_each_right_that_the_chart_grants(
 def test_nobody_reads_secrets_runs_commands_in_pods_or_has_a_wildcard(objects: list[Object]) -> None:
     roles = [o for o in objects if o["kind"] in ("Role", "ClusterRole")]
     granted = set().union(*(rights(role) for role in roles))
-    assert not {resource for resource, _ in granted} & {
+    assert not {resource.split(".")[0] for resource, _ in granted} & {
         "secrets",
         "pods/exec",
         "pods/ephemeralcontainers",
@@ -187,7 +241,10 @@ def test_with_namespaces_named_only_nodes_are_reached_outside_them(
     everywhere = [
         o for o in narrowed if o["kind"] == "ClusterRole" and o["metadata"]["name"].startswith(account)
     ]
-    assert {r for role in everywhere for r, _ in rights(role)} <= {"nodes", names.NODE_POOLS}
+    assert {r for role in everywhere for r, _ in rights(role)} <= {
+        "nodes",
+        f"{names.NODE_POOLS}.karpenter.sh",
+    }
     roles = [o for o in narrowed if o["kind"] == "Role" and o["metadata"]["name"] == account]
     assert [role["metadata"]["namespace"] for role in roles] == ["ml", "research"]
 

@@ -76,21 +76,45 @@ def test_the_build_of_the_image_ends_where_nvml_cannot_be_imported() -> None:
     )
 
 
-def test_what_the_operator_image_copies_of_ours_can_be_imported_without_the_rest(tmp_path: Path) -> None:
-    stage = DOCKERFILE.partition("AS operator")[2].partition("\nFROM ")[0]
-    for sources, target in re.findall(
-        r"^COPY ((?:runtime|operator)/.*) /opt/spottrain/lib/(\S+)", stage, re.M
-    ):
-        for source in map(ROOT.joinpath, sources.split()):
+def stage(name: str) -> str:
+    """The lines of one target, with continued lines joined."""
+    return DOCKERFILE.partition(f" AS {name}\n")[2].partition("\nFROM ")[0].replace("\\\n", " ")
+
+
+def test_the_price_image_has_boto3_alone_and_the_operator_image_has_not() -> None:
+    assert extra("prices") == {"boto3"} and "boto3" not in extra("operator")
+    layers = {name: options for options, name in re.findall(r"\$export (.*) > /out/(\w+)\.txt", DOCKERFILE)}
+    assert (layers["prices"], layers["operator"]) == ("--extra prices", "--extra operator")
+    assert re.search(r"for foreign in [^;]*\bkubernetes\b", stage("prices"))
+
+
+def copied(target: str, folder: Path) -> None:
+    """Copies to a folder what the Dockerfile copies of ours into an image."""
+    for line in re.findall(r"^COPY ((?:runtime|operator)/.*)$", stage(target), re.M):
+        *sources, place = line.split()
+        place = folder / place.removeprefix("/opt/spottrain/lib/")
+        for source in map(ROOT.joinpath, sources):
             if source.is_dir():
-                shutil.copytree(source, tmp_path / target)
+                shutil.copytree(source, place)
             else:
-                (tmp_path / target).mkdir(parents=True, exist_ok=True)
-                shutil.copy(source, tmp_path / target)
-    words = "import spottrain.contract, spottrain_operator.__main__; print(spottrain.__file__)"
+                place.mkdir(parents=True, exist_ok=True)
+                shutil.copy(source, place)
+
+
+IMPORTS = {"operator": "spottrain_operator.__main__", "prices": "spottrain_prices.__main__"}
+FOREIGN = {"operator": {"torch", "boto3"}, "prices": {"torch", "kopf", "kubernetes", "aiohttp", "pydantic"}}
+
+
+@pytest.mark.parametrize("target", IMPORTS)
+def test_what_an_image_copies_of_ours_can_be_imported_without_the_rest(target: str, tmp_path: Path) -> None:
+    copied(target, tmp_path)
+    words = (
+        f"import sys, spottrain.contract, {IMPORTS[target]}; "
+        f"print(spottrain.__file__, sorted({FOREIGN[target]} & sys.modules.keys()))"
+    )
     env = os.environ | {"PYTHONPATH": str(tmp_path), "PYTHONSAFEPATH": "1"}
     found = subprocess.run(
         [sys.executable, "-c", words], env=env, capture_output=True, text=True, check=False
     )
     assert found.returncode == 0, found.stderr
-    assert found.stdout.startswith(str(tmp_path))
+    assert found.stdout.startswith(str(tmp_path)) and found.stdout.endswith(" []\n")

@@ -100,6 +100,19 @@ def zygote() -> Iterator[Zygote]:
     zygote.close()
 
 
+def test_our_loader_tells_how_long_it_was_waited_for_and_a_validation_is_productive(lab: Lab) -> None:
+    slow = SCRIPT.replace(
+        "        x = torch.randn(4, gen", "        time.sleep(0.02)\n        x = torch.randn(4, gen"
+    )
+    split = lab.run(slow, attempt=1, interval="4steps").done().message.timeSplit
+    assert split is not None
+    assert split.dataWait >= (17 * 8 - 4) * 0.02, (
+        "but for the first step, and the batch that was fetched ahead"
+    )
+    assert split.productive >= 3 * 40 * 0.02, "three epochs end before the last step"
+    assert split.checkpointStall > 0 and split.unsaved == 0
+
+
 @pytest.mark.parametrize("workers", ["0", "2"])
 def test_an_interrupted_training_ends_with_the_weights_of_one_that_was_not(lab: Lab, workers: str) -> None:
     env = {"WORKERS": workers}

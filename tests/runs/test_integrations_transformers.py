@@ -263,6 +263,63 @@ def test_a_window_past_the_end_is_refused_before_the_first_step(lab: Lab) -> Non
     assert json.loads((lab.folder / "store" / "HEAD").read_text())["state"] == "released"
 
 
+def test_hooks_tell_where_the_time_went_and_which_evaluation_was_the_best(lab: Lab) -> None:
+    """Equal losses, of which the first counts: in the second attempt only the checkpoint knows it."""
+    arguments = (
+        "dict(eval_strategy='steps', eval_steps=4, save_strategy='steps', save_steps=5, learning_rate=0.0)"
+    )
+    env = {"PAUSE": "0.02", "ARGUMENTS": arguments}
+    first = lab.run(SCRIPT, attempt=1, interval="3steps", env=env).until(" step=9/").stopped()
+    assert first.message.bestStep == 4
+    second = lab.run(SCRIPT, attempt=2, interval="3steps", env=env).done()
+    assert second.message.bestStep == 4
+    split, steps = second.message.timeSplit, 18 - (first.message.step or 0)
+    assert split is not None
+    assert split.dataWait >= (steps - 1) * 8 * 0.02, "the first step is start-up"
+    assert split.productive >= 2 * 32 * 0.02, "the evaluations at 12 and 16"
+    assert split.checkpointStall > 0 and split.restore > 0 and split.unsaved == 0
+
+
+SLOW = SCRIPT.replace(
+    "theirs.train(",
+    """\
+theirs.eval_dataset = {"first": Text(), "second": Text()}
+save, load = theirs._save_checkpoint, theirs._load_best_model
+
+
+def save_slowly(*arguments):
+    print("saves after step", theirs.state.global_step, flush=True)
+    time.sleep(1.0)
+    save(*arguments)
+
+
+def load_slowly():
+    time.sleep(1.0)
+    load()
+
+
+theirs._save_checkpoint, theirs._load_best_model = save_slowly, load_slowly
+theirs.train(""",
+)
+
+
+@pytest.mark.parametrize("save", ["best", "steps"])
+def test_neither_saves_nor_the_load_of_the_best_model_are_waits_for_data(lab: Lab, save: str) -> None:
+    """The loss falls, so with `greater_is_better` the first evaluation is the best. Two datasets."""
+    arguments = (
+        f"dict(save_strategy='{save}', save_steps=6, eval_strategy='steps', eval_steps=6, "
+        "metric_for_best_model='first_loss', greater_is_better=True, load_best_model_at_end=True)"
+    )
+    run = lab.run(SLOW, interval="1h", env={"PAUSE": "0.01", "ARGUMENTS": arguments}).done()
+    saves = [int(line.split()[-1]) for line in run.log.splitlines() if line.startswith("saves after step ")]
+    assert saves == ([6] if save == "best" else [6, 12, 18])
+    split = run.message.timeSplit
+    assert split is not None
+    assert split.checkpointStall >= len(saves) * 1.0 and split.other >= 1.0
+    assert split.dataWait >= 17 * 8 * 0.01, "also after evaluations that no save follows"
+    assert split.productive >= 3 * (32 + 24) * 0.01, "all of both datasets, but for the second's first batch"
+
+
 def test_a_training_that_an_evaluation_ends_is_done_for_early_stopping(lab: Lab) -> None:
     stopping = SCRIPT.replace(
         "theirs = trainer(spot, ",

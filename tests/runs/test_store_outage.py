@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from spottrain.contract import WAITING_FOR_STORE, Env, ExitCode, Outcome, Progress, Reason
+from spottrain.storage.outage import LOOK_SECONDS, TELL_SECONDS
 
 from tests.runs.conftest import Lab
 from tests.runs.launched import Run
@@ -85,6 +86,9 @@ def test_a_store_that_refuses_connections_ends_the_pod_with_a_code_of_its_own(la
     message = run.message
     assert message.outcome is Outcome.STORE_UNREACHABLE and message.reason == Reason.STORE_UNAVAILABLE
     assert endpoint in message.message and "nothing was lost" in message.message
+    split = message.timeSplit
+    assert split is not None and split.waiting > split.total - split.startup - 0.1, "it did nothing else"
+    assert split.waiting >= 7 - TELL_SECONDS - 2 * LOOK_SECONDS, "of the silence, from when it is noticed"
 
 
 def test_an_endpoint_that_never_answers_is_named_and_sigterm_ends_the_wait_uncharged(lab: Lab) -> None:
@@ -120,9 +124,14 @@ def test_an_outage_is_outlived_wherever_it_comes(
     run = lab.run(env=env | {Env.PROGRESS_PORT: "0"}, attempt=attempt)
     told(run, proxy.endpoint())
     assert asked(run).state == WAITING_FOR_STORE
+    waited, began = asked(run).timeSplit, time.monotonic()
+    time.sleep(0.5)
+    seconds = time.monotonic() - began
     cut.mend()
     run.done()
     assert run.message.outcome is Outcome.DONE and run.message.step == 24
+    assert waited is not None and run.message.timeSplit is not None
+    assert run.message.timeSplit.waiting - waited.waiting >= seconds - LOOK_SECONDS
 
 
 def test_a_done_that_could_not_be_said_is_said_by_the_next_attempt(

@@ -135,6 +135,10 @@ def test_put_if_match_wants_the_very_generation_and_never_creates(direct: GCSSto
     storepromises.put_if_match_wants_the_very_etag_and_never_creates(direct)
 
 
+def test_folders_are_those_directly_below(direct: GCSStore) -> None:
+    storepromises.folders_are_those_directly_below(direct)
+
+
 @pytest.mark.parametrize("body", [b"", SMALL, BODY], ids=["empty", "small", "large"])
 def test_an_upload_arrives_whole_with_the_digests_of_its_chunks_and_never_overwrites(
     direct: GCSStore, body: bytes

@@ -70,6 +70,10 @@ def test_put_if_match_wants_the_very_etag_and_never_creates(s3: S3Store) -> None
     storepromises.put_if_match_wants_the_very_etag_and_never_creates(s3)
 
 
+def test_folders_are_those_directly_below(s3: S3Store) -> None:
+    storepromises.folders_are_those_directly_below(s3)
+
+
 def test_lists_and_deletes_go_on_beyond_one_page(s3: S3Store, server: S3Server, bucket: str) -> None:
     keys = [f"k{number:04d}" for number in range(1005)]
     folder = server.folder / bucket / "some/prefix"

@@ -87,16 +87,14 @@ def _check_copy(old: Head, new: Head) -> None:
 
 
 def _check_claim(old: Head, new: Head) -> None:
-    demand(old.state is not HeadState.DELETED, "a deleted HEAD was claimed")
     demand([e.key for e in new.checkpoints] == [e.key for e in old.checkpoints], "a claim lost a checkpoint")
     demand(all(e.foreign or e in old.checkpoints for e in new.checkpoints), "a claim changed a mark")
     if new.jobUID == old.jobUID:
         demand(old.state is not HeadState.DONE, "a job that was done was claimed again")
+        demand(old.state is not HeadState.DELETED, "a job claimed a HEAD that was deleted with it")
         demand(new.attempt >= old.attempt, "a lower attempt claimed HEAD from a higher")
     else:
-        demand(
-            old.state in (HeadState.RELEASED, HeadState.DONE), "HEAD was taken from another job while active"
-        )
+        demand(old.state is not HeadState.ACTIVE, "HEAD was taken from another job while active")
 
 
 def check_finished(phase: str, tenure: Tenure, entry: Entry | None, head: Head | None) -> None:

@@ -64,6 +64,9 @@ class Memory:
     def list(self, prefix: str) -> Any:
         return sorted(key for key in self.bodies if key.startswith(prefix))
 
+    def folders(self, prefix: str) -> Any:
+        raise NotImplementedError
+
     def delete(self, keys: Sequence[str]) -> None:
         for key in keys:
             self.bodies.pop(key, None)

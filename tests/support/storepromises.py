@@ -21,3 +21,11 @@ def put_if_match_wants_the_very_etag_and_never_creates(store: Store) -> None:
     with pytest.raises(KeyMissing):
         store.put_if_match("other", b"3", second)
     assert store.get("k") == Object(body=b"2", etag=second)
+
+
+def folders_are_those_directly_below(store: Store) -> None:
+    for key in ("HEAD", "a/HEAD", "a/x/HEAD", "a/x/y/k", "ab/k", "b"):
+        store.put(key, b"1")
+    assert store.folders("") == ["a/", "ab/"]
+    assert store.folders("a/") == ["a/x/"]
+    assert store.folders("a/x/y/") == [] and store.folders("b/") == [] and store.folders("none/") == []

@@ -14,9 +14,81 @@
 {{- fail (printf "watchNamespaces: %q is no name of a namespace: use lower-case letters, digits and -, 63 at most" .) }}
 {{- end }}
 {{- end }}
+{{- with .Values.jobDefaults }}
+{{- if and .checkpointPrefix (not (regexMatch "^(s3|gs|file)://[^?#]+$" .checkpointPrefix)) }}
+{{- fail (printf "jobDefaults.checkpointPrefix: %q is no place for checkpoints: write it as s3://bucket/prefix" .checkpointPrefix) }}
+{{- end }}
+{{- $known := list }}
+{{- range $.Values.pools }}{{ $known = append $known .name }}{{ end }}
+{{- range .pools }}
+{{- if not (has . $known) }}
+{{- fail (printf "jobDefaults.pools: %q is not in pools" .) }}
+{{- end }}
+{{- end }}
+{{- end }}
 {{- with .Values.agent.namespace }}
 {{- if not (regexMatch "^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$" .) }}
 {{- fail (printf "agent.namespace: %q is no name of a namespace: use lower-case letters, digits and -, 63 at most" .) }}
+{{- end }}
+{{- end }}
+{{- range $name, $image := .Values.image }}
+{{- with $image.digest }}
+{{- if not (regexMatch "^sha256:[0-9a-f]{64}$" .) }}
+{{- fail (printf "image.%s.digest: %q is no digest: write sha256: and 64 hexadecimal digits" $name .) }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- range $where := list "operator" "agent" }}
+{{- range (get $.Values $where).extraEnv }}
+{{- if hasPrefix "SPOTTRAIN_" .name }}
+{{- fail (printf "%s.extraEnv: %s is set by the chart: use its values, such as operator.tuning" $where .name) }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- with .Values.networkPolicy.trainers }}
+{{- if and .enabled (not .namespaces) (not $.Values.watchNamespaces) }}
+{{- fail "networkPolicy.trainers: a NetworkPolicy belongs to a namespace: name them in networkPolicy.trainers.namespaces" }}
+{{- end }}
+{{- range .namespaces }}
+{{- if and $.Values.watchNamespaces (not (has . $.Values.watchNamespaces)) }}
+{{- fail (printf "networkPolicy.trainers.namespaces: %q is not in watchNamespaces, so no trainer of this release is there" .) }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- if not .Values.metrics.from }}
+{{- $reads := or .Values.metrics.service.enabled .Values.metrics.podMonitor.enabled }}
+{{- $trainers := and .Values.metrics.podMonitor.enabled .Values.metrics.podMonitor.trainers }}
+{{- if and $reads .Values.networkPolicy.operator.enabled }}
+{{- fail "metrics.from: metrics.service or metrics.podMonitor is enabled, but networkPolicy.operator lets nobody read metrics: name Prometheus in metrics.from, or set networkPolicy.operator.enabled=false" }}
+{{- end }}
+{{- if and $trainers .Values.networkPolicy.trainers.enabled }}
+{{- fail "metrics.from: metrics.podMonitor.trainers is enabled, but networkPolicy.trainers lets only the operator read metrics: name Prometheus in metrics.from, or set networkPolicy.trainers.enabled=false" }}
+{{- end }}
+{{- end }}
+{{- with .Values.test.namespace }}
+{{- if and $.Values.watchNamespaces (not (has . $.Values.watchNamespaces)) }}
+{{- fail (printf "test.namespace: %q is not in watchNamespaces, so the operator would not see the job" .) }}
+{{- end }}
+{{- end }}
+{{- with .Values.priceJob }}
+{{- if and .enabled (not .fromNodes) (or (not .regions) (not .instanceTypes)) }}
+{{- fail "priceJob: without fromNodes, name regions and instanceTypes to price" }}
+{{- end }}
+{{- range concat (.regions | default list) (.instanceTypes | default list) }}
+{{- if contains "," . }}
+{{- fail (printf "priceJob: %q has a comma: write each region and instance type as an item of its own" .) }}
+{{- end }}
+{{- end }}
+{{- if not (regexMatch "^https?://[^/]+/?$" .azureEndpoint) }}
+{{- fail (printf "priceJob.azureEndpoint: %q is no URL of a server: write it as https://prices.azure.com" .azureEndpoint) }}
+{{- end }}
+{{- end }}
+{{- $times := merge dict (.Values.operator.tuning | default dict) (dict "leaseRetrySeconds" 2 "renewDeadlineSeconds" 12 "leaseSeconds" 15 "writeTimeoutSeconds" 11) }}
+{{- range $less, $more := dict "leaseRetrySeconds" "renewDeadlineSeconds" "writeTimeoutSeconds" "renewDeadlineSeconds" "renewDeadlineSeconds" "leaseSeconds" }}
+{{- $a := get $times $less }}
+{{- $b := get $times $more }}
+{{- if ge (float64 $a) (float64 $b) }}
+{{- fail (printf "operator.tuning: %s (%v) must be below %s (%v): the leader must have stopped before a standby takes over" $less $a $more $b) }}
 {{- end }}
 {{- end }}
 {{- with .Values.agent.metadataEndpoint }}
@@ -44,9 +116,54 @@ app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 helm.sh/chart: {{ .root.Chart.Name }}-{{ .root.Chart.Version }}
 {{- end }}
 
+{{/* (dict "root" . "image" "operator"): by its digest where there is one, else by its tag. */}}
+{{- define "spottrain.imageName" -}}
+{{- $image := get .root.Values.image .image -}}
+{{- if $image.digest -}}
+{{ printf "%s@%s" $image.repository $image.digest }}
+{{- else -}}
+{{ printf "%s:%s" $image.repository ($image.tag | default .root.Chart.AppVersion) }}
+{{- end -}}
+{{- end }}
+
 {{- define "spottrain.image" -}}
-image: {{ printf "%s:%s" .Values.image.operator.repository (.Values.image.operator.tag | default .Chart.AppVersion) }}
+image: {{ include "spottrain.imageName" (dict "root" . "image" "operator") }}
 imagePullPolicy: {{ .Values.image.operator.pullPolicy }}
+{{- end }}
+
+{{/* Metadata of a pod: its part's own labels and annotations come before those of all pods, and the chart's before both.
+(dict "root" . "component" "operator" "own" .Values.operator) */}}
+{{- define "spottrain.podMetadata" -}}
+labels: {{- merge (include "spottrain.labels" . | fromYaml) (.own.podLabels | default dict) (.root.Values.podLabels | default dict) | toYaml | nindent 2 }}
+{{- with merge dict (.own.podAnnotations | default dict) (.root.Values.podAnnotations | default dict) }}
+annotations: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
+{{- define "spottrain.serviceAccount" -}}
+{{- with .serviceAccount.annotations }}
+annotations: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
+{{/* By what EKS, Karpenter, GKE, AKS and kOps tell that a node is spot. */}}
+{{- define "spottrain.spotLabels" -}}
+- {key: eks.amazonaws.com/capacityType, value: SPOT}
+- {key: karpenter.sh/capacity-type, value: spot}
+- {key: cloud.google.com/gke-spot, value: "true"}
+- {key: cloud.google.com/gke-preemptible, value: "true"}
+- {key: kubernetes.azure.com/scalesetpriority, value: spot}
+- {key: node-role.kubernetes.io/spot-worker, value: "true"}
+{{- end }}
+
+{{/* All trainer pods, of every job. */}}
+{{- define "spottrain.trainers" -}}
+app.kubernetes.io/managed-by: spottrain
+spottrain.io/role: trainer
+{{- end }}
+
+{{- define "spottrain.fetchedPrices" -}}
+{{ include "spottrain.name" . }}-fetched-prices
 {{- end }}
 
 {{/* Both as the Pod Security Standard "restricted" asks. */}}

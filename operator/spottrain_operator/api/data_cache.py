@@ -12,7 +12,6 @@ from spottrain.contract import DATA_CACHE_DIR, Env, library_homes
 
 from spottrain_operator.api import volumes
 from spottrain_operator.api.template import judged, trainer_path
-from spottrain_operator.names import cache_claim_name
 
 Json = dict[str, Any]
 
@@ -40,9 +39,9 @@ class DataCache:
         """Access mode of the claim that is created."""
         return self.access_mode or AccessMode.READ_WRITE_MANY
 
-    def claim(self, job: str, job_uid: str) -> str:
-        """Returns the name of the cache's claim."""
-        return self.claim_ref.name if self.claim_ref is not None else cache_claim_name(job, job_uid)
+    def claim(self, own: str) -> str:
+        """Returns the name of the cache's claim; `own`: of the one that the operator creates."""
+        return self.claim_ref.name if self.claim_ref is not None else own
 
     @property
     def path(self) -> str:

@@ -20,6 +20,13 @@ class CapacityType(StrEnum):
     RESERVED = "Reserved"
     SPOT_FIRST = "SpotFirst"
     """Of a job only: spot, and on-demand for a while where spot is unavailable or reclaimed too often."""
+    CHEAPEST = "Cheapest"
+    """Of a job only: spot or on-demand, whichever is expected to cost less and to be done in time."""
+
+    @property
+    def mixes(self) -> bool:
+        """Whether a job of this type uses spot and on-demand, so that each pool has its own type."""
+        return self in (CapacityType.SPOT_FIRST, CapacityType.CHEAPEST)
 
 
 class Preset(StrEnum):
@@ -150,6 +157,11 @@ class Found:
     labels: frozenset[Label] = frozenset()
     """Entries of CAPACITY_LABELS that nodes have, or would have."""
     platforms: frozenset[Platform] = frozenset()
+
+    @property
+    def capacity_type(self) -> str:
+        """The capacity type of a single node; "" where no label tells."""
+        return next((kind for kind, labels in CAPACITY_LABELS.items() if self.labels & labels), "")
 
     def __or__(self, other: Found) -> Found:
         return Found(labels=self.labels | other.labels, platforms=self.platforms | other.platforms)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from decimal import Decimal
+from enum import StrEnum
 from typing import Any, Final
 
 from spottrain.contract import Progress
@@ -12,7 +14,7 @@ from spottrain.contract import Progress
 from spottrain_operator.api.native_gangs import GangApi
 from spottrain_operator.api.node_pools import NOTHING, Found, Pool
 from spottrain_operator.api.prices import NO_PRICES, PriceList
-from spottrain_operator.api.training_job import Job, JobKey, Status
+from spottrain_operator.api.training_job import AppliedDefaults, Job, JobKey, Status
 from spottrain_operator.names import TRAINER_CONTAINER, Cause, Reason
 
 
@@ -120,6 +122,8 @@ class PodView:
     """Whether a scheduling gate, such as Kueue's, holds it back from the scheduler."""
     disruption: str = ""
     """Reason and message of DisruptionTarget=True."""
+    disrupted: datetime | None = None
+    """Since when that is True."""
     unhealthy: str = ""
     """Which device of its trainer a device plugin reports as unhealthy."""
     init_failure: str = ""
@@ -150,6 +154,8 @@ class NodeView:
     gpus: int = 0
     """GPUs that pods can request there, whole or in parts."""
     notice: Notice | None = None
+    reclaimed: bool = False
+    """Whether EC2 has announced to take this spot instance back."""
     save_advised: str = ""
     """Time of a rebalance recommendation."""
     leaving: str = ""
@@ -216,6 +222,10 @@ class Limits:
     """After a pod's deletion deadline, until a node that is not ready counts as dead."""
     progress_interval: timedelta = timedelta(seconds=60)
     """Between two status writes that carry nothing but progress."""
+    facts_delay: timedelta = timedelta(milliseconds=300)
+    """From a fact about pods to the status write that has it, together with those that came meanwhile."""
+    counts_delay: timedelta = timedelta(seconds=5)
+    """The same while the pods of an attempt get their nodes one by one and nothing else changes."""
     cost_interval: timedelta = timedelta(minutes=5)
     """Between two status writes that carry nothing but costs."""
     runtime_patience: timedelta = timedelta(minutes=5)
@@ -237,6 +247,34 @@ class Silence:
     pod_uid: str
     refused: bool
     """The pod was reached, but our runtime does not listen there. False: it may not have been reached."""
+    began: datetime | None = None
+    """When the first query failed after which none succeeded."""
+    lasted: timedelta = timedelta(0)
+    """From then to the last query."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Kept:
+    """This process has decided that an attempt goes on where it is."""
+
+    attempt: int
+    generation: int
+    at: datetime
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Spending:
+    """What a job has cost by now, and how fast that grows, in US dollars."""
+
+    spent: Decimal
+    """Refunds are not taken off, so it never falls."""
+    per_second: Decimal
+    at: datetime
+    """Up to when the sum is: the whole second before `Observed.now`."""
+    known: bool = True
+    """Whether every second of its nodes had a price."""
+    priced: bool = True
+    """Whether the nodes that it has now have one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -256,6 +294,8 @@ class Observed:
     default_pool: Pool
     pools: Mapping[str, Pool] = field(default_factory=dict)
     """The chart's pools, by name."""
+    applied: AppliedDefaults | None = None
+    """Defaults that are filled in at the job's acceptance; None where it was accepted, or needs none."""
     admitted: bool = False
     """Whether the API server has accepted a dry run of this generation's pod."""
     refusal: Refusal | None = None
@@ -263,6 +303,8 @@ class Observed:
     silence: Silence | None = None
     watched_since: datetime | None = None
     """Since when this process polls trainers for their progress."""
+    others: tuple[PodView, ...] = ()
+    """Pods of other jobs on nodes where this one is only paying for idle time."""
     cleanup: Ended | None = None
     """How the pod that deletes the checkpoints of a deleted job has ended."""
     cleaning: bool = False
@@ -289,6 +331,10 @@ class Observed:
     """Detected so far from all nodes and Karpenter's NodePools."""
     limits: Limits = Limits()
     prices: PriceList = NO_PRICES
+    kept: Kept | None = None
+    """The last decision about a Cheapest job's attempt, if this process has made one."""
+    spending: Spending | None = None
+    """For a job with spec.capacity.maxCost alone; `plan` computes it."""
 
 
 # --- actions ----------------------------------------------------------------------------------------
@@ -400,6 +446,27 @@ class Decision:
     """In addition to those that follow from the change of the status."""
 
 
+class Measure(StrEnum):
+    """What is measured of jobs for the operator's metrics; the values are the metrics' names."""
+
+    NOTICE_TO_SIGNAL = "spottrain_notice_to_signal_seconds"
+    SIGNAL_TO_DURABLE = "spottrain_signal_to_durable_seconds"
+    INTERRUPTION_TO_RUNNING = "spottrain_interruption_to_running_seconds"
+    INTERRUPTION_TO_TRAINING = "spottrain_interruption_to_training_seconds"
+    START_TO_STEP = "spottrain_start_to_first_step_seconds"
+    INTERRUPTIONS = "spottrain_interruptions"
+    LOST_GPU_SECONDS = "spottrain_lost_gpu_seconds"
+    ATTEMPTS_ENDED = "spottrain_attempts_ended"
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    measure: Measure
+    value: float
+    labels: tuple[str, ...] = ()
+    """Values of the metric's labels, in their order."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
     """Actions of one reconcile, done in this order: before, status, after, events."""
@@ -411,7 +478,11 @@ class Plan:
     """None: no status to write."""
     after: tuple[Action, ...] = ()
     events: tuple[Event, ...] = ()
+    measurements: tuple[Measurement, ...] = ()
+    """For the operator's metrics, once the status is written."""
     recheck_after: timedelta | None = None
+    kept: Kept | None = None
+    """What the process is to remember; None: nothing new."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -11,11 +11,14 @@ when somebody last saw that it holds; a day later it is unknown. A rate without 
 user's own rate of reserved capacity, and does not age. A rate for a zone counts before one without.
 
 What is not known is never taken for free: zero and negative rates are refused.
+
+There may be two lists: a person's own, and one that a CronJob fetches. `overlaid` makes one of both.
 """
 
 from __future__ import annotations
 
 import json
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -70,8 +73,9 @@ class PriceList:
         """Returns the rate in force at that time; None if it is not known."""
         for place in dict.fromkeys((zone, "")):
             history = self.rates.get((instance_type, capacity_type, place), ())
-            found = next((rate for rate in reversed(history) if rate.since <= at), None)
-            if found is not None:
+            count = bisect_right(history, at, key=_since)
+            if count:
+                found = history[count - 1]
                 return found if found.holds(at) else None
         return None
 
@@ -95,7 +99,9 @@ class PriceList:
         instance_type, capacity_type, zone = kind
         cuts = {end}
         for place in (zone, ""):
-            for rate in self.rates.get((instance_type, capacity_type, place), ()):
+            history = self.rates.get((instance_type, capacity_type, place), ())
+            first = max(0, bisect_right(history, start, key=_since) - 1)
+            for rate in history[first : bisect_right(history, end, key=_since)]:
                 cuts.add(rate.since)
                 if rate.checked is not None:
                     cuts.add(rate.checked + VALID_FOR + timedelta(microseconds=1))
@@ -103,6 +109,10 @@ class PriceList:
         for cut in sorted(cut for cut in cuts if start < cut <= end):
             yield begin, cut
             begin = cut
+
+
+def _since(rate: Rate) -> datetime:
+    return rate.since
 
 
 NO_PRICES: Final = PriceList()
@@ -126,6 +136,16 @@ def parse(text: str) -> PriceList:
             problems.append(f"rate {number} is left out: {error}")
     rates = {kind: tuple(sorted(history, key=lambda rate: rate.since)) for kind, history in found.items()}
     return PriceList(rates=rates, problems=tuple(problems))
+
+
+def overlaid(own: PriceList, fetched: PriceList) -> PriceList:
+    """Returns one list of both, in which a person's own rates replace the fetched ones of their kind.
+
+    An own rate without zone replaces those of all zones.
+    """
+    everywhere = {kind[:2] for kind in own.rates if kind[2] == ""}
+    others = {kind: rates for kind, rates in fetched.rates.items() if kind[:2] not in everywhere}
+    return PriceList(rates={**others, **own.rates}, problems=own.problems + fetched.problems)
 
 
 def _entry(entry: Any) -> tuple[Kind, Rate]:

@@ -5,20 +5,23 @@ tests/contract compares the two; `validation` fills them. A job is parsed once, 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from decimal import Decimal
 from enum import StrEnum
 from typing import Any, Final
 
-from spottrain.contract import OnExisting
+from spottrain.contract import OnExisting, TimeSplit
 
+from spottrain_operator import names
 from spottrain_operator.api import gpus, volumes, wire
 from spottrain_operator.api.data_cache import DataCache
 from spottrain_operator.api.node_pools import CapacityType, Pool
 from spottrain_operator.api.volumes import ObjectRef
 from spottrain_operator.names import Condition
 
+CHOICE_LIMIT: Final = 1024
 REASON_LIMIT: Final = 128
 STATE_LIMIT: Final = 63
 TIME_LIMIT: Final = 64
@@ -71,6 +74,10 @@ class CapacitySpec:
     pending_timeout_seconds: int = 900
     on_demand_after: OnDemandAfter = OnDemandAfter()
     return_to_spot_after_seconds: int = 3600
+    deadline: datetime | None = None
+    """When the job must be done; with Cheapest only."""
+    max_cost: Decimal | None = None
+    """US dollars. None: without limit."""
     pools: tuple[Pool, ...] = ()
 
 
@@ -149,7 +156,49 @@ class TrainingJobSpec:
 
     @property
     def on_spot(self) -> bool:
-        return self.capacity.type in (CapacityType.SPOT, CapacityType.SPOT_FIRST)
+        return self.capacity.type is CapacityType.SPOT or self.capacity.type.mixes
+
+    @property
+    def service_account(self) -> str:
+        """The template's; "" where it names none."""
+        pod = self.template["spec"]
+        return str(pod.get("serviceAccountName") or pod.get("serviceAccount") or "")
+
+    def with_defaults(self, defaults: AppliedDefaults) -> TrainingJobSpec:
+        """Returns the spec with the place of its checkpoints and its service account filled in."""
+        spec, place, account = self, defaults.checkpoint, defaults.service_account_name
+        if place is not None and not spec.checkpoint.uri:
+            given = spec.checkpoint
+            checkpoint = replace(
+                given,
+                uri=place.uri,
+                endpoint=given.endpoint or place.endpoint,
+                credentials_secret_ref=given.credentials_secret_ref or place.credentials_secret_ref,
+            )
+            spec = replace(spec, checkpoint=checkpoint)
+        if account and not spec.service_account:
+            pod = spec.template["spec"] | {"serviceAccountName": account}
+            spec = replace(spec, template=spec.template | {"spec": pod})
+        return spec
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckpointDefaults:
+    """Where checkpoints are, for a job whose spec names no URI."""
+
+    uri: str = ""
+    endpoint: str = ""
+    credentials_secret_ref: ObjectRef | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AppliedDefaults:
+    """What was filled in at acceptance where the spec is silent; it never changes afterwards."""
+
+    checkpoint: CheckpointDefaults | None = None
+    service_account_name: str = ""
+    pools: tuple[str, ...] = ()
+    """Names of the chart's pools."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -185,12 +234,18 @@ class AttemptRecord:
     zone: str = ""
     instance_type: str = ""
     capacity_type: str = ""
+    choice: str = ""
+    """Why, where capacity.type is Cheapest."""
     pool: str = ""
     platform: str = ""
     notice_seconds: int | None = None
     node_labels: tuple[str, ...] = ()
     workers: int = 0
     started: datetime | None = None
+    bound: datetime | None = None
+    """When the last of its pods got a node; None while one waits."""
+    stepped: datetime | None = None
+    """When it was first seen to have done a step of its own."""
     ended: datetime | None = None
     cause: str = ""
     evidence: str = ""
@@ -205,6 +260,14 @@ class AttemptRecord:
     start_step: int | None = None
     last_step: int | None = None
     durable_step: int | None = None
+    spent: Decimal = Decimal(0)
+    """US dollars of its nodes, refunds taken off."""
+    unknown_seconds: Decimal = Decimal(0)
+    """Node-seconds of it whose price is not known; they are not in `spent`."""
+    use_seconds: Decimal = Decimal(0)
+    """Node-seconds of `cost.use` that are its own."""
+    on_demand_use: Decimal = Decimal(0)
+    """Its part of `cost.onDemandUse`."""
     ranks: tuple[RankRecord, ...] = ()
 
 
@@ -216,6 +279,10 @@ class ProgressStatus:
     loss: float | None = None
     samples_per_second: float | None = None
     eta_seconds: float | None = None
+    step_seconds: float | None = None
+    """Seconds of a step, with evaluations and saves; the predecessor's until an attempt has its own."""
+    start_seconds: float | None = None
+    """Seconds from bound pods to a first step: of the latest start, or of a slower one not long ago."""
     durable_step: int | None = None
     durable_time: str = ""
     checkpoint_uri: str = ""
@@ -230,6 +297,14 @@ class ProgressStatus:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OutputStatus:
     uri: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttemptShare:
+    """What an attempt has paid for a node."""
+
+    number: int
+    spent: Decimal = Decimal(0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -249,7 +324,7 @@ class NodeCost:
     gpus: int = 0
     """GPUs of the node; 0: a CPU node, which is paid for whole."""
     used: int = 0
-    """GPUs of the job's pods there."""
+    """GPUs of the job's pods there, of the last attempt."""
     start: datetime
     """Since when the job pays for it."""
     bound: datetime
@@ -258,10 +333,18 @@ class NodeCost:
     """When the last of the job's pods there ended; None while one runs."""
     accounted: datetime
     """Up to when it is in the sums."""
+    attempt: int = 0
+    """The attempt that pays for it now: the one whose pod was bound there last."""
     spent: Decimal = Decimal(0)
     """The job's share up to then, in case the cloud does not bill it."""
+    seconds: Decimal = Decimal(0)
+    """Its node-seconds up to then, by the job's share."""
+    use_seconds: Decimal = Decimal(0)
+    """Of these, while pods of the job ran."""
+    paid_by: tuple[AttemptShare, ...] = ()
+    """Who has paid `spent`; kept while the cloud may not bill it."""
     reclaimed: bool = False
-    """Whether the cloud announced to take it back."""
+    """Whether EC2 announced to take this spot instance back."""
     closed: bool = False
     """Whether its time is over: no more is added while it is kept."""
 
@@ -287,9 +370,108 @@ class CostStatus:
     """The three, without shares of nodes."""
     unknown_seconds: Decimal = Decimal(0)
     """Node-seconds whose price is not known; they are in none of the sums."""
+    use_seconds: Decimal = Decimal(0)
+    boot_seconds: Decimal = Decimal(0)
+    idle_seconds: Decimal = Decimal(0)
+    """Node-seconds of the three, by shares of nodes, with or without a known price."""
+    refunded_seconds: Decimal = Decimal(0)
+    """Of these, what AWS does not bill."""
+    refunded_use_seconds: Decimal = Decimal(0)
+    """Of `use_seconds`, what AWS does not bill."""
+    on_demand_use: Decimal = Decimal(0)
+    """`use` at the on-demand prices of the same instance types and zones."""
+    on_demand_unknown_seconds: Decimal = Decimal(0)
+    """Node-seconds of `use` whose on-demand price is not known; they are not in `on_demand_use`."""
+    on_demand_ideal: Decimal = Decimal(0)
+    """The part of it that a run without interruptions pays too (policies/saving.py)."""
+    saving: str = ""
+    """1 - spent / on_demand_ideal, as 61.7%; Unknown where any price or the trainer's time is."""
+    best_step: int | None = None
+    """Step of the evaluation with the lowest loss."""
+    best_seconds: Decimal = Decimal(0)
+    """Node-seconds that were paid when it was first reported."""
+    after_best_seconds: Decimal = Decimal(0)
+    """Node-seconds that were paid since then."""
     time: datetime | None = None
     """Up to when the sums are."""
     nodes: tuple[NodeCost, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttemptTime:
+    """An attempt whose seconds are not in `GoodputStatus.closed` yet, and what is known of them."""
+
+    number: int
+    bound: datetime
+    """Since when all of its pods have a node."""
+    nodes: Decimal = Decimal(0)
+    """Number of these nodes, by shares of their GPUs."""
+    started: datetime | None = None
+    """Start of rank 0's container."""
+    stopped: datetime | None = None
+    """End of rank 0's container."""
+    ended: datetime | None = None
+    """When all of its pods had ended."""
+    reported: datetime | None = None
+    """When rank 0 gave `split`."""
+    split: TimeSplit | None = None
+    final: bool = False
+    """Whether `split` is that of the termination message."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TimeSums:
+    """Seconds of attempts, by where they went."""
+
+    productive: Decimal = Decimal(0)
+    startup: Decimal = Decimal(0)
+    data_wait: Decimal = Decimal(0)
+    checkpoint_stall: Decimal = Decimal(0)
+    restore: Decimal = Decimal(0)
+    rollback: Decimal = Decimal(0)
+    waiting: Decimal = Decimal(0)
+    other: Decimal = Decimal(0)
+    productive_node_seconds: Decimal = Decimal(0)
+    on_demand_ideal: Decimal = Decimal(0)
+    """US dollars: as in CostStatus."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GoodputStatus:
+    """Where the time went, in seconds. The first eight are one partition of `wanted`."""
+
+    productive: Decimal = Decimal(0)
+    startup: Decimal = Decimal(0)
+    data_wait: Decimal = Decimal(0)
+    checkpoint_stall: Decimal = Decimal(0)
+    restore: Decimal = Decimal(0)
+    rollback: Decimal = Decimal(0)
+    waiting: Decimal = Decimal(0)
+    other: Decimal = Decimal(0)
+    wanted: Decimal = Decimal(0)
+    """From the first start to the end without suspensions; attempts that overlap count twice."""
+    allocated: Decimal = Decimal(0)
+    """Of these, while an attempt had all of its nodes."""
+    runtime: str = ""
+    """productive / allocated, as 93.4%; Unknown where no trainer has reported."""
+    scheduling: str = ""
+    """allocated / wanted."""
+    paid: str = ""
+    """Productive node-seconds / billed node-seconds."""
+    time: datetime | None = None
+    """Up to when the sums are."""
+    elapsed: Decimal = Decimal(0)
+    """`wanted` by the clock: overlaps count once."""
+    covered: Decimal = Decimal(0)
+    """Of these, while an attempt of `closed` had all of its nodes."""
+    covered_until: datetime | None = None
+    """The latest end of those attempts."""
+    counted: int = 0
+    """Number of the latest attempt in `closed`."""
+    closed: TimeSums = TimeSums()
+    """Sums of the attempts that are over."""
+    attempts: tuple[AttemptTime, ...] = ()
+    """The others that have a node."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -298,6 +480,7 @@ class Status:
     phase: str = ""
     ready: str = ""
     conditions: tuple[ConditionStatus, ...] = ()
+    defaults: AppliedDefaults | None = None
     attempt: int = 0
     failures: int = 0
     interruptions: int = 0
@@ -314,6 +497,7 @@ class Status:
     progress: ProgressStatus | None = None
     output: OutputStatus | None = None
     cost: CostStatus | None = None
+    goodput: GoodputStatus | None = None
 
     def to_json(self) -> dict[str, Any]:
         encoded: dict[str, Any] = wire.encode(self)
@@ -368,13 +552,54 @@ class Job:
     holds_checkpoints: bool
     """Whether our finalizer keeps it until its checkpoints are gone."""
     spec: TrainingJobSpec | None
+    """With the defaults of its status filled in."""
     invalid: str
     """A sentence about why `spec` is None."""
     status: Status
+    team: str = ""
+    """Its label `spottrain.io/team`."""
+    unknown: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of the status that a newer operator has written (api/unknown_fields.py)."""
 
     @property
     def deleting(self) -> bool:
         return self.deleted is not None
+
+    @property
+    def takes_defaults(self) -> bool:
+        """Whether defaults may still be filled in: never accepted, and its spec leaves something out."""
+        spec, status = self.spec, self.status
+        if spec is None or self.deleting or status.terminal:
+            return False
+        if status.attempt or status.defaults is not None or status.is_true(Condition.ACCEPTED):
+            return False
+        complete = spec.checkpoint.uri or not spec.checkpoint.managed
+        return not (complete and spec.capacity.pools and spec.service_account)
+
+    # --- names of its objects ---
+    @property
+    def hash_digits(self) -> int:
+        """Digits of the hash in these names, for all of a job's life: its objects are found by them."""
+        attempts = self.status.attempts
+        return names.hash_digits(attempts[-1].pod) if attempts else names.HASH_DIGITS
+
+    def pod_name(self, attempt: int, rank: int = 0) -> str:
+        return names.pod_name(self.key.name, self.key.uid, attempt, rank, digits=self.hash_digits)
+
+    @property
+    def service_name(self) -> str:
+        return names.service_name(self.key.name, self.key.uid, digits=self.hash_digits)
+
+    def group_name(self, attempt: int) -> str:
+        return names.group_name(self.key.name, self.key.uid, attempt, digits=self.hash_digits)
+
+    @property
+    def cache_claim_name(self) -> str:
+        return names.cache_claim_name(self.key.name, self.key.uid, digits=self.hash_digits)
+
+    @property
+    def cleanup_name(self) -> str:
+        return names.cleanup_name(self.key.name, self.key.uid, digits=self.hash_digits)
 
 
 KEPT_ATTEMPTS = 20

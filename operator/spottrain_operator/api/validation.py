@@ -8,22 +8,35 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import fields, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, fields, replace
+from decimal import Decimal
 from functools import cache
 from typing import Any, Final, TypeVar, cast
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
+from spottrain.contract import TimeSplit
 
 from spottrain_operator.api import data_cache, gpus, template, volumes
 from spottrain_operator.api.node_pools import CapacityType, Pool, type_asked_for
-from spottrain_operator.api.training_job import Job, JobKey, Status, TrainingJobSpec
+from spottrain_operator.api.training_job import (
+    AppliedDefaults,
+    DeletionPolicy,
+    Job,
+    JobKey,
+    Status,
+    TrainingJobSpec,
+)
+from spottrain_operator.api.unknown_fields import unknown_fields
 from spottrain_operator.api.wire import camel, timestamp
 from spottrain_operator.errors import InvalidSpec
-from spottrain_operator.names import CHECKPOINTS_FINALIZER
+from spottrain_operator.names import CHECKPOINTS_FINALIZER, DEFAULTS_CONFIG_MAP, TEAM_LABEL
 
 T = TypeVar("T")
+LEAST_DOLLARS: Final = Decimal("0.01")
+MOST_DOLLARS: Final = Decimal(10**9)
+MOST_DIGITS: Final = 20
 REMOVED: Final = {
     "checkpoint.managed": (
         "checkpoint.managed was replaced by mode in spottrain 0.2; write mode: Runtime in place of true, "
@@ -57,26 +70,44 @@ REMOVED: Final = {
 # --- from JSON to dataclasses -----------------------------------------------------------------------------
 def parse_job(raw: Mapping[str, Any]) -> Job:
     """Parses a job. An invalid spec makes its `spec` None and its `invalid` a sentence."""
-    meta = raw["metadata"]
-    spec, invalid = _spec_or_sentence(raw.get("spec"))
+    meta, status = raw["metadata"], parse_status(raw.get("status") or {})
+    spec, invalid = _spec_or_sentence(raw.get("spec"), status.defaults)
+    key, version = identity(raw)
     return Job(
-        key=JobKey(namespace=meta["namespace"], name=meta["name"], uid=meta["uid"]),
-        resource_version=int(meta["resourceVersion"]),
+        key=key,
+        resource_version=version,
         generation=int(meta.get("generation", 1)),
         deleted=timestamp(meta["deletionTimestamp"]) if "deletionTimestamp" in meta else None,
         holds_checkpoints=CHECKPOINTS_FINALIZER in (meta.get("finalizers") or ()),
         spec=spec,
         invalid=invalid,
-        status=parse_status(raw.get("status") or {}),
+        status=status,
+        unknown=unknown_fields(raw.get("status") or {}, status),
+        team=(meta.get("labels") or {}).get(TEAM_LABEL, ""),
     )
 
 
-def _spec_or_sentence(raw: Any) -> tuple[TrainingJobSpec | None, str]:
+def identity(raw: Mapping[str, Any]) -> tuple[JobKey, int]:
+    """Returns a job's key and resourceVersion. To parse the whole takes 50 times as long."""
+    meta = raw["metadata"]
+    key = JobKey(namespace=meta["namespace"], name=meta["name"], uid=meta["uid"])
+    return key, int(meta["resourceVersion"])
+
+
+def _spec_or_sentence(raw: Any, defaults: AppliedDefaults | None) -> tuple[TrainingJobSpec | None, str]:
     try:
-        return parse_spec(raw), ""
+        return parse_spec(raw, defaults), ""
     except InvalidSpec as error:
         return None, str(error)
-    except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
+    except (
+        ArithmeticError,
+        AttributeError,
+        KeyError,
+        MemoryError,
+        RecursionError,
+        TypeError,
+        ValueError,
+    ) as error:
         # A template that the schema accepted must not stop the operator, which serves the other jobs.
         return (
             None,
@@ -84,15 +115,22 @@ def _spec_or_sentence(raw: Any) -> tuple[TrainingJobSpec | None, str]:
         )
 
 
-def parse_spec(raw: Any) -> TrainingJobSpec:
-    """Parses a spec. Raises InvalidSpec for what the CRD's schema cannot reject, or has not seen."""
+def parse_spec(raw: Any, defaults: AppliedDefaults | None = None) -> TrainingJobSpec:
+    """Parses a spec and fills in defaults. Raises InvalidSpec for what the CRD's schema cannot reject, or has
+    not seen."""
     spec: TrainingJobSpec
     spec, wrong = _decoded(TrainingJobSpec, raw, "spec")
     if sentences := [*_removed(raw), *wrong]:
         raise InvalidSpec("; ".join(sentences))
-    if problem := _problem(spec):
+    return with_defaults(spec, defaults or AppliedDefaults())
+
+
+def with_defaults(spec: TrainingJobSpec, defaults: AppliedDefaults) -> TrainingJobSpec:
+    """Returns the spec with defaults filled in. Raises InvalidSpec for what does not fit together."""
+    full = spec.with_defaults(defaults)
+    if problem := _problem(full):
         raise InvalidSpec(problem)
-    return spec
+    return full
 
 
 def parse_status(raw: Mapping[str, Any]) -> Status:
@@ -138,13 +176,16 @@ def _sentence(error: ErrorDetails, path: str) -> str:
 
 
 def well_typed(value: Any) -> bool:
-    """Returns whether a flat dataclass matches its type hints, with numbers that JSON can represent."""
+    """Returns whether a dataclass matches its type hints, with numbers that JSON can represent."""
     raw = {f.name: getattr(value, f.name) for f in fields(value)}
+    raw = {name: asdict(item) if isinstance(item, TimeSplit) else item for name, item in raw.items()}
     decoded, wrong = _decoded(type(value), raw, "")
-    return not wrong and all(_sane(getattr(decoded, name)) for name in raw)
+    return not wrong and _sane(asdict(decoded))
 
 
 def _sane(item: Any) -> bool:
+    if isinstance(item, dict):
+        return all(map(_sane, item.values()))
     if isinstance(item, int):
         return 0 <= item < 2**53
     return math.isfinite(item) if isinstance(item, float) else True
@@ -175,8 +216,26 @@ def _problem(spec: TrainingJobSpec) -> str:
         return problem
     if spec.data_cache is not None and (problem := data_cache.problem(spec.data_cache, pod, checkpoint.uri)):
         return problem
+    if spec.capacity.deadline is not None and spec.capacity.deadline.tzinfo is None:
+        return "spec.capacity.deadline must be a time with its zone, such as 2026-12-01T18:00:00Z"
+    if spec.capacity.deadline is not None and spec.capacity.type is not CapacityType.CHEAPEST:
+        return f"spec.capacity.deadline needs capacity.type Cheapest, and that is {spec.capacity.type}"
+    if problem := _limit_problem(spec.capacity.max_cost):
+        return problem
     spot_folder = spec.on_spot and checkpoint.uri.startswith("file:")
     return volumes.folder_problem(pod, checkpoint.uri) if spot_folder else ""
+
+
+def _limit_problem(limit: Decimal | None) -> str:
+    """Rejects what is no sum of money. `limit` may have an exponent of any size, so it is not written out."""
+    if limit is None:
+        return ""
+    if LEAST_DOLLARS <= limit < MOST_DOLLARS and len(limit.as_tuple().digits) <= MOST_DIGITS:
+        return ""
+    return (
+        f"spec.capacity.maxCost must be a number of US dollars, at least {LEAST_DOLLARS} and below "
+        f'{MOST_DOLLARS:f}, such as 120 or "35.50", and is {str(limit)[:40]}'
+    )
 
 
 def _other_capacity(spec: TrainingJobSpec) -> str:
@@ -191,20 +250,49 @@ def _other_capacity(spec: TrainingJobSpec) -> str:
     )
 
 
+def place_problem(spec: TrainingJobSpec, status: Status) -> str:
+    """Returns a sentence about a missing or unfit place of checkpoints, once defaults are filled in."""
+    checkpoint = spec.checkpoint
+    where = (
+        f"set it, or checkpointPrefix in the ConfigMap {DEFAULTS_CONFIG_MAP} of the job's namespace or in "
+        "the chart's jobDefaults"
+    )
+    if status.defaults is not None or status.attempt:  # nothing is filled in any more, and a URI is refused
+        where = "this job was accepted without one, so create the job anew with checkpoint.uri"
+    if spec.on_spot and checkpoint.managed and not checkpoint.uri:
+        return (
+            f"spot capacity needs checkpoint.uri, because the work is lost with a reclaimed node; {where}; "
+            "or set capacity.type to OnDemand, or checkpoint.mode to Self in a new job if the image keeps "
+            "its own checkpoints"
+        )
+    if spec.deletion_policy is DeletionPolicy.DELETE and not checkpoint.uri:
+        return f"deletionPolicy Delete needs checkpoint.uri, because only checkpoints can be deleted; {where}"
+    s3_only = checkpoint.encryption is not None or checkpoint.path_style is not None
+    if s3_only and checkpoint.uri and not checkpoint.uri.startswith("s3://"):
+        return (
+            "spec.checkpoint.encryption and pathStyle apply to s3:// URIs only, and the default place of "
+            f"this job's checkpoints is {checkpoint.uri}; leave them out"
+        )
+    return ""
+
+
 # --- pools: valid only together with the operator's settings ----------------------------------------------
-def pools_of(spec: TrainingJobSpec, default: Pool, named: Mapping[str, Pool]) -> tuple[Pool, ...]:
+def pools_of(
+    spec: TrainingJobSpec, default: Pool, named: Mapping[str, Pool], usual: Sequence[str] = ()
+) -> tuple[Pool, ...]:
     """Returns the job's pools in order of preference. Raises InvalidSpec.
 
     A pool with only a name refers to one of `named`, the chart's. All pools get the job's type, unless that
-    is SpotFirst.
+    is SpotFirst or Cheapest. `usual`: names of the pools of a job whose spec has none.
     """
-    pools = tuple(_known(pool, named) for pool in spec.capacity.pools) or _of_default(spec, default)
-    if spec.capacity.type is not CapacityType.SPOT_FIRST:
+    pools = tuple(_known(pool, named) for pool in spec.capacity.pools)
+    pools = pools or _usual(spec, usual, named) or _of_default(spec, default)
+    if not spec.capacity.type.mixes:
         for pool in pools:
             _check_type(pool, spec.capacity.type)
         pools = tuple(replace(pool, type=spec.capacity.type) for pool in pools)
     else:
-        _check_both_types(pools)
+        _check_both_types(pools, spec.capacity.type)
     _check_labels(pools, spec.template["spec"].get("nodeSelector"))
     return pools
 
@@ -222,9 +310,32 @@ def _known(pool: Pool, named: Mapping[str, Pool]) -> Pool:
     return replace(named[pool.name], **given)
 
 
+def _usual(spec: TrainingJobSpec, names: Sequence[str], named: Mapping[str, Pool]) -> tuple[Pool, ...]:
+    """Returns those of the default pools that fit the job's capacity type."""
+    if unknown := [name for name in names if name not in named]:
+        raise InvalidSpec(unknown_pool("the default pools", unknown[0], named))
+    pools = tuple(named[name] for name in names)
+    if not pools or spec.capacity.type.mixes:
+        return pools
+    wanted = spec.capacity.type
+    # A pool without a type is of type Spot, and may be of any.
+    fit = [p for p in pools if p.type is wanted] or [p for p in pools if p.type is CapacityType.SPOT]
+    if not fit:
+        raise InvalidSpec(
+            f"none of the default pools ({', '.join(names)}) is of type {wanted}, which spec.capacity.type "
+            "asks for; name a pool in spec.capacity.pools"
+        )
+    return tuple(fit)
+
+
+def unknown_pool(where: str, name: str, named: Iterable[str]) -> str:
+    known = ", ".join(sorted(named)) or "none"
+    return f"{where}: the operator knows no pool {name}; the chart's value pools names: {known}"
+
+
 def _of_default(spec: TrainingJobSpec, default: Pool) -> tuple[Pool, ...]:
-    """Returns the default pool; for SpotFirst with detected labels, one pool per type."""
-    if spec.capacity.type is not CapacityType.SPOT_FIRST or not default.finds_labels:
+    """Returns the default pool; for SpotFirst and Cheapest with detected labels, one pool per type."""
+    if not spec.capacity.type.mixes or not default.finds_labels:
         return (default,)
     on_demand = replace(default, name=f"{default.name}-on-demand", type=CapacityType.ON_DEMAND)
     return (replace(default, type=CapacityType.SPOT), on_demand)
@@ -239,11 +350,11 @@ def _check_type(pool: Pool, wanted: CapacityType) -> None:
         )
 
 
-def _check_both_types(pools: tuple[Pool, ...]) -> None:
+def _check_both_types(pools: tuple[Pool, ...], wanted: CapacityType) -> None:
     for kind in (CapacityType.SPOT, CapacityType.ON_DEMAND):
         if not any(pool.type is kind for pool in pools):
             raise InvalidSpec(
-                f"spec.capacity.pools has no pool of type {kind}, and capacity.type SpotFirst needs one: "
+                f"spec.capacity.pools has no pool of type {kind}, and capacity.type {wanted} needs one: "
                 f"{', '.join(f'{p.name} is {p.type}' for p in pools)}"
             )
 

@@ -62,6 +62,7 @@ def pod_view(raw: Raw) -> PodView | None:
         unschedulable=_unschedulable(status),
         queued=bool(spec.get("schedulingGates")),
         disruption=_disruption(status),
+        disrupted=_disrupted(status),
         unhealthy=_unhealthy(status, name),
         init_failure=_init_failure(status),
         avoids=tuple(filter(None, annotations.get(names.AVOIDS_ANNOTATION, "").split(","))),
@@ -78,8 +79,9 @@ def _rank(labels: Raw) -> int:
 def _stray(meta: Raw, job: JobKey) -> bool:
     """Returns whether a pod is a copy: ours have an owner, and a name derived from job, attempt and rank."""
     owned = any(o.get("controller") for o in meta.get("ownerReferences") or ())
-    attempt = int(meta["labels"][names.ATTEMPT_LABEL])
-    return not owned or meta["name"] != names.pod_name(job.name, job.uid, attempt, _rank(meta["labels"]))
+    attempt, rank = int(meta["labels"][names.ATTEMPT_LABEL]), _rank(meta["labels"])
+    digits = names.hash_digits(meta["name"])
+    return not owned or meta["name"] != names.pod_name(job.name, job.uid, attempt, rank, digits=digits)
 
 
 def _owner(meta: Raw) -> JobKey | None:
@@ -275,6 +277,11 @@ def _disruption(status: Raw) -> str:
     return f"{found.get('reason')}: {found.get('message', '')}" if found.get("status") == "True" else ""
 
 
+def _disrupted(status: Raw) -> datetime | None:
+    found = _condition(status, "DisruptionTarget")
+    return optional_timestamp(found.get("lastTransitionTime")) if found.get("status") == "True" else None
+
+
 def _condition(status: Raw, kind: str) -> Raw:
     conditions: Iterable[Raw] = status.get("conditions") or ()
     return next((c for c in conditions if c["type"] == kind), {})
@@ -295,12 +302,30 @@ def node_view(raw: Raw) -> NodeView:
         created=optional_timestamp(meta.get("creationTimestamp")),
         gpus=gpus.counted((raw.get("status") or {}).get("allocatable") or {}),
         notice=_annotated_notice(annotations) or _tainted_notice(raw) or node_signals.notice(raw),
+        reclaimed=node_signals.reclaimed(raw),
         save_advised=_advice(annotations) or node_signals.advice(raw),
         leaving=node_signals.leaving(raw),
         out_of_service=node_signals.out_of_service(raw),
         karpenter=names.KARPENTER_LABEL in labels,
         found=of_node(labels, (raw.get("spec") or {}).get("providerID", "")),
     )
+
+
+def node_facts(raw: Raw) -> dict[str, Any]:
+    """Returns everything of a node that `node_view` reads, but for the resourceVersion.
+
+    A kubelet writes its node every few minutes with nothing but new heartbeat times.
+    """
+    meta, status = raw["metadata"], raw.get("status") or {}
+    conditions: Iterable[Raw] = status.get("conditions") or ()
+    return {
+        "metadata": {k: v for k, v in meta.items() if k not in ("resourceVersion", "managedFields")},
+        "spec": raw.get("spec"),
+        "status": {
+            "allocatable": status.get("allocatable"),
+            "conditions": [{k: v for k, v in c.items() if k != "lastHeartbeatTime"} for c in conditions],
+        },
+    }
 
 
 def _unready(status: Raw) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass, replace
 from datetime import UTC, datetime
 from decimal import Decimal
+from functools import cache
 from typing import Any, Final, TypeVar, cast
 
 from spottrain_operator import names
@@ -59,8 +60,11 @@ def deadline_annotations(deadline: datetime, source: str) -> dict[str, str]:
 
 
 def encode(value: Any) -> Any:
+    kind: Any = type(value)
+    if kind in _PLAIN:
+        return value
     if is_dataclass(value):
-        pairs = ((camel(f.name), encode(getattr(value, f.name))) for f in fields(value))
+        pairs = ((name, encode(getattr(value, attribute))) for attribute, name in _fields(kind))
         return {name: item for name, item in pairs if item not in (None, "", [], {})}
     if isinstance(value, datetime):
         return rfc3339(value)
@@ -69,6 +73,15 @@ def encode(value: Any) -> Any:
     if isinstance(value, Mapping):
         return dict(value)
     return [encode(item) for item in value] if isinstance(value, tuple) else value
+
+
+_PLAIN: Final = frozenset({type(None), str, int, bool, float})
+
+
+@cache
+def _fields(cls: Any) -> tuple[tuple[str, str], ...]:
+    """Returns the fields of a dataclass with their names in JSON."""
+    return tuple((f.name, camel(f.name)) for f in fields(cls))
 
 
 def cut(value: T, limits: Mapping[str, int]) -> T:

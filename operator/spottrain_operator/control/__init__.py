@@ -1,8 +1,9 @@
 """The control loop: observe -> plan -> apply, and its inputs.
 
-handlers, resync, caches   the state from watches and LISTs, and features of the cluster
+handlers, informer, resync, caches   the state from watches and LISTs, and features of the cluster
 work_queue, reconcile      which job is reconciled, and when
 observe, plan, follow, apply   one reconcile of one job; plan and follow are pure
+pacing                     which status is written at once, and which facts wait for further ones
 progress                   polls of trainers
 memory                     per-process state beyond the caches; stores what an observation has learned
 service                    starts and connects the components

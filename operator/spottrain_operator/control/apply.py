@@ -17,7 +17,7 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
@@ -40,16 +40,18 @@ from spottrain_operator.api.observed import (
 )
 from spottrain_operator.api.template import admission_words
 from spottrain_operator.api.training_job import Job, JobKey, Status
-from spottrain_operator.api.validation import parse_job
+from spottrain_operator.api.unknown_fields import with_unknown
+from spottrain_operator.api.validation import identity, parse_job
 from spottrain_operator.api.views import pod_view
 from spottrain_operator.api.wire import rfc3339
 from spottrain_operator.control.caches import Caches
 from spottrain_operator.control.memory import Memory
 from spottrain_operator.control.observe import read_job
 from spottrain_operator.errors import ApiError, ApiFailure
+from spottrain_operator.io import metrics
 from spottrain_operator.io.cluster import Cluster
 from spottrain_operator.io.logs import about
-from spottrain_operator.io.metrics import ATTEMPTS_ENDED, ATTEMPTS_STARTED
+from spottrain_operator.io.metrics import ATTEMPTS_STARTED
 from spottrain_operator.names import Reason
 from spottrain_operator.policies.pod_end import trainer_ended
 
@@ -60,9 +62,17 @@ RETRY_REFUSED = timedelta(seconds=30)
 """Admission may soon accept what it rejects now (a missing service account, a webhook without response)."""
 RETRY_INVALID = timedelta(minutes=5)
 """What is invalid in this cluster now may be valid once an administrator has changed it."""
+UNDECLARED = "field not declared in schema"
+"""In the API server's message when an object has a field that its definition lacks."""
+OLD_DEFINITION = (
+    "the cluster's TrainingJob definition is older than this operator: apply its crds/trainingjobs.yaml"
+)
 NAMESPACE_TERMINATING = "NamespaceTerminating"
 """The API server's cause when it rejects new objects in a namespace that is being deleted."""
 ANNOTATE_SECONDS = 1.0
+CREATED_AT_A_TIME: Final = 8
+"""Maximum number of pods of one job: half of the client's creations, so that those of other jobs do not wait
+behind a gang of a thousand."""
 MAX_NAMED = 3
 """Maximum number of failures in one message."""
 REJECTIONS: Final = frozenset(
@@ -186,47 +196,68 @@ async def _write(job: Job, plan: Plan, context: Context) -> Done | Changed | Fai
         if any(isinstance(a, Create) for a in plan.after):
             return await _confirm(job, context)
     except ApiError as error:
-        return Failed(what="read the job" if plan.status is None else "write the status", error=error)
+        what = "read the job" if plan.status is None else "write the status"
+        return Failed(what=f"{what} ({OLD_DEFINITION})" if UNDECLARED in str(error) else what, error=error)
     return Done()
 
 
 async def _write_status(job: Job, status: Status, plan: Plan, context: Context) -> Done | Changed:
     key = job.key
     try:
-        raw = await context.cluster.apply_status(
-            key.namespace,
-            key.name,
-            uid=key.uid,
-            resource_version=job.resource_version,
-            status=status.to_json(),
-        )
+        written = await _apply_status(job, status, context)
     except ApiError as error:
         if not error.stale:
             raise
         await _read_again(key, context)
         return Changed(why=f"{key} has changed: {error}")
-    context.caches.jobs.put(parse_job(raw))
-    _count_endings(job, status)
+    context.caches.jobs.put(written)
+    for measurement in plan.measurements:
+        metrics.record(measurement)
     words = about(key, attempt=status.attempt, reason=str(plan.reason))
     logger.info("%s: %s: %s", key, plan.reason, plan.message, extra=words)
     return Done()
+
+
+async def _apply_status(job: Job, status: Status, context: Context) -> Job:
+    """Writes the status with the fields of a newer operator, unless they are no longer served."""
+
+    async def write(body: dict[str, Any]) -> Job:
+        key, version = job.key, job.resource_version
+        raw = await context.cluster.apply_status(
+            key.namespace, key.name, uid=key.uid, resource_version=version, status=body
+        )
+        return _with_status(job, status, body, raw)
+
+    body = status.to_json()
+    try:
+        return await write(with_unknown(body, job.unknown))
+    except ApiError as error:
+        if not job.unknown or UNDECLARED not in str(error):
+            raise
+        logger.info("%s: fields of a newer operator are dropped: %s", job.key, error, extra=about(job.key))
+        return await write(body)
+
+
+def _with_status(job: Job, status: Status, sent: dict[str, Any], raw: dict[str, Any]) -> Job:
+    """Returns the job as the API server has it after a status write.
+
+    The write needed the version of `job`, so nothing else has changed. It is parsed only where the status is
+    not as it was sent, for example because another controller has a condition there, or where the status
+    changes how the spec is read, or may hold fields of a newer operator.
+    """
+    if raw.get("status") != sent or job.unknown or status.defaults != job.status.defaults:
+        return parse_job(raw)
+    return replace(job, status=status, resource_version=identity(raw)[1])
 
 
 async def _read_again(key: JobKey, context: Context) -> Job | None:
     """Brings the cached job up to date."""
     job = await read_job(key, context.cluster)
     if job is None:
-        context.caches.jobs.remove(key)
+        context.caches.jobs.delete(key)
         return None
     context.caches.jobs.put(job)
     return context.caches.jobs.get(key)
-
-
-def _count_endings(job: Job, status: Status) -> None:
-    known = {r.number for r in job.status.attempts if r.cause}
-    for record in status.attempts:
-        if record.cause and record.number not in known:
-            ATTEMPTS_ENDED.labels(record.cause).inc()
 
 
 async def _confirm(job: Job, context: Context) -> Done | Changed:
@@ -239,7 +270,7 @@ async def _confirm(job: Job, context: Context) -> Done | Changed:
 # --- several actions ----------------------------------------------------------------------------------
 async def _do_all(actions: tuple[Action, ...], job: Job, context: Context) -> list[Result]:
     """Executes all actions, even if some are rejected or slow. Pods are created last, and only if the objects
-    that they need exist. They are created concurrently, so that an autoscaler sees the whole gang."""
+    that they need exist. Several are created at a time, so that an autoscaler sees the whole gang."""
     creates = [a for a in actions if isinstance(a, Create)]
     provides = [a for a in actions if isinstance(a, Provide)]
     results = await _at_once([a for a in actions if not isinstance(a, Create | Provide)], job, context)
@@ -247,12 +278,21 @@ async def _do_all(actions: tuple[Action, ...], job: Job, context: Context) -> li
     results += provided
     lacking = any(isinstance(r, Rejected | Failed) for r in provided)
     if not lacking and not any(isinstance(r, Changed | PodEnded) for r in results):
-        results += await _at_once(creates, job, context)
+        results += await _at_once(creates, job, context, most=CREATED_AT_A_TIME)
     return results
 
 
-async def _at_once(actions: Sequence[Action], job: Job, context: Context) -> list[Result]:
-    results = await asyncio.gather(*(_do(a, job, context) for a in actions), return_exceptions=True)
+async def _at_once(
+    actions: Sequence[Action], job: Job, context: Context, most: int | None = None
+) -> list[Result]:
+    """Executes actions concurrently, at most so many at a time."""
+    slots = asyncio.Semaphore(most or max(1, len(actions)))
+
+    async def one(action: Action) -> Result:
+        async with slots:
+            return await _do(action, job, context)
+
+    results = await asyncio.gather(*map(one, actions), return_exceptions=True)
     if unexpected := [r for r in results if isinstance(r, BaseException)]:
         raise unexpected[0]  # once the others have ended
     return [r for r in results if not isinstance(r, BaseException)]
@@ -330,7 +370,10 @@ async def _change_pod(action: Annotate | Delete | Release, context: Context) -> 
 
 
 async def _annotate(action: Annotate, context: Context) -> Done:
-    """Annotates with a short timeout, because a DELETE follows and a webhook may take half a minute."""
+    """Annotates with a short timeout, because a DELETE follows and a webhook may take half a minute.
+
+    A pause of the client is part of it: what is urgent waits half a second at most, which leaves as much.
+    """
     pod = action.pod
     try:
         async with asyncio.timeout(ANNOTATE_SECONDS):

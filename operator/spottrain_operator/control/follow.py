@@ -6,6 +6,7 @@ Pure; derived from the new status alone.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -23,18 +24,22 @@ from spottrain_operator.api.observed import (
     Provide,
     Release,
 )
-from spottrain_operator.api.training_job import Status
-from spottrain_operator.names import CLAIMS, SAVE_ADVISED_ANNOTATION
+from spottrain_operator.api.training_job import AppliedDefaults, Status
+from spottrain_operator.names import CLAIMS, SAVE_ADVISED_ANNOTATION, Condition
 from spottrain_operator.policies import (
     capacity,
+    cheapest,
     claims,
     cleanup,
+    cost_limit,
     gang,
+    goodput,
     hang,
     ledger,
     lifecycle,
     placement,
     runtime,
+    saving,
     starting,
 )
 from spottrain_operator.policies.cause import notice_of
@@ -64,6 +69,8 @@ CLAIM_RECHECK: Final = timedelta(seconds=10)
 """Interval of rechecking a missing, terminating, foreign or unreadable claim: claims are not watched."""
 VOLUME_RECHECK: Final = timedelta(seconds=30)
 """Interval of rechecking a claim without a volume, while a pod that mounts it has no node."""
+DEFAULTS_RECHECK: Final = timedelta(minutes=5)
+"""Interval of reading a namespace's defaults again, for a job that they may mend: they are not watched."""
 AT_ONCE: Final = timedelta(seconds=1)
 ENDING_RECHECK: Final = timedelta(seconds=10)
 """Interval of rechecking a pod that is being deleted: its trainer's responses do not enqueue the job."""
@@ -76,7 +83,7 @@ def settled(o: Observed, status: Status) -> Status:
     """Returns the status with all facts from pods and progress; those alone are written at intervals."""
     if o.job.deleting or _being_checked(o, status):
         return status
-    return ledger.with_costs(_with_progress(o, status), o)
+    return saving.with_saving(goodput.with_goodput(ledger.with_costs(_with_progress(o, status), o), o), o)
 
 
 def _with_progress(o: Observed, status: Status) -> Status:
@@ -95,14 +102,17 @@ def _being_checked(o: Observed, status: Status) -> bool:
     A job that waits for anything else has a status from its first reconcile on.
     """
     spec = o.job.spec
-    if spec is None or spec.suspend or status.attempt or status.terminal:
+    if spec is None or lifecycle.halted(o) or status.attempt or status.terminal:
         return False
     return not (o.admitted or o.refusal is not None or capacity.problem(o))
 
 
 def _with_facts(o: Observed, status: Status) -> Status:
     status = starting.with_start_error(with_back_fill(with_vanished(with_pods(status, o), o)), o)
-    return with_conditions(status, o, note="; ".join(trainer_pod.notes(o, status).values()))
+    status = with_conditions(status, o, note="; ".join(trainer_pod.notes(o, status).values()))
+    if status.defaults is None and o.applied is not None and status.is_true(Condition.ACCEPTED):
+        return replace(status, defaults=o.applied if o.applied != AppliedDefaults() else None)
+    return status
 
 
 # --- pods to delete -------------------------------------------------------------------------------------
@@ -171,10 +181,10 @@ def _create_missing(o: Observed, status: Status) -> Iterator[Action]:
     assert o.job.spec is not None
     record = status.current
     if not o.admitted:
-        if not _rejected(o) and not o.job.spec.suspend:
+        if not _rejected(o) and lifecycle.halted(o) is None:
             yield Check(manifest=trainer_pod.trial(o, status), generation=o.job.generation)
         return
-    if record is None or record.cause or record.stopping:
+    if record is None or record.cause or record.stopping or lifecycle.halted(o) is not None:
         return
     if cleanup.wanted(o) and not o.job.holds_checkpoints:  # a job deleted now would leave its checkpoints
         return
@@ -260,12 +270,15 @@ def _times(o: Observed, status: Status) -> Iterator[datetime | None]:
     if not status.terminal:
         yield status.next_start
         yield lifecycle.deadline(o, status)
+        yield cost_limit.due(o, status)
         yield hang.due(o)
         yield starting.due(o)
         yield starting.next_read(o)
         yield None if capacity.problem(o) else capacity.due(o)
+        yield None if capacity.problem(o) else cheapest.due(o)
         if o.refusal is not None:
             yield o.refusal.at + o.refusal.retry
+        yield _defaults_recheck(o)
         yield _claims_recheck(o)
         yield from runtime.times(status, o)
     for pod in gang.team(o):
@@ -279,6 +292,11 @@ def _times(o: Observed, status: Status) -> Iterator[datetime | None]:
     if not status.attempt and saving_predecessor(o):
         yield o.now + PREDECESSOR_RECHECK
     yield from (p.deleted + o.limits.dead_slack for p in o.pods if p.deleted is not None and p.node)
+
+
+def _defaults_recheck(o: Observed) -> datetime | None:
+    refused = o.job.spec is None or capacity.problem(o)
+    return o.now + DEFAULTS_RECHECK if o.applied is not None and refused else None
 
 
 def _claims_recheck(o: Observed) -> datetime | None:

@@ -1,7 +1,8 @@
-"""The kopf handlers: each passes a watch event to the service.
+"""The kopf handlers: login, start and stop, and the watch of the TrainingJobs.
 
-Only on.event is used: kopf's other handlers write to the objects (four patches for a job), an index costs
-O(N^2) at the start, and one failed patch ends a timer for ever (measured on kopf 1.45.2).
+Of kopf's watch handlers only on.event is used: the others write to the objects (four patches for a job), an
+index costs O(N^2) at the start, and one failed patch ends a timer for ever (measured on kopf 1.45.2). Pods
+and nodes have informers of their own (docs/adr/0015-informer.md).
 """
 
 from __future__ import annotations
@@ -14,8 +15,11 @@ import kopf
 
 from spottrain_operator.control.service import Service
 from spottrain_operator.io.cluster import PAGE
-from spottrain_operator.names import GROUP, PLURAL, POD_SELECTOR, VERSION
+from spottrain_operator.names import GROUP, PLURAL, VERSION
 
+ERROR_BACKOFFS = (5.0,) * 720
+"""Seconds between the tries of one of kopf's requests. Its own default gives up after 54 s, and the process
+ends: an outage of the API server would leave it in CrashLoopBackOff, for minutes after the outage's end."""
 SERVER_TIMEOUT = 300
 """Seconds after which a watch is restarted; stalled watches have been reported over the years."""
 
@@ -41,14 +45,6 @@ def registry(service: Service) -> kopf.OperatorRegistry:
     async def job_event(event: kopf.RawEvent, **_: Any) -> None:
         service.saw_job(event["type"], event["object"])
 
-    @kopf.on.event("", "v1", "pods", registry=handlers)
-    async def pod_event(event: kopf.RawEvent, **_: Any) -> None:
-        service.saw_pod(event["type"], event["object"])
-
-    @kopf.on.event("", "v1", "nodes", registry=handlers)
-    async def node_event(event: kopf.RawEvent, **_: Any) -> None:
-        service.saw_node(event["type"], event["object"])
-
     return handlers
 
 
@@ -68,6 +64,6 @@ def tune(settings: kopf.OperatorSettings) -> None:
     settings.peering.standalone = True  # a stray peering object pauses every operator
     settings.scanning.disabled = True  # avoids the permission to list CRDs and namespaces
     settings.watching.server_timeout = SERVER_TIMEOUT
-    settings.watching.chunk_size = PAGE  # otherwise one LIST response holds all pods, or all nodes
-    settings.watching.label_selectors["pods"] = POD_SELECTOR
+    settings.watching.chunk_size = PAGE  # otherwise one LIST response holds all jobs
     settings.networking.request_timeout = 60
+    settings.networking.error_backoffs = ERROR_BACKOFFS

@@ -15,8 +15,17 @@ from typing import Any
 
 from spottrain_operator.api.native_gangs import GangApi
 from spottrain_operator.api.node_pools import NOTHING
-from spottrain_operator.api.observed import NodeView, Observed, PodEvents, PodView, Refusal, Sample, Silence
-from spottrain_operator.api.training_job import Job, JobKey
+from spottrain_operator.api.observed import (
+    Kept,
+    NodeView,
+    Observed,
+    PodEvents,
+    PodView,
+    Refusal,
+    Sample,
+    Silence,
+)
+from spottrain_operator.api.training_job import AppliedDefaults, Job, JobKey
 from spottrain_operator.control.caches import Caches, Listed
 from spottrain_operator.io.logs import about
 from spottrain_operator.names import Condition
@@ -55,6 +64,8 @@ class Memory:
         self.samples: dict[JobKey, Sample] = {}
         self.silences: dict[JobKey, Silence] = {}
         """Jobs whose trainer did not respond to the last query."""
+        self.kept: dict[JobKey, Kept] = {}
+        """Cheapest jobs whose attempt goes on where it is, since when this was decided."""
         self.began: datetime | None = None
         """When this process first reconciled a job."""
         self.cleanup_refused: dict[str, str] = {}
@@ -77,7 +88,20 @@ class Memory:
         """See `annotated_at`."""
         self.volume_waits: dict[JobKey, tuple[datetime, bool]] = {}
         """Until when a pod may have waited for a volume, and whether one waited in the last reconcile."""
+        self.unwritten: dict[JobKey, datetime] = {}
+        """By when facts that are not in the status yet must be written (pacing.py)."""
+        self.applied: dict[JobKey, AppliedDefaults] = {}
+        """Defaults with which a job's pod was dry-run, until its status holds them."""
+        self.large: dict[JobKey, datetime] = {}
+        """When the last reconcile of a large gang ended, if it left nothing to do at once."""
         self._admitted: dict[JobKey, int] = {}
+
+    def defer(self, key: JobKey, due: datetime | None) -> None:
+        """Remembers by when the status must be written; None: nothing is left to write."""
+        if due is None:
+            self.unwritten.pop(key, None)
+        else:
+            self.unwritten[key] = due
 
     def admit(self, key: JobKey, generation: int) -> None:
         self._admitted[key] = generation
@@ -114,11 +138,15 @@ class Memory:
             self.refusals,
             self.samples,
             self.silences,
+            self.kept,
             self.unread,
             self.events,
             self.annotations,
+            self.applied,
             self._admitted,
             self.volume_waits,
+            self.unwritten,
+            self.large,
         ):
             table.pop(key, None)
         self.ungrouped.discard(key)
@@ -147,6 +175,10 @@ def remember(o: Observed, learned: Learned, caches: Caches, memory: Memory) -> N
     _put(memory.annotations, key, o.annotated_at)
     if o.volume_wait is not None:
         memory.volume_waits[key] = (o.volume_wait, claims.wait_for_volume(o))
+    if o.applied is not None:
+        memory.applied[key] = o.applied
+    else:
+        memory.applied.pop(key, None)
     if o.refusal is None:
         memory.refusals.pop(key, None)
 

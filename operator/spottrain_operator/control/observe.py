@@ -8,17 +8,18 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from spottrain_operator.api.job_defaults import NO_DEFAULTS, JobDefaults, applied, of_config_map
 from spottrain_operator.api.node_pools import Pool
 from spottrain_operator.api.observed import ClaimView, Limits, NodeView, Observed, PodView
 from spottrain_operator.api.prices import NO_PRICES, PriceList
-from spottrain_operator.api.training_job import Job, JobKey
-from spottrain_operator.api.validation import parse_job
+from spottrain_operator.api.training_job import AppliedDefaults, Job, JobKey
+from spottrain_operator.api.validation import parse_job, with_defaults
 from spottrain_operator.api.views import claim_view, cleanup_ended, node_view, pod_events, pod_view
 from spottrain_operator.control.caches import Caches, Listed
 from spottrain_operator.control.memory import EventsRead, Learned, Memory
-from spottrain_operator.errors import ApiError
+from spottrain_operator.errors import ApiError, ApiFailure, InvalidSpec
 from spottrain_operator.io.cluster import Cluster
-from spottrain_operator.names import JOB_UID_LABEL, cleanup_name
+from spottrain_operator.names import DEFAULTS_CONFIG_MAP, JOB_UID_LABEL
 from spottrain_operator.policies import claims, ledger, placement, starting
 
 NEVER: Final = datetime.min.replace(tzinfo=UTC)
@@ -57,8 +58,10 @@ async def observe(
     limits: Limits,
     now: datetime,
     prices: PriceList = NO_PRICES,
+    defaults: JobDefaults = NO_DEFAULTS,
 ) -> tuple[Observed, Learned]:
     """Returns the observation, and what was learned beyond it. Changes neither the caches nor the memory."""
+    job, filled_in = await _with_defaults(job, cluster, memory, defaults, pools)
     own = [await list_pods(job.key, caches, cluster)] if _seems_lost(job, caches.pods.of(job.key)) else []
     every = own[0].pods if own else caches.pods.of(job.key)
     pods = tuple(p for p in every if not p.stray)
@@ -79,11 +82,14 @@ async def observe(
         nodes=nodes,
         default_pool=default_pool,
         pools=pools,
+        applied=filled_in,
         admitted=memory.admitted(job),
         sample=memory.samples.get(job.key),
         silence=memory.silences.get(job.key),
+        kept=memory.kept.get(job.key),
         watched_since=memory.began or now,
         annotated_at=memory.annotated_at(job.key, current, now),
+        others=caches.pods.others_on(ledger.idle_nodes(job.status), job.key),
         cleaning=cleanup is not None,
         cleanup=cleanup_ended(cleanup) if cleanup is not None else None,
         cleanup_refused=memory.cleanup_refused.get(job.key.uid, ""),
@@ -100,6 +106,37 @@ async def observe(
     observed = _remembered(replace(observed, claims=read), current, memory)
     lists = (*own, *others)
     return observed, Learned(lists=lists, nodes=fetched, events=events, events_error=error)
+
+
+async def _with_defaults(
+    job: Job, cluster: Cluster, memory: Memory, chart: JobDefaults, pools: Mapping[str, Pool]
+) -> tuple[Job, AppliedDefaults | None]:
+    """Fills in the defaults of a job that was not accepted yet; a job is invalid where they cannot be used.
+
+    Between its dry run and its acceptance they are not read again.
+    """
+    if not job.takes_defaults or job.spec is None:
+        return job, None
+    known = memory.applied.get(job.key) if memory.admitted(job) else None
+    try:
+        if known is None:
+            raw = await _config_map(job.key, cluster)
+            known = applied(job, of_config_map(raw, job.key.namespace, pools), chart)
+        return replace(job, spec=with_defaults(job.spec, known)), known
+    except InvalidSpec as error:
+        return replace(job, spec=None, invalid=str(error)), AppliedDefaults()
+
+
+async def _config_map(key: JobKey, cluster: Cluster) -> dict[str, Any] | None:
+    """Reads the namespace's defaults. Raises InvalidSpec where the operator may not."""
+    try:
+        return await cluster.get_config_map(key.namespace, DEFAULTS_CONFIG_MAP)
+    except ApiError as error:
+        if error.kind is not ApiFailure.FORBIDDEN:
+            raise
+        raise InvalidSpec(
+            f"ConfigMap {DEFAULTS_CONFIG_MAP} of namespace {key.namespace} cannot be read: {error}"
+        ) from error
 
 
 async def _events(
@@ -162,7 +199,7 @@ async def _cleanup(job: Job, cluster: Cluster) -> dict[str, Any] | None:
     """Reads the cleanup pod, which is not watched because it has another role label."""
     if not (job.deleting and job.holds_checkpoints):
         return None
-    return await cluster.get_pod(job.key.namespace, cleanup_name(job.key.name, job.key.uid))
+    return await cluster.get_pod(job.key.namespace, job.cleanup_name)
 
 
 async def _deleted_jobs_pods(job: Job, caches: Caches, cluster: Cluster) -> list[Listed]:
@@ -181,7 +218,7 @@ async def _nodes(
     did not have.
     """
     avoided = {name for pod in pods if placement.is_kept_off(pod) for name in pod.avoids}
-    nodes = caches.nodes.noticed() | caches.nodes.with_hostnames(avoided)
+    nodes = {**caches.nodes.noticed(), **caches.nodes.with_hostnames(avoided)}
     named = {p.node for p in pods if p.node}
     named |= ledger.open_nodes(job.status)
     named |= placement.pinned_nodes(job) | placement.faulty_nodes(job.status)

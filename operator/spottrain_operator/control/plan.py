@@ -28,14 +28,16 @@ from spottrain_operator.api.observed import (
     Plan,
     PodView,
 )
-from spottrain_operator.api.training_job import AttemptRecord, Status, with_record
+from spottrain_operator.api.training_job import CHOICE_LIMIT, AttemptRecord, Status, with_record
 from spottrain_operator.api.wire import deadline_annotations
 from spottrain_operator.control import follow
-from spottrain_operator.names import Cause, Condition, Reason, pod_name
+from spottrain_operator.names import Cause, Condition, Reason
 from spottrain_operator.policies import (
     capacity,
+    cheapest,
     claims,
     cleanup,
+    cost_limit,
     gang,
     hang,
     lifecycle,
@@ -53,6 +55,7 @@ from spottrain_operator.status.changes import (
     with_store_unreachable,
 )
 from spottrain_operator.status.events import events_between
+from spottrain_operator.status.measurements import measurements_between
 
 Rule = Callable[[Observed], Decision | None]
 MIN_GRACE: Final = 2
@@ -60,6 +63,7 @@ MIN_GRACE: Final = 2
 
 
 def plan(o: Observed) -> Plan:
+    o = cost_limit.with_spending(o)
     decision = decide(o)
     status = follow.settled(o, decision.status)
     changed = status != o.job.status
@@ -72,7 +76,9 @@ def plan(o: Observed) -> Plan:
         status=status if changed else None,
         after=actions,
         events=(*decision.events, *(events_between(o, status) if changed else ())),
+        measurements=measurements_between(o, status) if changed else (),
         recheck_after=follow.recheck_after(o, status, actions),
+        kept=cheapest.kept(o, status),
     )
 
 
@@ -155,7 +161,7 @@ def under_notice(o: Observed) -> Decision | None:
     before = tuple(action for pod, notice in noticed for action in _notify(o, pod, notice))
     keep = replace(_keep(o, Cause.SPOT_NOTICE, "the trainer is asked to save and end"), before=before)
     all_deleted = all(p.deleted is not None or any(_is_delete(a, p) for a in before) for p, _ in noticed)
-    no_successor = o.job.spec.suspend or _attempt_ended(o) or _stopping(o)
+    no_successor = lifecycle.halted(o) is not None or _attempt_ended(o) or _stopping(o)
     can_wait = o.job.spec.replaces_during_notice and runtime.attached(o.job.status)
     overlaps = can_wait and not claims.one_node_at_a_time(o)
     if not all_deleted or not overlaps or no_successor:
@@ -196,8 +202,12 @@ def stopped_by_owner(o: Observed) -> Decision | None:
     """Stops an attempt that is suspended, past its deadline, resized, stalled, or to move back to spot."""
     if _attempt_ended(o) or _stopping(o) or not gang.team(o):
         return None
-    asked = lifecycle.asked_to_stop(o) or gang.resized(o) or hang.stalled(o) or capacity.moves(o)
+    asked = lifecycle.asked_to_stop(o) or gang.resized(o) or hang.stalled(o) or _move(o)
     return _stop(o, asked) if asked is not None else None
+
+
+def _move(o: Observed) -> Ending | None:
+    return None if capacity.problem(o) else capacity.moves(o) or cheapest.moves(o)
 
 
 def unschedulable(o: Observed) -> Decision | None:
@@ -207,6 +217,8 @@ def unschedulable(o: Observed) -> Decision | None:
     if (useless := next(_useless_pods(o), None)) is not None:
         return _stop(o, useless)
     sentence = capacity.gives_up_waiting(o)
+    if sentence and cheapest.keeps_waiting(o):
+        return None
     return _stop(o, Ending(cause=Cause.SCHEDULING_TIMEOUT, evidence=sentence)) if sentence else None
 
 
@@ -244,17 +256,22 @@ def running(o: Observed) -> Decision | None:
 
 # --- rules: the next attempt ----------------------------------------------------------------------------
 def suspended(o: Observed) -> Decision | None:
-    if o.job.spec is None or not o.job.spec.suspend:
+    halt = lifecycle.halted(o)
+    if halt is None:
         return None
-    decision = _keep(o, Cause.SUSPENDED, "spec.suspend is true")
+    decision = _keep(o, Cause.SUSPENDED, halt.why)
     return replace(decision, status=replace(o.job.status, active_since=None))  # the deadline does not run
 
 
 def renewed(o: Observed) -> Decision | None:
-    """Resumes an attempt that had no pod yet: its deadline counts from now."""
+    """Resumes an attempt that had no pod yet: its deadline counts from now, and prices may have changed."""
     if not o.job.status.attempt or o.job.status.active_since is not None or _attempt_ended(o):
         return None
     status = replace(o.job.status, active_since=o.now.replace(microsecond=0))
+    record = status.current
+    if cheapest.applies(o) and record is not None and record.started is None and not capacity.problem(o):
+        before = replace(status, attempt=status.attempt - 1, attempts=status.attempts[:-1])
+        status = _with_next_attempt(o, before)
     return Decision(reason="Start", message="resumed", status=status)
 
 
@@ -417,11 +434,12 @@ def _end_attempt(o: Observed, ending: Ending) -> Decision:
     if stop is not None:
         return _failed(o, status, *stop)
     status = replace(status, next_start=restart.next_start(status, policy, ending, o.now, o.job.key.uid))
-    if o.job.spec.suspend:
+    halted = lifecycle.halted(o) is not None
+    if halted:
         status = replace(status, active_since=None)  # the deadline does not run
     elif ending.cause is Cause.SUSPENDED:
         status = replace(status, active_since=o.now.replace(microsecond=0))  # resumed before the end
-    if o.job.spec.suspend or capacity.problem(o):
+    if halted or capacity.problem(o):
         return Decision(reason=ending.cause, message=ending.evidence, status=status)
     return Decision(reason=ending.cause, message=ending.evidence, status=_with_next_attempt(o, status))
 
@@ -438,12 +456,16 @@ def _starts_over(o: Observed, status: Status, ending: Ending) -> str:
 def _with_next_attempt(o: Observed, status: Status) -> Status:
     """Returns the status with a record of the next attempt. follow.py creates its pods from that."""
     assert o.job.spec is not None
-    number, key = status.attempt + 1, o.job.key
-    pool = capacity.choose(o, status)
+    number = status.attempt + 1
+    decided = cheapest.decide(o, status)
+    if decided is not None and cheapest.without_backoff(o, status, decided):
+        status = replace(status, next_start=cheapest.spread(o, status))
+    pool = capacity.choose(o, status, decided.pool if decided is not None else None)
     record = AttemptRecord(
         number=number,
-        pod=pod_name(key.name, key.uid, number),
+        pod=o.job.pod_name(number),
         capacity_type=pool.type,
+        choice=decided.reason[:CHOICE_LIMIT] if decided is not None else "",
         pool=pool.name,
         platform=str(pool.found_platform or ""),
         notice_seconds=pool.window,

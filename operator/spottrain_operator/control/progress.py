@@ -1,28 +1,35 @@
 """Polls trainers for their progress, concurrently with the reconciles.
 
-Results are stored in `Memory.samples`. A job is enqueued only when its status is due for a write.
+Results are stored in `Memory.samples`. A job is enqueued only when its status is due for a write. The number
+of queries per second is bounded: with many jobs each is asked less often, but not those near a decision.
 """
 
 from __future__ import annotations
 
 import asyncio
 import errno
+import itertools
 import logging
+import math
 import random
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
+from enum import Enum
+from typing import Final
 
 import aiohttp
 from spottrain.contract import PROGRESS_PORT, STOP_PATH, Progress, Stop
 
-from spottrain_operator.api.observed import PodView, Sample, Silence
+from spottrain_operator.api.observed import Limits, PodView, Sample, Silence
 from spottrain_operator.api.training_job import STATE_LIMIT, TIME_LIMIT, WARNING_LIMIT, Job, Status
 from spottrain_operator.api.validation import well_typed
 from spottrain_operator.api.wire import cut
 from spottrain_operator.control.caches import Caches
 from spottrain_operator.control.memory import Memory
 from spottrain_operator.control.work_queue import WorkQueue
-from spottrain_operator.policies.pod_end import trainer_ended
+from spottrain_operator.policies.runtime import trains
 from spottrain_operator.status.changes import progress_due
 from spottrain_operator.status.conditions import STOP_DELAY
 
@@ -38,9 +45,78 @@ LIMITS = {
     "waitingFor": WARNING_LIMIT,
     "ignoredSettings": WARNING_LIMIT,
 }
+JITTER: Final = 0.05
+"""Of the interval: queries of several processes do not come together."""
 NO_RESPONSE = (aiohttp.ClientError, OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
 MAX_CONCURRENT = 64
 """Maximum number of concurrent queries."""
+MAX_PER_SECOND: Final = 50
+"""Maximum number of queries, but for those that must not wait. Each takes up to a millisecond of processor
+time, so all of them a twentieth of a core."""
+
+
+PATIENCE: Final = Limits().runtime_patience
+
+
+class Turn(Enum):
+    """How often a trainer is asked."""
+
+    NEVER = "never"
+    EACH_ROUND = "each round"
+    """A decision depends on its next response."""
+    SOON = "soon"
+    """It has not responded with a training yet: a half of the queries is for these, if they need so many."""
+    IN_TURN = "in turn"
+
+
+def turn(
+    pod: PodView,
+    job: Job | None,
+    *,
+    silence: Silence | None,
+    sample: Sample | None,
+    late: bool,
+    patience: timedelta = PATIENCE,
+) -> Turn:
+    """Returns how often to ask a trainer. `late`: it has run for longer than `patience`, the time that a
+    runtime takes to respond."""
+    if job is None:
+        return Turn.NEVER
+    spec = job.spec
+    limited = spec is not None and spec.failure_policy.hang_timeout_seconds
+    if pod.deleted is not None or pod.notice is not None or limited:
+        return Turn.EACH_ROUND
+    heard = sample is not None and sample.progress.attempt == pod.attempt
+    known = heard and sample is not None and trains(sample.progress.state)
+    silent = silence if silence is not None and silence.pod_uid == pod.uid else None
+    own_image = spec is not None and not spec.checkpoint.managed
+    if own_image and not heard and silent is not None and silent.lasted >= patience:
+        return Turn.NEVER  # it need not respond. One that has responded may do so again
+    return Turn.IN_TURN if known or (silent is not None and late) else Turn.SOON
+
+
+def chosen(turns: Sequence[tuple[PodView, Turn]], number: int, most: float) -> list[PodView]:
+    """Returns the pods to ask in a round with this number: `most`, and those that are asked in each round."""
+    by_turn: dict[Turn, list[PodView]] = {kind: [] for kind in Turn}
+    for pod, kind in turns:
+        by_turn[kind].append(pod)
+    soon, others = by_turn[Turn.SOON], by_turn[Turn.IN_TURN]
+    for_others = max(most / 2, most - len(soon))
+    return [
+        *by_turn[Turn.EACH_ROUND],
+        *_share(soon, number, most / 2 if others else most),
+        *_share(others, number, for_others),
+    ]
+
+
+def _share(pods: list[PodView], number: int, most: float) -> list[PodView]:
+    rounds = max(1, math.ceil(len(pods) / max(most, 1.0)))
+    return [pod for pod in pods if (_place(pod) + number) % rounds == 0]
+
+
+def _place(pod: PodView) -> int:
+    """Returns the pod's place among others: the same in each round, so that its queries are evenly spaced."""
+    return zlib.crc32(pod.uid.encode())
 
 
 def missed_the_signal(pod: PodView, now: datetime) -> bool:
@@ -61,36 +137,60 @@ class Poller:
         interval: float,
         write_interval: timedelta,
         now: Callable[[], datetime],
+        patience: timedelta = PATIENCE,
         port: int = PROGRESS_PORT,
     ) -> None:
         self._caches, self._memory, self._queue = caches, memory, queue
         self._interval, self._write_interval = interval, write_interval
-        self._now, self._port = now, port
+        self._now, self._patience, self._port = now, patience, port
         self._slots = asyncio.Semaphore(MAX_CONCURRENT)
 
     async def run(self) -> None:
-        """Runs until cancelled. Each round queries every running trainer once, spread over the interval."""
+        """Runs until cancelled. The queries of a round are spread over the interval."""
         async with aiohttp.ClientSession(timeout=TIMEOUT, trust_env=False) as session:
-            while True:
-                firsts = (p for p in self._caches.pods if p.rank == 0 and p.running_since and p.ip)
-                polls = [self._poll_later(session, pod) for pod in firsts if not trainer_ended(pod)]
+            for number in itertools.count():
+                pods = chosen(self._turns(), number, MAX_PER_SECOND * self._interval)
+                polls = [self._poll_later(session, pod) for pod in pods]
                 await asyncio.gather(asyncio.sleep(self._interval), *polls)
 
+    def _turns(self) -> list[tuple[PodView, Turn]]:
+        now, memory = self._now(), self._memory
+        return [
+            (
+                pod,
+                turn(
+                    pod,
+                    self._caches.jobs.get(pod.job),
+                    silence=memory.silences.get(pod.job),
+                    sample=memory.samples.get(pod.job),
+                    late=pod.running_since is not None and now - pod.running_since > self._patience,
+                    patience=self._patience,
+                ),
+            )
+            for pod in self._caches.pods.trainers()
+        ]
+
     async def _poll_later(self, session: aiohttp.ClientSession, pod: PodView) -> None:
-        await asyncio.sleep(random.uniform(0, self._interval))
+        offset = _place(pod) % 997 / 997 + random.uniform(0, JITTER)
+        await asyncio.sleep(self._interval * offset / (1 + JITTER))
         async with self._slots:
             heard = await self._poll(session, pod)
         job = self._caches.jobs.get(pod.job)
         if job is None:
             return  # the job was deleted in the meantime, and its memory must stay empty
         if isinstance(heard, Silence):
-            self._memory.silences[pod.job] = heard
+            self._memory.silences[pod.job] = self._lengthened(heard, self._memory.silences.get(pod.job))
             return
         if _is_of(heard, pod, job):
             self._memory.silences.pop(pod.job, None)
             self._keep(pod, job.status, heard)
             if missed_the_signal(pod, self._now()):
                 await self._stop(session, pod)
+
+    def _lengthened(self, silence: Silence, before: Silence | None) -> Silence:
+        now = self._now()
+        began = before.began if before is not None and before.pod_uid == silence.pod_uid else None
+        return replace(silence, began=began or now, lasted=now - (began or now))
 
     async def _stop(self, session: aiohttp.ClientSession, pod: PodView) -> None:
         """Tells the trainer to stop. It is repeated in each round, which has no further effect."""

@@ -7,7 +7,9 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from typing import Final
 
+from spottrain_operator.api.job_defaults import NO_DEFAULTS, JobDefaults
 from spottrain_operator.api.node_pools import Pool
 from spottrain_operator.api.observed import Limits, Observed, Plan, PodView
 from spottrain_operator.api.prices import NO_PRICES, PriceList
@@ -16,14 +18,21 @@ from spottrain_operator.control.apply import Changed, Context, Done, Unfinished,
 from spottrain_operator.control.caches import Caches
 from spottrain_operator.control.memory import Memory, remember
 from spottrain_operator.control.observe import list_pods, observe, read_job
+from spottrain_operator.control.pacing import paced
 from spottrain_operator.control.plan import plan
 from spottrain_operator.errors import ApiError, Incomplete
 from spottrain_operator.io.cluster import Cluster
 from spottrain_operator.io.logs import about
+from spottrain_operator.policies import cheapest
 
 logger = logging.getLogger(__name__)
 AT_ONCE = timedelta(0)
 SOON = timedelta(milliseconds=100)
+LARGE: Final = 100
+"""Number of pods from which on a plan takes some tens of milliseconds."""
+PAUSE_PER_POD: Final = timedelta(microseconds=500)
+"""Pause after a reconcile of so many pods or more. Each plan looks at all of them, so the events of a large
+gang would keep the process busy."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,6 +45,9 @@ class Reconciler:
     limits: Limits
     now: Callable[[], datetime]
     prices: Callable[[], PriceList] = lambda: NO_PRICES
+    knows_pods: Callable[[str], bool] = lambda _: False
+    """Returns whether the cache has all pods of a namespace, and gets each later one."""
+    defaults: JobDefaults = NO_DEFAULTS
 
     async def __call__(self, key: JobKey) -> timedelta | None:
         """Reconciles a job; returns the delay until the next reconcile if no event comes before."""
@@ -43,6 +55,8 @@ class Reconciler:
         if job is None:
             await self._release_orphans(key)
             return None
+        if (pause := self._pause(job)) > AT_ONCE:
+            return pause
         observed, learned = await observe(
             job,
             caches=self.caches,
@@ -52,13 +66,20 @@ class Reconciler:
             pools=self.pools,
             limits=self.limits,
             prices=self.prices(),
+            defaults=self.defaults,
             now=self.now(),
         )
-        made = self._planned(observed)
         remember(observed, learned, self.caches, self.memory)
+        made = await self._plan(observed)
+        if made.kept is not None:
+            self.memory.kept[key] = made.kept
+        made, due = paced(made, job.status, self.memory.unwritten.get(key), observed.now, self.limits)
+        self.memory.defer(key, due)
         context = Context(cluster=self.cluster, caches=self.caches, memory=self.memory, now=observed.now)
         match await apply(job, made, context):
             case Done(again=again):
+                if not again and _pods(job) >= LARGE:
+                    self.memory.large[key] = self.now()
                 return AT_ONCE if again else made.recheck_after
             case Changed(why=why):
                 logger.info("%s", why)
@@ -67,11 +88,39 @@ class Reconciler:
                 again_after = SOON if result.again else made.recheck_after
                 raise Incomplete(str(result), again=again_after, unreachable=result.unreachable)
 
+    def _pause(self, job: Job) -> timedelta:
+        """Returns how long a large gang must wait after its last reconcile, if that left nothing to do."""
+        last, now = self.memory.large.pop(job.key, None), self.now()
+        pause = _pods(job) * PAUSE_PER_POD
+        if last is None or not timedelta(0) <= now - last < pause:
+            return AT_ONCE
+        self.memory.large[job.key] = last
+        return pause - (now - last)
+
     async def _read(self, key: JobKey) -> Job | None:
-        """Reads a job into the cache, which refuses it where it was deleted meanwhile."""
+        """Reads a job into the cache, which refuses it where it was deleted meanwhile.
+
+        A deleted job is read once: each of its pods has several more events.
+        """
+        if self.caches.jobs.is_deleted(key):
+            return None
         if (job := await read_job(key, self.cluster)) is not None:
             self.caches.jobs.put(job)
+        else:
+            self.caches.jobs.delete(key)
         return self.caches.jobs.get(key)
+
+    async def _plan(self, observed: Observed) -> Plan:
+        """Plans a job; in a thread where the plan may compute for some tenths of a second.
+
+        That is a table of costs, or the pods of a large gang. Other jobs are reconciled meanwhile.
+        """
+        spec = observed.job.spec
+        limited = spec is not None and spec.capacity.max_cost is not None
+        large = max(_pods(observed.job), len(observed.pods)) >= LARGE
+        if limited or large or cheapest.applies(observed):
+            return await asyncio.to_thread(self._planned, observed)
+        return self._planned(observed)
 
     def _planned(self, observed: Observed) -> Plan:
         """Plans a job; on an unexpected error the plan reports the job as invalid."""
@@ -89,9 +138,9 @@ class Reconciler:
     async def _release_orphans(self, key: JobKey) -> None:
         """Releases the pods of a deleted job; our finalizer would keep them for ever."""
         self.memory.forget(key)
-        listed = await list_pods(key, self.caches, self.cluster)
-        self.caches.pods.update(listed)
-        held = [pod for pod in listed.pods if pod.holds_outcome]
+        if not self.knows_pods(key.namespace):
+            self.caches.pods.update(await list_pods(key, self.caches, self.cluster))
+        held = [pod for pod in self.caches.pods.of(key) if pod.holds_outcome]
         failed = [words for words in await asyncio.gather(*map(self._release, held)) if words]
         if failed:
             raise Incomplete(f"{len(failed)} of {len(held)} pods could not be released: {failed[0]}")
@@ -103,3 +152,9 @@ class Reconciler:
         except ApiError as error:
             return "" if error.stale else f"{pod.name}: {error}"
         return ""
+
+
+def _pods(job: Job) -> int:
+    """Returns how many pods the job has, or is about to have."""
+    record = job.status.current
+    return max(job.spec.workers if job.spec is not None else 1, record.workers if record is not None else 0)

@@ -1,85 +1,147 @@
 """What is read at the start and every few minutes: complete LISTs, and the features of this cluster.
 
-kopf misses deletions during a relist (measured: 100 of 200 entries were stale). A cluster may be upgraded
-while the operator runs. A failed query of features blocks nothing; the last result is kept.
+kopf, which watches the jobs, misses deletions during a relist (measured: 100 of 200 entries were stale). A
+cluster may be upgraded while the operator runs. A failed query of features blocks nothing; the last result is
+kept.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Iterable, Iterator
 from decimal import Decimal
-from typing import Any
+from typing import Any, Final
+
+from prometheus_client import Gauge
 
 from spottrain_operator.api.native_gangs import API_GROUP, GangApi
 from spottrain_operator.api.node_pools import of_node_pool
-from spottrain_operator.api.training_job import Job
-from spottrain_operator.api.validation import parse_job
-from spottrain_operator.api.views import node_view, pod_view
-from spottrain_operator.control.caches import Caches, K, Newest, V
+from spottrain_operator.api.training_job import Job, JobKey
+from spottrain_operator.api.validation import identity, parse_job
+from spottrain_operator.api.wire import camel
+from spottrain_operator.control.caches import Caches, JobCache
+from spottrain_operator.control.informer import NO_NAMESPACE
 from spottrain_operator.control.memory import Memory
-from spottrain_operator.control.work_queue import WorkQueue
+from spottrain_operator.control.work_queue import Lane, WorkQueue
 from spottrain_operator.errors import ApiError, ApiFailure, InvalidSpec
 from spottrain_operator.io.cluster import Cluster
-from spottrain_operator.io.metrics import GHOSTS, JOBS, RESYNCS, SPENT, UNPRICED
+from spottrain_operator.io.metrics import COMPARED, GHOSTS, GOODPUT, JOBS, ON_DEMAND, RESYNCS, SPENT, UNPRICED
 from spottrain_operator.names import NODE_POOLS, PLURAL, Phase
+from spottrain_operator.policies.goodput import PARTS
+from spottrain_operator.policies.ledger import UNKNOWN
 
 logger = logging.getLogger(__name__)
+SPREAD_SECONDS: Final = 1.0
+"""At such intervals a resync enqueues jobs."""
+AT_A_TIME: Final = 50
+"""Listed jobs that are parsed before other tasks may run."""
 
 
 # --- objects --------------------------------------------------------------------------------------------
-async def resync(cluster: Cluster, caches: Caches, queue: WorkQueue, namespaces: tuple[str, ...]) -> None:
-    """Lists nodes, pods and jobs into the caches, then enqueues every job."""
-    await _list(cluster.every("nodes", namespaces), caches.nodes, node_view, "Node")
-    await _list(cluster.every("pods", namespaces), caches.pods, pod_view, "Pod")
-    await _list(cluster.every(PLURAL, namespaces), caches.jobs, parse_job, "TrainingJob")
-    for key in {*caches.jobs.keys(), *caches.pods.jobs()}:
-        queue.add(key)
-    show_jobs(caches.jobs)
+async def list_jobs(cluster: Cluster, caches: Caches, queue: WorkQueue, namespaces: tuple[str, ...]) -> None:
+    """Lists the jobs into the cache, and enqueues those of which the watch has missed something.
+
+    Raises ApiError, after the LISTs that succeed. The jobs of a watched namespace that cannot be read stay as
+    they were.
+    """
+    failed: ApiError | None = None
+    for namespace in namespaces or ("",):
+        try:
+            await _list(
+                cluster.every(PLURAL, (namespace,) if namespace else ()), caches.jobs, queue, namespace
+            )
+        except ApiError as error:
+            if namespace and error.status in NO_NAMESPACE:
+                logger.warning("the jobs of namespace %s cannot be listed: %s", namespace, error)
+            else:
+                failed = failed or error
+    if failed is not None:
+        raise failed
+    if queue.open:  # else the leader shows them, and a sum over both processes would count them twice
+        show_jobs(caches.jobs)
     RESYNCS.inc()
 
 
+async def look_again(caches: Caches, queue: WorkQueue, seconds: float) -> None:
+    """Enqueues each job of which anything may become due, evenly spread over these seconds; takes so long.
+
+    All at once would keep the workers busy for seconds.
+    """
+    keys = [*caches.jobs.keys(), *(key for key in caches.pods.jobs() if caches.jobs.get(key) is None)]
+    steps = max(1, min(len(keys), int(seconds / SPREAD_SECONDS)))
+    for step in range(steps):
+        for key in keys[step::steps]:
+            if not _rests(key, caches):
+                queue.add(key, Lane.RESYNC)
+        await asyncio.sleep(seconds / steps)
+
+
+def _rests(key: JobKey, caches: Caches) -> bool:
+    """Returns whether only an event, or a delay that the queue knows, changes anything.
+
+    So it is with a job that has ended, or is suspended without pods; not with what is left of a deleted one.
+    """
+    job, has_pods = caches.jobs.get(key), caches.pods.has(key)
+    if job is None or job.deleting:
+        return job is None and not has_pods
+    return job.status.terminal or (job.spec is not None and job.spec.suspend and not has_pods)
+
+
 def show_jobs(jobs: Iterable[Job]) -> None:
-    """Sets the metrics that are sums over all jobs: phases, and costs by namespace."""
+    """Sets the metrics that are sums over all jobs: phases, costs and times, by namespace and team."""
     jobs = list(jobs)
     phases = [job.status.phase for job in jobs]
     for phase in Phase:
         JOBS.labels(phase).set(phases.count(phase))
-    spent: dict[str, Decimal] = {}
-    unknown: dict[str, Decimal] = {}
-    for job in jobs:
-        if (cost := job.status.cost) is not None:
-            namespace = job.key.namespace
-            spent[namespace] = spent.get(namespace, Decimal(0)) + cost.spent
-            unknown[namespace] = unknown.get(namespace, Decimal(0)) + cost.unknown_seconds
-    for gauge, sums in ((SPENT, spent), (UNPRICED, unknown)):
-        gauge.clear()  # namespaces whose jobs are gone
-        for namespace, value in sums.items():
-            gauge.labels(namespace).set(float(value))
+    gauges = (SPENT, UNPRICED, ON_DEMAND, COMPARED, GOODPUT)
+    sums: dict[Gauge, dict[tuple[str, ...], Decimal]] = {gauge: {} for gauge in gauges}
+    for gauge, labels, value in (figure for job in jobs for figure in _figures(job)):
+        sums[gauge][labels] = sums[gauge].get(labels, Decimal(0)) + value
+    for gauge, values in sums.items():
+        gauge.clear()  # namespaces and teams whose jobs are gone
+        for labels, value in values.items():
+            gauge.labels(*labels).set(float(value))
+
+
+def _figures(job: Job) -> Iterator[tuple[Gauge, tuple[str, ...], Decimal]]:
+    owner, cost, times = (job.key.namespace, job.team), job.status.cost, job.status.goodput
+    if cost is not None:
+        yield SPENT, owner, cost.spent
+        yield UNPRICED, owner, cost.unknown_seconds
+        known = cost.saving != UNKNOWN
+        yield ON_DEMAND, owner, cost.on_demand_ideal if known else Decimal(0)
+        yield COMPARED, owner, cost.spent if known else Decimal(0)
+    for part in PARTS if times is not None else ():
+        yield GOODPUT, (*owner, camel(part)), getattr(times, part)
 
 
 async def _list(
-    raws: AsyncIterator[dict[str, Any]],
-    cache: Newest[K, V],
-    view: Callable[[dict[str, Any]], V | None],
-    kind: str,
+    raws: AsyncIterator[dict[str, Any]], cache: JobCache, queue: WorkQueue, namespace: str
 ) -> None:
-    """Stores what is listed, and removes what the cache had before and the LIST does not contain."""
-    before, live = tuple(cache), set()
-    async for raw in raws:
-        try:
-            found = view(raw)
-        except InvalidSpec as error:  # one job's unreadable status must not stop the others
-            logger.error("%s: %s", raw["metadata"]["name"], error)
-            continue
-        if found is not None:
-            live.add(cache.key(found))
-            cache.put(found)
-    for old in before:
-        key = cache.key(old)
-        if key not in live and cache.get(key) is old:  # else it changed meanwhile: the next LIST tells
-            cache.remove(key)
-            GHOSTS.labels(kind).inc()
+    """Stores what is listed, removes what the cache had before and the LIST lacks, and enqueues both."""
+    with cache.listing():
+        before = tuple(job for job in cache if namespace in ("", job.key.namespace))
+        live = set[JobKey]()
+        async for raw in raws:
+            key, version = identity(raw)
+            live.add(key)
+            if not cache.is_news(key, version):
+                continue
+            try:
+                cache.put(parse_job(raw))
+            except InvalidSpec as error:  # one job's unreadable status must not stop the others
+                logger.error("%s: %s", raw["metadata"]["name"], error)
+                continue
+            queue.add(key)
+            if len(live) % AT_A_TIME == 0:
+                await asyncio.sleep(0)
+        for old in before:
+            key = cache.key(old)
+            if key not in live and cache.get(key) is old:  # else it changed meanwhile: the next LIST tells
+                cache.remove(key)
+                queue.add(key)
+                GHOSTS.labels("TrainingJob").inc()
 
 
 # --- features -------------------------------------------------------------------------------------------

@@ -1,30 +1,45 @@
-"""The operator's service: caches, queue, workers, resync, progress, health.
+"""The operator's service: caches, informers, queue, workers, resync, progress, health.
 
-Workers start once the first resync has filled the caches, so that no decision uses incomplete ones.
+Workers start once the caches are filled, so that no decision uses incomplete ones, and once this process
+leads. Until then it stands by, with caches that follow the cluster.
 """
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
-from collections.abc import Callable, Mapping
+import math
+import os
+import socket
+import uuid
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
 from aiohttp import web
 
-from spottrain_operator.api.validation import parse_job
-from spottrain_operator.api.views import node_view, pod_view
+from spottrain_operator.api.validation import identity, parse_job
 from spottrain_operator.control.caches import Caches
+from spottrain_operator.control.informer import Informers
+from spottrain_operator.control.leader import Candidate, Elector, Times
 from spottrain_operator.control.memory import Memory
 from spottrain_operator.control.progress import Poller
 from spottrain_operator.control.reconcile import Reconciler
-from spottrain_operator.control.resync import discover, discover_node_pools, resync
-from spottrain_operator.control.work_queue import WorkQueue
+from spottrain_operator.control.resync import (
+    discover,
+    discover_node_pools,
+    list_jobs,
+    look_again,
+    show_jobs,
+)
+from spottrain_operator.control.work_queue import Lane, WorkQueue
 from spottrain_operator.errors import ApiError
 from spottrain_operator.io.cluster import Cluster, KubeCluster
 from spottrain_operator.io.health import Health
-from spottrain_operator.io.price_file import PriceFile
+from spottrain_operator.io.lease import KubeLease
+from spottrain_operator.io.metrics import LEADER
+from spottrain_operator.io.price_file import PriceFiles
 from spottrain_operator.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -42,24 +57,51 @@ def _log_end(task: asyncio.Task[None]) -> None:
         logger.critical("a task of the operator has ended", exc_info=error)
 
 
+def _lost(why: str) -> None:
+    _end_process(f"this process leads no more, and ends: {why}")
+
+
+def _went_back(why: str) -> None:
+    _end_process(f"this process ends, so that the next one reads all anew: {why}")
+
+
+def _end_process(words: str) -> None:
+    """Ends the process at once: nothing that it began as the leader goes on. It is restarted as a standby."""
+    logger.critical("%s", words)
+    logging.shutdown()
+    os._exit(1)
+
+
 class Service:
     def __init__(self, settings: Settings, *, now: Callable[[], datetime] = utc_now) -> None:
         self.settings = settings
         self.caches = Caches()
-        self.queue = WorkQueue()
+        self.queue = WorkQueue(open=False)
         self.memory = Memory()
         self._now = now
         self._synced = False
         self._cluster: KubeCluster | None = None
+        self._lease_cluster: KubeCluster | None = None
+        self._elector: Elector | None = None
+        """None: without a Lease this process leads."""
         self._health: web.AppRunner | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
     # --- life ---
     async def start(self) -> None:
-        self._cluster = await KubeCluster.connect()
-        health = Health(alive=self._alive, ready=lambda: self._synced)
+        if self.settings.lease_namespace:
+            self._lease_cluster = await KubeCluster.connect()
+            self._elector = self._candidate(self._lease_cluster)
+        time_to_write = self._elector.time_to_write if self._elector is not None else lambda: math.inf
+        self._cluster = await KubeCluster.connect(
+            write_timeout=self.settings.write_timeout_seconds, time_to_write=time_to_write
+        )
+        informers = Informers(
+            self._cluster, self.caches, self.queue, self.settings.namespaces, went_back=_went_back
+        )
+        health = Health(alive=self._alive, ready=lambda: self._synced, frozen=informers.frozen)
         self._health = await health.start(self.settings.health_port)
-        for work in (health.measure_lag(), self._run(self._cluster)):
+        for work in (health.measure_lag(), informers.run(), self._run(self._cluster, informers)):
             self._tasks.append(asyncio.create_task(work))
             self._tasks[-1].add_done_callback(_log_end)
 
@@ -71,15 +113,21 @@ class Service:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._elector is not None:
+            await self._elector.release()
         if self._health is not None:
             await self._health.cleanup()
-        if self._cluster is not None:
-            await self._cluster.close()
+        for cluster in (self._cluster, self._lease_cluster):
+            if cluster is not None:
+                await cluster.close()
 
-    async def _run(self, cluster: Cluster) -> None:
-        await self._resync(cluster)
+    async def _run(self, cluster: Cluster, informers: Informers) -> None:
+        await informers.synced()
+        await self._read_jobs(cluster)
         self._synced = True
         logger.info("caches are filled: %d jobs", len(self.caches.jobs.keys()))
+        gc.collect()
+        gc.freeze()  # each full collection would look at all of it again, and hold the event loop meanwhile
         reconcile = Reconciler(
             cluster=cluster,
             caches=self.caches,
@@ -88,7 +136,9 @@ class Service:
             pools={pool.name: pool for pool in self.settings.pools},
             limits=self.settings.limits,
             now=self._now,
-            prices=PriceFile(self.settings.price_file),
+            prices=PriceFiles(self.settings.price_file, self.settings.fetched_price_file),
+            defaults=self.settings.job_defaults,
+            knows_pods=informers.knows_pods,
         )
         poller = Poller(
             caches=self.caches,
@@ -96,54 +146,73 @@ class Service:
             queue=self.queue,
             interval=self.settings.progress_seconds,
             write_interval=self.settings.limits.progress_interval,
+            patience=self.settings.limits.runtime_patience,
             now=self._now,
         )
         async with asyncio.TaskGroup() as group:
+            group.create_task(self._keep_resyncing(cluster, informers))
+            if self._elector is not None:
+                group.create_task(self._elector.run())
+                await self._elector.leading()
+            self._lead()
             for _ in range(self.settings.workers):
                 group.create_task(self.queue.work(reconcile))
             group.create_task(poller.run())
-            group.create_task(self._keep_resyncing(cluster))
 
-    async def _keep_resyncing(self, cluster: Cluster) -> None:
+    def _candidate(self, cluster: KubeCluster) -> Elector:
+        given = self.settings
+        return Elector(
+            KubeLease(cluster=cluster, namespace=given.lease_namespace, name=given.lease_name),
+            Candidate(
+                identity=given.identity or f"{socket.gethostname()}_{uuid.uuid4().hex[:8]}",
+                times=Times(
+                    lease=given.lease_seconds,
+                    renew_deadline=given.renew_deadline_seconds,
+                    retry=given.lease_retry_seconds,
+                ),
+            ),
+            lost=_lost,
+            now=self._now,
+        )
+
+    def _lead(self) -> None:
+        """Begins the work on every job, as after a restart: the caches are up to date, the queue is empty.
+
+        A new event does not wait behind all of them.
+        """
+        LEADER.set(1)
+        self.queue.open = True
+        for key in {*self.caches.jobs.keys(), *self.caches.pods.jobs()}:
+            self.queue.add(key, Lane.RESYNC)
+        show_jobs(self.caches.jobs)
+
+    async def _keep_resyncing(self, cluster: Cluster, informers: Informers) -> None:
+        """Repairs what the watches have missed."""
         while True:
-            await asyncio.sleep(self.settings.resync_seconds)
-            await self._resync(cluster)
+            await look_again(self.caches, self.queue, self.settings.resync_seconds)
+            await self._retried(informers.relist)
+            await self._read_jobs(cluster)
 
-    async def _resync(self, cluster: Cluster) -> None:
+    async def _read_jobs(self, cluster: Cluster) -> None:
+        """Lists the jobs, and reads what this cluster offers."""
         if self.settings.native_gangs:
             await discover(cluster, self.memory)
         await discover_node_pools(cluster, self.memory)
+        await self._retried(lambda: list_jobs(cluster, self.caches, self.queue, self.settings.namespaces))
+
+    async def _retried(self, listing: Callable[[], Awaitable[None]]) -> None:
         while True:
             try:
-                return await resync(cluster, self.caches, self.queue, self.settings.namespaces)
+                return await listing()
             except ApiError as error:
                 logger.warning("listing failed, and is retried: %s", error)
                 await asyncio.sleep(RETRY_SECONDS)
 
     # --- watch events ---
     def saw_job(self, kind: str | None, raw: Mapping[str, Any]) -> None:
-        job = parse_job(raw)
+        key, version = identity(raw)
         if kind == "DELETED":
-            self.caches.jobs.remove(job.key, job.resource_version)
-        elif not self.caches.jobs.put(job):
+            self.caches.jobs.delete(key, version)
+        elif not (self.caches.jobs.is_news(key, version) and self.caches.jobs.put(parse_job(raw))):
             return
-        self.queue.add(job.key)
-
-    def saw_pod(self, kind: str | None, raw: Mapping[str, Any]) -> None:
-        pod = pod_view(raw)
-        if pod is None:
-            return
-        if kind == "DELETED":
-            self.caches.pods.drop(pod)
-        elif not self.caches.pods.put(pod):
-            return
-        self.queue.add(pod.job)
-
-    def saw_node(self, kind: str | None, raw: Mapping[str, Any]) -> None:
-        node = node_view(raw)
-        if kind == "DELETED":
-            self.caches.nodes.drop(node)
-        elif not self.caches.nodes.put(node):
-            return
-        for key in self.caches.pods.jobs_on(node.name):
-            self.queue.add(key)
+        self.queue.add(key)

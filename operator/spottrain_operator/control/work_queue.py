@@ -1,8 +1,9 @@
 """The work queue: which jobs to reconcile and when; two workers never process the same job.
 
 It has client-go's semantics. A key that is added while it is processed is processed once more afterwards. A
-key that fails is retried with exponential backoff of its own. A delayed key is taken as soon as it is due,
-however many keys wait: the DELETE at a notice depends on it.
+key that fails is retried with exponential backoff of its own. Keys wait in three lanes. What is due and what
+has an event are taken in turn, so a delayed key waits for one other at most, however many wait: the DELETE at
+a notice depends on it. A resync's keys are taken when nothing else waits, and as every eighth in any case.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from datetime import timedelta
+from enum import StrEnum
 
 from spottrain_operator.api.training_job import JobKey
 from spottrain_operator.errors import ApiError, ApiFailure, Incomplete, OperatorError
 from spottrain_operator.io.logs import about
-from spottrain_operator.io.metrics import QUEUE_DEPTH, RECONCILE_ERRORS, RECONCILE_SECONDS
+from spottrain_operator.io.metrics import QUEUE_DEPTH, QUEUE_WAIT, RECONCILE_ERRORS, RECONCILE_SECONDS
 
 Work = Callable[[JobKey], Awaitable[timedelta | None]]
 """Processes a key; returns the delay until the next time at the latest, or None."""
@@ -29,31 +31,55 @@ FIRST_DELAY = 0.05
 LONGEST_DELAY = 60.0
 QUIET_SECONDS = 60.0
 """Seconds before the same error of the same job is logged again."""
+RESYNC_SHARE = 8
+"""Of so many keys, one is a resync's, if any of these wait."""
+FEW = 100
+"""Delays that an earlier one has replaced are dropped where they are so many more than the others."""
+
+
+class Lane(StrEnum):
+    """Why a key waits."""
+
+    DUE = "due"
+    EVENT = "event"
+    RESYNC = "resync"
 
 
 class WorkQueue:
-    def __init__(self, *, first_delay: float = FIRST_DELAY, longest_delay: float = LONGEST_DELAY) -> None:
+    def __init__(
+        self, *, first_delay: float = FIRST_DELAY, longest_delay: float = LONGEST_DELAY, open: bool = True
+    ) -> None:
         self._first, self._longest = first_delay, longest_delay
-        self._ready: deque[JobKey] = deque()
-        self._overdue: deque[JobKey] = deque()
-        """Delayed keys that are due. They and the ready ones are taken in turn."""
-        self._overdue_next = True
-        self._dirty: set[JobKey] = set()
+        self.open = open
+        """While it is not, keys are not kept: a standby would collect them for months."""
+        self._lines: dict[Lane, deque[JobKey]] = {lane: deque() for lane in Lane}
+        """A key may be in several, and more than once; it is processed while it is dirty."""
+        self._taken = 0
+        """Number of keys that were taken; which lane goes first follows from it."""
+        self._dirty: dict[JobKey, tuple[Lane, float]] = {}
+        """Keys that wait, or are to be processed once more: their lane, and since when."""
         self._working: set[JobKey] = set()
         self._failures: dict[JobKey, int] = {}
         self._due: dict[JobKey, float] = {}
         self._later: list[tuple[float, int, JobKey]] = []
+        """A heap of these delays, and of some that do not apply any more."""
         self._count = itertools.count()
         self._changed = asyncio.Event()
         self._logged: dict[JobKey | None, tuple[float, str]] = {}
         """Time and text of the last logged error, by job; None: the API server does not respond."""
 
-    def add(self, key: JobKey) -> None:
-        if key in self._dirty:
+    def add(self, key: JobKey, lane: Lane = Lane.EVENT) -> None:
+        """Enqueues a key. One that waits keeps its place, unless only a resync had added it."""
+        known = self._dirty.get(key)
+        if not self.open:
             return
-        self._dirty.add(key)
-        if key not in self._working:
-            self._ready.append(key)
+        if known is None or (known[0] is Lane.RESYNC and lane is not Lane.RESYNC):
+            self._enqueue(key, lane, asyncio.get_running_loop().time())
+
+    def _enqueue(self, key: JobKey, lane: Lane, since: float) -> None:
+        self._dirty[key] = lane, since
+        if key not in self._working:  # else done() adds it
+            self._lines[lane].append(key)
             self._changed.set()
         QUEUE_DEPTH.set(len(self._dirty))
 
@@ -65,6 +91,9 @@ class WorkQueue:
         if self._due.get(key, due + 1) > due:
             self._due[key] = due
             heapq.heappush(self._later, (due, next(self._count), key))
+            if len(self._later) > 2 * len(self._due) + FEW:
+                self._later = [(at, next(self._count), waits) for waits, at in self._due.items()]
+                heapq.heapify(self._later)
             self._changed.set()
 
     async def take(self) -> JobKey:
@@ -72,21 +101,22 @@ class WorkQueue:
             self._changed.clear()
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), self._until_next())
-        self._dirty.discard(key)
+        lane, since = self._dirty.pop(key)
         QUEUE_DEPTH.set(len(self._dirty))
+        QUEUE_WAIT.labels(lane).observe(asyncio.get_running_loop().time() - since)
         self._working.add(key)
         return key
 
     def _next(self) -> JobKey | None:
-        """Returns the next key, from the two queues in turn, so that neither can starve the other."""
+        """Returns the next key, from the lanes in turn, so that none can starve another."""
         self._move_due()
-        lines = (self._overdue, self._ready) if self._overdue_next else (self._ready, self._overdue)
-        for line in lines:
+        for lane in _order(self._taken):
+            line = self._lines[lane]
             while line:
                 key = line.popleft()
-                # A key may be in both: it was taken from the other one, or done() adds it again.
+                # It may have been taken from another lane, or done() adds it again.
                 if key in self._dirty and key not in self._working:
-                    self._overdue_next = line is self._ready
+                    self._taken += 1
                     return key
         return None
 
@@ -94,11 +124,12 @@ class WorkQueue:
         now = asyncio.get_running_loop().time()
         while self._later and self._later[0][0] <= now:
             due, _, key = heapq.heappop(self._later)
-            if self._due.get(key) == due:
-                del self._due[key]
-                self._dirty.add(key)
-                if key not in self._working:
-                    self._overdue.append(key)
+            if self._due.get(key) != due:
+                continue
+            del self._due[key]
+            lane, since = self._dirty.get(key, (Lane.RESYNC, due))
+            # Also one that waits already: it goes on in the lane that is faster.
+            self._enqueue(key, Lane.DUE, due if lane is Lane.RESYNC else since)
 
     def _until_next(self) -> float | None:
         """Returns the seconds until the next delayed key is due; None: no key is delayed."""
@@ -107,7 +138,7 @@ class WorkQueue:
     def done(self, key: JobKey, *, failed: bool = False) -> None:
         self._working.discard(key)
         if key in self._dirty:
-            self._ready.append(key)
+            self._lines[self._dirty[key][0]].append(key)
             self._changed.set()
         if not failed:
             self._failures.pop(key, None)
@@ -153,3 +184,11 @@ class WorkQueue:
             logger.warning("the API server does not respond; all jobs are retried: %s", words)
         else:
             logger.warning("%s: %s; will be retried", key, words, extra=about(key))
+
+
+def _order(taken: int) -> tuple[Lane, ...]:
+    """Returns the lanes in the order in which the next key is looked for."""
+    first, second = (Lane.DUE, Lane.EVENT) if taken % 2 == 0 else (Lane.EVENT, Lane.DUE)
+    if taken % RESYNC_SHARE == RESYNC_SHARE - 1:
+        return Lane.RESYNC, first, second
+    return first, second, Lane.RESYNC

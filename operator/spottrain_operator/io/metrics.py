@@ -2,23 +2,102 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Final
+
 from prometheus_client import Counter, Gauge, Histogram
 
+from spottrain_operator.api.observed import Measure, Measurement
+
 RECONCILE_SECONDS = Histogram("spottrain_reconcile_seconds", "Time of one reconcile of one job.")
+QUEUE_WAIT = Histogram(
+    "spottrain_queue_wait_seconds",
+    "Time from an event, from when a job was due, or from a resync, to the begin of the reconcile.",
+    ["lane"],
+)
 RECONCILE_ERRORS = Counter("spottrain_reconcile_errors", "Reconciles that failed and are retried.")
 QUEUE_DEPTH = Gauge("spottrain_queue_depth", "Jobs that wait for a worker.")
 REQUESTS = Counter("spottrain_api_requests", "Requests to the API server.", ["verb", "code"])
-ATTEMPTS_ENDED = Counter("spottrain_attempts_ended", "Attempts that ended, by cause.", ["cause"])
+PAUSES = Counter("spottrain_api_pauses", "Times that the API server asked for a pause.")
 ATTEMPTS_STARTED = Counter("spottrain_attempts_started", "Pods created.")
 GHOSTS = Counter("spottrain_ghosts_dropped", "Cached objects that a fresh LIST did not contain.", ["kind"])
 RESYNCS = Counter("spottrain_resyncs", "Complete LISTs of jobs, pods and nodes.")
+LEADER = Gauge("spottrain_leader", "1 while this process leads: the only one that writes.")
+RELISTS = Counter("spottrain_relists", "LISTs by an informer: kind, and why it listed.", ["kind", "reason"])
+WATCH_AGE = Gauge(
+    "spottrain_watch_age_seconds", "Time since a watch last had an event or a bookmark; the oldest.", ["kind"]
+)
 LOOP_LAG = Gauge("spottrain_event_loop_lag_seconds", "How late the event loop runs a timer.")
 JOBS = Gauge("spottrain_jobs", "Jobs known, by phase.", ["phase"])
-SPENT = Gauge(
-    "spottrain_spent_dollars", "What the nodes of the jobs that exist have cost, by namespace.", ["namespace"]
-)
+OWNER = ("namespace", "team")
+SPENT = Gauge("spottrain_spent_dollars", "What the nodes of the jobs that exist have cost.", OWNER)
 UNPRICED = Gauge(
-    "spottrain_unpriced_node_seconds",
-    "Node-seconds of these jobs whose price is not known, by namespace.",
-    ["namespace"],
+    "spottrain_unpriced_node_seconds", "Node-seconds of these jobs whose price is not known.", OWNER
 )
+ON_DEMAND = Gauge(
+    "spottrain_on_demand_dollars",
+    "What these jobs would have cost without interruptions on demand, where their saving is known.",
+    OWNER,
+)
+COMPARED = Gauge(
+    "spottrain_compared_spent_dollars", "What the jobs of spottrain_on_demand_dollars have cost.", OWNER
+)
+GOODPUT = Gauge("spottrain_goodput_seconds", "Where the time of these jobs went.", (*OWNER, "part"))
+
+
+# --- what is measured of jobs ---------------------------------------------------------------------------
+NOTICE_BUCKETS: Final = (0.25, 0.5, 1, 2, 3, 5, 10, 30, 60, 120)
+SAVE_BUCKETS: Final = (0.5, 1, 2, 5, 10, 15, 20, 30, 60, 90, 120, 300)
+RESTART_BUCKETS: Final = (5, 10, 20, 30, 60, 120, 180, 300, 600, 1200, 1800, 3600, 7200)
+
+
+def _histogram(measure: Measure, words: str, buckets: Sequence[float], *labels: str) -> Histogram:
+    return Histogram(measure, words, labels, buckets=buckets)
+
+
+MEASURED: Final[dict[Measure, Histogram | Counter]] = {
+    Measure.NOTICE_TO_SIGNAL: _histogram(
+        Measure.NOTICE_TO_SIGNAL,
+        "From the notice in the cloud's metadata until the trainer knew, by the clock of its node.",
+        NOTICE_BUCKETS,
+    ),
+    Measure.SIGNAL_TO_DURABLE: _histogram(
+        Measure.SIGNAL_TO_DURABLE,
+        "From the request to stop until the last step was durable.",
+        SAVE_BUCKETS,
+    ),
+    Measure.INTERRUPTION_TO_RUNNING: _histogram(
+        Measure.INTERRUPTION_TO_RUNNING,
+        "From an interruption until all pods of the next attempt ran.",
+        RESTART_BUCKETS,
+    ),
+    Measure.INTERRUPTION_TO_TRAINING: _histogram(
+        Measure.INTERRUPTION_TO_TRAINING,
+        "From an interruption until the job trained again.",
+        RESTART_BUCKETS,
+    ),
+    Measure.START_TO_STEP: _histogram(
+        Measure.START_TO_STEP,
+        "From an attempt's nodes to its first own step: images, restore, compilation.",
+        RESTART_BUCKETS,
+        "resumed",
+    ),
+    Measure.INTERRUPTIONS: Counter(
+        Measure.INTERRUPTIONS,
+        "Interruptions, by cause, by who announced them, and by capacity type.",
+        ["cause", "source", "capacity_type"],
+    ),
+    Measure.LOST_GPU_SECONDS: Counter(
+        Measure.LOST_GPU_SECONDS, "GPU-seconds of steps that no checkpoint had when an attempt ended."
+    ),
+    Measure.ATTEMPTS_ENDED: Counter(Measure.ATTEMPTS_ENDED, "Attempts that ended, by cause.", ["cause"]),
+}
+
+
+def record(measurement: Measurement) -> None:
+    metric = MEASURED[measurement.measure]
+    labelled = metric.labels(*measurement.labels) if measurement.labels else metric
+    if isinstance(labelled, Histogram):
+        labelled.observe(measurement.value)
+    else:
+        labelled.inc(measurement.value)

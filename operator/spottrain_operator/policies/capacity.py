@@ -15,9 +15,10 @@ from spottrain_operator.api import validation
 from spottrain_operator.api.node_pools import CapacityType, ChosenPool, Pool, as_chosen, chosen
 from spottrain_operator.api.observed import Ending, Observed
 from spottrain_operator.api.training_job import AttemptRecord, Status, TrainingJobSpec
+from spottrain_operator.api.wire import rfc3339
 from spottrain_operator.errors import InvalidSpec
 from spottrain_operator.names import Cause, Platform
-from spottrain_operator.policies import claims, gang, placement
+from spottrain_operator.policies import claims, cost_limit, gang, node_prices, placement
 
 RECLAIMS: Final = frozenset({Cause.SPOT_NOTICE, Cause.NODE_LOST, Cause.NODE_SHUTDOWN, Cause.DISRUPTED})
 """Endings that are caused by the pool."""
@@ -29,39 +30,52 @@ REST: Final = timedelta(minutes=10)
 
 
 def problem(o: Observed) -> str:
-    """Returns a sentence about what is wrong with the job's pools; "" where they are valid."""
+    """Returns a sentence about unfit pools, deadline or place of checkpoints; "" where all are valid."""
+    if o.job.spec is None:
+        return ""
     try:
-        if o.job.spec is not None:
-            pools_of(o)
+        pools_of(o)
     except InvalidSpec as error:
         return str(error)
-    return ""
+    return validation.place_problem(o.job.spec, o.job.status) or _deadline_problem(o)
+
+
+def _deadline_problem(o: Observed) -> str:
+    """Rejects a deadline that was over before the first attempt; later it is a matter of condition OnTime."""
+    deadline = o.job.spec.capacity.deadline if o.job.spec is not None else None
+    if deadline is None or o.job.status.attempt or o.now < deadline:
+        return ""
+    return f"spec.capacity.deadline ({rfc3339(deadline)}) is in the past; set a later time, or leave it out"
 
 
 def pools_of(o: Observed) -> tuple[Pool, ...]:
     assert o.job.spec is not None
-    return validation.pools_of(o.job.spec, o.default_pool, o.pools)
+    defaults = o.applied or o.job.status.defaults
+    return validation.pools_of(o.job.spec, o.default_pool, o.pools, defaults.pools if defaults else ())
 
 
-def choose(o: Observed, status: Status) -> ChosenPool:
-    """Chooses the pool of the attempt after `status.attempt`; the pools must be valid (`problem`)."""
-    pool = _pick(o, status)
+def choose(o: Observed, status: Status, pool: Pool | None = None) -> ChosenPool:
+    """Chooses the pool of the attempt after `status.attempt`; the pools must be valid (`problem`).
+
+    pool: the one that was decided on, if the type is Cheapest.
+    """
+    pool = pool or pick(o, status, kind(o, status))
     same = (r for r in reversed(status.attempts) if (r.pool, r.capacity_type) == (pool.name, pool.type))
     before = next((r.node_labels for r in same if r.node_labels), ())
     return chosen(pool, o.found, before)
 
 
-def _pick(o: Observed, status: Status) -> Pool:
-    assert o.job.spec is not None
+def pick(o: Observed, status: Status, wanted_type: CapacityType) -> Pool:
+    """Returns the pool of this type that has not failed lately, or else the one that failed first."""
     pools = pools_of(o)
-    wanted = [p for p in pools if p.type == kind(o, status)] or list(pools)
-    if (pool_name := _survivors_pool(o, status)) in {p.name for p in wanted}:
+    wanted = [p for p in pools if p.type is wanted_type] or list(pools)
+    if (pool_name := survivors_pool(o, status)) in {p.name for p in wanted}:
         return next(p for p in wanted if p.name == pool_name)
     rested = [p for p in wanted if o.now - _last_failure(p, status, o.now) >= REST]
     return (rested or sorted(wanted, key=lambda p: _last_failure(p, status, o.now)))[0]
 
 
-def _survivors_pool(o: Observed, status: Status) -> str:
+def survivors_pool(o: Observed, status: Status) -> str:
     """Returns the pool where a gang's survivors keep their nodes; "" for one worker, which lost its own."""
     record = status.current
     if record is None or record.cause not in RECLAIMS or gang.spec_size(o) == 1:
@@ -70,11 +84,16 @@ def _survivors_pool(o: Observed, status: Status) -> str:
 
 
 def kind(o: Observed, status: Status) -> CapacityType:
-    """Returns the capacity type of the next attempt: Spot, OnDemand or Reserved."""
+    """Returns the capacity type of the next attempt: Spot, OnDemand or Reserved.
+
+    For Cheapest that is decided by `cheapest.decide`; before that, Spot.
+    """
     assert o.job.spec is not None
     capacity = o.job.spec.capacity
-    if capacity.type is not CapacityType.SPOT_FIRST:
+    if not capacity.type.mixes:
         return capacity.type
+    if capacity.type is CapacityType.CHEAPEST:
+        return CapacityType.SPOT
     return CapacityType.ON_DEMAND if _falls_back(o.job.spec, status, o) else CapacityType.SPOT
 
 
@@ -108,6 +127,8 @@ def labels_note(status: Status) -> str:
 
 def _falls_back(spec: TrainingJobSpec, status: Status, o: Observed) -> bool:
     """Returns whether to use on-demand: too many recent reclaims, or every spot pool recently timed out."""
+    if stays_on_spot(o, status):
+        return False
     rule = spec.capacity.on_demand_after
     since = o.now - timedelta(seconds=rule.within_seconds)
     reclaims = [r for r in _spot(status) if r.cause in RECLAIMS and _end(r, o.now) >= since]
@@ -120,6 +141,18 @@ def _falls_back(spec: TrainingJobSpec, status: Status, o: Observed) -> bool:
         reclaims = [r for r in reclaims if r.number > last]
     many = max(len(reclaims), len(older))
     return all_dry or (rule.interruptions is not None and many >= rule.interruptions)
+
+
+def stays_on_spot(o: Observed, status: Status) -> str:
+    """Returns a sentence about why a job with a cost limit must not use on-demand; "" where it may."""
+    spec = o.job.spec
+    if spec is None or spec.capacity.max_cost is None or not spec.capacity.type.mixes:
+        return ""
+    if cost_limit.unpriced(o):
+        return "a price of the job's nodes is unknown"
+    on_demand = (p for p in pools_of(o) if p.type is CapacityType.ON_DEMAND)
+    pool = next((p for p in on_demand if node_prices.hourly(o, status, p) is None), None)
+    return f"the price of {node_prices.words(o, status, pool)} is unknown" if pool is not None else ""
 
 
 def with_reclaim(o: Observed, status: Status, ending: Ending) -> Status:
@@ -208,11 +241,15 @@ def _waits_for_nodes_since(o: Observed) -> datetime:
 
 
 def _patience(o: Observed) -> int:
+    record = o.job.status.current
+    return patience(o, record.capacity_type if record is not None else "")
+
+
+def patience(o: Observed, capacity_type: str) -> int:
+    """Returns for how many seconds an attempt of this type waits for nodes."""
     assert o.job.spec is not None
-    capacity, record = o.job.spec.capacity, o.job.status.current
-    on_spot = record is not None and record.capacity_type == CapacityType.SPOT
-    limit = capacity.on_demand_after.pending_seconds
-    if capacity.type is CapacityType.SPOT_FIRST and on_spot and limit is not None:
+    capacity, limit = o.job.spec.capacity, o.job.spec.capacity.on_demand_after.pending_seconds
+    if capacity.type.mixes and capacity_type == CapacityType.SPOT and limit is not None:
         return min(limit, capacity.pending_timeout_seconds)
     return capacity.pending_timeout_seconds
 
@@ -224,16 +261,18 @@ def _others(o: Observed) -> Sequence[Pool]:
         return []
     here, capacity = pool_of(o, o.job.status), o.job.spec.capacity
     pools = [p for p in pools_of(o) if p.name != here.name]
-    return [p for p in pools if capacity.type is CapacityType.SPOT_FIRST or p.type == here.type]
+    both = capacity.type.mixes and not stays_on_spot(o, o.job.status)
+    return [p for p in pools if both or p.type == here.type]
 
 
 # --- back to spot ---------------------------------------------------------------------------------------
 def moves(o: Observed) -> Ending | None:
-    """Ends an on-demand attempt that is due to return to spot; SIGTERM saves, so no work is lost."""
+    """Ends a SpotFirst attempt on demand that is due to return to spot; SIGTERM saves, so no work is lost."""
     until = due_return(o)
-    if until is None or o.now < until:
+    if until is None or o.now < until or o.job.spec is None:
         return None
-    assert o.job.spec is not None
+    if o.job.spec.capacity.type is not CapacityType.SPOT_FIRST:
+        return None
     seconds = o.job.spec.capacity.return_to_spot_after_seconds
     return Ending(
         cause=Cause.MOVED, evidence=f"back to spot after {seconds} s on demand (returnToSpotAfterSeconds)"
@@ -241,8 +280,9 @@ def moves(o: Observed) -> Ending | None:
 
 
 def due_return(o: Observed) -> datetime | None:
+    """Returns when an attempt on demand may return to spot."""
     record = o.job.status.current
-    if record is None or o.job.spec is None or o.job.spec.capacity.type is not CapacityType.SPOT_FIRST:
+    if record is None or o.job.spec is None or not o.job.spec.capacity.type.mixes:
         return None
     runs = [p.running_since for p in gang.team(o) if p.running_since is not None]
     saved = o.job.status.known_durable_step is not None and record.durable_step is not None

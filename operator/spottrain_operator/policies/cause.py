@@ -8,7 +8,7 @@ and a crash in the last seconds of a reclaimed node is not a failure.
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Final
@@ -76,9 +76,8 @@ class Case:
         return self.o.job.spec is None or self.o.job.spec.checkpoint.managed
 
     @property
-    def notices(self) -> Iterator[Notice]:
-        node = self.o.nodes.get(self.pod.node)
-        yield from (n for n in (self.pod.notice, node.notice if node else None) if n is not None)
+    def notices(self) -> tuple[Notice, ...]:
+        return notices_of(self.pod, self.o)
 
 
 Rule = Callable[[Case], Ending | None]
@@ -133,8 +132,13 @@ def termination_message_of(pod: PodView) -> TerminationMessage | None:
 
 def notice_of(pod: PodView, o: Observed) -> Notice | None:
     """Returns the pending notice for this pod: its own, otherwise its node's."""
-    case = Case(pod=pod, o=o, word=None)
-    return next((n for n in case.notices if n.deadline > o.now), None)
+    return next((n for n in notices_of(pod, o) if n.deadline > o.now), None)
+
+
+def notices_of(pod: PodView, o: Observed) -> tuple[Notice, ...]:
+    """Returns the notices for this pod, pending or past: its own, and its node's."""
+    node = o.nodes.get(pod.node)
+    return tuple(n for n in (pod.notice, node.notice if node else None) if n is not None)
 
 
 # --- the trainer's termination message ---------------------------------------------------------------

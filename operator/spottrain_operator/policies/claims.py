@@ -14,7 +14,7 @@ from spottrain_operator.api.data_cache import AccessMode, DataCache
 from spottrain_operator.api.observed import ClaimView, Observed, PodView
 from spottrain_operator.api.training_job import TrainingJobSpec
 from spottrain_operator.names import CLAIMS
-from spottrain_operator.policies import gang
+from spottrain_operator.policies import gang, lifecycle
 from spottrain_operator.policies.cause import notice_of
 from spottrain_operator.policies.pod_end import pod_ended
 
@@ -28,7 +28,7 @@ NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
 def wanted(o: Observed) -> tuple[str, ...]:
     """Returns the names of the claims that the next decision depends on."""
     spec, team = o.job.spec, gang.team(o)
-    if spec is None or spec.suspend or o.job.deleting or o.job.status.terminal:
+    if spec is None or lifecycle.halted(o) or o.job.deleting or o.job.status.terminal:
         return ()
     if _quiet(o) or not (team or o.admitted):  # without admission no pod is created
         return ()
@@ -38,7 +38,7 @@ def wanted(o: Observed) -> tuple[str, ...]:
 
 
 def _own(o: Observed, cache: DataCache) -> str:
-    return cache.claim(o.job.key.name, o.job.key.uid)
+    return cache.claim(o.job.cache_claim_name)
 
 
 def _quiet(o: Observed) -> bool:

@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from spottrain_operator.api.observed import Observed
-from spottrain_operator.api.training_job import DeletionPolicy
+from spottrain_operator.api.training_job import DeletionPolicy, Status
 from spottrain_operator.policies.pod_end import pod_ended
 
 DEADLINE: Final = timedelta(minutes=15)
@@ -42,7 +42,7 @@ def finished(o: Observed) -> bool:
 def gives_up(o: Observed) -> str:
     """Returns a sentence about why the checkpoints are left; "" while they may still be deleted."""
     if o.job.spec is None:
-        shown = o.job.status.progress.checkpoint_uri if o.job.status.progress is not None else ""
+        shown = _last_known_uri(o.job.status)
         where = f" at {shown}" if shown else ""
         return (
             f"the job's spec cannot be read, so its checkpoints{where} are left; "
@@ -60,6 +60,13 @@ def gives_up(o: Observed) -> str:
     said = o.cleanup.message.strip()[-CUT:] if o.cleanup is not None else ""
     error = f"; the error: {said}" if said else ""
     return f"they could not be deleted within {DEADLINE.seconds // 60} min; {left}{error}"
+
+
+def _last_known_uri(status: Status) -> str:
+    if status.progress is not None and status.progress.checkpoint_uri:
+        return status.progress.checkpoint_uri
+    place = status.defaults.checkpoint if status.defaults is not None else None
+    return place.uri if place is not None else ""
 
 
 def due(o: Observed) -> datetime | None:

@@ -1,14 +1,15 @@
-"""The user's lifecycle settings of a job: suspend, the active deadline, the time to live. Pure."""
+"""The user's limits of a job's life: suspend, the cost limit, the active deadline, the time to live. Pure."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Final
 
 from spottrain_operator.api.observed import Ending, Observed
 from spottrain_operator.api.training_job import Status
-from spottrain_operator.names import Cause
+from spottrain_operator.names import Cause, Reason
+from spottrain_operator.policies import cost_limit
 
 FOR_EVER: Final = 2**31 - 1
 """Upper limit in seconds, so that a huge value does not overflow a date."""
@@ -16,9 +17,37 @@ FOR_EVER: Final = 2**31 - 1
 
 def asked_to_stop(o: Observed) -> Ending | None:
     """Returns why the user's settings require the running attempt to save and end."""
-    if o.job.spec is not None and o.job.spec.suspend:
-        return Ending(cause=Cause.SUSPENDED, evidence="spec.suspend is true")
+    if (halt := halted(o)) is not None:
+        return Ending(cause=Cause.SUSPENDED, evidence=halt.why + halt.figures, reason=halt.reason)
     return past_deadline(o)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Halt:
+    """Why no attempt may run now."""
+
+    reason: Reason
+    why: str
+    figures: str = ""
+    """What changes with time; "" where nothing does."""
+    remedy: str
+
+
+def halted(o: Observed) -> Halt | None:
+    """Returns why the job is to be suspended; None while it may run."""
+    if o.job.spec is None:
+        return None
+    if o.job.spec.suspend:
+        return Halt(reason=Reason.SUSPENDED, why="spec.suspend is true", remedy="set it to false")
+    if not cost_limit.reached(o):
+        return None
+    assert o.spending is not None
+    return Halt(
+        reason=Reason.MAX_COST_REACHED,
+        why=f"the job has cost as much as capacity.maxCost ({o.job.spec.capacity.max_cost:f} US dollars)",
+        figures=f": {o.spending.spent:.2f} US dollars before refunds",
+        remedy="raise capacity.maxCost",
+    )
 
 
 def past_deadline(o: Observed) -> Ending | None:

@@ -7,19 +7,20 @@ are replaced.
 Karpenter adds no node for a pod whose required node affinity names hosts, not even to exclude them
 (tests/karpenter). With Karpenter, only pinned pods therefore have such a rule, as they need no new node.
 Taints and a preferred affinity keep the other pods away from nodes that end soon. Those pods are created
-after the pinned ones have their nodes, because they could occupy these.
+after the pinned ones have their nodes, because they could occupy these. So it is where more than MOST_AVOIDED
+ranks are pinned: to keep the others off that many nodes by name would make each of their pods large.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from datetime import timedelta
 from typing import Final
 
 from spottrain_operator.api import native_gangs
 from spottrain_operator.api.native_gangs import GangApi
 from spottrain_operator.api.node_pools import ChosenPool, Preset
-from spottrain_operator.api.observed import Observed, Placement, PodView
+from spottrain_operator.api.observed import NodeView, Observed, Placement, PodView
 from spottrain_operator.api.training_job import AttemptRecord, Job, Status
 from spottrain_operator.names import Cause, Reason
 from spottrain_operator.policies import gang
@@ -28,6 +29,9 @@ FAULT_KEPT: Final = timedelta(hours=24)
 """How long a job avoids a node whose GPU ended one of its attempts."""
 PATIENCE: Final = timedelta(seconds=60)
 """Time for a pinned pod to be scheduled: its node exists, so another pod must occupy its resources."""
+MOST_AVOIDED: Final = 100
+"""Maximum number of nodes that a pod avoids: each is written into the pod twice, and the scheduler compares
+it with each node. On a node beyond them a pod gets that node's notice, which is no failure of the job."""
 UNPINNED: Final = frozenset({Cause.MOVED, Cause.SCHEDULING_TIMEOUT})
 """Causes after which no rank is pinned."""
 KARPENTER: Final = "karpenter."
@@ -55,14 +59,27 @@ def avoid_note(o: Observed, pod: PodView) -> str:
 
 
 def to_avoid(o: Observed, status: Status) -> tuple[str, ...]:
-    """Returns host names of nodes with a notice or a failed GPU, and of nodes where the predecessor still
-    saves."""
-    going = (n for n in o.nodes.values() if n.leaving or (n.notice is not None and n.notice.deadline > o.now))
-    names = {n.hostname for n in going} | faulty(o, status)
+    """Returns host names of nodes with a failed GPU, of nodes where the predecessor still saves, and of nodes
+    with a notice: MOST_AVOIDED at most, in this order."""
+    saved: Iterable[str] = ()
     if status.gate_until is not None and status.gate_until > o.now:
         saving = (r.node for r in status.attempts if r.cause == Cause.SPOT_NOTICE and r.ended is None)
-        names |= {o.nodes[name].hostname if name in o.nodes else name for name in saving if name}
-    return tuple(sorted(names))
+        saved = (o.nodes[name].hostname if name in o.nodes else name for name in saving if name)
+    ending = (
+        n for n in o.nodes.values() if n.leaving or (n.notice is not None and n.notice.deadline > o.now)
+    )
+    hosts = (*sorted(faulty(o, status)), *saved, *(n.hostname for n in sorted(ending, key=avoid_order)))
+    return tuple(sorted(tuple(dict.fromkeys(hosts))[:MOST_AVOIDED]))
+
+
+def avoid_order(node: NodeView) -> tuple[bool, bool, float, str]:
+    """Orders nodes by how much it matters to avoid them.
+
+    Nothing else keeps pods off a faulty GPU. Nodes that are out of service mostly have a taint. Of those with
+    a notice the last ones are there longest.
+    """
+    deadline = node.notice.deadline.timestamp() if node.notice is not None else 0.0
+    return not node.fault, bool(node.leaving), -deadline, node.name
 
 
 def is_kept_off(pod: PodView) -> bool:
@@ -152,11 +169,12 @@ def placements(
 ) -> Iterator[Placement]:
     """Yields the ranks to create now. `pinned`: host name by rank. `api`: version of their group."""
     soft = by_karpenter(o, pool)
-    in_turn = soft and api is None and o.job.spec is not None and native_gangs.one_by_one(o.job.spec)
-    avoided = to_avoid(o, status)
+    alone = api is None and o.job.spec is not None and native_gangs.one_by_one(o.job.spec)
+    in_turn = alone and (soft or len(pinned) > MOST_AVOIDED)
+    avoided, waits = to_avoid(o, status), in_turn and _waited_for(o, status, pinned)
     for rank in gang.missing(o, status):
         pin = pinned.get(rank, "")
-        if in_turn and not pin and _waited_for(o, status, pinned):
+        if waits and not pin:
             continue
         leave = () if pin or in_turn else tuple(pinned.values())
         yield Placement(

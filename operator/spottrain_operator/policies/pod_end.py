@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+from typing import Final
+
 from spottrain_operator.api.node_signals import OUT_OF_SERVICE
 from spottrain_operator.api.observed import Observed, PodView
+
+NODE_MISSED: Final = "DeletionByPodGC"
+"""Begins the disruption of a pod that Kubernetes deleted because its node did not exist any more."""
 
 
 def trainer_ended(pod: PodView) -> bool:
@@ -43,3 +49,11 @@ def saving_predecessor(o: Observed) -> str:
 def pod_ended(pod: PodView, o: Observed) -> bool:
     """Returns whether the trainer has ended (`ended`), or counts as ended because its node is dead."""
     return trainer_ended(pod) or bool(node_lost(pod, o))
+
+
+def end_time(pod: PodView, o: Observed) -> datetime:
+    """Returns when a pod that has ended did so; where nobody reported that, when it had at the latest."""
+    if pod.ended is not None and pod.ended.finished is not None:
+        return pod.ended.finished
+    now = o.now.replace(microsecond=0)
+    return min(now, max((at for at in (pod.deleted, pod.disrupted) if at is not None), default=now))

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import islice
 from typing import Final
 
@@ -63,10 +64,30 @@ class RunLengths:
 
     def useful_share(self, overhead: float) -> float:
         """Returns the expected share of a run that is left after `overhead` hours at its beginning."""
-        step = self.scale / 50
-        survival = [math.exp(-self.cumulative(step * (number + 0.5))) for number in range(5000)]
-        whole = sum(survival)
-        return sum(survival[round(overhead / step) :]) / whole
+        return self.left(overhead) * (1 - self.end_within(overhead)) / self.left(0.0)
+
+    def left(self, age: float) -> float:
+        """Returns the expected hours that remain of a run of `age`."""
+        return _left(self, age)
+
+
+@lru_cache(maxsize=4096)
+def _left(lengths: RunLengths, age: float) -> float:
+    step, before = lengths.scale / 50, lengths.cumulative(age)
+    times = (age + step * (number + 0.5) for number in range(5000))
+    return step * sum(math.exp(before - lengths.cumulative(time)) for time in times)
+
+
+def joined(history: Sequence[SpotRun]) -> tuple[SpotRun, ...]:
+    """Joins runs without spot between which nobody looked: spot was probably away all the time."""
+    found: list[SpotRun] = []
+    for run in history:
+        last = found[-1] if found else None
+        if last is not None and not (last.available or last.ended or run.available):
+            found[-1] = replace(run, start=last.start)
+        else:
+            found.append(run)
+    return tuple(found)
 
 
 def learn(history: Sequence[SpotRun], available: bool) -> RunLengths:
@@ -88,3 +109,34 @@ def learn(history: Sequence[SpotRun], available: bool) -> RunLengths:
 
 def _newest(history: Sequence[SpotRun], available: bool) -> Iterable[SpotRun]:
     return islice((run for run in reversed(history) if run.available is available), RECENT)
+
+
+def chance(history: Sequence[SpotRun], now: float, within: float = 0.0) -> float:
+    """Returns the probability that spot is available, or will be for the first time `within` hours.
+
+    The older the last observation, the nearer it is to the long-run share of time with spot.
+
+    Args:
+        history: Runs with and without spot, oldest first.
+        now: The current time in seconds, on the clock of `history`.
+        within: Hours that a request may wait.
+    """
+    up, down = learn(history, True), learn(history, False)
+    share = up.left(0.0) / (up.left(0.0) + down.left(0.0))
+    if not history:
+        return share + (1 - share) * down.end_within(within)
+    last = history[-1]
+    gap, age = (now - last.end) / 3600, (last.end - last.start) / 3600
+    seen, age = (not last.available, 0.0) if last.ended else (last.available, age)
+    if not seen:
+        return chance_after(up, down, away=age, gap=gap, within=within)
+    stays = 1 - up.end_within(gap, age)
+    there = stays + (1 - stays) * share
+    return there + (1 - there) * down.end_within(within)
+
+
+def chance_after(up: RunLengths, down: RunLengths, *, away: float, gap: float, within: float) -> float:
+    """Returns the chance of spot that had been away for `away` hours when last observed, `gap` hours ago."""
+    share = up.left(0.0) / (up.left(0.0) + down.left(0.0))
+    there = down.end_within(gap, away) * max(share, 1 - up.end_within(gap / 2))
+    return there + (1 - there) * down.end_within(within, away + gap)

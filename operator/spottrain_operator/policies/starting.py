@@ -39,7 +39,9 @@ MISSING: Final = ('configmap "', 'secret "', "references non-existent")
 
 def pods_to_read(o: Observed) -> tuple[PodView, ...]:
     """Returns the pods whose Events are to be read now."""
-    return tuple(p for p in gang.team(o) if _sets_up(p, o) or _may_pull(p, o) or _may_be_probed(p, o))
+    until = due(o)
+    team = gang.team(o)
+    return tuple(p for p in team if _sets_up(p, o) or _may_pull(p, o, until) or _may_be_probed(p, o))
 
 
 def _waits(pod: PodView, o: Observed) -> bool:
@@ -53,9 +55,8 @@ def _sets_up(pod: PodView, o: Observed) -> bool:
     return _waits(pod, o) and not (_has_error(pod) or known.set_up) and o.now >= _first_read(pod)
 
 
-def _may_pull(pod: PodView, o: Observed) -> bool:
-    """Checks for a new image pull before giving up: meanwhile the status keeps the last error."""
-    until = due(o)
+def _may_pull(pod: PodView, o: Observed, until: datetime | None) -> bool:
+    """Checks for a new image pull before giving up (`until`): meanwhile the status keeps the last error."""
     return _waits(pod, o) and start_error(pod, o) is not None and until is not None and o.now >= until
 
 
@@ -70,7 +71,8 @@ def _first_read(pod: PodView) -> datetime:
 
 def next_read(o: Observed) -> datetime | None:
     """Returns when to read Events again."""
-    if reads := [p for p in gang.team(o) if _sets_up(p, o) or _may_pull(p, o)]:
+    until = due(o)
+    if reads := [p for p in gang.team(o) if _sets_up(p, o) or _may_pull(p, o, until)]:
         unread = any(p.uid not in o.heard for p in reads)
         return o.now + (NEXT_BATCH if unread else READ_INTERVAL)
     return min((_first_read(p) for p in gang.team(o) if _waits(p, o) and not _has_error(p)), default=None)

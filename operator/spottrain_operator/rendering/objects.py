@@ -51,7 +51,7 @@ def service(job: Job) -> Json:
         "selector": {names.JOB_UID_LABEL: job.key.uid, names.ROLE_LABEL: names.ROLE_TRAINER},
         "ports": [{"name": "rendezvous", "port": names.RENDEZVOUS_PORT}],
     }
-    meta = _metadata(job, names.service_name(job.key.name, job.key.uid))
+    meta = _metadata(job, job.service_name)
     return {"apiVersion": "v1", "kind": "Service", "metadata": meta, "spec": spec}
 
 
@@ -60,7 +60,7 @@ def cache_claim(job: Job, cache: DataCache) -> Json:
     body: Json = {"accessModes": [str(cache.mode)], "resources": {"requests": {"storage": cache.size}}}
     if cache.storage_class_name:
         body["storageClassName"] = cache.storage_class_name
-    meta = _metadata(job, names.cache_claim_name(job.key.name, job.key.uid))
+    meta = _metadata(job, job.cache_claim_name)
     return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": meta, "spec": body}
 
 
@@ -69,7 +69,7 @@ def pod_group(job: Job, status: Status) -> Json | None:
     assert job.spec is not None
     if job.spec.template["spec"].get("schedulerName") != "volcano":
         return None
-    meta = _metadata(job, names.group_name(job.key.name, job.key.uid, status.attempt))
+    meta = _metadata(job, job.group_name(status.attempt))
     queue = {"queue": job.spec.queue_name} if job.spec.queue_name else {}
     spec = {"minMember": job.spec.workers} | queue
     return {"apiVersion": VOLCANO, "kind": "PodGroup", "metadata": meta, "spec": spec}
@@ -78,7 +78,7 @@ def pod_group(job: Job, status: Status) -> Json | None:
 def gang(job: Job, status: Status, api: native_gangs.GangApi, *, zoned: bool) -> Json:
     """Returns the group of Kubernetes' own gang scheduling; one per attempt, because it is immutable."""
     assert job.spec is not None
-    meta = _metadata(job, names.group_name(job.key.name, job.key.uid, status.attempt))
+    meta = _metadata(job, job.group_name(status.attempt))
     return native_gangs.group(api, meta, job.spec, zoned=zoned)
 
 
@@ -97,7 +97,7 @@ def cleanup(job: Job, pool: Pool) -> Json:
     if ca is not None:
         container["env"].append({"name": volumes.CA_VARIABLE, "value": f"{volumes.CA_DIR}/{volumes.CA_NAME}"})
     trainer_pod.restrict(body)
-    meta = _metadata(job, names.cleanup_name(job.key.name, job.key.uid))
+    meta = _metadata(job, job.cleanup_name)
     meta["labels"][names.ROLE_LABEL] = names.ROLE_CLEANUP
     meta["ownerReferences"][0]["blockOwnerDeletion"] = False
     return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": body}

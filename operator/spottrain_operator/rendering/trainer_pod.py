@@ -95,7 +95,7 @@ def pod(job: Job, status: Status, pool: ChosenPool, place: Placement = SOLE) -> 
     ca = spec.checkpoint.ca_bundle
     volumes.equip(body, trainer, ca.source if ca else None)
     if spec.data_cache is not None:
-        data_cache.mount(body, trainer, spec.data_cache, spec.data_cache.claim(job.key.name, job.key.uid))
+        data_cache.mount(body, trainer, spec.data_cache, spec.data_cache.claim(job.cache_claim_name))
     _equip_container(trainer, job, status, grace(spec, pool), place.rank)
     for container in (trainer, *(body.get("initContainers") or ())):
         container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
@@ -108,15 +108,13 @@ def _queue(job: Job, status: Status) -> tuple[Json, Json]:
     assert job.spec is not None
     spec = job.spec
     if spec.template["spec"].get("schedulerName") == "volcano":
-        return {}, {
-            "scheduling.k8s.io/group-name": names.group_name(job.key.name, job.key.uid, status.attempt)
-        }
+        return {}, {"scheduling.k8s.io/group-name": job.group_name(status.attempt)}
     if not spec.queue_name:
         return {}, {}
     labels = {names.QUEUE_LABEL: spec.queue_name}
     if spec.workers == 1:
         return labels, {}
-    labels["kueue.x-k8s.io/pod-group-name"] = names.group_name(job.key.name, job.key.uid, status.attempt)
+    labels["kueue.x-k8s.io/pod-group-name"] = job.group_name(status.attempt)
     total = {"kueue.x-k8s.io/pod-group-total-count": str(spec.workers)}
     return labels, total | {"kueue.x-k8s.io/retriable-in-group": "false"}
 
@@ -145,7 +143,7 @@ def _metadata(job: Job, status: Status, place: Placement) -> Json:
     if place.pin:
         annotations[names.PINNED_ANNOTATION] = place.pin
     return {
-        "name": names.pod_name(key.name, key.uid, status.attempt, place.rank),
+        "name": job.pod_name(status.attempt, place.rank),
         "namespace": key.namespace,
         "labels": (given.get("labels") or {}) | queued | labels,
         "annotations": annotations,
@@ -207,12 +205,10 @@ def _affinity(body: Json, kind: str) -> Json:
 def _join_gang(body: Json, job: Job, status: Status, place: Placement) -> None:
     """Sets the pod's host name, and its gang's zone: traffic between zones is slow and costs money."""
     assert job.spec is not None
-    body["hostname"] = names.pod_name(job.key.name, job.key.uid, status.attempt, place.rank)
-    body["subdomain"] = names.service_name(job.key.name, job.key.uid)
+    body["hostname"] = job.pod_name(status.attempt, place.rank)
+    body["subdomain"] = job.service_name
     if place.gang_api is not None:
-        body |= native_gangs.reference(
-            place.gang_api, names.group_name(job.key.name, job.key.uid, status.attempt)
-        )
+        body |= native_gangs.reference(place.gang_api, job.group_name(status.attempt))
     if not (job.spec.capacity.same_zone and place.zoned):
         return
     labels = {names.JOB_UID_LABEL: job.key.uid, names.ATTEMPT_LABEL: str(status.attempt)}
@@ -290,9 +286,7 @@ def _gang(job: Job, status: Status, rank: int) -> dict[str, str]:
     Each attempt has its own rank 0 host name, so that no rank connects to a pod of the previous attempt.
     """
     assert job.spec is not None
-    key = job.key
-    first = names.pod_name(key.name, key.uid, status.attempt)
-    host = f"{first}.{names.service_name(key.name, key.uid)}.{key.namespace}.svc"
+    host = f"{job.pod_name(status.attempt)}.{job.service_name}.{job.key.namespace}.svc"
     port = str(names.RENDEZVOUS_PORT)
     workers = str(job.spec.workers)
     return {

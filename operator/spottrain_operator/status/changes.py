@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -23,20 +24,22 @@ from spottrain_operator.api.training_job import (
 from spottrain_operator.names import UNKNOWN_STATE, Condition, Reason
 from spottrain_operator.policies import runtime
 from spottrain_operator.policies.cause import termination_message_of
-from spottrain_operator.policies.pod_end import pod_ended
+from spottrain_operator.policies.pod_end import end_time, pod_ended
 
 N = TypeVar("N", int, float)
 MESSAGE_LIMIT = 8000
+MOST_SECONDS = 1e9
+"""No step takes longer, whatever an image reports."""
 ORDER = {str(kind): place for place, kind in enumerate(Condition)}
 """Conditions of other writers and newer operators come last; they stay unchanged."""
 
 
 def with_condition(
-    status: Status, kind: Condition, value: bool, reason: str, message: str, *, o: Observed
+    status: Status, kind: Condition, value: bool | None, reason: str, message: str, *, o: Observed
 ) -> Status:
-    """Sets a condition; its lastTransitionTime changes only with its value."""
+    """Sets a condition, Unknown for None; its lastTransitionTime changes only with its value."""
     old = status.condition(kind)
-    text = "True" if value else "False"
+    text = "Unknown" if value is None else str(value)
     flipped = old is None or old.status != text
     new = ConditionStatus(
         type=kind,
@@ -75,7 +78,7 @@ def _with_words(status: Status, record: AttemptRecord, pods: Sequence[PodView], 
     words = [word for pod in pods if (word := termination_message_of(pod)) is not None]
     first = termination_message_of(pods[0]) if pods[0].rank == 0 else None
     if first is not None and record.ended is None:  # once; a later attempt's figures must stay
-        status = _with_last_figures(status, o, first)
+        status = _with_last_figures(status, o, first, _began(record, first.startStep))
     for word in words:
         status = _known_durable(status, word.durableStep)
     return with_runtime(status, o) if first is not None and _trained(first) else status
@@ -99,6 +102,7 @@ def _observed_record(record: AttemptRecord, pods: Sequence[PodView], o: Observed
     record = replace(
         record,
         started=record.started or min(pod.created for pod in pods),
+        bound=record.bound or _bound(record, pods, o),
         ranks=_with_ranks(record.ranks, pods),
     )
     for pod in pods:
@@ -107,9 +111,16 @@ def _observed_record(record: AttemptRecord, pods: Sequence[PodView], o: Observed
         if word := termination_message_of(pod):
             record = _with_steps(record, word.startStep, word.step, word.durableStep)
     if record.ended is None and all(pod_ended(pod, o) for pod in pods):
-        ends = [pod.ended.finished for pod in pods if pod.ended and pod.ended.finished]
+        ends = [end_time(pod, o) for pod in pods if pod.node or (pod.ended and pod.ended.finished)]
         record = replace(record, ended=max(ends, default=o.now.replace(microsecond=0)))
     return record
+
+
+def _bound(record: AttemptRecord, pods: Sequence[PodView], o: Observed) -> datetime | None:
+    """Returns when the last pod was bound; None while one is missing or waits."""
+    if len(pods) < max(record.workers, 1) or not all(pod.node for pod in pods):
+        return None
+    return max(pod.bound or pod.running_since or o.now.replace(microsecond=0) for pod in pods)
 
 
 def _of_first(record: AttemptRecord, pod: PodView, o: Observed) -> AttemptRecord:
@@ -171,22 +182,50 @@ def with_progress(status: Status, o: Observed, sample: Sample) -> Status:
     record = status.record(progress.attempt)
     if record is not None:
         steps = _with_steps(record, progress.startStep, progress.step, progress.durableStep)
+        if steps.stepped is None and progress.step > (steps.start_step or 0):
+            steps = replace(steps, stepped=sample.at.replace(microsecond=0))
+            status = _with_start(status, steps, progress, o)
         status = with_record(status, steps)
     status = _known_durable(status, progress.durableStep)
     status = with_runtime(status, o) if runtime.trains(progress.state) else status
     old = status.progress or ProgressStatus()
-    shown = _progress_status(progress, o, sample.at, old)
+    shown = _progress_status(progress, o, sample.at, old, _began(record, progress.startStep))
     return replace(status, progress=replace(shown, step=_step_of(progress, status)))
 
 
-def _with_last_figures(status: Status, o: Observed, word: TerminationMessage) -> Status:
-    """Takes the last step and save time from the termination message: progress may never have been polled."""
+def _with_start(status: Status, record: AttemptRecord, progress: Progress, o: Observed) -> Status:
+    """Takes the time of an attempt's start. A slower one before it is forgotten by halves."""
+    if record.bound is None or record.stepped is None:
+        return status
+    old, seconds = status.progress or ProgressStatus(), (record.stepped - record.bound).total_seconds()
+    seconds = min(seconds, _reported_start(record.bound, progress, o))
+    seconds = max(seconds, (seconds + (old.start_seconds or 0.0)) / 2, 0.0)
+    return replace(status, progress=replace(old, start_seconds=seconds))
+
+
+def _reported_start(bound: datetime, progress: Progress, o: Observed) -> float:
+    """Returns the seconds from bound pods to the first step by rank 0's own count; infinite without one.
+
+    An operator that was down sees the first step late.
+    """
+    pod = next((p for p in o.pods if p.attempt == progress.attempt and p.rank == 0), None)
+    split = progress.timeSplit
+    if split is None or pod is None or pod.running_since is None:
+        return math.inf
+    own = split.startup + split.restore
+    return max(own, (pod.running_since - bound).total_seconds() + own + split.waiting)
+
+
+def _with_last_figures(status: Status, o: Observed, word: TerminationMessage, began: int) -> Status:
+    """Takes steps, speed and save time from the termination message: progress may never have been polled."""
     if word.step is None and not word.warning and word.emergencySeconds is None:
         return status
     old = status.progress or ProgressStatus(time=o.now.replace(microsecond=0))
     progress = replace(
         old,
         step=_larger(old.step, word.step),
+        total_steps=word.totalSteps or old.total_steps,
+        step_seconds=_or(_step_seconds(word, began), old.step_seconds),
         emergency_seconds=_or(word.emergencySeconds, old.emergency_seconds),
         grace_seconds=_or(word.graceSeconds, old.grace_seconds),
         warning=word.warning,
@@ -211,16 +250,20 @@ def with_unknown_progress(status: Status, o: Observed) -> Status:
     return replace(status, progress=replace(old, state=UNKNOWN_STATE, time=o.now.replace(microsecond=0)))
 
 
-def _progress_status(progress: Progress, o: Observed, at: datetime, old: ProgressStatus) -> ProgressStatus:
+def _progress_status(
+    progress: Progress, o: Observed, at: datetime, old: ProgressStatus, began: int
+) -> ProgressStatus:
     """Converts progress; values not measured yet are the predecessor's, as job and grace are the same."""
     unmeasured = progress.emergencySeconds is None
     return ProgressStatus(
         state=progress.state,
         step=progress.step,
-        total_steps=progress.totalSteps,
+        total_steps=progress.totalSteps or old.total_steps or 0,
         loss=progress.loss,
         samples_per_second=progress.samplesPerSecond,
         eta_seconds=progress.etaSeconds,
+        step_seconds=_or(_step_seconds(progress, began), old.step_seconds),
+        start_seconds=old.start_seconds,
         durable_step=progress.durableStep,
         durable_time=progress.durableTime,
         checkpoint_uri=o.job.spec.checkpoint.uri if o.job.spec else "",
@@ -231,6 +274,29 @@ def _progress_status(progress: Progress, o: Observed, at: datetime, old: Progres
         waiting_for=progress.waitingFor,
         time=at.replace(microsecond=0),
     )
+
+
+ENOUGH_STEPS = 5
+"""After so many steps of an attempt, the time of one is known well enough."""
+
+
+def _began(record: AttemptRecord | None, start: int | None) -> int:
+    """Returns the step at which the attempt began. Ranks that were restarted in their pod report a later one,
+    but their time split goes on."""
+    known = record.start_step if record is not None else None
+    return min((step for step in (known, start) if step is not None), default=0)
+
+
+def _step_seconds(report: Progress | TerminationMessage, began: int) -> float | None:
+    """Returns the seconds per step: by the trainer's time split, or else by its estimate of the rest."""
+    split, steps = report.timeSplit, (report.step or 0) - began - 1
+    if split is not None and steps >= ENOUGH_STEPS:  # the first step belongs to the start-up
+        seconds = (split.productive + split.dataWait + split.checkpointStall) / steps
+    elif isinstance(report, Progress) and report.etaSeconds and report.totalSteps > report.step:
+        seconds = report.etaSeconds / (report.totalSteps - report.step)
+    else:
+        return None
+    return round(seconds, 4 - math.floor(math.log10(seconds))) if 0 < seconds < MOST_SECONDS else None
 
 
 def with_final_word(status: Status, o: Observed, word: TerminationMessage | None) -> Status:

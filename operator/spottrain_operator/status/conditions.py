@@ -16,7 +16,17 @@ from spottrain_operator.api.observed import Observed, PodView
 from spottrain_operator.api.training_job import Status
 from spottrain_operator.api.wire import rfc3339
 from spottrain_operator.names import NODE_SILENCE, UNKNOWN_STATE, Condition, Phase, Reason
-from spottrain_operator.policies import capacity, claims, gang, placement, runtime, starting
+from spottrain_operator.policies import (
+    capacity,
+    cheapest,
+    claims,
+    cost_limit,
+    gang,
+    lifecycle,
+    placement,
+    runtime,
+    starting,
+)
 from spottrain_operator.policies.cause import termination_message_of
 from spottrain_operator.policies.pod_end import pod_ended, saving_predecessor
 from spottrain_operator.policies.runtime import Verdict
@@ -44,7 +54,7 @@ def with_conditions(status: Status, o: Observed, *, note: str = "") -> Status:
     record = status.current
     current = status.attempt if record is None or not record.cause or status.terminal else None
     pods = sorted((p for p in o.pods if p.attempt == current), key=lambda p: p.rank)
-    verdicts = {
+    verdicts: dict[Condition, tuple[bool | None, str, str] | None] = {
         Condition.ACCEPTED: _accepted(o, note),
         Condition.SCHEDULED: None if status.terminal else _scheduled(status, o, pods),
         Condition.RUNNING: _running(status, o, pods),
@@ -54,6 +64,8 @@ def with_conditions(status: Status, o: Observed, *, note: str = "") -> Status:
         Condition.RUNTIME_ATTACHED: runtime.missed(status, o),
         Condition.SETTINGS_APPLIED: _settings(status, o, pods),
         Condition.INTERRUPTED: _recovered(status, o, pods),
+        Condition.COST_LIMITED: _cost_limited(status, o),
+        Condition.ON_TIME: cheapest.verdict(o, status),
         Condition.SUSPENDED: _suspended(status, o, pods),
     }
     for kind, verdict in verdicts.items():
@@ -78,17 +90,20 @@ def _accepted(o: Observed, note: str) -> Verdict | None:
 
 def _suspended(status: Status, o: Observed, pods: Sequence[PodView]) -> Verdict | None:
     """Returns Suspended=True once no pod runs any more."""
-    wanted = o.job.spec is not None and o.job.spec.suspend and not status.terminal
-    if wanted and all(pod_ended(p, o) for p in o.pods):
-        return (
-            True,
-            Reason.SUSPENDED,
-            "spec.suspend is true; set it to false to continue from the last checkpoint",
-        )
-    known = status.condition(Condition.SUSPENDED)
+    halt, known = lifecycle.halted(o), status.condition(Condition.SUSPENDED)
+    if halt is not None and not status.terminal and all(pod_ended(p, o) for p in o.pods):
+        if known is not None and (known.reason, known.observed_generation) == (halt.reason, o.job.generation):
+            return True, halt.reason, known.message  # its figures change with each idle second of a node
+        words = f"{halt.why}{halt.figures}; {halt.remedy} to continue from the last checkpoint"
+        return True, halt.reason, words
     if known is None or known.status != "True":
         return None
     return False, Reason.RESUMED, "the job is not suspended"
+
+
+def _cost_limited(status: Status, o: Observed) -> Verdict | None:
+    stays = "" if capacity.problem(o) else capacity.stays_on_spot(o, status)
+    return cost_limit.verdict(o, stays)
 
 
 def _scheduled(status: Status, o: Observed, pods: Sequence[PodView]) -> Verdict | None:
@@ -96,8 +111,8 @@ def _scheduled(status: Status, o: Observed, pods: Sequence[PodView]) -> Verdict 
         return _placed(status, o, pods)
     if o.refusal is not None and o.refusal.accepted:
         return False, o.refusal.reason, o.refusal.message
-    if o.job.spec is not None and o.job.spec.suspend:
-        return False, Reason.SUSPENDED, "no pods are created while spec.suspend is true"
+    if (halt := lifecycle.halted(o)) is not None:
+        return False, halt.reason, f"no pods are created while {halt.why}"
     if not status.attempt and (words := saving_predecessor(o)):
         return False, Reason.PREDECESSOR_SAVES, words
     if status.next_start is not None and status.next_start > o.now:
@@ -122,7 +137,12 @@ def _placed(status: Status, o: Observed, pods: Sequence[PodView]) -> Verdict:
         return False, Reason.WAITING_FOR_QUEUE, f"{count}pod {held.name} waits for its queue to admit it"
     if stuck := next((p for p in waiting if p.unschedulable), None):
         name = f"pod {stuck.name}: " if size > 1 else ""
-        note = claims.note(o, stuck) + gang.zone_note(o, stuck) + placement.avoid_note(o, stuck)
+        note = (
+            cheapest.note(o, status)
+            + claims.note(o, stuck)
+            + gang.zone_note(o, stuck)
+            + placement.avoid_note(o, stuck)
+        )
         said = f"{stuck.unschedulable}{capacity.labels_note(status)}{note}"
         return False, Reason.UNSCHEDULABLE, f"{count}{name}{said}"
     if not waiting:

@@ -18,6 +18,8 @@ WARN_WHEN = {
     Condition.INTERRUPTED: "True",
     Condition.RUNTIME_ATTACHED: "False",
     Condition.SETTINGS_APPLIED: "False",
+    Condition.COST_LIMITED: "False",
+    Condition.ON_TIME: "False",
     Condition.SUSPENDED: None,
     Condition.SUCCEEDED: None,
     Condition.FAILED: "True",
@@ -32,8 +34,15 @@ QUIET = frozenset(
         Reason.RECOVERED,
         Reason.RUNTIME_TRAINS,
         Reason.ENDED,
+        Reason.PRICES_KNOWN,
+        Reason.NO_MAX_COST,
+        Reason.ON_SCHEDULE,
+        Reason.WORK_UNKNOWN,
+        Reason.NO_DEADLINE,
     }
 )
+ALARMING = frozenset({Reason.MAX_COST_REACHED})
+"""Reasons that need action whatever the condition."""
 ORDERLY = frozenset({Reason.WAITING_FOR_BACKOFF, Reason.WAITING_FOR_QUEUE, Reason.PREDECESSOR_SAVES})
 """Reasons of Scheduled=False that need no action."""
 
@@ -55,9 +64,9 @@ def events_between(o: Observed, new: Status) -> tuple[Event, ...]:
         before, after = old.condition(kind), new.condition(kind)
         if after is None or after.reason in QUIET or not _differs(before, after):
             continue
-        if kind is Condition.SCHEDULED and after.reason == Reason.SUSPENDED:
+        if kind is Condition.SCHEDULED and after.reason in (Reason.SUSPENDED, Reason.MAX_COST_REACHED):
             continue  # the condition Suspended says it
-        alarming = after.status == warn and after.reason not in ORDERLY
+        alarming = (after.status == warn and after.reason not in ORDERLY) or after.reason in ALARMING
         found.append(Event(warning=alarming, reason=after.reason, message=after.message))
     return tuple(found)
 
@@ -71,7 +80,9 @@ def _attempt(old: Status, new: Status) -> list[Event]:
         return []
     past = new.record(new.attempt - 1)
     why = f", after attempt {past.number} ({past.cause}: {past.evidence})" if past and past.cause else ""
-    return [Event(warning=False, reason=Reason.ATTEMPT_STARTED, message=f"attempt {new.attempt}{why}")]
+    record = new.current
+    chose = f"; {record.capacity_type}: {record.choice}" if record is not None and record.choice else ""
+    return [Event(warning=False, reason=Reason.ATTEMPT_STARTED, message=f"attempt {new.attempt}{why}{chose}")]
 
 
 def _restored(old: Status, new: Status) -> list[Event]:

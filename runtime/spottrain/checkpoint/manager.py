@@ -257,6 +257,7 @@ class CheckpointManager:
     def _note_durable(self, save: Save, **facts: Any) -> None:
         save.committed = True
         seconds, board = time.time() - save.started, self.context.board
+        board.clock.durable(save.productive)
         board.update(
             durable_step=save.step,
             durable_time=save.started,

@@ -61,6 +61,8 @@ class Save:
     items: list[UploadItem] = field(default_factory=list)
     """The objects that this rank uploads; `key` is the name below the save's key."""
     started: float = field(default_factory=time.time)
+    productive: float = 0.0
+    """Productive seconds that it saves (`core.time_split.TimeSplitClock.done`)."""
     finished: threading.Event = field(default_factory=threading.Event)
     abandoned: bool = False
     failed: bool = False

@@ -1,8 +1,11 @@
 """The `spottrain` command.
 
 entry, main   `spottrain run` and `spottrain profile`
+plan          `spottrain plan QUESTION`
+cost          `spottrain cost JOB`: arguments. kubectl (reading jobs), cost_status (what they say),
+              cost_report (one job), cost_sums (a namespace, by team)
 checkpoints   `spottrain checkpoints VERB URI`: arguments; each verb has a module
 
-`checkpoints` needs only the standard library and `storage/`. Without torch it runs on a laptop and starts at
-once. Nothing here executes what it reads.
+`checkpoints` needs only the standard library and `storage/`, `cost` not even that. `plan` needs no torch:
+they run on a laptop and start at once. Nothing here executes what it reads.
 """

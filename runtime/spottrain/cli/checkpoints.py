@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spottrain.checkpoint.manifest import Damaged
+from spottrain.cli import jobs_below, kubectl
 from spottrain.cli.copying import copy
 from spottrain.cli.deleting import delete
 from spottrain.cli.exporting import FINAL, export
@@ -71,6 +72,7 @@ def _parser() -> argparse.ArgumentParser:
     verbs = parser.add_subparsers(required=True, metavar="VERB")
     about = "Shows which job owns a URI, its checkpoints, and objects that none of them uses."
     _verb(verbs, "list", about, lambda store, given: listing(store, now=time.time()))
+    _add_jobs(verbs)
     _add_verify(verbs)
     _add_prune(verbs)
     _add_copy(verbs)
@@ -124,6 +126,32 @@ def _file(text: str) -> Path:
 
 
 # --- the verbs ------------------------------------------------------------------------------------------
+def _add_jobs(verbs: Verbs) -> None:
+    def run(store: Store, given: argparse.Namespace) -> Answer:
+        found = jobs_below.find(store)
+        if given.deleted:
+            found = jobs_below.deleted_only(found, _cluster(given))
+        return jobs_below.listing(store, found, now=time.time())
+
+    about = "Lists the checkpoint URIs of jobs below a prefix, such as those that the operator chooses."
+    verb = _verb(verbs, "jobs", about, run)
+    about = "only those that no TrainingJob in the cluster uses any more; asks the cluster by kubectl"
+    verb.add_argument("--deleted", action="store_true", help=about)
+    verb.add_argument("--context", default="", metavar="NAME", help="with --deleted: kubectl's context")
+    about = "with --deleted: kubectl's configuration"
+    verb.add_argument("--kubeconfig", default="", metavar="FILE", help=about)
+    about = "with --deleted: JSON by `kubectl get tj -A -o json` instead of a cluster; - is stdin"
+    verb.add_argument("--file", default="", metavar="FILE", help=about)
+
+
+def _cluster(given: argparse.Namespace) -> jobs_below.ClusterJobs:
+    if given.file:
+        source = "the input" if given.file == kubectl.STDIN else given.file
+        return jobs_below.jobs_of(kubectl.read_file(given.file, source), source)
+    access = kubectl.Access(context=given.context, kubeconfig=given.kubeconfig, all_namespaces=True)
+    return jobs_below.jobs_of(kubectl.get(access), "kubectl's answer")
+
+
 def _add_verify(verbs: Verbs) -> None:
     about = "Reads checkpoints in full and compares them with their checksums."
     verb = _verb(verbs, "verify", about, lambda store, given: verify(store, given.step))
@@ -184,10 +212,15 @@ def _add_release(verbs: Verbs) -> None:
 
 def _add_delete(verbs: Verbs) -> None:
     def run(store: Store, given: argparse.Namespace) -> Answer:
-        return delete(store, given.job_uid, sure=given.yes)
+        return delete(store, given.job_uid, earlier_jobs=given.earlier_jobs, sure=given.yes)
 
     verb = _verb(verbs, "delete", "Deletes the checkpoints, logs and caches of a job that has ended.", run)
-    verb.add_argument("--job-uid", required=True, metavar="UID", help="the owner's UID, as list shows it")
+    about = (
+        "the owner's UID, as list shows it, of a job that has ended for certain; without it that is the last "
+        "owner, and a URI in use is refused"
+    )
+    verb.add_argument("--job-uid", default="", metavar="UID", help=about)
+    verb.add_argument("--earlier-jobs", action="store_true", help="also checkpoints that earlier jobs left")
     _add_yes(verb)
 
 

@@ -6,9 +6,11 @@ this can be repeated after a crash at any point. The final weights stay: they ar
 
 from __future__ import annotations
 
-from spottrain.checkpoint.head.admin import Deleting, leftovers
+from typing import Final
+
+from spottrain.checkpoint.head.admin import Deleting, leftovers, require_ended
 from spottrain.checkpoint.head.owner import Walker
-from spottrain.checkpoint.head.state import folder_of
+from spottrain.checkpoint.head.state import Head, folder_of
 from spottrain.cli.output import Answer, confirm
 from spottrain.cli.reading import head_of
 from spottrain.contract import (
@@ -21,25 +23,42 @@ from spottrain.contract import (
 from spottrain.core.text import counted
 from spottrain.storage.base import Store
 
+BESIDE: Final = (LOGS_PREFIX, PROFILES_PREFIX, COMPILE_CACHE_PREFIX, OUT_OF_MEMORY_PREFIX)
+"""Folders of a job's other objects."""
 
-def delete(store: Store, job_uid: str, *, sure: bool = False) -> Answer:
-    """Deletes a job's objects. Raises ConfigurationError if another job owns the URI, or still runs on it.
 
-    Objects of earlier jobs stay. If there is no HEAD, nothing is deleted.
+def delete(store: Store, job_uid: str = "", *, earlier_jobs: bool = False, sure: bool = False) -> Answer:
+    """Deletes a job's objects. Raises ConfigurationError if another job owns the URI.
+
+    Objects of earlier jobs stay, unless `earlier_jobs`. If there is no HEAD, nothing is deleted. Without
+    `job_uid` it is the last owner's, and that job must not own HEAD any more.
     """
     keys = store.list(CHECKPOINTS_PREFIX)  # before HEAD is read
+    rest = [key for folder in BESIDE for key in store.list(folder)]  # before another job can claim HEAD
     walker = Walker(store)
-    if walker.read() is None:
+    head = walker.read()
+    if head is None:
         text = f"nothing to delete: there is no HEAD object at {store.uri}"
         return Answer(facts={"uri": store.uri, "objects": 0}, lines=[text])
-    confirm(f"delete all checkpoints of job UID {job_uid} at {store.uri}?", sure=sure)
-    walker.change(Deleting(job_uid=job_uid))
+    if not job_uid:
+        require_ended(head)
+    confirm(_question(store, head, job_uid), sure=sure)
+    only_idle, job_uid = not job_uid, job_uid or head.jobUID
+    walker.change(Deleting(job_uid=job_uid, earlier_jobs=earlier_jobs, only_idle=only_idle))
     head = head_of(store)
     doomed = [key for key in keys if folder_of(key) not in head.keys]
-    doomed = sorted({*doomed, *leftovers(keys, head)})
-    for rest in (LOGS_PREFIX, PROFILES_PREFIX, COMPILE_CACHE_PREFIX, OUT_OF_MEMORY_PREFIX):
-        doomed += store.list(rest)
+    doomed = sorted({*doomed, *leftovers(keys, head)}) + rest
     store.delete(doomed)
     store.sweep_uploads(CHECKPOINTS_PREFIX, lambda key: folder_of(key) not in head.keys)
     words = f"deleted {counted(len(doomed), 'object')} at {store.uri}; the final weights stay"
     return Answer(facts={"uri": store.uri, "objects": len(doomed)}, lines=[words])
+
+
+def _question(store: Store, head: Head, job_uid: str) -> str:
+    if job_uid:
+        return f"delete all checkpoints of job UID {job_uid} at {store.uri}?"
+    there = counted(len(head.checkpoints), "checkpoint")
+    return (
+        f"{store.uri} has {there} of job {head.job} (UID {head.jobUID}), now {head.state}. Is that job "
+        "deleted, and may all of them go?"
+    )

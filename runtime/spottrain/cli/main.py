@@ -67,6 +67,11 @@ def main(argv: list[str] | None = None) -> int:
         from spottrain.cli import plan
 
         return plan.main(words[1:])
+    if words[:1] == ["cost"]:
+        release_signals()
+        from spottrain.cli import cost
+
+        return cost.main(words[1:])
     hold_signals()  # blocked already, unless the caller is not `entry`
     try:
         command = _read_command(words)
@@ -74,18 +79,24 @@ def main(argv: list[str] | None = None) -> int:
         gang = Gang.from_env(os.environ, command.nproc, lambda: count_gpus(os.environ))
     except RunError as error:
         return _failed(use(Session(os.environ)), error, "")
+    began = time.monotonic()
     if gang.workers > 1:
         meet(gang, os.environ)  # it also returns on a stop, and the code below ends this process
+    waited = time.monotonic() - began
     ranks = [gang.rank(number) for number in range(gang.nproc)]
     outputs = capture(os.environ, ranks, command.script, parent=True)
     if gang.nproc > 1 or outputs is not None:
-        launcher = Launcher(gang, command.words, os.environ, born=process_start(), outputs=outputs)
+        born = process_start()
+        launcher = Launcher(gang, command.words, os.environ, born=born, outputs=outputs, waited=waited)
         code = launcher.run()
         if code is not None:
             leave(code)  # nothing is left to shut down
         os.environ.update(MARK)  # from here on this is the single rank
+        waited = 0.0  # in the split that the launcher gives it
     os.environ.update(gang.env_of(0, gang.port))
-    return _run_here(use(Session(os.environ)), command)
+    session = use(Session(os.environ))
+    session.board.clock.waited(waited)
+    return _run_here(session, command)
 
 
 def _run_here(session: Session, command: Command) -> int:
@@ -112,6 +123,7 @@ def _read_command(argv: list[str]) -> Command:
     about = "run a training script and profile some of its steps"
     profiled = commands.add_parser("profile", help=about, description=profile.ABOUT)
     commands.add_parser("plan", help="what a training needs and costs: time, memory, network, hardware")
+    commands.add_parser("cost", help="what a job, or a namespace's jobs, cost, saved and lost")
     commands.add_parser("checkpoints", help="inspect and manage checkpoints: list, verify, prune, copy, ...")
     names = _add_flags(run)
     profile.add_flags(profiled)

@@ -19,7 +19,7 @@ from spottrain.cli.output import Answer, table
 from spottrain.core.gpu_catalogue import GPU, GPUS
 from spottrain.errors import ConfigurationError, RunError
 from spottrain.lifecycle.notice_budget import FULL_SHARE
-from spottrain.planner import checkpoint, communication, compute_optimal, hardware, memory
+from spottrain.planner import breakdown, checkpoint, communication, compute_optimal, hardware, memory
 from spottrain.planner.compute_optimal import Allocation
 from spottrain.planner.instances import Instance, instances
 from spottrain.planner.transformer import MODELS, Transformer
@@ -83,6 +83,21 @@ def byte_rate(text: str) -> float:
     if match is None:
         raise argparse.ArgumentTypeError(f"{text!r} is not a rate, such as 500MB/s or 25Gbit/s")
     return amount(match[1]) * SCALES[match[2]] / (8 if match[3] == "bit/s" else 1)
+
+
+def lever(text: str) -> breakdown.Lever:
+    """Parses NAME:hours=48/72, or NAME:hours=0.667 without the name if it is left out."""
+    match = re.fullmatch(r"(?:(.+):)?(price|hours|runs)=([0-9.]+)(?:/([0-9.]+))?", text.strip())
+    if match is None:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a lever, such as bf16:hours=48/72, spot:price=0.36 or runs=20/24"
+        )
+    part = breakdown.Part(match[2])
+    if match[1] and not match[1].isprintable():
+        raise argparse.ArgumentTypeError(f"the name in {text!r} has a character that cannot be printed")
+    return breakdown.Lever(
+        name=match[1] or part.value, part=part, factor=amount(match[3]) / amount(match[4] or "1")
+    )
 
 
 def mfu(text: str) -> tuple[str, float]:
@@ -231,7 +246,7 @@ def memory_of(given: argparse.Namespace) -> Answer:
 
 
 def network(given: argparse.Namespace) -> Answer:
-    """Seconds of the gradient exchange, and the scaling efficiency."""
+    """Seconds of the gradient exchange, the scaling efficiency, and the throughput."""
     gpu = _gpu(given.gpu)
     if given.gpus % given.nodes:
         raise ConfigurationError(f"{given.gpus} GPUs cannot be divided among {given.nodes} nodes")
@@ -259,6 +274,10 @@ def network(given: argparse.Namespace) -> Answer:
         ["efficiency, nothing overlapped", f"{alone:.1%}"],
         ["efficiency, overlapped", f"{beside:.1%}"],
     ]
+    ideal = None if given.samples_per_second is None else given.samples_per_second * given.gpus
+    if ideal is not None:
+        rows.append(["samples/s, ideal", plain(ideal)])
+        rows.append(["samples/s, overlapped", plain(ideal * beside)])
     found = communication.advice(
         efficiency=beside,
         topology=topology,
@@ -270,7 +289,16 @@ def network(given: argparse.Namespace) -> Answer:
         + (f", {gigabytes(topology.network)}/s per node between nodes." if given.nodes > 1 else "."),
         f"Overlapped: {communication.OVERLAP:.0%} of the last micro-batch's backward pass (an assumption).",
     ]
-    facts = {"seconds": exchange, "efficiency": beside, "efficiency_without_overlap": alone, "advice": found}
+    if ideal is not None:
+        notes.append(f"Ideal: {given.gpus} times the samples/s of one GPU, which are your input.")
+    facts = {
+        "seconds": exchange,
+        "efficiency": beside,
+        "efficiency_without_overlap": alone,
+        "samples_per_second_ideal": ideal,
+        "samples_per_second": None if ideal is None else ideal * beside,
+        "advice": found,
+    }
     return _answer(facts, _pairs(rows), [*notes, *(f"To communicate less: {each}." for each in found)])
 
 
@@ -344,6 +372,44 @@ def choose(given: argparse.Namespace) -> Answer:
         f"{work.optimizer}; scaling by the model of `spottrain plan network`; every MFU is your input.",
     ]
     return _answer({"options": [_option_facts(each) for each in found]}, lines, notes)
+
+
+def levers(given: argparse.Namespace) -> Answer:
+    """What levers on price, hours and runs bring one after the other."""
+    first = breakdown.Bill(price=given.price * given.gpus, hours=given.hours / 3600, runs=given.runs)
+    bills = breakdown.breakdown(first, given.lever)
+    if not all(0 < bill.total < math.inf for bill in (first, *bills)):
+        raise ConfigurationError(
+            "the bill is too large or too small to compute: look for a slip in --price, --gpus, --hours, "
+            "--runs and the factors"
+        )
+    last = bills[-1] if bills else first
+    rows = [
+        ["lever", "factor", "a run", "1 run" if given.runs == 1 else f"{plain(given.runs)} runs", "saved"]
+    ]
+    rows.append(["before", "", dollars(first.run), dollars(first.total), ""])
+    for each, before, after in zip(given.lever, [first, *bills], bills, strict=False):
+        saved = before.total - after.total
+        text = dollars(saved) if saved >= 0 else f"-{dollars(-saved)}"
+        factor = f"{each.part} x {each.factor:.3g}"
+        rows.append([each.name, factor, dollars(after.run), dollars(after.total), text])
+    share_saved = 1 - last.total / first.total
+    change = f"{abs(share_saved):.1%} " + ("saved" if round(share_saved, 3) >= 0 else "dearer than before")
+    notes = [
+        f"{change}. Each lever acts on what those before it left; a factor is after / before.",
+        "The factors are your input. Two levers on the hours may overlap: measure them together. "
+        'The page "Levers on cost" of spottrain\'s documentation has measured ones.',
+    ]
+    facts = {
+        "before": _bill_facts(first),
+        "levers": [asdict(each) | _bill_facts(bill) for each, bill in zip(given.lever, bills, strict=True)],
+        "saved_share": share_saved,
+    }
+    return _answer(facts, table(rows), notes)
+
+
+def _bill_facts(bill: breakdown.Bill) -> dict[str, Any]:
+    return asdict(bill) | {"run_dollars": bill.run, "dollars": bill.total}
 
 
 def _nothing_found(every: Sequence[hardware.Option], limit: float | None, budget: float | None) -> str:
@@ -483,8 +549,8 @@ def _parser() -> argparse.ArgumentParser:
     added = question("memory", memory_of, *MODEL[1:], "gpu", "gpus", "precision", "optimizer", "attention")
     _require(added, "gpu")
     added = question(
-        "network", network, *MODEL, "gpu", "gpus", "nodes", "step-seconds", "accumulation", "gradient-bytes",
-        "link", "network",
+        "network", network, *MODEL, "gpu", "gpus", "nodes", "step-seconds", "samples-per-second",
+        "accumulation", "gradient-bytes", "link", "network",
     )  # fmt: skip
     _require(added, "gpu", "gpus", "step-seconds")
     added = question("checkpoint", checkpoint_of, *MODEL, "optimizer", "nodes", "bandwidth", "step-seconds")
@@ -499,6 +565,7 @@ def _parser() -> argparse.ArgumentParser:
         "goodput", "startup", "cloud", "max-nodes", "top",
     )  # fmt: skip
     _require(added, "tokens", "batch", "mfu")
+    _require(question("levers", levers, "price", "gpus", "hours", "runs", "lever"), "price", "hours")
     return parser
 
 
@@ -561,6 +628,11 @@ FLAGS: Final[dict[str, dict[str, Any]]] = {
         "metavar": "TIME",
         "help": "compute of one optimizer step, such as 0.5s",
     },
+    "samples-per-second": {
+        "type": amount,
+        "metavar": "N",
+        "help": "throughput of one GPU alone: also answers that of all",
+    },
     "accumulation": {
         "type": whole,
         "default": 1,
@@ -605,5 +677,19 @@ FLAGS: Final[dict[str, dict[str, Any]]] = {
     },
     "cloud": {"choices": ("aws", "gcp", "azure"), "help": "default: all"},
     "max-nodes": {"type": whole, "default": 16, "metavar": "N", "help": "default 16"},
+    "hours": {"type": seconds, "metavar": "TIME", "help": "paid time of a run, such as 72h"},
+    "runs": {
+        "type": amount,
+        "default": 1.0,
+        "metavar": "N",
+        "help": "runs, such as those of a year (default 1); one that is stopped at 60 %% of its hours is 0.6",
+    },
+    "lever": {
+        "type": lever,
+        "action": "append",
+        "default": [],
+        "metavar": "[NAME:]PART=FACTOR",
+        "help": "after / before of price, hours or runs: bf16:hours=48/72, spot:price=0.36; may be repeated",
+    },
     "top": {"type": whole, "default": 10, "metavar": "N", "help": "rows to print (default 10)"},
 }

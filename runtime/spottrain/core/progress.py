@@ -22,10 +22,12 @@ from spottrain.contract import (
     Progress,
     Stop,
     TerminationMessage,
+    TimeSplit,
 )
 from spottrain.core import log
 from spottrain.core.heartbeat import Heartbeat
 from spottrain.core.log_format import duration
+from spottrain.core.time_split import PARTS, TimeSplitClock
 
 STOP_LIMIT: Final = 4096
 """Maximum bytes of a stop order's body."""
@@ -65,6 +67,7 @@ class ProgressFacts:
     ignored_settings: str = ""
     first_step_seconds: float | None = None
     startup_seconds: float | None = None
+    best_step: int | None = None
     output_uri: str = ""
     ended_early: str = ""
     """Reason, if early stopping ended the run."""
@@ -128,8 +131,11 @@ def _figures_of(facts: ProgressFacts, now: float) -> Iterator[str]:
 class ProgressBoard:
     """The current facts, replaced as a whole so that readers never see half an update."""
 
-    def __init__(self, attempt: int = 0) -> None:
+    def __init__(self, attempt: int = 0, clock: TimeSplitClock | None = None) -> None:
         self.heartbeat = Heartbeat()
+        self.clock = clock or TimeSplitClock()
+        self.trains = False
+        """Whether this process trains with the runtime, or is expected to. Otherwise it has no time split."""
         self._facts = ProgressFacts(attempt=attempt)
         self._step = 0
         """Newer than the facts' step: a copy of the facts for each step would cost more than counting it."""
@@ -154,6 +160,11 @@ class ProgressBoard:
             self.update(state="Training")
         self._step = step
         self.heartbeat.stepped()
+        self.clock.step_done()
+
+    @property
+    def time_split(self) -> TimeSplit | None:
+        return self.clock.split() if self.trains else None
 
     def save_failed(self, error: str) -> None:
         with self._lock:
@@ -173,6 +184,7 @@ class ProgressBoard:
             totalSteps=facts.total_steps,
             loss=facts.loss if finite else None,  # JSON has no NaN
             samplesPerSecond=facts.samples_per_second,
+            stepsPerSecond=facts.steps_per_second,
             etaSeconds=left / facts.steps_per_second if facts.steps_per_second else None,
             durableStep=facts.durable_step,
             durableTime=log.rfc3339(facts.durable_time) if facts.durable_time else "",
@@ -187,6 +199,8 @@ class ProgressBoard:
             hangSeconds=self.heartbeat.limit(facts.state),
             gpuUtilisation=facts.utilisation,
             gpuMemory=facts.gpu_memory,
+            timeSplit=self.time_split,
+            bestStep=facts.best_step,
         )
 
     def message(
@@ -221,17 +235,20 @@ class ProgressBoard:
             graceSeconds=facts.grace_seconds,
             warning=facts.warning,
             ignoredSettings=facts.ignored_settings,
+            timeSplit=None if outcome is Outcome.UNTRAINED else self.time_split,
+            bestStep=facts.best_step,
         )
 
     def metrics(self) -> str:
         """Returns the metrics in Prometheus text format."""
-        facts = self.facts
+        facts, split = self.facts, self.time_split
         gauges: dict[str, float | None] = {
             "spottrain_attempt": facts.attempt,
             "spottrain_step": facts.step,
             "spottrain_total_steps": facts.total_steps,
             "spottrain_loss": facts.loss,
             "spottrain_samples_per_second": facts.samples_per_second,
+            "spottrain_steps_per_second": facts.steps_per_second,
             "spottrain_durable_step": facts.durable_step,
             "spottrain_save_seconds": facts.save_seconds,
             "spottrain_save_stall_seconds": facts.stall_seconds,
@@ -245,22 +262,67 @@ class ProgressBoard:
             "spottrain_idle_seconds": self.heartbeat.idle,
             "spottrain_hang_seconds": self.heartbeat.limit(facts.state),
             "spottrain_durable_age_seconds": time.time() - facts.durable_time if facts.durable_time else None,
+            "spottrain_unsaved_seconds": None if split is None else split.unsaved,
+            "spottrain_best_step": facts.best_step,
         }
         counters = {
             "spottrain_saves_total": facts.saves,
             "spottrain_save_failures_total": facts.save_failures,
         }
-        lines = [f"# TYPE {k} gauge\n{k} {v}" for k, v in gauges.items() if v is not None]
-        lines += [f"# TYPE {k} counter\n{k} {v}" for k, v in counters.items()]
-        lines.append(f'# TYPE spottrain_state gauge\nspottrain_state{{state="{facts.shown_state}"}} 1')
+        lines = [_family(name, value) for name, value in {**gauges, **counters}.items() if value is not None]
+        lines.append(_family("spottrain_state", {f'state="{facts.shown_state}"': 1}))
+        if split is not None:
+            seconds = {f'part="{part}"': getattr(split, part) for part in PARTS}
+            lines.append(_family("spottrain_seconds_total", seconds))
         if facts.shares:
-            lines.append("# TYPE spottrain_time_share gauge")
-            lines += [
-                f'spottrain_time_share{{part="{part}"}} {share}' for part, share in facts.shares.items()
-            ]
+            shares = {f'part="{part}"': share for part, share in facts.shares.items()}
+            lines.append(_family("spottrain_time_share", shares))
         if facts.verdict:
-            lines.append(f'# TYPE spottrain_verdict gauge\nspottrain_verdict{{name="{facts.verdict}"}} 1')
+            lines.append(_family("spottrain_verdict", {f'name="{facts.verdict}"': 1}))
         return "\n".join(lines) + "\n"
+
+
+METRICS: Final = {
+    "spottrain_attempt": "Number of the attempt.",
+    "spottrain_step": "Optimizer steps done.",
+    "spottrain_total_steps": "Optimizer steps of the whole training.",
+    "spottrain_loss": "Loss of the last logged step.",
+    "spottrain_samples_per_second": "Samples trained per second.",
+    "spottrain_steps_per_second": "Optimizer steps per second.",
+    "spottrain_durable_step": "Last step that HEAD lists.",
+    "spottrain_durable_age_seconds": "Seconds since the copy of that step was taken.",
+    "spottrain_best_step": "Step of the evaluation with the lowest loss so far.",
+    "spottrain_save_seconds": "Seconds of the last save, from its copy to its commit.",
+    "spottrain_save_stall_seconds": "Seconds for which the last save stopped the training.",
+    "spottrain_saves_total": "Saves that were committed.",
+    "spottrain_save_failures_total": "Saves that failed.",
+    "spottrain_unsaved_seconds": "Seconds of training that no checkpoint has.",
+    "spottrain_emergency_seconds": "Estimated seconds of a save after a request to stop.",
+    "spottrain_grace_seconds": "Seconds from SIGTERM to SIGKILL.",
+    "spottrain_idle_seconds": "Seconds since the training last moved.",
+    "spottrain_hang_seconds": "Seconds of no movement after which it counts as hung.",
+    "spottrain_gpu_utilisation": "Share of the time in which the GPU ran a kernel (NVML).",
+    "spottrain_gpu_memory": "Share of the GPU's memory in use (NVML).",
+    "spottrain_mfu": "Model FLOP utilisation.",
+    "spottrain_flops_per_step": "FLOP of an optimizer step.",
+    "spottrain_loader_private_bytes": "Memory that DataLoader workers do not share.",
+    "spottrain_state": "1 for the present state.",
+    "spottrain_seconds_total": "Where the seconds of this process went.",
+    "spottrain_time_share": "Where the time of a step goes, as shares.",
+    "spottrain_verdict": "1 for what limits the training.",
+}
+"""What the trainer's metrics say; those that end in `_total` are counters, the others gauges."""
+
+
+def _family(name: str, samples: float | Mapping[str, float]) -> str:
+    """Returns a metric in Prometheus' text format; `samples` by their labels, or one without labels."""
+    kind = "counter" if name.endswith("_total") else "gauge"
+    lines = [f"# HELP {name} {METRICS[name]}", f"# TYPE {name} {kind}"]
+    if isinstance(samples, Mapping):
+        lines += [f"{name}{{{labels}}} {value}" for labels, value in samples.items()]
+    else:
+        lines.append(f"{name} {samples}")
+    return "\n".join(lines)
 
 
 class _Handler(BaseHTTPRequestHandler):

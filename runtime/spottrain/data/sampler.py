@@ -27,6 +27,7 @@ from torch.utils.data import DataLoader, default_collate
 
 from spottrain.core import device as devices
 from spottrain.core import log
+from spottrain.core.time_split import timed
 from spottrain.core.training_spec import AUTO
 from spottrain.data import worker_count as measuring
 from spottrain.data.dataloader import Collate, FetchRequest, Repeatable, as_it_is, request
@@ -34,6 +35,7 @@ from spottrain.data.plan import Dataset, Plan, Position, Step
 from spottrain.data.worker_memory import WorkerMemoryLimit
 from spottrain.distributed.world import World
 from spottrain.errors import ConfigurationError
+from spottrain.lifecycle.session import existing
 from spottrain.lifecycle.worker_signals import end_at_exit, protect, signals_held
 
 OF_WORKERS: Final = ("prefetch_factor", "persistent_workers", "multiprocessing_context", "timeout")
@@ -305,13 +307,19 @@ class Loader(DataLoader[Any]):
         if self.requests.over:
             return
         epoch = self.requests.begun
-        if self._trial is not None:
-            yield from self._measured(self._trial, steps)
+        session = existing()
+        if session is None:
+            yield from self._batches(steps)
         else:
-            if getattr(self, "_iterator", None) is None:  # else its workers already run
-                self._room.warn(self.num_workers)
-            yield from self._pass(steps)
+            yield from timed(lambda: self._batches(steps), session.board.clock)
         self.requests.ended = epoch
+
+    def _batches(self, steps: Iterator[Step]) -> Any:
+        if self._trial is not None:
+            return self._measured(self._trial, steps)
+        if getattr(self, "_iterator", None) is None:  # else its workers already run
+            self._room.warn(self.num_workers)
+        return self._pass(steps)
 
     def _pass(self, steps: Iterator[Step]) -> Any:
         self.requests.next = steps

@@ -16,6 +16,7 @@ first step (`_Owed`). For this, and for the loss of a partial logging window, th
 
 from __future__ import annotations
 
+import math
 import shutil
 import time
 from collections.abc import Mapping
@@ -30,6 +31,7 @@ from spottrain.checkpoint import outside_parameters
 from spottrain.checkpoint.kinds import TrainingState
 from spottrain.core import device as devices
 from spottrain.core import log
+from spottrain.core.time_split import CHECKPOINT_STALL, DATA_WAIT, OTHER, PRODUCTIVE
 from spottrain.errors import ConfigurationError
 from spottrain.integrations.folder_checkpoints import CallbackEngine, FolderCheckpoints, link_tree
 
@@ -65,6 +67,10 @@ class TransformersCallback(TrainerCallback):
         """Step of a checkpoint that only this callback requested."""
         self._evaluated: int | None = None
         """Step of the last evaluation."""
+        self._measured: dict[str, float] = {}
+        """Metrics of the last evaluation; each dataset adds its own."""
+        self._epoch_ended = False
+        """Whether no step has begun since the end of an epoch."""
         self._trainer: Trainer | None = None
         self._owed = _Owed()
         self._restored: Mapping[str, Any] = {}
@@ -147,12 +153,15 @@ class TransformersCallback(TrainerCallback):
             device=args.device,
             log_every=1,
         )
+        self._note_best(state)
         if self._engine.restored:
-            self._make_up(args, state, control)
+            self._make_up(state, control)
 
     def on_step_begin(
         self, args: Any, state: TrainerState, control: Any, model: torch.nn.Module | None = None, **_: Any
     ) -> None:
+        self._epoch_ended = False
+        self.session.board.clock.between_steps(PRODUCTIVE)
         over = state.global_step >= state.max_steps  # the last attempt ended before it stored the weights
         if over or self._over:
             self._finish(model, self._early(state.global_step))
@@ -180,25 +189,42 @@ class TransformersCallback(TrainerCallback):
         if save_now or self._stopping or step >= state.max_steps:
             self._save_too(step, control)
         self._random = devices.random_state() if control.should_evaluate else None
+        self._time_next(control)
 
-    def on_evaluate(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
+    def on_evaluate(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        metrics: Mapping[str, float] | None = None,
+        **_: Any,
+    ) -> None:
         self._evaluated = state.global_step
+        self._measured |= metrics or {}
         self._paused_at = time.perf_counter()  # the evaluation is no part of the save
         if self._random is not None:
             devices.set_random_state(self._random)
+        self._note_best(state)
+        self.session.board.clock.mark()
+        best_only = args.save_strategy == "best"  # then the Trainer decides about a save after this
+        self._time_next(control, saves=self._is_best(args, state) if best_only else None)
 
     def on_prediction_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.session.board.heartbeat.beat()
+        self.session.board.clock.between_steps(PRODUCTIVE)  # the evaluation of a further dataset
 
     def on_epoch_end(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Waits for an upload of this step: the Trainer may now save it again, into the same files."""
+        self._epoch_ended = True
         checkpoints = self._engine.coordinator.checkpoints
         if checkpoints is not None and checkpoints.busy_with == state.global_step:
-            checkpoints.settle()
+            with self.session.board.clock.part(CHECKPOINT_STALL):
+                checkpoints.settle()
         if self._save_due:
             self._paused_at = time.perf_counter()
             self._save_too(state.global_step, control)
         self._random = devices.random_state() if control.should_evaluate else None
+        self._time_next(control)
 
     def on_save(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
         """Uploads the checkpoint, now that this rank's files are complete; after a stop request it ends."""
@@ -209,6 +235,7 @@ class TransformersCallback(TrainerCallback):
         if self._save_due:
             self._save_due = False
             self._engine.coordinator.save(since=self._paused_at)
+        self._time_next(control)
 
     def on_log(
         self, args: Any, state: TrainerState, control: Any, logs: dict[str, Any] | None = None, **_: Any
@@ -218,6 +245,7 @@ class TransformersCallback(TrainerCallback):
             self._engine.metrics.line(
                 state.global_step, float(logs["loss"]), rate=logs.get("learning_rate"), epoch=epoch
             )
+        self._time_next(control)
 
     def on_train_end(
         self,
@@ -231,6 +259,38 @@ class TransformersCallback(TrainerCallback):
         self._finish(model, self._early(state.global_step) if early else "")
 
     # --- private --------------------------------------------------------------------------------------
+    def _time_next(self, control: TrainerControl, saves: bool | None = None) -> None:
+        """Notes what the Trainer does until the next hook: it logs, evaluates, saves, fetches, and ends.
+
+        `saves`: whether it saves, where `control` does not say so yet.
+        """
+        if control.should_log or control.should_evaluate:
+            part = PRODUCTIVE
+        elif control.should_save if saves is None else saves:
+            part = CHECKPOINT_STALL
+        else:
+            last = self._epoch_ended and control.should_training_stop  # it loads the best model, maybe
+            part = OTHER if last else DATA_WAIT
+        self.session.board.clock.between_steps(part)
+
+    def _is_best(self, args: TrainingArguments, state: TrainerState) -> bool:
+        """Whether the evaluation is the best so far, by the Trainer's rule for `save_strategy="best"`."""
+        name = args.metric_for_best_model or ""
+        value = self._measured.get(name if name.startswith("eval_") else f"eval_{name}", math.nan)
+        sign = 1 if args.greater_is_better else -1
+        best = -math.inf if state.best_metric is None else sign * state.best_metric
+        return bool(sign * value > best)
+
+    def _note_best(self, state: TrainerState) -> None:
+        """Reports the step of the lowest `eval_loss`; the Trainer's checkpoints keep its log."""
+        losses = [
+            (each["eval_loss"], each["step"])
+            for each in state.log_history
+            if math.isfinite(each.get("eval_loss", math.nan))
+        ]
+        if losses:
+            self.session.board.update(best_step=min(losses)[1])
+
     def _request_save(self) -> None:
         """Has the Trainer write a checkpoint, which `on_save` uploads."""
         self._save_due, self._paused_at = True, time.perf_counter()
@@ -239,7 +299,7 @@ class TransformersCallback(TrainerCallback):
         self._ours = None if control.should_save else step
         control.should_save = True
 
-    def _make_up(self, args: TrainingArguments, state: TrainerState, control: TrainerControl) -> None:
+    def _make_up(self, state: TrainerState, control: TrainerControl) -> None:
         """Does what the last attempt skipped at its last step, before the first step."""
         owed, window, trainer = self._owed, self._restored.get("window"), self._trainer
         self._owed = _Owed()
@@ -261,16 +321,20 @@ class TransformersCallback(TrainerCallback):
         trainer._load_rng_state(str(self._folder(state.global_step)))
         self._rate = self._restored.get("rate")
         control.should_save = control.should_log = False
+        with self.session.board.clock.part(PRODUCTIVE):  # although it comes before the first step
+            self._do_owed(trainer, owed, state, control)
+        self._over = control.should_training_stop
+
+    def _do_owed(self, trainer: Trainer, owed: _Owed, state: TrainerState, control: TrainerControl) -> None:
         if owed.evaluation:
             control.should_evaluate = True
             self._random = devices.random_state()
             self._log_save_evaluate(trainer, state)
         if owed.epoch_end:
             control.should_evaluate = control.should_save = control.should_log = False
-            trainer.callback_handler.on_epoch_end(args, state, control)
+            trainer.callback_handler.on_epoch_end(trainer.args, state, control)
             self._log_save_evaluate(trainer, state)
         control.should_evaluate = False
-        self._over = control.should_training_stop
 
     def _log_save_evaluate(self, trainer: Trainer, state: TrainerState) -> None:
         epoch = int(state.epoch or 0)

@@ -24,6 +24,7 @@ from spottrain.checkpoint.upload import InProcessTransfer, ProcessTransfer, Tran
 from spottrain.contract import Env, Outcome, Reason
 from spottrain.core import log
 from spottrain.core.container import memory
+from spottrain.core.time_split import CHECKPOINT_STALL, OTHER, RESTORE, WAITING
 from spottrain.distributed.control_channel import ControlChannel, broadcast_facts, connect, receive_facts
 from spottrain.distributed.stop_agreement import GO_ON, Orders, StopAgreement, alone, led
 from spottrain.errors import OutOfMemory, PeerLost, RunError, StoreError
@@ -32,10 +33,10 @@ from spottrain.lifecycle.endings import Ending
 from spottrain.lifecycle.notice_budget import NoticeBudget
 from spottrain.lifecycle.rank_reports import request_restart
 from spottrain.lifecycle.save_interval import (
+    Losses,
     RebalanceAdvice,
     SaveInterval,
     auto_seconds,
-    seconds_between_losses,
 )
 from spottrain.lifecycle.session import Session
 from spottrain.lifecycle.worker_signals import protect_all
@@ -65,6 +66,8 @@ class Coordinator:
         self.agreement: StopAgreement = alone(lambda: session.preemption.stopping)
         self.trained = 0.0
         """Seconds of training of all attempts so far."""
+        self._trained_before = 0.0
+        """Those of the attempts before this one."""
         self.losses = max(session.attempt - 1, 0)
         """Attempts so far that lost steps; without a checkpoint all of them did."""
         self._interval = SaveInterval(session.run.interval, self._auto_seconds)
@@ -77,7 +80,11 @@ class Coordinator:
         """The budget that was logged last."""
         self._warning = session.board.facts.warning
         """Warning of the session, such as a launcher that kills early."""
-        self._connect()
+        self.clock = session.board.clock
+        session.board.trains = True
+        self.clock.begin()
+        with self.clock.part(WAITING):  # for the other ranks
+            self._connect()
         if session.store is not None:
             self.checkpoints = CheckpointManager(
                 session, session.store, transfer=self._transfer, control=self.control
@@ -109,7 +116,8 @@ class Coordinator:
         if self.checkpoints is None:
             log.event("no-checkpoints", why="no checkpoint URI: an interruption loses the run")
             return None
-        claim = self.checkpoints.claim()
+        with self.clock.part(WAITING):
+            claim = self.checkpoints.claim()
         if claim.done:
             self._end_done_before(self.checkpoints)
         return claim
@@ -118,10 +126,12 @@ class Coordinator:
         assert self.checkpoints is not None
         board = self.session.board
         board.update(state="Restoring")
-        found = self.kind.restore(self.checkpoints, claim)
+        with self.clock.part(RESTORE):
+            found = self.kind.restore(self.checkpoints, claim)
+            if found is not None:
+                self.state.load(found.shared, found.own, found.new_rank)
         if found is not None:
             entry = found.entry
-            self.state.load(found.shared, found.own, found.new_rank)
             board.update(durable_step=entry.step, durable_time=entry.time, key=entry.key, step=entry.step)
         self.session.cache_ready()
         return found is not None
@@ -160,7 +170,8 @@ class Coordinator:
         """Returns what all ranks do after `step` steps: save, stop, or go on."""
         self._time_step()
         if self.checkpoints is not None and self._steps_here == 1 and not self.busy:
-            self.kind.prepare(self.checkpoints)
+            with self.clock.part(CHECKPOINT_STALL):
+                self.kind.prepare(self.checkpoints)
         if self._steps_here == MEASURED_AFTER:
             threading.Thread(target=self._after_first_steps, name="spottrain-measure", daemon=True).start()
         if self.total_steps is not None and step >= self.total_steps:
@@ -179,7 +190,7 @@ class Coordinator:
 
     def load_record(self, saved: Mapping[str, Any]) -> None:
         """Restores it. The attempt that saved it lost steps, unless it saved at its stop."""
-        self.trained = saved["trained"]
+        self.trained = self._trained_before = saved["trained"]
         self.losses = saved.get("losses", 0) + (0 if saved.get("saved_at_stop") else 1)
 
     @property
@@ -229,9 +240,10 @@ class Coordinator:
         assert self.checkpoints is not None
         self._interval.started(self.step)
         began = time.perf_counter() if since is None else since
-        self.checkpoints.settle()  # on other ranks than 0 a save may be in progress
-        save = self.take(best=best)
-        self.checkpoints.start(save)
+        with self.clock.part(CHECKPOINT_STALL):
+            self.checkpoints.settle()  # on other ranks than 0 a save may be in progress
+            save = self.take(best=best)
+            self.checkpoints.start(save)
         stall = time.perf_counter() - began
         if self.session.world.first:
             log.event("saving", step=self.step, stall=stall, best=best or None)
@@ -243,13 +255,20 @@ class Coordinator:
     def take(self, *, best: bool = False) -> Save:
         """Copies everything that the next step depends on."""
         assert self.checkpoints is not None
-        return self.kind.take(self.checkpoints, self.step, best=best)
+        save = self.kind.take(self.checkpoints, self.step, best=best)
+        save.productive = self.clock.done
+        return save
 
     def _auto_seconds(self) -> float:
         return auto_seconds(
             stall=self.session.board.facts.stall_seconds,
             upload=self.session.board.facts.save_seconds,
-            loss_seconds=seconds_between_losses(self.trained, losses=self.losses),
+            losses=Losses(
+                trained=self.trained,
+                here=self.trained - self._trained_before,
+                attempts=max(self.session.attempt - 1, 0),
+                lost=self.losses,
+            ),
         )
 
     # --- measures -----------------------------------------------------------------------------------
@@ -346,13 +365,15 @@ class Coordinator:
         model's own. Returns the URI and the digest of the weights.
         """
         self.session.preemption.let_end(None)
+        self.clock.enter(OTHER)
         uri = ""
         self._wait_for_store()
         if self.checkpoints is not None:
             self.session.board.update(state="Saving")
-            self.checkpoints.settle()
-            if self.session.board.facts.durable_step != self.step:
-                self._save_last(self.checkpoints)
+            with self.clock.part(CHECKPOINT_STALL):
+                self.checkpoints.settle()
+                if self.session.board.facts.durable_step != self.step:
+                    self._save_last(self.checkpoints)
             self.checkpoints.saver.forget()
         final = FinalWeights(weights(), beside=beside, most=most_bytes(memory()))
         digest = self._write_final_weights(final)
@@ -362,6 +383,7 @@ class Coordinator:
                 self.session.compile_cache.save_if_changed()
             self.checkpoints.release(done=True)
             self.session.outage.patient = False
+        self.clock.completed()
         self.session.completed = True  # HEAD is released as done: a lost peer or a signal does not change it
         self.session.board.update(state="Done", output_uri=uri)
         self.session.note_done()
@@ -422,8 +444,10 @@ class Coordinator:
 
     def give_up(self) -> None:
         """Waits a limited time for an upload in progress, then releases HEAD."""
+        self.clock.enter(OTHER)
         if self.checkpoints is not None:
-            self.checkpoints.settle(min(SETTLE_SECONDS, self.session.preemption.seconds_left()))
+            with self.clock.part(CHECKPOINT_STALL):
+                self.checkpoints.settle(min(SETTLE_SECONDS, self.session.preemption.seconds_left()))
             self.checkpoints.release()
 
     def _save_unfinished(self) -> None:
@@ -431,9 +455,10 @@ class Coordinator:
         if self.checkpoints is None:
             return
         try:
-            self.checkpoints.settle()
-            if self.session.board.facts.lost_steps:
-                self._save_last(self.checkpoints)
+            with self.clock.part(CHECKPOINT_STALL):
+                self.checkpoints.settle()
+                if self.session.board.facts.lost_steps:
+                    self._save_last(self.checkpoints)
         except Exception as error:  # the end of the script is reported in any case
             log.event("save-failed", step=self.step, error=str(error))
         self.give_up()
@@ -481,7 +506,8 @@ class Coordinator:
         lost = "there is no checkpoint URI" if self.checkpoints is None else ""
         if self.checkpoints is not None and board.facts.lost_steps:
             try:
-                self.checkpoints.save_before_end(self.take, step)
+                with self.clock.part(CHECKPOINT_STALL):
+                    self.checkpoints.save_before_end(self.take, step)
             except StoreError as error:
                 board.save_failed(str(error))
                 lost = str(error)

@@ -11,16 +11,25 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import json
 import os
 import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from spottrain.contract import EXIT_CODE_OF, Env, Outcome, Reason, TerminationMessage
+from spottrain.contract import (
+    EXIT_CODE_OF,
+    TIME_BEFORE,
+    Env,
+    Outcome,
+    Reason,
+    TerminationMessage,
+    TimeSplit,
+)
 from spottrain.core import log, run_config
 from spottrain.core.preemption import LEAST_BUDGET, POLL_SECONDS, SIGNALS, read_time
 from spottrain.lifecycle import termination_message
@@ -105,7 +114,8 @@ class Launcher:
     """Starts and watches the ranks of one pod.
 
     `command`: script and arguments. `env`: for the ranks, without what `gang` adds. `outputs`: the
-    destination of the ranks' output; None: the launcher's own output.
+    destination of the ranks' output; None: the launcher's own output. `born`: start of this process in Unix
+    seconds. `waited`: seconds since then in which it waited for the other pods.
     """
 
     def __init__(
@@ -116,12 +126,15 @@ class Launcher:
         *,
         born: float,
         outputs: CapturedOutputs | None = None,
+        waited: float = 0.0,
     ) -> None:
         self._gang = gang
         self._outputs = outputs
         self._command = command
         self._env = env
         self._born = born
+        self._split = TimeSplit(waiting=waited)
+        """Where the time until the start of the ranks went. The time that is not in it was start-up."""
         self._message_file = Path(env[Env.TERMINATION_MESSAGE]) if env.get(Env.TERMINATION_MESSAGE) else None
         self._grace = run_config.grace_seconds(env)
         self._deadline_file = run_config.deadline_file(env)
@@ -191,7 +204,9 @@ class Launcher:
 
         Returns its process ID; 0 in the forked process that is the single rank.
         """
-        env = {**self._env, **self._gang.env_of(local_rank, port), **self._reports.env}
+        before = json.dumps({"born": self._born, "split": asdict(self._split)})
+        told = {**self._reports.env, TIME_BEFORE: before}
+        env = {**self._env, **self._gang.env_of(local_rank, port), **told}
         if self._outputs is not None:
             env.update(MARK)
         env.setdefault("OMP_NUM_THREADS", str(threads_of_each(self._gang.nproc)))
@@ -205,7 +220,7 @@ class Launcher:
         try:
             self._become_rank(local_rank, launcher)
             if self._alone:
-                os.environ.update(self._reports.env)
+                os.environ.update(told)
                 return 0
             os.execve(sys.executable, argv, env)
         except BaseException:
@@ -272,6 +287,7 @@ class Launcher:
 
     def _reset_round(self) -> None:
         """Clears the last round's state. A signal that arrives now stays pending and ends the next round."""
+        self._keep_split()
         log.event("restarted", processes=self._gang.nproc, codes=",".join(str(e.code) for e in self._ended))
         if self._message_file is not None:
             self._keep_losses(self._message_file)
@@ -284,6 +300,13 @@ class Launcher:
         found = termination_message.read(file)
         if found and found.outcome is Outcome.INTERRUPTED_LOST and _step(found) >= _step(self._lost):
             self._lost = found
+
+    def _keep_split(self) -> None:
+        """Remembers where the time of this round's ranks went; the next round continues the split."""
+        found = termination_message.read(self._message_file) if self._message_file else None
+        unknown = max(time.time() - self._born - self._split.total, 0.0)
+        unread = replace(self._split, other=self._split.other + unknown)
+        self._split = (found.timeSplit if found else None) or unread
 
     def _losses_remain(self, file: Path) -> bool:
         """Whether steps that an earlier round lost were not repeated."""

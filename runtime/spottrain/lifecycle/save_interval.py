@@ -1,8 +1,9 @@
 """Decides on rank 0, between steps, when the next periodic save is due.
 
 `auto` is Young's interval with measured inputs: sqrt(2 x cost of a save x mean time between losses). The cost
-is the time that training pauses for a save (Young 1974; Daly 2006). The interval is never below the time of
-an upload, because uploads do not overlap.
+is the time that training pauses for a save (Young 1974; Daly 2006). The older an attempt, the rarer its end,
+so that the interval grows with it. The interval is never below the time of an upload, because uploads do not
+overlap.
 """
 
 from __future__ import annotations
@@ -11,30 +12,53 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
+from spottrain.contract import LONGEST_AUTO_INTERVAL
 from spottrain.core.run_config import Interval
 
 AGAIN_SECONDS: Final = 30.0
 """Seconds from the start of a failed save to the next try; the interval, if that is shorter."""
 PRIOR_SECONDS: Final = 3600.0
-"""Prior: one loss in so many seconds of training (a guess for spot; observations outweigh it)."""
+"""Prior: one attempt that trained for so many seconds (a guess for spot; observations outweigh it)."""
+PRIOR_LOST: Final = 0.5
+"""Prior: so many attempts that lost steps, of as many."""
+SHAPE: Final = 0.6
+"""Weibull shape of the length of attempts: on spot most are short, and an old one lasts. 1: no ageing."""
+AGE_SECONDS: Final = 180.0
+"""How long the nodes were probably there before the training began: boot, image, start-up."""
 FIRST_SECONDS: Final = 60.0
 """Interval in seconds until the first save has shown what one costs."""
 FRESH_SHARE: Final = 0.1
 """Share of the interval. A durable save younger than that makes an advised save unnecessary."""
 LEAST_SECONDS: Final = 5.0
-MOST_SECONDS: Final = 1800.0
-"""Upper limit in seconds, against errors of the model."""
 
 
-def seconds_between_losses(trained: float, losses: int) -> float:
-    """Mean seconds between losses: the posterior mean for a prior of one loss in PRIOR_SECONDS.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Losses:
+    """What a job knows of losses.
 
-    `trained`: seconds of training of all attempts. `losses`: attempts that lost steps; one that saved at its
-    notice lost none, and needs no periodic save.
+    Attributes:
+        trained: Seconds of training of all attempts, this one included.
+        here: Those of this attempt.
+        attempts: Attempts before this one.
+        lost: How many of them lost steps. One that saved at its notice lost none.
     """
-    return (trained + PRIOR_SECONDS) / (losses + 1)
+
+    trained: float = 0.0
+    here: float = 0.0
+    attempts: int = 0
+    lost: float = 0
+
+    def seconds_between(self, interval: float) -> float:
+        """Returns the mean seconds between losses at the rate of the next `interval` seconds."""
+        attempts = max(self.attempts, self.lost)
+        mean = (self.trained + PRIOR_SECONDS) / (attempts + 1)
+        share = (self.lost + PRIOR_LOST) / (attempts + PRIOR_LOST)
+        scale, age = mean / math.gamma(1 + 1 / SHAPE), AGE_SECONDS + self.here
+        ends = ((age + interval) / scale) ** SHAPE - (age / scale) ** SHAPE
+        return interval / (share * float(ends))
 
 
 def young(cost: float, mean_time: float) -> float:
@@ -46,12 +70,15 @@ def young(cost: float, mean_time: float) -> float:
     return root * (1 + math.sqrt(ratio) / 3 + ratio / 9) - cost
 
 
-def auto_seconds(*, stall: float | None, upload: float | None, loss_seconds: float) -> float:
+def auto_seconds(*, stall: float | None, upload: float | None, losses: Losses) -> float:
     """Seconds of `auto`. `stall`: seconds of pause for the last save; `upload`: until it was durable."""
     if stall is None:
         return FIRST_SECONDS
-    best = young(max(stall, 1e-3), loss_seconds)
-    return min(max(best, upload or 0.0, LEAST_SECONDS), MOST_SECONDS)
+    found = FIRST_SECONDS
+    for _ in range(8):  # the rate of losses depends on the interval, but little: this converges
+        best = young(max(stall, 1e-3), losses.seconds_between(found))
+        found = min(max(best, upload or 0.0, LEAST_SECONDS), LONGEST_AUTO_INTERVAL)
+    return found
 
 
 class SaveInterval:

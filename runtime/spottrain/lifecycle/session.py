@@ -33,6 +33,7 @@ from spottrain.contract import (
     HEAD_KEY,
     PROFILE,
     STORE_WAIT_SECONDS,
+    TIME_BEFORE,
     Env,
     ExitCode,
     Outcome,
@@ -45,6 +46,7 @@ from spottrain.core.preemption import Preemption
 from spottrain.core.process_start import process_start
 from spottrain.core.profile_window import MADE as PROFILES_MADE
 from spottrain.core.profile_window import not_made
+from spottrain.core.time_split import TimeSplitClock, before_this_process
 from spottrain.distributed.world import World
 from spottrain.errors import ConfigurationError, RunError
 from spottrain.lifecycle import endings, hang_watchdog, parent_signals, rank_reports, termination_message
@@ -84,7 +86,11 @@ class Session:
         if self.world.distributed:
             log.rank = self.world.rank
         self.born = process_start()
-        self.board = progress.ProgressBoard()
+        before = before_this_process(env, self.born)
+        os.environ.pop(TIME_BEFORE, None)  # it is not the time of a process that the script starts
+        clock = TimeSplitClock(age=time.time() - self.born, before=before)
+        self.board = progress.ProgressBoard(clock=clock)
+        self.board.trains = bool(env.get(Env.CHECKPOINT_URI))  # a job whose image saves by itself has none
         self.completed = False
         """Whether the training reached its end and its weights are stored."""
         self.message: TerminationMessage | None = None
@@ -174,11 +180,15 @@ class Session:
         where = f"{self.store.uri} at {self.store.endpoint}" if self.store.endpoint else self.store.uri
         if silence is None:
             self._outage_logged_at = float("-inf")
+            self.board.clock.store_responds()
             self.board.update(waiting_for="", waits=False)
             return log.event("store-reachable", store=where)
         since = log.rfc3339(time.time() - silence.seconds)
         words = f"{where} does not answer since {since}: {silence.why}"[:WAIT_TEXT_LIMIT]
-        waits = self.outage.patient
+        if waits := self.outage.patient:
+            self.board.clock.store_silent()
+        else:
+            self.board.clock.store_responds()
         self.board.update(waiting_for=words, waits=waits)
         if (
             silence.seconds - self._outage_logged_at >= OUTAGE_LOG_SECONDS

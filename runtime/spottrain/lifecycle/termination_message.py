@@ -64,10 +64,15 @@ def read(path: Path) -> TerminationMessage | None:
 
 
 def outranking(message: TerminationMessage) -> Change:
-    """Replaces a less grave message. A failed GPU also replaces other failures: it explains them."""
+    """Replaces a less grave message. A failed GPU also replaces other failures: it explains them.
+
+    A message that the training is done is replaced at the end of the script, with the final time split.
+    """
 
     def change(found: TerminationMessage | None) -> TerminationMessage | None:
         if found is None or graver(message.outcome, found.outcome):
+            return message
+        if message.outcome is found.outcome is Outcome.DONE:
             return message
         same = message.outcome is found.outcome is Outcome.FAILED
         return message if same and message.reason == Reason.NODE_FAULT != found.reason else None

@@ -10,4 +10,5 @@ communication     all-reduce, and scaling efficiency
 checkpoint        size of a checkpoint, and whether it can be saved within a cloud's notice
 instances         instance types and prices of three clouds
 hardware          the cheapest instances that meet a deadline or a budget
+breakdown         what levers on cost bring one after the other
 """

@@ -95,6 +95,9 @@ class Store(Protocol):
     def sweep_uploads(self, prefix: str, doomed: Callable[[str], bool]) -> list[str]:
         """Aborts unfinished uploads whose key begins with `prefix` and is `doomed`; returns their keys."""
 
+    def folders(self, prefix: str) -> list[str]:
+        """Returns the folders directly below `prefix`, sorted. Both are empty or end with /."""
+
     def list(self, prefix: str) -> list[str]:
         """Returns all keys that begin with `prefix`, sorted."""
 

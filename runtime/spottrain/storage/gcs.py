@@ -195,6 +195,15 @@ class GCSStore:
             found = self._client.list_blobs(self._bucket, prefix=self._prefix + prefix, **self._patience(""))
             return [blob.name.removeprefix(self._prefix) for blob in found]
 
+    def folders(self, prefix: str) -> builtins.list[str]:
+        with self._translating(""):
+            found = self._client.list_blobs(
+                self._bucket, prefix=self._prefix + prefix, delimiter="/", **self._patience("")
+            )
+            for _ in found.pages:  # each adds to `prefixes`
+                pass
+            return sorted(name.removeprefix(self._prefix) for name in found.prefixes)
+
     def delete(self, keys: Sequence[str]) -> None:
         for key in keys:
             with contextlib.suppress(KeyMissing), self._translating(key):

@@ -129,6 +129,15 @@ class FolderStore:
             self._require_not_lost()
             return sorted(key for key in self._keys() if key.startswith(prefix))
 
+    def folders(self, prefix: str) -> builtins.list[str]:
+        with self._translating(prefix):
+            self._require_not_lost()
+            try:
+                found = [entry.name for entry in os.scandir(self._root / prefix) if entry.is_dir()]
+            except (FileNotFoundError, NotADirectoryError):
+                return []
+            return sorted(f"{prefix}{name}/" for name in found if name != PRIVATE)
+
     def delete(self, keys: Sequence[str]) -> None:
         with self._translating(f"({len(keys)} keys)"):
             if not self._require_not_lost() and not self._root.is_dir():

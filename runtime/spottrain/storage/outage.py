@@ -7,6 +7,7 @@ endpoint that accepts connections and never responds gives no error for minutes.
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import itertools
 import threading
@@ -233,6 +234,9 @@ class PatientStore:
 
     def list(self, prefix: str) -> list[str]:
         return self._outage.through(f"LIST {prefix}", lambda: self._store.list(prefix), brief=False)
+
+    def folders(self, prefix: str) -> builtins.list[str]:
+        return self._outage.through(f"LIST {prefix}", lambda: self._store.folders(prefix), brief=False)
 
     def delete(self, keys: Sequence[str]) -> None:
         with self._outage.request("DELETE", brief=False):

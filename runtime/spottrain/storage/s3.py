@@ -176,6 +176,11 @@ class S3Store:
     def list(self, prefix: str) -> builtins.list[str]:
         return [key for page in self._pages(prefix) for key in page]
 
+    def folders(self, prefix: str) -> builtins.list[str]:
+        replies = self._replies("list_objects_v2", prefix, "ContinuationToken", Delimiter="/")
+        found = [item["Prefix"] for reply in replies for item in reply.get("CommonPrefixes", ())]
+        return sorted(name.removeprefix(self._prefix) for name in found)
+
     def delete(self, keys: Sequence[str]) -> None:
         for start in range(0, len(keys), DELETE_BATCH):
             batch = [{"Key": self._prefix + key} for key in keys[start : start + DELETE_BATCH]]
@@ -249,11 +254,11 @@ class S3Store:
         for reply in self._replies("list_objects_v2", prefix, "ContinuationToken"):
             yield [item["Key"].removeprefix(self._prefix) for item in reply.get("Contents", ())]
 
-    def _replies(self, operation: str, prefix: str, *markers: str) -> Iterator[Any]:
+    def _replies(self, operation: str, prefix: str, *markers: str, **more: str) -> Iterator[Any]:
         """Yields the replies of a listing; `markers` are the parameters with which it goes on."""
         following: dict[str, str] = {}
         while True:
-            reply = self.call(operation, None, Prefix=self._prefix + prefix, **following)
+            reply = self.call(operation, None, Prefix=self._prefix + prefix, **more, **following)
             yield reply
             if not reply.get("IsTruncated"):
                 return

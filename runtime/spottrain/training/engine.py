@@ -21,6 +21,7 @@ from spottrain.checkpoint import plain_state
 from spottrain.checkpoint.kinds import CheckpointKind
 from spottrain.core import device as devices
 from spottrain.core import log
+from spottrain.core.time_split import WAITING
 from spottrain.core.training_spec import Profile
 from spottrain.diagnostics.monitor import Monitor, Phases
 from spottrain.distributed import process_group
@@ -58,7 +59,8 @@ class Engine:
         self._require_first()
         world = self.session.world
         if world.distributed:
-            process_group.join(world, devices.choose(process_group.default_device(world)))
+            with self.session.board.clock.part(WAITING):
+                process_group.join(world, devices.choose(process_group.default_device(world)))
 
     def close_at_end(self, trackers: Trackers) -> None:
         """Closes the trackers with the training, or with the process if it ends earlier."""

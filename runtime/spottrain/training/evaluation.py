@@ -19,6 +19,7 @@ import torch
 from spottrain.checkpoint.saver import Save
 from spottrain.core import device as devices
 from spottrain.core import log
+from spottrain.core.time_split import PRODUCTIVE
 from spottrain.data import Dataset, Plan, Position, load
 from spottrain.data.worker_memory import WorkerMemoryLimit
 from spottrain.distributed.process_group import Earliest, give_buffers, of_first, total
@@ -177,10 +178,13 @@ class Evaluation:
 
 
 class Best:
-    """Equal on all ranks. `loss`: lowest of all evaluations; `kept`: of the checkpoint that HEAD keeps."""
+    """Equal on all ranks. `loss`: lowest of all evaluations; `kept`: of the checkpoint that HEAD keeps.
 
-    def __init__(self, loss: float | None = None, kept: float | None = None) -> None:
-        self.loss = loss
+    `step`: of the evaluation with that `loss`; None if there is none, or an older version has noted it.
+    """
+
+    def __init__(self, loss: float | None = None, kept: float | None = None, step: int | None = None) -> None:
+        self.loss, self.step = loss, step
         self._kept = kept
         self._before: float | None = None
         self._save: Save | None = None
@@ -195,11 +199,12 @@ class Best:
             self._kept = self._kept if save.committed else self._before
         return self._kept
 
-    def note(self, loss: float) -> bool:
+    def note(self, loss: float, step: int) -> bool:
         """Records a loss. Returns whether it is better than `kept`; a NaN or infinite loss never is."""
         if not math.isfinite(loss):
             return False
-        self.loss = loss if self.loss is None else min(self.loss, loss)
+        if self.loss is None or loss < self.loss:
+            self.loss, self.step = loss, step
         return self.kept is None or loss < self.kept
 
     def keep(self, loss: float, save: Callable[[], Save | None]) -> None:
@@ -265,20 +270,27 @@ class EvaluationSchedule:
             return False
         self._session.board.update(state="Evaluating")
         began = time.perf_counter()
-        give_buffers(self._model, self._session.world)
-        # The uncompiled model: its batches have other shapes, and a compilation here could outlast a notice.
-        with nullcontext() if self.ema is None else self.ema.applied():
-            values = self.evaluation.run(self._model, lambda: self._session.preemption.stopping)
-        self.interrupted = values is None and self._session.world.distributed
-        if self.interrupted:  # all ranks stop here, also those without a request of their own
-            self._session.preemption.stop_by(self.evaluation.deadline, "another rank")
-        if values is not None:
-            self._note(step, values, coordinator, began)
+        with self._session.board.clock.part(PRODUCTIVE):  # also before the first step of an attempt
+            values = self._means(self.evaluation)
+            if values is not None:
+                self._note(step, values, coordinator, began)
         self._session.board.update(state="Training")
         return True
 
+    def _means(self, evaluation: Evaluation) -> dict[str, float] | None:
+        """Evaluates. Returns None if a stop cut it short; with several ranks, all of them then stop here."""
+        give_buffers(self._model, self._session.world)
+        # The uncompiled model: its batches have other shapes, and a compilation here could outlast a notice.
+        with nullcontext() if self.ema is None else self.ema.applied():
+            values = evaluation.run(self._model, lambda: self._session.preemption.stopping)
+        self.interrupted = values is None and self._session.world.distributed
+        if self.interrupted:  # also those without a request of their own
+            self._session.preemption.stop_by(evaluation.deadline, "another rank")
+        return values
+
     def _note(self, step: int, values: dict[str, float], coordinator: Coordinator, began: float) -> None:
         self.evaluated = step
+        self._session.board.clock.mark()
         if self.stopping is not None:  # before the save of the best, which holds its state
             self.stopping.note(step, values)
         self._note_best(values["loss"], step, coordinator)
@@ -290,7 +302,9 @@ class EvaluationSchedule:
 
     def _note_best(self, loss: float, step: int, coordinator: Coordinator) -> None:
         """Saves the best so far, unless an upload is under way: then the last best one stays."""
-        wanted = self.best.note(loss) and self._session.run.keep_best and step < self.total_steps
+        better = self.best.note(loss, step)
+        self._session.board.update(best_step=self.best.step)
+        wanted = better and self._session.run.keep_best and step < self.total_steps
         if not wanted:
             return
         assert self.evaluation is not None
@@ -304,12 +318,15 @@ class EvaluationSchedule:
         return {
             "best": self.best.loss,
             "best_kept": self.best.kept,
+            "best_step": self.best.step,
             "evaluated": self.evaluated,
             "stopping": None if self.stopping is None else self.stopping.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.best = Best(loss=state["best"], kept=state["best_kept"])
+        best_step = state.get("best_step")  # missing in older checkpoints
+        self.best = Best(loss=state["best"], kept=state["best_kept"], step=best_step)
+        self._session.board.update(best_step=best_step)
         self.evaluated = state["evaluated"]
         saved = state.get("stopping")  # missing in older checkpoints
         if self.stopping is not None and saved is not None:

@@ -17,6 +17,7 @@ import torch
 from spottrain.checkpoint.kinds import CheckpointKind
 from spottrain.core import device as devices
 from spottrain.core import log
+from spottrain.core.time_split import timed
 from spottrain.data.sampler import Cursor
 from spottrain.distributed.world import World
 from spottrain.errors import ConfigurationError, RunError
@@ -405,7 +406,7 @@ class Loop:
         empty = 0
         while empty < 2:  # the first may be the empty rest of an interrupted pass
             empty += 1
-            for batch in self._pass(loader):
+            for batch in timed(lambda: self._pass(loader), self.session.board.clock):
                 empty = 0
                 yield batch
             self._passes += 1
@@ -471,7 +472,7 @@ class Loop:
             batches = self._passes_over(source)
         else:
             batches = (source() for _ in itertools.repeat(None))
-        for batch in batches:
+        for batch in timed(lambda: batches, self.session.board.clock):
             if keep:
                 self._drawn = [batch]
             yield batch

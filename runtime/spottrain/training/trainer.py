@@ -24,6 +24,7 @@ from spottrain.checkpoint.final_weights import BESIDE
 from spottrain.checkpoint.kinds import StateCheckpoints, TrainingState
 from spottrain.core import device as devices
 from spottrain.core import log
+from spottrain.core.time_split import WAITING
 from spottrain.core.training_settings import ARGUMENTS, resolve
 from spottrain.core.training_spec import (
     AUTO,
@@ -212,6 +213,7 @@ class Trainer:
         self._engine.close_at_end(self.trackers)
         self._schedule_evaluations(eval_dataset, collate_fn, eval_every)
         self.step = 0
+        self._data_wait = self.session.board.clock.data
         self.waiting: dict[str, Any] | None = None
         """The random state, while the loop waits for data."""
         self.intact = False
@@ -232,7 +234,8 @@ class Trainer:
         if settings.deterministic:
             devices.make_deterministic()
         self.device = devices.choose(device or process_group.default_device(world))
-        process_group.join(world, self.device)
+        with self.session.board.clock.part(WAITING):  # for the other ranks
+            process_group.join(world, self.device)
         self.precision = precisions.agreed(settings.precision, self.device, world)
         self.precision.apply()
         self.model = model.to(self.device)
@@ -322,7 +325,7 @@ class Trainer:
         self._evaluate()
         while self.step < self.total_steps and not self._over:
             self.intact = True
-            with self._timer.data():
+            with self._timer.data(), self._data_wait:
                 step, micro_batches = self._awaited(lambda: next(steps))
             self._replica.give_buffers()
             several = len(step.shares) > 1 or self.settings.micro_batch_size == AUTO
@@ -408,7 +411,7 @@ class Trainer:
 
     def _fetched(self, micro_batches: Iterator[tuple[Any, float]]) -> Iterator[tuple[Any, float]]:
         def fetch() -> tuple[Any, float] | None:
-            with self._timer.data():
+            with self._timer.data(), self._data_wait:
                 return next(micro_batches, None)
 
         if self._weighing is not None:

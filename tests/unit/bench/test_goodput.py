@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from bench import goodput
+from bench import goodput, record
 from bench.goodput import (
     STANDARD,
-    ByAge,
     Learned,
     Setting,
     best_fixed,
     goodput_learned,
+    measured,
     runs_of,
     saved,
     zone_row,
@@ -55,15 +57,44 @@ def test_the_interval_grows_with_time_without_loss_and_shrinks_with_losses() -> 
     assert learned.seconds(0) < first
 
 
-def test_the_candidate_saves_more_rarely_in_an_older_run() -> None:
-    candidate = ByAge(SETTING, 0.0)
-    assert candidate.seconds(60) < candidate.seconds(3600) < candidate.seconds(36000)
+def test_runs_whose_end_was_noticed_do_not_shorten_the_interval_as_losses_do() -> None:
+    noticed, lost = Learned(SETTING), Learned(SETTING)
+    for _ in range(5):
+        noticed.ended(6000, 0.05)
+        lost.ended(6000, 1.0)
+    assert noticed.seconds(0) > 2 * lost.seconds(0)
+
+
+def recorded(date: str, stall: float) -> dict[str, Any]:
+    median = {name: {"median": value} for name, value in (("stall_s", stall), ("durable_s_ours", 10.0))}
+    return {"date": date, "figures": {"bytes": 2**30} | median}
+
+
+def test_the_newest_records_say_what_a_save_and_a_restart_take() -> None:
+    restart = {"cold": {"to_first_step": {"median": 74.0}}, "warm": {"to_first_step": {"median": 13.0}}}
+    records = {
+        "checkpoint": [recorded("2026-11-23T06:00Z", 0.2), recorded("2026-11-21T06:00Z", 0.1)],
+        "restart": [{"date": "2026-11-22T06:00Z", "figures": restart}],
+    }
+    assert measured(records) == {
+        "measured: 1 GiB, cold compile cache": Setting(0.2, 74.0, 10.0),
+        "measured: 1 GiB, warm compile cache": Setting(0.2, 13.0, 10.0),
+    }
+    assert len(measured(record.stored())) == 2, "the records of this repository"
+
+
+@pytest.mark.parametrize("lacks", ["checkpoint", "restart"])
+def test_without_a_record_a_sentence_says_what_to_run(lacks: str) -> None:
+    records = record.stored()
+    del records[lacks]
+    with pytest.raises(ValueError, match="run make bench-checkpoint and make bench-restart"):
+        measured(records)
 
 
 def test_no_learned_interval_beats_a_constant_world_by_much() -> None:
     runs = [7200.0] * 50
     best = best_fixed(runs, SETTING, 0.0)
-    assert 0.9 * best < goodput_learned(runs, SETTING, 0.0, 1.0) <= 1.01 * best
+    assert 0.9 * best < goodput_learned(runs, SETTING, 0.0) <= 1.01 * best
 
 
 def test_notices_never_lower_goodput_and_the_ceiling_holds() -> None:

@@ -8,21 +8,25 @@ out or not (both are crashes to survive), and then `Crash` is raised, as a SIGKI
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from datetime import datetime, timedelta
 from typing import Any, TypeVar, cast
 
 from spottrain.contract import Progress
+from spottrain_operator.api.job_defaults import NO_DEFAULTS, JobDefaults
+from spottrain_operator.api.node_pools import Pool
 from spottrain_operator.api.observed import Limits, Sample
 from spottrain_operator.api.training_job import JobKey, Status
 from spottrain_operator.api.validation import parse_job
 from spottrain_operator.api.views import pod_view
 from spottrain_operator.api.wire import rfc3339
 from spottrain_operator.control.caches import Caches
+from spottrain_operator.control.informer import Informers
 from spottrain_operator.control.memory import Memory
 from spottrain_operator.control.reconcile import AT_ONCE, Reconciler
-from spottrain_operator.control.resync import resync
+from spottrain_operator.control.resync import list_jobs
 from spottrain_operator.errors import ApiError
+from spottrain_operator.io.cluster import Page
 from spottrain_operator.names import ATTEMPT_LABEL, JOB_UID_LABEL, OUTCOME_FINALIZER, pod_name
 
 from tests.builders import KEY, NOW, POOL, raw_job, raw_spec
@@ -60,6 +64,7 @@ class FakeCluster:
         self.others: dict[str, Json] = {}
         self.serves: dict[str, Json] = {}
         """What is served beside, by group or `group/version`."""
+        self.config_maps_read = 0
         self.writes = 0
         self.crash_at: int | None = None
         self.crash_after_effect = True
@@ -129,6 +134,10 @@ class FakeCluster:
     async def get_claim(self, namespace: str, name: str) -> Json | None:
         return copied(self.others.get(f"persistentvolumeclaims/{name}"))
 
+    async def get_config_map(self, namespace: str, name: str) -> Json | None:
+        self.config_maps_read += 1
+        return copied(self.others.get(f"configmaps/{name}"))
+
     async def pod_events(self, namespace: str, uid: str) -> list[Json]:
         return copied(self.told_of.get(uid, []))
 
@@ -144,6 +153,16 @@ class FakeCluster:
         tables["nodepools"] = {pool["metadata"]["name"]: pool for pool in self.node_pools or ()}
         for raw in list(tables[kind].values()):
             yield copied(raw)
+
+    async def pages(self, kind: str, namespace: str) -> AsyncIterator[Page]:
+        items = [raw async for raw in self.every(kind, (namespace,))]
+        yield Page(items=items, version=str(next(self._version)))
+
+    async def watch(
+        self, kind: str, namespace: str, version: str, opened: Callable[[], None] = lambda: None
+    ) -> AsyncGenerator[Json]:
+        raise NotImplementedError("nothing is watched here: World.look lists")
+        yield
 
     # --- writes ---
     async def create_pod(self, manifest: Json, *, dry_run: bool = False) -> Json:
@@ -239,6 +258,8 @@ class FakeCluster:
         for counter in ("attempt", "failures", "interruptions"):
             if new.get(counter, 0) < old.get(counter, 0):
                 raise ApiError(422, f"{counter} never goes down")
+        if "defaults" in old and new.get("defaults") != old["defaults"]:
+            raise ApiError(422, "defaults stay as they were when the job was accepted")
         if lost := _ends(old) - _ends(new):
             raise ApiError(422, f"{lost} stay True once they are")
 
@@ -303,14 +324,30 @@ class KeySet:
     def __init__(self) -> None:
         self.keys: set[JobKey] = set()
 
+    open = True
+
     def add(self, key: JobKey) -> None:
         self.keys.add(key)
+
+
+async def resync(cluster: Any, caches: Caches, queue: Any, namespaces: tuple[str, ...]) -> None:
+    """Lists nodes, pods and jobs into the caches, as the service does."""
+    await Informers(cluster, caches, queue, namespaces).relist()
+    await list_jobs(cluster, caches, queue, namespaces)
 
 
 class World:
     """A cluster and the operator's process of the moment."""
 
-    def __init__(self, spec: dict[str, object] | None = None) -> None:
+    def __init__(
+        self,
+        spec: dict[str, object] | None = None,
+        *,
+        pools: tuple[Pool, ...] = (),
+        defaults: JobDefaults = NO_DEFAULTS,
+    ) -> None:
+        self.pools = {pool.name: pool for pool in pools}
+        self.defaults = defaults
         self.cluster = FakeCluster()
         for node in ("node-a", "node-b", "node-c"):
             self.cluster.add_node(node)
@@ -330,14 +367,15 @@ class World:
             caches=self.caches,
             memory=self.memory,
             default_pool=POOL,
-            pools={},
+            pools=self.pools,
+            defaults=self.defaults,
             limits=Limits(),
             now=lambda: self.cluster.now,
         )
 
     async def look(self) -> object:
         """One reconcile on fresh caches."""
-        await resync(self.cluster, self.caches, KeySet(), ())  # type: ignore[arg-type]
+        await resync(self.cluster, self.caches, KeySet(), ())
         self._poll()
         return await self.reconciler(KEY)
 
@@ -359,7 +397,9 @@ class World:
                 self._start()
                 continue
             self._check()
-            if self.cluster.writes == before and again != AT_ONCE:
+            if (due := self.memory.unwritten.get(KEY)) is not None:
+                self.cluster.now = max(self.cluster.now, due)  # facts that wait to be written
+            elif self.cluster.writes == before and again != AT_ONCE:
                 return
         raise AssertionError(f"still writing after {ROUNDS} reconciles")
 
@@ -396,6 +436,9 @@ class World:
         ranks = {n: [rank_of(name) for name in names] for n, names in alive.items()}
         assert all(len(set(r)) == len(r) for r in ranks.values()), f"two live pods of one rank: {alive}"
         assert self.workers == 1 or len(alive) <= 1, f"two attempts of a gang at once: {alive}"
+        cached, raw = self.caches.jobs.get(KEY), self.cluster.jobs.get(KEY.name)
+        if cached and raw and str(cached.resource_version) == raw["metadata"]["resourceVersion"]:
+            assert cached == parse_job(raw), "the cache takes a status from its write"
 
     def pass_time(self, seconds: float) -> None:
         self.cluster.now += timedelta(seconds=seconds)

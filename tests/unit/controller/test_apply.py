@@ -14,11 +14,13 @@ from spottrain_operator.api.observed import Create, Delete, Plan, Provide, Relea
 from spottrain_operator.api.training_job import JobKey
 from spottrain_operator.api.validation import parse_job
 from spottrain_operator.control.apply import Changed, Context, Done, Failed, Unfinished, apply
+from spottrain_operator.control.service import Service
 from spottrain_operator.control.work_queue import WorkQueue
 from spottrain_operator.errors import ApiError, ApiFailure, Incomplete
 from spottrain_operator.names import Reason, pod_name
+from spottrain_operator.settings import Settings
 
-from tests.builders import KEY, word
+from tests.builders import KEY, raw_job, word
 from tests.support.virtualtime import run_virtually
 from tests.unit.controller.fake_cluster import Json, World
 
@@ -261,6 +263,22 @@ async def test_one_orphan_that_cannot_be_released_does_not_hold_its_peers() -> N
     assert held == [w.pod(1, 0)]
 
 
+@pytest.mark.parametrize("known", [True, False])
+async def test_orphans_are_listed_only_where_the_cache_may_lack_one(known: bool) -> None:
+    w = await _training(GANG)
+    del w.cluster.jobs[KEY.name]
+    w.caches.jobs.remove(KEY)
+    w.reconciler = replace(w.reconciler, knows_pods=lambda namespace: known and namespace == KEY.namespace)
+    listed = w.refuse("list_pods", ApiError(0, "no answer"))
+    if known:
+        assert await w.reconciler(KEY) is None
+        assert not [n for n, p in w.cluster.pods.items() if p["metadata"].get("finalizers")]
+    else:
+        with pytest.raises(ApiError):
+            await w.reconciler(KEY)
+    assert bool(listed) is not known
+
+
 async def test_a_pod_that_the_api_server_does_not_have_leaves_the_cache() -> None:
     """kopf tells of no deletion during a relist; without this each look would delete the ghost again."""
     w = await _training()
@@ -272,6 +290,55 @@ async def test_a_pod_that_the_api_server_does_not_have_leaves_the_cache() -> Non
     w.caches.jobs.put(parse_job(job))
     await w.reconciler(KEY)
     assert w.caches.pods.of(KEY) == ()
+
+
+async def test_an_old_definition_in_the_cluster_is_named_with_its_remedy() -> None:
+    w = await _running()
+    w.refuse("apply_status", ApiError(500, ".status.goodput: field not declared in schema"))
+    job = w.caches.jobs.get(KEY)
+    assert job is not None
+    result = await _apply(w, status=replace(job.status, failures=7))
+    assert "definition is older than this operator: apply its crds/trainingjobs.yaml" in str(result)
+
+
+async def test_what_another_controller_has_in_the_status_stays_known() -> None:
+    w, theirs = await _training(), condition_of("example.com/Theirs")
+    real = w.cluster.apply_status
+
+    async def apply_status(*args: Any, **more: Any) -> Any:
+        raw = await real(*args, **more)
+        w.cluster.jobs[KEY.name]["status"]["conditions"].append(theirs)
+        raw["status"]["conditions"].append(theirs)
+        return raw
+
+    w.cluster.apply_status = apply_status  # type: ignore[method-assign]
+    job = w.cluster.jobs[KEY.name]
+    job["spec"]["suspend"] = True
+    w.cluster._bump(job)
+    await _look(w)
+    cached = w.caches.jobs.get(KEY)
+    assert cached == parse_job(w.cluster.jobs[KEY.name])
+    assert cached is not None and cached.status.conditions[-1].type == theirs["type"]
+
+
+def condition_of(kind: str) -> dict[str, Any]:
+    when = "2026-03-01T12:00:00Z"
+    return {"type": kind, "status": "True", "reason": "Theirs", "lastTransitionTime": when}
+
+
+async def test_an_event_of_a_version_that_is_known_enqueues_nothing() -> None:
+    service, raw = Service(Settings()), raw_job(resourceVersion="7")
+    service.queue.open = True  # it leads
+    service.saw_job("ADDED", raw)
+    assert await service.queue.take() == KEY
+    service.queue.done(KEY)
+    known = service.caches.jobs.get(KEY)
+    service.saw_job("MODIFIED", raw)
+    service.saw_job("MODIFIED", raw_job(resourceVersion="6"))
+    assert service.caches.jobs.get(KEY) is known
+    service.saw_job("DELETED", raw_job(resourceVersion="8"))
+    assert service.caches.jobs.get(KEY) is None
+    assert await service.queue.take() == KEY, "of all these, the deletion alone is news"
 
 
 async def test_a_finalizer_that_is_refused_is_said_in_the_status() -> None:

@@ -6,6 +6,7 @@ import json
 import logging
 from dataclasses import replace
 from datetime import datetime, timedelta
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -13,23 +14,25 @@ import pytest
 from prometheus_client import REGISTRY
 from spottrain.contract import Outcome
 from spottrain_operator.api.node_pools import of_node
-from spottrain_operator.api.observed import NodeView, PodView
+from spottrain_operator.api.observed import Ended, NodeView, PodView
 from spottrain_operator.api.prices import NO_PRICES, PriceList, parse
-from spottrain_operator.api.training_job import CostStatus, Status
+from spottrain_operator.api.training_job import CostStatus, GoodputStatus, Status
 from spottrain_operator.api.validation import parse_job
 from spottrain_operator.api.views import node_view
+from spottrain_operator.api.wire import deadline_annotations, rfc3339
 from spottrain_operator.control.plan import plan
 from spottrain_operator.control.resync import show_jobs
-from spottrain_operator.io.price_file import PriceFile
+from spottrain_operator.io.price_file import PriceFile, PriceFiles
+from spottrain_operator.policies import ledger
 
 from tests.builders import (
+    KEY,
     NOW,
     ended_pod,
     make_job,
     make_node,
     make_observed,
     make_pod,
-    notice,
     raw_job,
     started,
     word,
@@ -128,15 +131,188 @@ def test_without_a_price_the_state_is_unknown_and_nothing_is_free() -> None:
 
 def test_a_node_that_was_gone_before_it_was_seen_is_unknown() -> None:
     cost = costs(look(started(), ended_pod(**POD), nodes=()))
-    assert cost.state == "Unknown" and cost.unknown_seconds == 480
+    assert cost.state == "Unknown" and cost.unknown_seconds == 479
 
 
-def test_what_aws_takes_back_in_its_first_hour_is_refunded() -> None:
-    first = look(started(), make_pod(**POD), nodes=(node(notice=notice(1)),))
+def spot_node(
+    *, annotations: dict[str, str] | None = None, taints: tuple[str, ...] = (), **meta: Any
+) -> NodeView:
+    """The node of `node`, as the API server has it."""
+    labels = {"karpenter.sh/capacity-type": "spot", "node.kubernetes.io/instance-type": "g5"}
+    created = rfc3339(NOW - timedelta(minutes=9))
+    about: dict[str, Any] = {"name": "node-a", "resourceVersion": "1", "creationTimestamp": created}
+    spec: dict[str, Any] = {"providerID": "aws:///us-east-1a/i-1"}
+    spec["taints"] = [{"key": key, "effect": "NoSchedule"} for key in taints]
+    about |= {"labels": labels | meta.pop("labels", {}), "annotations": annotations or {}} | meta
+    return node_view({"metadata": about, "spec": spec, "status": {"allocatable": {"nvidia.com/gpu": "1"}}})
+
+
+AT_ONCE = str(int(NOW.timestamp()))
+TAKEN_BACK = {
+    "our agent's notice": spot_node(annotations=deadline_annotations(NOW, "AWS spot/instance-action")),
+    "AWS's handler": spot_node(taints=("aws-node-termination-handler/spot-itn",)),
+}
+NOT_TAKEN_BACK = {
+    "Karpenter deletes it": spot_node(taints=("karpenter.sh/disrupted",), deletionTimestamp=rfc3339(NOW)),
+    "Karpenter's deadline": spot_node(
+        annotations={"karpenter.sh/nodeclaim-termination-timestamp": rfc3339(NOW)}
+    ),
+    "an auto scaling group": spot_node(
+        taints=("aws-node-termination-handler/asg-lifecycle-termination",),
+        labels={"aws-node-termination-handler/action-time": AT_ONCE},
+    ),
+    "maintenance": spot_node(annotations=deadline_annotations(NOW, "AWS events/maintenance/scheduled")),
+}
+
+
+@pytest.mark.parametrize("name", [*TAKEN_BACK, *NOT_TAKEN_BACK])
+def test_what_ec2_takes_back_in_its_first_hour_is_refunded_and_nothing_else_is(name: str) -> None:
+    marked = (TAKEN_BACK | NOT_TAKEN_BACK)[name]
+    assert name == "AWS's handler" or marked.notice is not None, "each ends the node"
+    first = look(started(), make_pod(**POD), nodes=(marked,))
     assert first is not None
     interrupted = ended_pod(code=75, message=word(Outcome.INTERRUPTED, step=5, durableStep=5), **POD)
     gone = look(first, interrupted, nodes=())
-    assert f"{costs(gone).refunded:.2f}" == "9.00" and costs(gone).spent == 0
+    refunded, spent = ("9.00", "0.00") if name in TAKEN_BACK else ("0.00", "9.00")
+    assert (f"{costs(gone).refunded:.2f}", f"{costs(gone).spent:.2f}") == (refunded, spent)
+
+
+def test_a_node_that_was_lost_while_the_operator_was_down_is_paid_for_until_it_was_missed() -> None:
+    first = look(started(), make_pod(**POD))
+    assert first is not None and dollars(first)["spent"] == "9.00"
+    missed = NOW + timedelta(minutes=2)
+    lost = make_pod(
+        **POD, phase="Failed", running_since=None, deleted=NOW, disrupted=missed,
+        disruption="DeletionByPodGC: PodGC: node no longer exists",
+    )  # fmt: skip
+    back = look(first, lost, nodes=(), at=NOW + timedelta(hours=8))
+    assert back is not None and dollars(back) == {
+        "boot": "1.00",
+        "use": "10.00",
+        "idle": "0.00",
+        "spent": "11.00",
+    }
+    assert back.attempts[0].ended == missed, "and so long had the attempt its nodes"
+    unready = look(first, replace(lost, disruption="", disrupted=None), at=NOW + timedelta(minutes=30),
+                   nodes=(node(ready=False),))  # fmt: skip
+    assert dollars(unready) == {"boot": "1.00", "use": "8.00", "idle": "30.00", "spent": "39.00"}, (
+        "a node that is only not ready is paid for, though its pod counts as ended"
+    )
+
+
+def test_an_attempt_on_the_same_node_that_nobody_saw_running_is_paid_for() -> None:
+    failed = ended_pod(code=1, **POD)
+    ended = look(started(), failed)
+    assert ended is not None and dollars(ended)["use"] == "7.98"
+    second = replace(started(2), cost=ended.cost)
+    unseen = ended_pod(2, bound=NOW + timedelta(minutes=1), gpus=1)
+    until = Ended(exit_code=1, finished=NOW + timedelta(minutes=31))
+    back = look(second, replace(unseen, ended=until), at=NOW + timedelta(minutes=32))
+    assert dollars(back) == {"boot": "1.00", "use": "37.98", "idle": "2.02", "spent": "41.00"}
+    late = NOW + timedelta(hours=2)
+    unseen = replace(unseen, bound=late, ended=replace(until, finished=late + timedelta(minutes=5)))
+    closed = look(ended, failed, at=late)
+    assert closed is not None and costs(closed).nodes[0].closed
+    again = look(replace(second, cost=closed.cost), unseen, at=late + timedelta(minutes=6))
+    assert dollars(again) == {"boot": "1.00", "use": "12.98", "idle": "61.00", "spent": "74.98"}, (
+        "and so it is after the node's idle hour"
+    )
+
+
+def test_jobs_that_use_a_node_in_turn_never_pay_for_the_same_second() -> None:
+    """This one's node is idle for three minutes; then another job's pod is there, for as long as it likes."""
+    failed = ended_pod(code=1, **POD)
+    ended = look(started(), failed)
+    assert ended is not None and ledger.idle_nodes(ended) == {"node-a"}
+    its = replace(
+        make_pod(bound=NOW + timedelta(minutes=3), gpus=1), job=replace(KEY, name="next", uid="next")
+    )
+    seen = make_observed(job=make_job(status=ended), nodes=(node(),), now=NOW + timedelta(minutes=40))
+    taken = plan(replace(seen, prices=PRICES, others=(its,))).status
+    assert dollars(taken)["idle"] == "3.02" and taken is not None and not ledger.idle_nodes(taken)
+    assert dollars(look(taken, at=NOW + timedelta(minutes=50)) or taken) == dollars(taken), "for good"
+    back = look(
+        replace(started(2), cost=taken.cost),
+        make_pod(2, bound=NOW + timedelta(minutes=60), gpus=1),
+        at=NOW + timedelta(minutes=65),
+    )
+    assert dollars(back) == {"boot": "1.00", "use": "12.98", "idle": "3.02", "spent": "17.00"}
+    static = look(
+        started(), failed, nodes=(node(created=NOW - timedelta(days=9)),), at=NOW + timedelta(minutes=9)
+    )
+    assert dollars(static) == {"boot": "0.00", "use": "7.98", "idle": "0.00", "spent": "7.98"}, (
+        "a node that was there before is not kept for this job"
+    )
+
+
+def test_a_node_that_ec2_takes_back_from_the_next_job_was_free_for_this_one_too() -> None:
+    ended = look(started(), ended_pod(code=1, **POD))
+    assert ended is not None
+    its = replace(
+        make_pod(bound=NOW + timedelta(minutes=3), gpus=1), job=replace(KEY, name="next", uid="next")
+    )
+    seen = make_observed(job=make_job(status=ended), nodes=(node(),), now=NOW + timedelta(minutes=5))
+    taken = plan(replace(seen, prices=PRICES, others=(its,))).status
+    assert taken is not None and ledger.open_nodes(taken) == {"node-a"} and ledger.recheck(taken, seen)
+    noticed = look(taken, nodes=(node(reclaimed=True),), at=NOW + timedelta(minutes=20))
+    assert noticed is not None
+    gone = look(noticed, nodes=(), at=NOW + timedelta(minutes=22))
+    assert f"{costs(gone).refunded:.2f}" == "12.00" and costs(gone).spent == 0 and not costs(gone).nodes
+
+
+def test_a_next_machine_of_the_same_name_has_an_account_of_its_own() -> None:
+    """As in a managed instance group: node-a is gone at 5 minutes, and comes back under its name at 10."""
+    first = look(started(), make_pod(**POD))
+    assert first is not None
+    lost = make_pod(
+        **POD, phase="Failed", running_since=None, deleted=NOW + timedelta(minutes=5),
+        disrupted=NOW + timedelta(minutes=5),
+    )  # fmt: skip
+    born = NOW + timedelta(minutes=10)
+    again = replace(node(created=born), instance_type="g6")
+    second = replace(started(2), cost=first.cost)
+    its = make_pod(2, created=NOW + timedelta(minutes=6), bound=NOW + timedelta(minutes=11), gpus=1)
+    dear = parse(json.dumps([SPOT, SPOT | {"instanceType": "g6", "usdPerHour": 600}]))
+    written = look(second, lost, its, nodes=(again,), at=NOW + timedelta(minutes=20), prices=dear)
+    assert dollars(written) == {"boot": "11.00", "use": "103.00", "idle": "5.00", "spent": "119.00"}
+    assert written is not None and written.attempts[1].spent == Decimal(100)
+    later = look(written, its, nodes=(again,), at=NOW + timedelta(minutes=21), prices=dear)
+    assert [entry.created for entry in costs(later).nodes] == [born], "the first one's is over"
+    gone = look(written, its, nodes=(), at=NOW + timedelta(minutes=22), prices=dear)
+    assert dollars(gone)["spent"] == "139.00" and not [e for e in costs(gone).nodes if not e.closed]
+
+
+def test_who_paid_is_kept_only_while_the_cloud_may_not_bill_it() -> None:
+    young, azure = look(started(), make_pod(**POD)), of_node({}, "azure:///i-1")
+    assert young is not None and costs(young).nodes[0].paid_by
+    for found in (azure, of_node({"karpenter.sh/capacity-type": "on-demand"}, "aws:///us-east-1a/i-1")):
+        assert not costs(look(started(), make_pod(**POD), nodes=(node(found=found),))).nodes[0].paid_by
+    assert not costs(look(young, make_pod(**POD), at=NOW + timedelta(hours=1))).nodes[0].paid_by
+
+
+def test_the_share_of_a_node_stays_until_another_attempt_uses_it() -> None:
+    two = [make_pod(rank=rank, **POD) for rank in (0, 1)]
+    status = replace(started(), attempts=(replace(started().attempts[0], workers=2),))
+    shared = node(gpus=2)
+    first = look(status, *two, nodes=(shared,))
+    assert first is not None and dollars(first)["spent"] == "9.00"
+    one_ended = [two[0], ended_pod(rank=1, **POD)]
+    later = look(first, *one_ended, nodes=(shared,), at=NOW + timedelta(minutes=60))
+    assert dollars(later)["use"] == "68.00"
+    assert later is not None and costs(later).nodes[0].used == 2
+    last = make_pod(**POD, phase="Succeeded", ended=Ended(exit_code=0, finished=NOW + timedelta(minutes=60)))
+    gone = look(later, last, one_ended[1], nodes=(shared,), at=NOW + timedelta(minutes=70))
+    assert dollars(gone) == {"boot": "1.00", "use": "68.00", "idle": "10.00", "spent": "79.00"}
+
+
+def test_a_pod_that_joins_a_node_pays_from_its_binding_on() -> None:
+    status = replace(started(), attempts=(replace(started().attempts[0], workers=2),))
+    shared = node(gpus=2)
+    first = look(status, make_pod(**POD), nodes=(shared,))
+    assert first is not None and dollars(first)["spent"] == "4.50"
+    joined = make_pod(rank=1, bound=NOW + timedelta(minutes=20), gpus=1)
+    later = look(first, make_pod(**POD), joined, nodes=(shared,), at=NOW + timedelta(minutes=30))
+    assert dollars(later)["spent"] == "24.50", "20 minutes at half, 10 at the whole"
 
 
 def test_half_of_a_node_s_gpus_cost_half() -> None:
@@ -163,21 +339,41 @@ def test_a_node_s_gpus_and_creation_are_read() -> None:
     assert view.gpus == 10 and view.created is not None and view.created.hour == 12
 
 
-def test_costs_are_summed_by_namespace_and_a_namespace_without_jobs_goes() -> None:
+def test_costs_are_summed_by_namespace_and_team_and_a_namespace_without_jobs_goes() -> None:
     priced, unpriced = look(started(), make_pod(**POD)), look(started(), make_pod(**POD), prices=NO_PRICES)
     jobs = [make_job(status=priced), make_job(status=priced), make_job(status=unpriced), make_job()]
-    other = make_job(status=priced)
-    other = replace(other, key=replace(other.key, namespace="team-b"))
-    show_jobs([*jobs, other])
-    assert _metric("spottrain_spent_dollars") == {"ns": 18.0, "team-b": 9.0}
-    assert _metric("spottrain_unpriced_node_seconds") == {"ns": 540.0, "team-b": 0.0}
+    speech = make_job(status=priced, labels={"spottrain.io/team": "speech"})
+    other = replace(speech, key=replace(speech.key, namespace="shared"))
+    show_jobs([*jobs, speech, other])
+    assert _metric("spottrain_spent_dollars") == {
+        ("ns", ""): 18.0,
+        ("ns", "speech"): 9.0,
+        ("shared", "speech"): 9.0,
+    }
+    unpriced_seconds = _metric("spottrain_unpriced_node_seconds")
+    assert (unpriced_seconds["ns", ""], unpriced_seconds["ns", "speech"]) == (540.0, 0.0)
     show_jobs(jobs)
-    assert _metric("spottrain_spent_dollars") == {"ns": 18.0}
+    assert _metric("spottrain_spent_dollars") == {("ns", ""): 18.0}
 
 
-def _metric(name: str) -> dict[str, float]:
+def test_times_and_what_they_would_have_cost_on_demand_are_summed() -> None:
+    times = GoodputStatus(productive=Decimal(80), data_wait=Decimal(4))
+    known = CostStatus(spent=Decimal("1.25"), on_demand_ideal=Decimal("2.5"), saving="50.0%")
+    show_jobs(
+        [
+            make_job(status=Status(goodput=times, cost=known)),
+            make_job(status=Status(goodput=times, cost=replace(known, saving="Unknown"))),
+        ]
+    )
+    assert _metric("spottrain_on_demand_dollars") == {("ns", ""): 2.5}
+    assert _metric("spottrain_compared_spent_dollars") == {("ns", ""): 1.25}, "of the same jobs"
+    parts = _metric("spottrain_goodput_seconds")
+    assert parts["ns", "", "productive"] == 160.0 and parts["ns", "", "dataWait"] == 8.0 and len(parts) == 8
+
+
+def _metric(name: str) -> dict[tuple[str, ...], float]:
     found = [sample for family in REGISTRY.collect() for sample in family.samples if sample.name == name]
-    return {sample.labels["namespace"]: sample.value for sample in found}
+    return {tuple(sample.labels.values()): sample.value for sample in found}
 
 
 # --- the file -------------------------------------------------------------------------------------------
@@ -186,7 +382,7 @@ def test_a_price_file_is_read_again_when_it_changes(tmp_path: Path, caplog: pyte
     path = tmp_path / "prices.json"
     prices = PriceFile(path)
     assert prices() is NO_PRICES and prices() is NO_PRICES
-    assert caplog.text.count("no price list, so all prices are unknown") == 1
+    assert caplog.text.count("no price list, so its prices are unknown") == 1
     path.write_text(json.dumps([SPOT]))
     first = prices()
     assert len(first.rates) == 1 and prices() is first
@@ -196,3 +392,21 @@ def test_a_price_file_is_read_again_when_it_changes(tmp_path: Path, caplog: pyte
     )
     path.unlink()
     assert prices() is NO_PRICES
+
+
+def test_own_and_fetched_prices_are_read_together(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    own, fetched = tmp_path / "prices.json", tmp_path / "fetched.json"
+    own.write_text(json.dumps([SPOT]))
+    prices = PriceFiles(own, fetched)
+
+    def known() -> dict[str, int]:
+        return {kind: int(history[0].usd_per_hour) for (kind, _, _), history in prices().rates.items()}
+
+    assert known() == {"g5": 60} and "no price list" not in caplog.text
+    fetched.write_text(json.dumps([SPOT | {"usdPerHour": 1}, SPOT | {"instanceType": "p5"}]))
+    assert known() == {"g5": 60, "p5": 60}
+    assert prices() is prices(), "nothing is merged while nothing changes"
+    own.unlink()
+    assert known() == {"g5": 1, "p5": 60} and caplog.text.count("no price list") == 1
+    fetched.unlink()
+    assert not known() and caplog.text.count("no price list") == 1, "there need not be fetched ones"

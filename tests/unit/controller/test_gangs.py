@@ -625,3 +625,44 @@ def test_karpenters_nodes_are_known_by_its_label() -> None:
     raw = {"metadata": {"name": "n", "resourceVersion": "1", "labels": {"karpenter.sh/nodepool": "p"}}}
     assert node_view(raw).karpenter
     assert not node_view({"metadata": {"name": "n", "resourceVersion": "1"}}).karpenter
+
+
+# --- many nodes -----------------------------------------------------------------------------------------
+def _large(lost: range, **spec: Any) -> Observed:
+    """A gang of 240 has ended, and the nodes of these ranks have a notice."""
+    size = 240
+    status = begun()
+    ranks = tuple(RankRecord(rank=rank, node=f"node-{rank}") for rank in range(size))
+    record = replace(status.attempts[0], ranks=ranks, workers=size)
+    nodes = tuple(
+        make_node(f"node-{rank}", notice=notice(60 + rank) if rank in lost else None) for rank in range(size)
+    )
+    ends = [over(rank, 75, **(deleted() if rank in lost else {})) for rank in range(size)]
+    job = make_job(raw_spec(workers=size, **spec), status=replace(status, attempts=(record,)))
+    return make_observed(*ends, job=job, nodes=nodes)
+
+
+def test_a_large_gangs_new_ranks_are_made_when_the_pinned_ones_have_their_nodes() -> None:
+    """Otherwise each of them would name all nodes to which the others return."""
+    o = _large(range(3))
+    first = plan(o)
+    assert created(first) == [pod_name(KEY.name, KEY.uid, 2, rank) for rank in range(3, 240)]
+    job = replace(o.job, status=status_of(first))
+    for bound, made in ((239, 0), (240, 3)):
+        pods = tuple(
+            member(
+                rank, 2, node=f"node-{rank}" if rank < bound else "", phase="Pending", pinned=f"node-{rank}"
+            )
+            for rank in range(3, 240)
+        )
+        pods_made = manifests(plan(replace(o, pods=pods, job=job)))
+        assert len(pods_made) == made
+    assert all(rules(pod)[0][0]["values"] == ["node-0", "node-1", "node-2"] for pod in pods_made)
+    assert len(manifests(plan(_large(range(3), queueName="q")))) == 240, "a queue needs all of them"
+
+
+def test_a_pod_avoids_a_hundred_nodes_at_most_of_those_that_are_there_longest() -> None:
+    made = manifests(plan(_large(range(150))))
+    avoided = {name for pod in made for name in pod["metadata"]["annotations"][AVOIDS_ANNOTATION].split(",")}
+    assert avoided == {f"node-{rank}" for rank in range(50, 150)}
+    assert len(made) == 240 and placement.MOST_AVOIDED == 100

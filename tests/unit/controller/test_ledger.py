@@ -6,10 +6,12 @@ import json
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from typing import Any
 
+import pytest
 from spottrain_operator.api.prices import PriceList, parse
 from spottrain_operator.api.training_job import CostStatus
-from spottrain_operator.policies.ledger import NodeFacts, accounted
+from spottrain_operator.policies.ledger import MOST_NODES, NodeFacts, accounted
 
 T0 = datetime(2026, 11, 23, 12, tzinfo=UTC)
 SPOT = {"instanceType": "p4d", "capacityType": "Spot", "usdPerHour": 6.00}
@@ -29,7 +31,7 @@ NODE = NodeFacts(
 def summed(*steps: tuple[float, list[NodeFacts]], prices: PriceList = PRICES) -> CostStatus:
     costs = CostStatus()
     for minutes, facts in steps:
-        costs = accounted(costs, facts, prices, at(minutes))
+        costs = accounted(costs, facts, prices, at(minutes)).costs
     return costs
 
 
@@ -58,9 +60,9 @@ def test_however_often_it_is_summed_the_sums_are_the_same() -> None:
 
 def test_an_operator_that_was_down_adds_what_it_missed_once() -> None:
     before = summed((30, [NODE]))
-    after = accounted(before, [NODE], PRICES, at(300))
-    assert cents(after.use) == "29.50" and after == accounted(after, [NODE], PRICES, at(300))
-    assert replace(after, time=at(200)) == accounted(after, [NODE], PRICES, at(200)), (
+    after = accounted(before, [NODE], PRICES, at(300)).costs
+    assert cents(after.use) == "29.50" and after == accounted(after, [NODE], PRICES, at(300)).costs
+    assert replace(after, time=at(200)) == accounted(after, [NODE], PRICES, at(200)).costs, (
         "a clock that goes back takes nothing away"
     )
 
@@ -103,8 +105,10 @@ def test_a_node_that_goes_on_without_the_job_is_paid_for_an_hour() -> None:
     ended = replace(NODE, ended=at(65))
     costs = summed((65, [NODE]), (500, [ended]), (600, [ended]))
     assert cents(costs.idle) == "6.00" and costs.nodes[0].closed, "kept while its pod exists"
-    assert accounted(costs, [replace(ended, pods=0)], PRICES, at(700)).nodes == ()
-    again = accounted(costs, [replace(NODE, last_bound=at(690))], PRICES, at(700))
+    assert accounted(costs, [replace(ended, pods=0)], PRICES, at(700)).costs.nodes == ()
+    sums = accounted(costs, [replace(NODE, last_bound=at(690), attempt=2)], PRICES, at(700))
+    again = sums.costs
+    assert list(sums.attempts) == [2] and cents(sums.attempts[2].spent) == "1.00"
     assert cents(again.use) == "7.00" and cents(again.idle) == "6.00", "and paid for again from a next pod on"
 
 
@@ -128,9 +132,9 @@ def test_a_gang_over_many_attempts_is_the_sum_of_its_nodes() -> None:
             )
             for rank in range(4)
         ]
-        costs = accounted(costs, nodes, PRICES, at(start + 30))
+        costs = accounted(costs, nodes, PRICES, at(start + 30)).costs
         ended = [replace(node, ended=at(start + 50), gone=at(start + 50), pods=0) for node in nodes]
-        costs = accounted(costs, ended, PRICES, at(start + 55))
+        costs = accounted(costs, ended, PRICES, at(start + 55)).costs
     assert cents(costs.spent) == cents(Decimal(50 * 4 * 6) * 50 / 60) and costs.nodes == ()
 
 
@@ -138,3 +142,27 @@ def test_a_node_that_is_gone_is_counted_once_however_long_its_pod_stays() -> Non
     gone = replace(NODE, ended=at(65), gone=at(65))
     costs = summed((65, [gone]), (90, [replace(gone, gone=at(90))]), (95, [replace(gone, gone=at(95))]))
     assert lines(costs) == ("0.30", "6.00", "0.00", "6.30") and costs.nodes[0].closed
+
+
+def test_the_status_never_holds_more_nodes_than_a_gang_may_have_and_drops_the_longest_idle() -> None:
+    """The nodes of a gang of 600 are idle when its next attempt has others."""
+    first = [replace(NODE, name=f"a{n}", ended=at(20 + n / 100), pods=0) for n in range(600)]
+    second = [replace(NODE, name=f"b{n}", attempt=2, first_attempt=2) for n in range(600)]
+    running = [replace(node, ended=None, pods=1) for node in first]
+    costs = summed((15, running), (30, [*first, *second]))
+    assert len(costs.nodes) == MOST_NODES == 1024
+    dropped = {node.name for node in (*first, *second)} - {node.name for node in costs.nodes}
+    assert dropped == {f"a{n}" for n in range(176)}
+    assert cents(costs.idle) == cents(sum((Decimal(6) * (1000 - n) / 6000 for n in range(600)), Decimal(0)))
+
+
+def test_the_price_of_a_gang_s_nodes_is_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, cost = [], PriceList.cost
+
+    def counted(self: PriceList, *what: Any) -> Any:
+        asked.append(what)
+        return cost(self, *what)
+
+    monkeypatch.setattr(PriceList, "cost", counted)
+    summed((65, [replace(NODE, name=f"n{n}", ended=at(60)) for n in range(300)]))
+    assert len(asked) == 4, "boot, use, use on demand, idle"

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
 import pytest
-from spottrain_operator.api.prices import PriceList, parse
+from spottrain_operator.api.prices import PriceList, Rate, overlaid, parse
 
 NOON = datetime(2026, 11, 23, 12, tzinfo=UTC)
 HOUR = timedelta(hours=1)
@@ -96,3 +97,47 @@ def test_prices_are_exact_decimals() -> None:
     found = prices({"usdPerHour": 0.1})
     total = sum((found.cost("p4d", "Spot", "a", NOON, NOON + HOUR).usd for _ in range(30)), Decimal(0))
     assert total == 3
+
+
+def test_an_own_rate_counts_before_a_fetched_one_and_one_without_zone_before_those_of_all_zones() -> None:
+    fetched = prices({"zone": "a"}, {"zone": "b", "usdPerHour": 7}, {"instanceType": "p5", "usdPerHour": 50})
+    both = overlaid(prices({"zone": "a", "usdPerHour": 2}), fetched)
+    assert (usd(both, 1), usd(both, 1, zone="b")) == ("2.00", "7.00")
+    everywhere = overlaid(prices({"usdPerHour": 2}), fetched)
+    assert (usd(everywhere, 1), usd(everywhere, 1, zone="b")) == ("2.00", "2.00")
+    other = overlaid(prices({"capacityType": "Reserved", "usdPerHour": 2}), fetched)
+    assert (usd(other, 1), usd(other, 1, zone="b")) == ("6.00", "7.00")
+    for found in (both, everywhere, other):
+        assert found.cost("p5", "Spot", "x", NOON, NOON + HOUR).usd == 50
+
+
+def test_an_own_rate_that_is_too_old_is_not_replaced_by_a_fetched_one() -> None:
+    own = prices({"usdPerHour": 2, "checked": "2026-11-01T00:00:00Z"})
+    assert usd(overlaid(own, prices({"zone": "a"})), 1) == "unknown 3600 s"
+
+
+class Counted(tuple[Rate, ...]):
+    """A history that counts how many of its rates are read."""
+
+    read = 0
+
+    def __getitem__(self, index: Any) -> Any:
+        found = super().__getitem__(index)
+        Counted.read += len(found) if isinstance(index, slice) else 1
+        return found
+
+    def __iter__(self) -> Iterator[Rate]:
+        for index in range(len(self)):
+            yield self[index]
+
+
+def test_a_long_history_is_not_read_through_for_each_node() -> None:
+    """A change each hour for three months; the present one is asked for, and one of long ago."""
+    hours = [{"since": (NOON - n * HOUR).isoformat(), "usdPerHour": 1 + n} for n in range(2000)]
+    known = prices(*hours)
+    counted = PriceList(rates={kind: Counted(history) for kind, history in known.rates.items()})
+    for ago in (0, 1500):
+        start, Counted.read = NOON - ago * HOUR, 0
+        assert usd(counted, 0.5, start=start) == usd(known, 0.5, start=start)
+        assert 0 < Counted.read < 60
+    assert usd(counted, 3, start=NOON - 7.5 * HOUR) == usd(known, 3, start=NOON - 7.5 * HOUR) == "22.50"

@@ -17,6 +17,12 @@ from tests.builders import KEY, word
 from tests.unit.controller.fake_cluster import Crash, World
 
 NODES = ("node-a", "node-b", "node-c")
+CHEAPEST: dict[str, Any] = {
+    "type": "Cheapest",
+    "deadline": "2026-03-01T13:00:00Z",
+    "pools": [{"name": "a", "platform": "AWS"}, {"name": "b", "platform": "AWS", "type": "OnDemand"}],
+}
+"""An hour to go; the work is unknown."""
 ENDS: list[tuple[int, str]] = [
     (0, ""),
     (0, word(Outcome.DONE, startStep=3)),
@@ -131,12 +137,19 @@ class History:
 
 
 @settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
-@given(steps=st.lists(STEPS, max_size=25), replace=st.booleans(), workers=st.sampled_from((1, 1, 2, 3)))
-async def test_any_history_converges(steps: list[tuple[str, Any]], replace: bool, workers: int) -> None:
+@given(
+    steps=st.lists(STEPS, max_size=25),
+    replace=st.booleans(),
+    workers=st.sampled_from((1, 1, 2, 3)),
+    chosen=st.sampled_from(({}, {}, CHEAPEST, CHEAPEST | {"maxCost": 100})),
+)
+async def test_any_history_converges(
+    steps: list[tuple[str, Any]], replace: bool, workers: int, chosen: dict[str, Any]
+) -> None:
     history = History(
         {
             "workers": workers,
-            "capacity": {"replaceDuringNotice": replace, "sameZone": False},
+            "capacity": {"replaceDuringNotice": replace, "sameZone": False} | chosen,
             "failurePolicy": {"maxFailures": 50, "maxNoProgress": 100},
         }
     )

@@ -105,7 +105,7 @@ async def test_an_invalid_pod_is_tried_again_after_five_minutes(code: int) -> No
 async def test_silence_and_too_many_requests_are_no_answer(code: int) -> None:
     w = World()
     Refusing(w, dry_run=False).no = ApiError(code, "later")
-    with pytest.raises(Incomplete, match="could not create Pod job-4a49a-1-0: later"):
+    with pytest.raises(Incomplete, match="could not create Pod job-4a49acf8-1-0: later"):
         await _looks(w)
     assert w.reconciler.memory.refusals == {}
 

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from spottrain_operator.policies.cost_table import Problem, table_for
 from spottrain_operator.policies.spot_or_on_demand import (
     Choice,
-    Decision,
     Overheads,
     Prices,
     Situation,
+    SpotDecision,
     choose,
 )
-from spottrain_operator.policies.spot_runs import RunLengths, SpotRun, learn
+from spottrain_operator.policies.spot_runs import RunLengths, SpotRun, joined, learn
 
 HOUR = 3600.0
 PRICES = Prices(spot=0.97, on_demand=3.06)
@@ -26,7 +26,7 @@ OVERHEADS = Overheads(restart=180, on_demand_p99=300, decision=600)
 RELAXED = Situation(now=0, deadline=70 * HOUR, work_left=48 * HOUR, spot=True)
 
 
-def decide(**changes: Any) -> Decision:
+def decide(**changes: Any) -> SpotDecision:
     return choose(replace(RELAXED, **changes), PRICES, OVERHEADS)
 
 
@@ -58,6 +58,12 @@ def test_a_job_that_works_on_spot_stays_there_while_an_interruption_could_be_mad
     assert decide(**tight).choice == "spot"
     assert decide(**tight, startup_left=100.0).choice == "on-demand"
     assert decide(deadline=48 * HOUR + 400, running="spot").choice == "on-demand"
+
+
+def test_a_job_that_works_on_spot_does_not_stop_to_wait() -> None:
+    working = replace(RELAXED, running="spot", deadline=7.5 * HOUR, work_left=0.8 * HOUR)
+    decision = choose(working, Prices(spot=0.34, on_demand=3.06), replace(OVERHEADS, restart=60))
+    assert decision.choice == "spot" and "wait" not in decision.reason
 
 
 def test_a_deadline_that_cannot_be_met_is_said_so() -> None:
@@ -99,6 +105,64 @@ def test_a_job_on_demand_asks_for_spot_only_some_time_after_it_last_looked() -> 
         on_demand = replace(RELAXED, now=now, deadline=now + 56 * HOUR, running="on-demand")
         asked.append(choose(replace(on_demand, spot=None, history=away), PRICES, costly).choice)
     assert asked == ["on-demand", "on-demand", "spot"]
+
+
+STOPS = replace(OVERHEADS, request=600)
+
+
+def on_demand_after(hours: float, overheads: Overheads = STOPS, **changes: Any) -> SpotDecision:
+    """Decides for a job on on-demand that was refused spot so many hours ago, after ten hours without it."""
+    away = (SpotRun(available=False, start=0, end=10 * HOUR, ended=False),)
+    now = (10 + hours) * HOUR
+    there = replace(RELAXED, now=now, deadline=now + 58 * HOUR, running="on-demand", spot=None, history=away)
+    return choose(replace(there, **changes), PRICES, overheads)
+
+
+def test_a_job_that_must_stop_for_a_request_asks_later_than_one_that_runs_on() -> None:
+    first = [
+        next(hours for hours in range(49) if on_demand_after(hours, overheads).choice == "spot")
+        for overheads in (OVERHEADS, STOPS)
+    ]
+    assert first[0] < first[1]
+
+
+def test_a_dearer_restart_makes_requests_rarer() -> None:
+    assert on_demand_after(3).choice == "spot"
+    assert on_demand_after(3, replace(STOPS, restart=2400)).choice == "on-demand"
+
+
+def test_a_chance_that_is_known_counts_before_that_of_the_history() -> None:
+    assert on_demand_after(1, granted=1.0).choice == "spot"
+    assert on_demand_after(9, granted=0.0).choice == "on-demand"
+    for chance in (-0.1, 1.1, float("nan")):
+        with pytest.raises(ValueError, match="granted must be a chance"):
+            on_demand_after(1, granted=chance)
+
+
+def test_a_request_needs_the_slack_of_its_refusal() -> None:
+    enough = 48 * HOUR + 480 + 600 + 180
+    reasons = [
+        choose(replace(RELAXED, running="on-demand", spot=None, deadline=deadline), PRICES, STOPS).reason
+        for deadline in (enough, enough - 1)
+    ]
+    assert ["only on-demand is sure" in reason for reason in reasons] == [False, True]
+
+
+def test_after_an_interruption_a_job_with_slack_asks_for_spot_again() -> None:
+    lost = (SpotRun(available=True, start=0, end=5 * HOUR),)
+    now = replace(RELAXED, now=5 * HOUR, deadline=75 * HOUR, spot=None, history=lost)
+    assert choose(now, PRICES, STOPS).choice == "spot"
+
+
+def test_refusals_with_nothing_between_them_are_one_absence() -> None:
+    refused = [
+        SpotRun(available=False, start=hour * HOUR, end=hour * HOUR + 600, ended=False) for hour in (0, 3)
+    ]
+    assert joined(refused) == (SpotRun(available=False, start=0, end=3 * HOUR + 600, ended=False),)
+    granted = replace(refused[0], ended=True)
+    assert joined([granted, refused[1]]) == (granted, refused[1])
+    held = [replace(run, available=True) for run in refused]
+    assert joined(held) == tuple(held)
 
 
 def test_without_a_deadline_it_waits_for_spot() -> None:
@@ -173,7 +237,12 @@ def test_a_job_is_never_late_while_on_demand_can_be_had(data: st.DataObject) -> 
     """Spot, the length of steps, overheads and the wait for on-demand are all adverse."""
     draw = random.Random(data.draw(st.integers(0, 2**32)))
     p99, restart = draw.choice([0, 300, 900]), draw.choice([0, 180, 2000])
-    overheads = Overheads(restart=restart, on_demand_p99=p99, decision=draw.choice([60, 600, 3000]))
+    overheads = Overheads(
+        restart=restart,
+        on_demand_p99=p99,
+        decision=draw.choice([60, 600, 3000]),
+        request=draw.choice([0, 0, 600, 1500]),
+    )
     work = draw.uniform(0.2, 3) * HOUR
     deadline = work + restart + p99 + draw.choice([0.0, 1e3, 6e3])
     finished = play(draw, overheads, work, deadline, draw.choice([0.02, 0.2, 0.6]))
@@ -205,6 +274,14 @@ def play(draw: random.Random, overheads: Overheads, work: float, deadline: float
         choice = choose(situation, PRICES, overheads).choice
         if choice != running and choice != "wait":
             startup = overheads.restart + (overheads.on_demand_p99 if choice == "on-demand" else 0.0)
+        if choice == "spot" and situation.spot is None and overheads.request:  # stands still, refused or not
+            now += draw.choice([1.0, draw.random()]) * overheads.request
+            running, spot = "wait", draw.random() < 0.5
+            if spot:
+                running, startup = "spot", overheads.restart
+            else:
+                history.append(SpotRun(available=False, start=now, end=now, ended=False))
+            continue
         running = "wait" if choice == "spot" and not spot else choice
         step = draw.choice([overheads.decision, draw.uniform(1, overheads.decision)])
         now += step

@@ -13,6 +13,7 @@ from spottrain_operator.api.validation import parse_job
 from spottrain_operator.api.views import pod_view
 from spottrain_operator.control.plan import plan
 from spottrain_operator.control.reconcile import AT_ONCE
+from spottrain_operator.errors import ApiError
 from spottrain_operator.names import Condition, Phase, Reason
 
 from tests.builders import (
@@ -109,6 +110,27 @@ async def test_a_pod_of_a_deleted_job_is_let_go() -> None:
     w.caches.jobs.remove(KEY)
     await w.reconciler(KEY)
     assert not w.cluster.pods[w.pod(1)]["metadata"]["finalizers"]
+
+
+async def test_a_deleted_job_is_read_once_however_many_events_its_pods_have() -> None:
+    w = World({"workers": 3})
+    await w.begin()
+    w.cluster.jobs.clear()
+    w._start()
+    asked = w.refuse("get_job", ApiError(404, "gone"), "no job has this name")
+    for _ in range(3):
+        await w.reconciler(KEY)
+    assert asked == [KEY.name]
+    assert not any(pod["metadata"]["finalizers"] for pod in w.cluster.pods.values())
+
+
+async def test_a_job_that_was_only_not_in_the_list_is_read() -> None:
+    w = World()
+    await w.begin()
+    w.caches.jobs.remove(KEY)  # its status could not be parsed, for example
+    w.cluster._bump(w.cluster.jobs[KEY.name])
+    await w.reconciler(KEY)
+    assert w.caches.jobs.get(KEY) is not None
 
 
 async def test_a_write_on_an_outdated_job_is_refused_and_planned_again() -> None:
@@ -213,6 +235,8 @@ async def test_a_pod_that_no_scheduler_takes_is_said_to_wait_for_it() -> None:
     w = World()
     while await w.look() is not None and w.pod(1) not in w.cluster.pods:
         pass
+    await w.reconciler(KEY)
+    w.pass_time(0.5)
     await w.reconciler(KEY)
     scheduled = condition(w.status, Condition.SCHEDULED)
     assert scheduled.message == f"pod {w.pod(1)} waits for the scheduler"

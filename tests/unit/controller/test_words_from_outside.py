@@ -27,7 +27,6 @@ from spottrain_operator.control.caches import Caches
 from spottrain_operator.control.memory import Memory
 from spottrain_operator.control.plan import plan
 from spottrain_operator.control.progress import Poller
-from spottrain_operator.control.resync import resync
 from spottrain_operator.control.work_queue import WorkQueue
 from spottrain_operator.errors import ApiError, InvalidSpec
 from spottrain_operator.io.cluster import KubeCluster
@@ -54,6 +53,7 @@ from tests.builders import (
     told,
 )
 from tests.support.loopback import on_loopback
+from tests.unit.controller.fake_cluster import resync
 from tests.unit.controller.test_interruptions import raw_pod
 
 
@@ -70,7 +70,8 @@ def test_a_status_comes_back_as_it_was_written() -> None:
         ({"gpusPerWorker": "two"}, 'spec.gpusPerWorker must be a valid integer, and is "two"'),
         (
             {"capacity": {"type": "cheap"}},
-            "spec.capacity.type must be 'Spot', 'OnDemand', 'Reserved' or 'SpotFirst', and is \"cheap\"",
+            "spec.capacity.type must be 'Spot', 'OnDemand', 'Reserved', 'SpotFirst' or 'Cheapest', and is "
+            '"cheap"',
         ),
         ({"capacity": {"pools": [{"platform": "AWS"}]}}, "spec.capacity.pools[0].name is required"),
         ({"template": {"spec": None}}, "spec.template.spec"),
@@ -243,6 +244,18 @@ def test_settings_come_from_the_environment() -> None:
         ("POOLS", '{"name": "a"}', "it must be a JSON array"),
         ("POOLS", '["a"]', r"\[0\] must be an object, and is \"a\""),
         ("POOLS", '[{"name": "a"}]', r"\[0\]: a needs a platform or a preset"),
+        ("JOB_DEFAULTS", "[]", "it must be a JSON object"),
+        (
+            "JOB_DEFAULTS",
+            '{"prefix": "s3://b"}',
+            "it has the unknown field prefix; it may have: .*checkpointPrefix",
+        ),
+        (
+            "JOB_DEFAULTS",
+            '{"checkpointPrefix": "b"}',
+            "checkpointPrefix must be s3://bucket/prefix, .* and is b",
+        ),
+        ("JOB_DEFAULTS", '{"pools": ["a100"]}', "pools: the operator knows no pool a100"),
         ("WORKERS", "many", "it must be a whole number"),
         ("RESYNC_SECONDS", "nan", "it must be a number of seconds"),
         ("LOG_LEVEL", "chatty", "it must be one of .*INFO"),
@@ -424,12 +437,12 @@ async def test_a_port_that_answers_something_else_has_no_runtime_behind_it(
     port: int, answer: str, silent: bool
 ) -> None:
     ANSWER[0] = answer
-    silence = Silence(pod_uid=make_pod().uid, refused=True) if silent else None
+    silence = Silence(pod_uid=make_pod().uid, refused=True, began=NOW) if silent else None
     assert (await polled(port)).silences.get(KEY) == silence
 
 
 async def test_a_port_on_which_nothing_listens_has_no_runtime_behind_it(unused_tcp_port: int) -> None:
-    silence = Silence(pod_uid=make_pod().uid, refused=True)
+    silence = Silence(pod_uid=make_pod().uid, refused=True, began=NOW)
     assert (await polled(unused_tcp_port)).silences[KEY] == silence
 
 
@@ -439,7 +452,7 @@ async def test_a_pod_from_which_nothing_comes_back_may_have_a_runtime() -> None:
         memory = await polled(nobody.getsockname()[1])
     finally:
         nobody.close()
-    assert memory.silences[KEY] == Silence(pod_uid=make_pod().uid, refused=False)
+    assert memory.silences[KEY] == Silence(pod_uid=make_pod().uid, refused=False, began=NOW)
 
 
 @pytest.mark.parametrize(("uid", "known"), [("", True), (KEY.uid, True), ("uid-of-another-job", False)])

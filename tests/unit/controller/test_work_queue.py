@@ -10,9 +10,9 @@ from datetime import timedelta
 
 import pytest
 from spottrain_operator.api.training_job import JobKey
-from spottrain_operator.control.work_queue import WorkQueue
+from spottrain_operator.control.work_queue import RESYNC_SHARE, Lane, WorkQueue
 from spottrain_operator.io.logs import JsonLines, about
-from spottrain_operator.io.metrics import QUEUE_DEPTH
+from spottrain_operator.io.metrics import QUEUE_DEPTH, QUEUE_WAIT
 
 from tests.builders import KEY
 from tests.support.virtualtime import run_virtually
@@ -81,6 +81,21 @@ async def test_of_several_delays_the_earliest_counts() -> None:
     queue.add_after(A, 0.01)
     queue.add_after(A, 30)
     assert await asyncio.wait_for(queue.take(), 5) == A
+
+
+def test_delays_that_do_not_apply_any_more_are_not_kept() -> None:
+    async def story() -> tuple[int, list[str]]:
+        queue = WorkQueue()
+        queue.add_after(B, 5000)
+        for _ in range(1000):
+            queue.add_after(A, 0.1)
+            assert await queue.take() == A
+            queue.done(A)
+            queue.add_after(A, 3600)
+        return len(queue._later), await _taken(queue, 2)
+
+    kept, names = run_virtually(story())
+    assert kept < 200 and names == ["a", "b"]
 
 
 async def test_an_answer_says_when_to_look_again() -> None:
@@ -183,6 +198,75 @@ def test_keys_that_are_due_again_and_again_do_not_hold_up_the_others() -> None:
         return seen["a"]
 
     assert run_virtually(story()) <= 1.3
+
+
+def _keys(prefix: str, count: int) -> list[JobKey]:
+    return [JobKey(namespace="ns", name=f"{prefix}{n}", uid=f"{prefix}{n}") for n in range(count)]
+
+
+async def _taken(queue: WorkQueue, count: int) -> list[str]:
+    names = []
+    for _ in range(count):
+        key = await queue.take()
+        names.append(key.name)
+        queue.done(key)
+    return names
+
+
+async def test_events_go_before_a_resync_which_gets_its_share_all_the_same() -> None:
+    queue = WorkQueue()
+    for key in _keys("r", 100):
+        queue.add(key, Lane.RESYNC)
+    for key in _keys("e", 40):
+        queue.add(key)
+    names = await _taken(queue, 140)
+    begun = names[: 5 * RESYNC_SHARE]
+    assert sum(name.startswith("r") for name in begun) == 5
+    assert sorted(names) == sorted(k.name for k in _keys("r", 100) + _keys("e", 40))
+
+
+async def test_an_event_takes_a_key_out_of_the_resyncs_lane() -> None:
+    queue = WorkQueue()
+    for key in [*_keys("r", 100), A]:
+        queue.add(key, Lane.RESYNC)
+    queue.add(A)
+    queue.add(B, Lane.EVENT)
+    queue.add(B, Lane.RESYNC)
+    assert await _taken(queue, 2) == ["a", "b"]
+    assert "a" not in await _taken(queue, 100), "it is processed once"
+
+
+def test_what_is_due_passes_a_resync_and_events() -> None:
+    async def story() -> list[float]:
+        queue = WorkQueue()
+        for key in _keys("r", 100):
+            queue.add(key, Lane.RESYNC)
+        queue.add(A, Lane.RESYNC)
+        queue.add_after(A, 1.0)
+        churn = asyncio.create_task(_churn(queue, 4.0))
+        looks = await _when_done(queue, 0.1, 6.0)
+        await churn
+        return looks["a"]
+
+    assert run_virtually(story()) == [pytest.approx(1.1, abs=0.2)]
+
+
+def _waited(lane: Lane) -> float:
+    return float(QUEUE_WAIT.labels(lane)._sum.get())
+
+
+def test_the_wait_in_the_queue_is_measured_from_the_event_or_the_due_time() -> None:
+    async def story() -> None:
+        queue = WorkQueue()
+        queue.add(A)
+        queue.add_after(B, 1.0)
+        await asyncio.sleep(3.0)
+        assert set(await _taken(queue, 2)) == {"a", "b"}
+
+    events, due = _waited(Lane.EVENT), _waited(Lane.DUE)
+    run_virtually(story())
+    assert _waited(Lane.EVENT) - events == pytest.approx(3.0)
+    assert _waited(Lane.DUE) - due == pytest.approx(2.0)
 
 
 def test_a_line_names_its_job_attempt_and_rank() -> None:

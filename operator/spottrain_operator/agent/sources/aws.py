@@ -32,7 +32,7 @@ from spottrain_operator.agent.findings import (
 )
 from spottrain_operator.agent.sources import Watch
 from spottrain_operator.agent.sources.client import Client, Reply, TimedOut, Unanswered
-from spottrain_operator.names import Platform
+from spottrain_operator.names import AWS_SPOT_NOTICE, Platform
 
 ACTION: Final = "spot/instance-action"
 REBALANCE: Final = "events/recommendations/rebalance"
@@ -129,7 +129,7 @@ async def new_token(client: Client) -> str:
 
 def parse_instance_action(text: str) -> Answer:
     """Parses {action, time}, an end. A known action counts even if its time is unreadable."""
-    source = f"AWS {ACTION}"
+    source = AWS_SPOT_NOTICE
     body = parsed(text)
     action = word(body, "action") if isinstance(body, dict) else ""
     if action == _HIBERNATE:

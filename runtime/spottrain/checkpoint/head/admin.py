@@ -43,6 +43,18 @@ def require_idle(head: Head) -> None:
         raise deleted(head)
 
 
+def require_ended(head: Head) -> None:
+    """Raises ConfigurationError if a job owns HEAD."""
+    if head.state is HeadState.ACTIVE:
+        raise ConfigurationError(
+            f"job {head.job} (UID {head.jobUID}, attempt {head.attempt}) is using this URI; nothing was "
+            "deleted. Delete that job first, and wait until its pods have ended. If it was killed and none "
+            f"of its pods is left (kubectl get pods -A -l spottrain.io/job-uid={head.jobUID}), free the URI "
+            "with spottrain checkpoints release URI",
+            reason=Reason.URI_IN_USE,
+        )
+
+
 def prunable(
     head: Head, keep: int, *, earlier_jobs: bool = False, damaged: Collection[str] = ()
 ) -> tuple[Entry, ...]:
@@ -98,16 +110,22 @@ class Deleting:
     """
 
     job_uid: str
+    earlier_jobs: bool = False
+    """Whether to remove the entries of earlier jobs too."""
+    only_idle: bool = False
+    """Whether to refuse while HEAD is active: nobody has said that the job has ended."""
 
     def decide(self, head: Head | None, nonce: str) -> Head | None:
         head = present(head)
-        left = tuple(entry for entry in head.checkpoints if entry.foreign)
+        left = () if self.earlier_jobs else tuple(entry for entry in head.checkpoints if entry.foreign)
         if head.jobUID != self.job_uid:
             raise ConfigurationError(
                 f"the checkpoints belong to job {head.job} (UID {head.jobUID}) and not to UID "
                 f"{self.job_uid}; nothing was deleted",
                 reason=Reason.URI_IN_USE,
             )
+        if self.only_idle:
+            require_ended(head)
         state = HeadState.DONE if left else HeadState.DELETED
         if head.state is state and head.checkpoints == left:
             return None

@@ -176,6 +176,7 @@ class Intent(Protocol):
 class Claiming:
     """Claims HEAD: increments the term and sets the state to active.
 
+    A deleted HEAD is claimed by another job with `onExisting: Fresh` alone: no job starts over by mistake.
     With `onExisting: Fresh`, all entries of another job, its best too, stay in HEAD, marked `job:<uid>`.
     Outside HEAD they would be orphans of a lower term and be swept, but a fresh start must not delete another
     job's work. Such entries are never resumed from, counted or pruned; only a person deletes them.
@@ -203,8 +204,9 @@ class Claiming:
 
     def _refuse(self, head: Head) -> None:
         if head.state is HeadState.DELETED:
-            raise deleted(head)
-        if head.jobUID != self.who.job_uid:
+            if head.jobUID == self.who.job_uid or self.policy.on_existing is not OnExisting.FRESH:
+                raise deleted(head)
+        elif head.jobUID != self.who.job_uid:
             self._refuse_foreign(head)
         elif head.attempt > self.who.attempt and head.state is not HeadState.DONE:
             raise Superseded(
@@ -224,9 +226,10 @@ class Claiming:
             )
         if self.policy.on_existing is OnExisting.FAIL:
             raise ConfigurationError(
-                f"the checkpoint URI has {counted(len(head.checkpoints), 'checkpoint')} of {owner}, "
-                f"now {head.state}; set checkpoint.onExisting (spottrain run --on-existing) to Resume "
-                "or Fresh, or use another URI",
+                f"the checkpoint URI has {counted(len(head.checkpoints), 'checkpoint')} of {owner}, now "
+                f"{head.state}: should this job resume from there, or start fresh? Set checkpoint.onExisting "
+                "(spottrain run --on-existing) to Resume or to Fresh, or use another URI; a job that is "
+                "applied again under the same name is another job",
                 reason=Reason.URI_IN_USE,
             )
 
@@ -322,8 +325,9 @@ def present(head: Head | None) -> Head:
 
 def deleted(head: Head) -> ConfigurationError:
     return ConfigurationError(
-        f"the checkpoints at this URI were deleted together with job {head.job} (UID {head.jobUID}); "
-        "use another URI, or remove its HEAD object first",
+        f"the checkpoints of job {head.job} (UID {head.jobUID}) at this URI were deleted, so there is "
+        "nothing to resume; set checkpoint.onExisting (spottrain run --on-existing) of a new job to Fresh to "
+        "start there at step 0, or use another URI",
         reason=Reason.CHECKPOINT_MISSING,
     )
 

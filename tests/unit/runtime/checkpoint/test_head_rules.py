@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from spottrain.checkpoint.head.admin import COPIED, Adopting, Pruning, leftovers, prunable
+from spottrain.checkpoint.head.admin import COPIED, Adopting, Deleting, Pruning, leftovers, prunable
 from spottrain.checkpoint.head.state import (
     BEST,
     Claiming,
@@ -175,11 +175,21 @@ def test_a_foreign_jobs_checkpoints_are_neither_pruned_nor_swept_after_a_fresh_s
     assert orphans([f"{entry(7).key}shard"], fresh, tenure) == []
 
 
-@pytest.mark.parametrize("on_existing", OnExisting)
-@pytest.mark.parametrize("uid", ["A", "B"])
-def test_a_deleted_head_refuses_everybody(on_existing: OnExisting, uid: str) -> None:
-    with pytest.raises(ConfigurationError, match="deleted"):
+@pytest.mark.parametrize(
+    ("on_existing", "uid"),
+    [(OnExisting.FAIL, "B"), (OnExisting.RESUME, "B"), *((policy, "A") for policy in OnExisting)],
+)
+def test_a_deleted_head_refuses_its_own_job_and_whoever_does_not_start_fresh(
+    on_existing: OnExisting, uid: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=r"were deleted.* to Fresh to start there at step 0"):
         claim(head(uid=uid, state=HeadState.DELETED), on_existing)
+
+
+def test_another_job_may_start_fresh_where_checkpoints_were_deleted() -> None:
+    claimed = claim(head(uid="B", state=HeadState.DELETED), OnExisting.FRESH)
+    assert claimed is not None and (claimed.state, claimed.jobUID) == (HeadState.ACTIVE, ME.job_uid)
+    assert claimed.term == head().term + 1 and claimed.checkpoints == ()
 
 
 @pytest.mark.parametrize("seen", [None, head(), head(entry(7, kept_as="job:C"))])
@@ -390,6 +400,26 @@ def test_a_pruning_of_a_deleted_or_changed_or_vanished_head_is_refused() -> None
         intent.decide(Head.from_json(LEFT.to_json().replace(b'"old"', b'"new"')), "n")
     with pytest.raises(CheckpointError, match="HEAD was deleted"):
         intent.decide(None, "n")
+
+
+def test_who_deletes_without_knowing_that_the_job_has_ended_is_refused_while_head_is_active() -> None:
+    """Also where the job claimed HEAD only after the person was asked."""
+    active = head(entry(9), state=HeadState.ACTIVE)
+    with pytest.raises(ConfigurationError, match="is using this URI; nothing was deleted") as refused:
+        Deleting(job_uid=active.jobUID, only_idle=True).decide(active, "n")
+    assert refused.value.reason == Reason.URI_IN_USE
+    gone = Deleting(job_uid=active.jobUID, only_idle=True).decide(head(entry(9)), "n")
+    assert gone is not None and gone.state is HeadState.DELETED
+    assert Deleting(job_uid=active.jobUID).decide(active, "n") is not None, "who knows it is not refused"
+
+
+@pytest.mark.parametrize(("earlier", "state"), [(False, HeadState.DONE), (True, HeadState.DELETED)])
+def test_a_deletion_leaves_what_earlier_jobs_left_unless_it_is_meant_too(
+    earlier: bool, state: HeadState
+) -> None:
+    body = head(entry(9), entry(7, kept_as="job:B"))
+    gone = Deleting(job_uid=body.jobUID, earlier_jobs=earlier).decide(body, "n")
+    assert gone is not None and (gone.state, len(gone.checkpoints)) == (state, int(not earlier))
 
 
 def test_leftovers_of_a_running_job_are_of_lower_terms_and_after_its_end_of_its_own_too() -> None:

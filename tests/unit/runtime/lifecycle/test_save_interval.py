@@ -5,23 +5,25 @@ from __future__ import annotations
 import math
 from collections import deque
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from spottrain.contract import LONGEST_AUTO_INTERVAL
 from spottrain.core.preemption import Preemption
 from spottrain.core.run_config import Interval
 from spottrain.lifecycle.notice_budget import COMMIT_SECONDS, FULL_SHARE, MARGIN, NoticeBudget
 from spottrain.lifecycle.save_interval import (
     AGAIN_SECONDS,
+    AGE_SECONDS,
     FIRST_SECONDS,
     LEAST_SECONDS,
-    MOST_SECONDS,
-    PRIOR_SECONDS,
+    SHAPE,
+    Losses,
     RebalanceAdvice,
     SaveInterval,
     auto_seconds,
-    seconds_between_losses,
     young,
 )
 
@@ -101,27 +103,60 @@ def test_where_a_save_costs_more_than_is_lost_it_is_not_made_more_often_than_thi
 
 
 @settings(max_examples=50)
-@given(st.floats(0, 1e6), st.none() | st.floats(0, 1e5), st.floats(0, 1e8), st.integers(0, 1000))
+@given(
+    stall=st.floats(0, 1e6),
+    upload=st.none() | st.floats(0, 1e5),
+    trained=st.floats(0, 1e8),
+    here=st.floats(0, 1),
+    attempts=st.integers(0, 1000),
+    lost=st.integers(0, 1000),
+)
 def test_auto_stays_within_its_bounds(
-    stall: float, upload: float | None, trained: float, losses: int
+    stall: float, upload: float | None, trained: float, here: float, attempts: int, lost: int
 ) -> None:
-    apart = seconds_between_losses(trained, losses)
-    seconds = auto_seconds(stall=stall, upload=upload, loss_seconds=apart)
-    assert LEAST_SECONDS <= seconds <= MOST_SECONDS
-    assert seconds >= min(upload or 0, MOST_SECONDS), "uploads do not overlap"
+    losses = Losses(trained=trained, here=here * trained, attempts=attempts, lost=lost)
+    seconds = auto_seconds(stall=stall, upload=upload, losses=losses)
+    assert LEAST_SECONDS <= seconds <= LONGEST_AUTO_INTERVAL
+    assert seconds >= min(upload or 0, LONGEST_AUTO_INTERVAL), "uploads do not overlap"
 
 
 def test_before_the_first_save_auto_knows_no_cost() -> None:
-    assert auto_seconds(stall=None, upload=None, loss_seconds=1e6) == FIRST_SECONDS
+    assert auto_seconds(stall=None, upload=None, losses=Losses()) == FIRST_SECONDS
+
+
+def auto(**losses: Any) -> float:
+    return auto_seconds(stall=1.0, upload=1.0, losses=Losses(**losses))
 
 
 def test_each_loss_makes_auto_save_more_often_and_each_hour_without_one_more_seldom() -> None:
-    def at(trained: float, losses: int) -> float:
-        return auto_seconds(stall=1.0, upload=1.0, loss_seconds=seconds_between_losses(trained, losses))
+    assert auto(attempts=9, lost=9) < auto(attempts=1, lost=1) < auto() < auto(trained=7200)
 
-    assert seconds_between_losses(0, 0) == PRIOR_SECONDS
-    assert at(0, 9) < at(0, 1) < at(0, 0) < at(7200, 0)
-    assert at(1e5, 100) == pytest.approx(young(1.0, 1e5 / 100), rel=0.03), "observations outweigh the guess"
+
+def test_an_attempt_that_lost_nothing_does_not_make_auto_save_as_often_as_one_that_did() -> None:
+    lost, saved = auto(trained=1e5, attempts=20, lost=20), auto(trained=1e5, attempts=20, lost=1)
+    assert saved > 3 * lost
+
+
+def test_the_older_an_attempt_the_more_seldom_auto_saves() -> None:
+    ages = [auto(trained=1e5, here=here, attempts=20, lost=20) for here in (0, 600, 3600, 36000)]
+    assert ages == sorted(ages) and ages[-1] > 2 * ages[0]
+
+
+def test_the_rate_of_losses_is_that_of_a_weibull_distribution_with_the_observed_mean() -> None:
+    seen = Losses(trained=1e9, here=0, attempts=10**5, lost=10**5)
+    scale = 1e4 / math.gamma(1 + 1 / SHAPE)
+    expected = ((AGE_SECONDS + 600) / scale) ** SHAPE - (AGE_SECONDS / scale) ** SHAPE
+    assert 600 / seen.seconds_between(600) == pytest.approx(expected, rel=1e-3)
+
+
+def test_auto_solves_for_the_interval_at_whose_own_rate_it_is_youngs() -> None:
+    for losses in (Losses(), Losses(trained=1e6, here=5e4, attempts=40, lost=3)):
+        seconds = auto_seconds(stall=5.0, upload=None, losses=losses)
+        assert seconds == pytest.approx(young(5.0, losses.seconds_between(seconds)), rel=1e-3)
+
+
+def test_more_losses_than_attempts_are_as_many_attempts() -> None:
+    assert auto(trained=1e5, attempts=1, lost=9) == auto(trained=1e5, attempts=9, lost=9)
 
 
 # --- an advice to save ----------------------------------------------------------------------------------

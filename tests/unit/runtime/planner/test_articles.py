@@ -11,6 +11,7 @@ import math
 import pytest
 from spottrain.core.gpu_catalogue import GPUS
 from spottrain.planner import communication, compute_optimal, memory
+from spottrain.planner.breakdown import Bill, Lever, Part, breakdown
 from spottrain.planner.communication import Topology, ring_seconds
 from spottrain.planner.compute_optimal import Allocation
 from spottrain.planner.instances import instances
@@ -103,6 +104,21 @@ def test_its_breakdown_does_not_add_up() -> None:
     assert p4d.on_demand is not None
     assert round(per_hour / 32.7726) == 16, "p4d instances at the price of its time, 128 A100s and not 8"
     assert per_hour / p4d.on_demand.usd_per_hour > 16
+
+
+def test_its_breakdown_put_right_saves_more_than_it_claims() -> None:
+    before = Bill(price=37_748 / 72, hours=72, runs=24)
+    levers = [
+        Lever(name="spot", part=Part.PRICE, factor=13_512 / 37_748),
+        Lever(name="bf16", part=Part.HOURS, factor=48 / 72),
+        Lever(name="larger batch", part=Part.HOURS, factor=40 / 48),
+        Lever(name="early stopping", part=Part.RUNS, factor=(20 + 4 * 0.6) / 24),
+    ]
+    bills = breakdown(before, levers)
+    assert [round(bill.run) for bill in bills] == [13_512, 9_008, 7_507, 7_507]
+    assert round(before.total) == 905_952, "a year of two runs a month, as it says"
+    assert round(bills[-1].total) == 168_149, "and not 436,800"
+    assert 1 - bills[-1].total / before.total == pytest.approx(0.814, abs=0.001)
 
 
 def test_its_answer_on_chinchilla_compares_unequal_compute() -> None:

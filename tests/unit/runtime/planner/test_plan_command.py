@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 from spottrain.cli import plan
+
+PAGE = Path(__file__).resolve().parents[4] / "docs" / "planning.md"
 
 
 def ask(words: str, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
@@ -44,6 +47,14 @@ def test_memory_network_checkpoint_and_learning_rate(capsys: pytest.CaptureFixtu
     assert [mode["largest_micro_batch"] > 0 for mode in modes.values()] == [False, False, True, True]
     words = "network --params 1.3B --gpu A100-40GB --gpus 8 --step-seconds 0.03765s --link 600GB/s"
     assert ask(words, capsys)["efficiency_without_overlap"] == pytest.approx(0.711, abs=0.001), "and latency"
+    assert ask(words, capsys)["samples_per_second"] is None
+    words = words.replace("600GB/s", "300GB/s")
+    both = ask(f"{words} --samples-per-second 850", capsys)
+    assert both["samples_per_second_ideal"] == 6800 and both["efficiency"] < 1
+    assert both["samples_per_second"] == pytest.approx(6800 * both["efficiency"])
+    assert plan.main([*words.split(), "--samples-per-second", "850"]) == 0
+    text = capsys.readouterr().out
+    assert "samples/s, ideal" in text and "6800" in text and "samples/s, overlapped" in text
     two = ask(
         "network --params 7B --gpu H100 --gpus 16 --nodes 2 --network 200Gbit/s --step-seconds 1s", capsys
     )
@@ -103,6 +114,12 @@ HARDWARE = "hardware --model gpt2 --tokens 1T --batch 512 --mfu 0.4"
             f"{HARDWARE} --model llama-3-70b --cloud aws --max-nodes 1 --batch 8",
             "fits on none of the instances",
         ),
+        (
+            "levers --price 1e300 --gpus 1000000000 --hours 1h",
+            "the bill is too large or too small to compute",
+        ),
+        (f"levers --price 1e300 --hours 1h --lever runs={'9' * 300}/2", "the bill is too large or too small"),
+        ("levers --price 1e-300 --hours 1h --runs 1e-300", "the bill is too large or too small to compute"),
         (f"{HARDWARE} --deadline 1h", "no instance type does it within 1.0 h: the fastest takes"),
         (f"{HARDWARE} --budget 1 --deadline 1h", "within 1.0 h and for $1.00: the fastest takes"),
     ],
@@ -125,6 +142,11 @@ def test_a_mistake_gets_a_sentence(words: str, said: str, capsys: pytest.Capture
         ("time --gpus 1.5", "'1.5' is not a whole number"),
         ("hardware --deadline 72", "'72' is not a time, such as 90s"),
         ("checkpoint --bandwidth 1", "'1' is not a rate"),
+        ("levers --price 1 --hours 1h --lever bf16=48/72", "'bf16=48/72' is not a lever, such as bf16:hours"),
+        ("levers --price 1 --hours 1h --lever hours=48/0", "'0' is not a number above 0"),
+        ("levers --hours 1h", "required: --price"),
+        ("levers --price 1 --hours 1h --lever \x1b[31mred:hours=0.5", "cannot be printed"),
+        ("levers --price 1 --hours 1h --lever a\u202eb:hours=0.5", "cannot be printed"),
         ("everything", "invalid choice: 'everything'"),
     ],
 )
@@ -133,7 +155,60 @@ def test_a_word_that_cannot_be_read_is_named(
 ) -> None:
     with pytest.raises(SystemExit) as error:
         plan.main(words.split())
-    assert error.value.code == 2 and said in capsys.readouterr().err
+    shown = capsys.readouterr().err
+    assert error.value.code == 2 and said in shown
+    assert not {"\x1b", "\u202e"} & set(shown)
+
+
+def test_levers_act_one_after_the_other_on_price_hours_and_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    words = "levers --price 2 --gpus 8 --hours 10h --runs 5 --lever spot:price=0.5 --lever bf16:hours=6/10"
+    found = ask(f"{words} --lever runs=0.8 --lever compile:hours=1.1", capsys)
+    assert found["before"] == {"price": 16, "hours": 10, "runs": 5, "run_dollars": 160, "dollars": 800}
+    assert [each["name"] for each in found["levers"]] == ["spot", "bf16", "runs", "compile"]
+    assert [each["run_dollars"] for each in found["levers"]] == pytest.approx([80, 48, 48, 52.8])
+    assert [each["dollars"] for each in found["levers"]] == pytest.approx([400, 240, 192, 211.2])
+    assert found["saved_share"] == pytest.approx(1 - 211.2 / 800)
+    assert plan.main(f"{words} --lever compile:hours=1.1".split()) == 0
+    text = capsys.readouterr().out
+    assert "-$24.00" in text and "67.0% saved" in text and "overlap" in text
+
+
+def test_without_a_lever_the_bill_is_what_the_hours_cost(capsys: pytest.CaptureFixture[str]) -> None:
+    found = ask("levers --price 3.21 --hours 72h", capsys)
+    assert found["before"]["dollars"] == pytest.approx(231, abs=0.2), "article 002: $231"
+    assert found["levers"] == [] and found["saved_share"] == 0
+
+
+def test_levers_that_make_it_dearer_are_no_saving(capsys: pytest.CaptureFixture[str]) -> None:
+    assert plan.main(["levers", "--price", "1", "--hours", "1h", "--lever", "hours=1.5"]) == 0
+    text = capsys.readouterr().out
+    assert "50.0% dearer than before." in text and "% saved" not in text
+    assert "1 run " in text and "1 runs" not in text and ".md" not in text
+
+
+def test_runs_may_be_a_part_of_one(capsys: pytest.CaptureFixture[str]) -> None:
+    """Twenty to the end, and four that are stopped at 60 % of their hours."""
+    found = ask("levers --price 2 --hours 10h --runs 22.4", capsys)
+    assert found["before"]["dollars"] == pytest.approx(448) and found["saved_share"] == 0
+    assert plan.main(["levers", "--price", "2", "--hours", "10h", "--runs", "22.4"]) == 0
+    assert "22.4 runs" in capsys.readouterr().out
+
+
+COMMANDS = [
+    line.partition("#")[0].removeprefix("spottrain plan ").split()
+    for line in PAGE.read_text().splitlines()
+    if line.startswith("spottrain plan ")
+]
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=[words[0] for words in COMMANDS])
+def test_each_command_of_the_page_works(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert plan.main(words) == 0, capsys.readouterr().err
+
+
+def test_the_page_shows_every_question() -> None:
+    questions = next(each.choices for each in plan._parser()._actions if each.dest == "question")
+    assert questions and {words[0] for words in COMMANDS} == set(questions)
 
 
 def test_it_needs_no_torch() -> None:

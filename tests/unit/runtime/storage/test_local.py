@@ -118,6 +118,10 @@ def test_put_if_match_wants_the_very_etag_and_never_creates(folder: FolderStore)
     storepromises.put_if_match_wants_the_very_etag_and_never_creates(folder)
 
 
+def test_folders_are_those_directly_below(folder: FolderStore) -> None:
+    storepromises.folders_are_those_directly_below(folder)
+
+
 @pytest.mark.parametrize("key", ["../outside", "a//b", "/etc/passwd", "", ".spottrain/lock", "a/."])
 def test_no_key_leads_out_of_the_folder(folder: FolderStore, key: str) -> None:
     with pytest.raises(ValueError, match="invalid key"):

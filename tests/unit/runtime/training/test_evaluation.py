@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
 from spottrain.checkpoint.saver import Save
-from spottrain.training.evaluation import Best, Evaluation, Measure
+from spottrain.core.progress import ProgressBoard
+from spottrain.training.evaluation import Best, Evaluation, EvaluationSchedule, Measure
 
 SAMPLES = 10
 
@@ -100,19 +102,59 @@ def test_one_that_is_cut_short_ends_after_the_batch_and_is_done_again_whole() ->
 @pytest.mark.parametrize("loss", [float("nan"), float("inf")])
 def test_a_loss_that_is_no_number_is_never_the_best(loss: float) -> None:
     best = Best()
-    assert not best.note(loss) and best.loss is None
-    assert best.note(2.0) and best.loss == 2.0
-    assert not best.note(loss) and best.loss == 2.0
+    assert not best.note(loss, 5) and best.loss is None
+    assert best.note(2.0, 6) and best.loss == 2.0
+    assert not best.note(loss, 7) and best.loss == 2.0
+    assert best.step == 6
 
 
 @pytest.mark.parametrize(("how", "mark"), [("committed", 1.0), ("failed", 3.0), ("abandoned", 3.0)])
 def test_the_mark_is_the_best_that_was_saved(how: str, mark: float) -> None:
     best, save = Best(loss=4.0, kept=3.0), Save(number=1, step=5)
-    assert best.note(1.0)
+    assert best.note(1.0, 5)
     best.keep(1.0, lambda: save)
-    assert best.kept == 1.0 and not best.note(2.0), "as long as it is on its way"
+    assert best.kept == 1.0 and not best.note(2.0, 6), "as long as it is on its way"
     setattr(save, how, True)
     if how != "abandoned":
         save.finished.set()
-    assert best.kept == mark and best.note(2.0) is (mark == 3.0)
-    assert best.loss == 1.0, "of all evaluations, kept or not"
+    assert best.kept == mark and best.note(2.0, 6) is (mark == 3.0)
+    assert (best.loss, best.step) == (1.0, 5), "of all evaluations, kept or not"
+
+
+def schedule() -> tuple[EvaluationSchedule, ProgressBoard]:
+    board = ProgressBoard()
+    made = EvaluationSchedule(
+        None,
+        model=Model(),
+        every=10,
+        total_steps=100,
+        stopping=None,
+        ema=None,
+        session=cast(Any, SimpleNamespace(board=board)),
+        on_evaluation=lambda step, values: None,
+    )
+    return made, board
+
+
+def test_a_checkpoint_keeps_the_step_of_the_best_evaluation() -> None:
+    before, _ = schedule()
+    before.best.note(2.0, 30)
+    after, board = schedule()
+    after.load_state_dict(before.state_dict())
+    assert board.facts.best_step == after.best.step == 30
+    after.best.note(3.0, 40)
+    assert after.best.step == 30
+
+
+def test_an_older_checkpoint_has_the_loss_without_its_step() -> None:
+    before, _ = schedule()
+    before.best.note(2.0, 30)
+    old = before.state_dict()
+    del old["best_step"]
+    after, board = schedule()
+    after.load_state_dict(old)
+    assert after.best.loss == 2.0 and board.facts.best_step is None
+    after.best.note(3.0, 40)
+    assert after.best.step is None, "the best is of an unknown step"
+    after.best.note(1.0, 50)
+    assert after.best.step == 50

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import spottrain
 import torch
+from spottrain.core.progress import ProgressBoard
 from spottrain.core.training_spec import Training
 from spottrain.distributed.world import World
 from spottrain.errors import ConfigurationError
@@ -65,6 +66,7 @@ def session(manifest: dict[str, Any], ranks: int = 1) -> Any:
         asked=set(),
         env={},
         at_end=[],
+        board=ProgressBoard(),
     )
 
 

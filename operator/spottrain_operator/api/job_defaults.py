@@ -1,0 +1,135 @@
+"""Defaults of a team for what a job's spec leaves out: from the chart, or its namespace's ConfigMap. Pure.
+
+The place of checkpoints, its endpoint and its credentials belong together. Whoever names the place, the job
+by its URI or a level by its prefix, names all three: what a level further out says about them is not used.
+A nearer level may replace the endpoint or the credentials alone.
+
+The URI ends with the job's namespace and name, which contain no slash. So two namespaces never get the same
+URI, whatever the prefixes are.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Final
+
+from spottrain_operator.api.training_job import (
+    AppliedDefaults,
+    CheckpointDefaults,
+    Job,
+    JobKey,
+    TrainingJobSpec,
+)
+from spottrain_operator.api.validation import unknown_pool
+from spottrain_operator.api.volumes import ObjectRef
+from spottrain_operator.api.wire import camel
+from spottrain_operator.errors import InvalidSpec
+from spottrain_operator.names import DEFAULTS_CONFIG_MAP
+
+PREFIX_LIMIT: Final = 700
+"""Characters; with the longest namespace and name the URI is as long as the schema allows."""
+ENDPOINT_LIMIT: Final = 1024
+POOLS_LIMIT: Final = 16
+SHOWN: Final = 200
+_PREFIX: Final = re.compile(
+    r"(s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]|gs://[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]|file:///[^/?#\s]+)(/[^?#\s]*)?"
+)
+_ENDPOINT: Final = re.compile(r"https?://[^/?#\s]+(/\S*)?")
+_NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobDefaults:
+    """One level of defaults. Empty: this level has none."""
+
+    checkpoint_prefix: str = ""
+    """checkpoint.uri is `<prefix>/<namespace>/<name>`."""
+    checkpoint_endpoint: str = ""
+    credentials_secret: str = ""
+    """Name of a Secret in the job's namespace."""
+    service_account_name: str = ""
+    """For templates that name none."""
+    pools: tuple[str, ...] = ()
+    """Names of the chart's pools, in order of preference."""
+
+
+NO_DEFAULTS: Final = JobDefaults()
+KEYS: Final = {camel(field.name): field.name for field in fields(JobDefaults)}
+
+
+def of_config_map(raw: Mapping[str, Any] | None, namespace: str, pools: Collection[str]) -> JobDefaults:
+    """Parses the ConfigMap of a namespace. Raises InvalidSpec, naming the key.
+
+    Args:
+        raw: The ConfigMap; None where there is none.
+        namespace: The namespace, for messages.
+        pools: Names of the chart's pools.
+    """
+    data = (raw or {}).get("data") or {}
+    where = f"ConfigMap {DEFAULTS_CONFIG_MAP} of namespace {namespace}"
+    if unknown := sorted(data.keys() - KEYS.keys()):
+        raise InvalidSpec(f"{where} has the unknown key {unknown[0]}; it may have: {', '.join(sorted(KEYS))}")
+    values: dict[str, Any] = {KEYS[key]: str(text).strip() for key, text in data.items()}
+    if "pools" in values:
+        values["pools"] = tuple(name for part in values["pools"].split(",") if (name := part.strip()))
+    found = JobDefaults(**values)
+    if problem := problem_of(found, pools):
+        raise InvalidSpec(f"{where}: {problem}")
+    return found
+
+
+def problem_of(level: JobDefaults, pools: Collection[str]) -> str:
+    """Returns a sentence about a value that cannot be used; "" where there is none."""
+    prefix, endpoint = level.checkpoint_prefix, level.checkpoint_endpoint
+    if prefix and (len(prefix) > PREFIX_LIMIT or not _PREFIX.fullmatch(prefix)):
+        return (
+            "checkpointPrefix must be s3://bucket/prefix, gs://bucket/prefix or file:///folder, of at most "
+            f"{PREFIX_LIMIT} characters, and is {prefix[:SHOWN]}"
+        )
+    if "//" in prefix.partition("://")[2]:
+        return f"checkpointPrefix must not have // after the bucket or folder, and is {prefix[:SHOWN]}"
+    if len(endpoint) > ENDPOINT_LIMIT or (endpoint and not _ENDPOINT.fullmatch(endpoint)):
+        return (
+            "checkpointEndpoint must be the URL of a server, such as https://minio.example.com:9000, and is "
+            f"{endpoint[:SHOWN]}"
+        )
+    for key in ("credentials_secret", "service_account_name"):
+        name = getattr(level, key)
+        if name and not _NAME.fullmatch(name):
+            return f"{camel(key)} must be the name of an object in the namespace, and is {name[:SHOWN]}"
+    if len(level.pools) > POOLS_LIMIT:
+        return f"pools has {len(level.pools)} names; the most is {POOLS_LIMIT}"
+    unknown = next((name for name in level.pools if name not in pools), "")
+    return unknown_pool("pools", unknown, pools) if unknown else ""
+
+
+def applied(job: Job, namespace: JobDefaults, chart: JobDefaults) -> AppliedDefaults:
+    """Returns what the job's spec leaves out and a level has; the namespace comes before the chart."""
+    assert job.spec is not None
+    account = namespace.service_account_name or chart.service_account_name
+    return AppliedDefaults(
+        checkpoint=_place(job.spec, job.key, namespace, chart),
+        service_account_name="" if job.spec.service_account else account,
+        pools=() if job.spec.capacity.pools else namespace.pools or chart.pools,
+    )
+
+
+def _place(
+    spec: TrainingJobSpec, key: JobKey, namespace: JobDefaults, chart: JobDefaults
+) -> CheckpointDefaults | None:
+    if spec.checkpoint.uri or not spec.checkpoint.managed:
+        return None
+    levels = (namespace,) if namespace.checkpoint_prefix else (namespace, chart)
+    prefix = levels[-1].checkpoint_prefix
+    if not prefix:
+        return None
+    endpoint = next((level.checkpoint_endpoint for level in levels if level.checkpoint_endpoint), "")
+    secret = next((level.credentials_secret for level in levels if level.credentials_secret), "")
+    own = spec.checkpoint
+    return CheckpointDefaults(
+        uri=f"{prefix.rstrip('/')}/{key.namespace}/{key.name}",
+        endpoint="" if own.endpoint else endpoint,
+        credentials_secret_ref=ObjectRef(name=secret) if secret and not own.credentials_secret_ref else None,
+    )

@@ -1,0 +1,101 @@
+"""What a change of status says in seconds and counts, for the operator's metrics. Pure.
+
+Each is measured once: with the write that records the end of an attempt, or the change of a condition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime
+
+from spottrain_operator.api.observed import Measure, Measurement, Observed, PodView
+from spottrain_operator.api.training_job import AttemptRecord, Status
+from spottrain_operator.names import Cause, Condition
+from spottrain_operator.policies.cause import notices_of, termination_message_of
+
+
+def measurements_between(o: Observed, new: Status) -> tuple[Measurement, ...]:
+    rules = (_causes, _ends, _recovery, _first_step, _lost)
+    return tuple(measurement for rule in rules for measurement in rule(o, new))
+
+
+def _causes(o: Observed, new: Status) -> Iterator[Measurement]:
+    """Yields the attempts that were given up, and those of them that are interruptions."""
+    interrupted = new.interruptions > o.job.status.interruptions
+    for record in new.attempts:
+        before = o.job.status.record(record.number)
+        if not record.cause or (before is not None and before.cause):
+            continue
+        yield Measurement(Measure.ATTEMPTS_ENDED, 1, (record.cause,))
+        if interrupted:
+            labels = (record.cause, _source(record, o), record.capacity_type)
+            yield Measurement(Measure.INTERRUPTIONS, 1, labels)
+
+
+def _ends(o: Observed, new: Status) -> Iterator[Measurement]:
+    """Yields how long the trainers of an attempt that has ended took to know of its end, and to save."""
+    for record in new.attempts:
+        before = o.job.status.record(record.number)
+        if record.ended is None or (before is not None and before.ended is not None):
+            continue
+        for pod in (p for p in o.pods if p.attempt == record.number):
+            yield from _end(pod, o)
+
+
+def _end(pod: PodView, o: Observed) -> Iterator[Measurement]:
+    word = termination_message_of(pod)
+    if word is None or word.signalledAt is None:
+        return
+    seen = min((n.seen for n in notices_of(pod, o) if n.seen is not None), default=None)
+    if seen is not None and word.signalledAt >= seen.timestamp():  # else it was stopped for another cause
+        yield Measurement(Measure.NOTICE_TO_SIGNAL, word.signalledAt - seen.timestamp())
+    if word.durableSeconds is not None:
+        yield Measurement(Measure.SIGNAL_TO_DURABLE, word.durableSeconds)
+
+
+def _recovery(o: Observed, new: Status) -> Iterator[Measurement]:
+    """Yields how long an interruption lasted, until the next attempt ran and until it trained."""
+    old = o.job.status
+    since = _since(old, Condition.INTERRUPTED)
+    if since is None:
+        return
+    if not old.is_true(Condition.RUNNING) and new.is_true(Condition.RUNNING):
+        yield Measurement(Measure.INTERRUPTION_TO_RUNNING, _seconds(since, o.now))
+    if not new.is_true(Condition.INTERRUPTED) and not new.terminal:
+        yield Measurement(Measure.INTERRUPTION_TO_TRAINING, _seconds(since, o.now))
+
+
+def _since(status: Status, kind: Condition) -> datetime | None:
+    found = status.condition(kind)
+    return found.last_transition_time if found is not None and found.status == "True" else None
+
+
+def _first_step(o: Observed, new: Status) -> Iterator[Measurement]:
+    """Yields how long the attempt took from its nodes to its first own step."""
+    now, before = new.current, o.job.status.record(new.attempt)
+    if now is None or now.stepped is None or now.bound is None or (before and before.stepped):
+        return
+    resumed = "true" if now.start_step else "false"
+    yield Measurement(Measure.START_TO_STEP, _seconds(now.bound, now.stepped), (resumed,))
+
+
+def _source(record: AttemptRecord, o: Observed) -> str:
+    """Returns who announced it, such as `AWS spot/instance-action`; "" without an announcement."""
+    if record.cause != Cause.SPOT_NOTICE:
+        return ""
+    found = (n.source for p in o.pods if p.attempt == record.number for n in notices_of(p, o))
+    return next(found, "")
+
+
+def _lost(o: Observed, new: Status) -> Iterator[Measurement]:
+    """Yields the GPU-seconds of steps that attempts which are over have lost."""
+    old, now, spec = o.job.status.goodput, new.goodput, o.job.spec
+    if now is None or spec is None:
+        return
+    lost = now.closed.rollback - (old.closed.rollback if old is not None else 0)
+    if lost > 0 and spec.gpus.count:
+        yield Measurement(Measure.LOST_GPU_SECONDS, float(lost) * spec.gpus.count * spec.workers)
+
+
+def _seconds(begin: datetime, end: datetime) -> float:
+    return max(0.0, (end - begin).total_seconds())

@@ -1,0 +1,200 @@
+"""Prices of EC2: spot by its price history, on-demand by AWS's price list. The only module that knows boto3.
+
+Three read-only calls, and the IAM actions that they need, are in `ACTIONS`. Zones are named as in the
+account that asks, which is how the nodes of that account name them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import datetime
+from functools import cache
+from typing import Any, Final
+
+import boto3
+from botocore.config import Config
+from botocore.exceptions import (
+    BotoCoreError,
+    ClientError,
+    CredentialRetrievalError,
+    NoCredentialsError,
+    PartialCredentialsError,
+)
+from spottrain_operator.api.node_pools import CapacityType
+from spottrain_operator.api.wire import optional_timestamp
+
+from spottrain_prices.fetched import Change, Fetched, SourceFailed, dollars
+from spottrain_prices.wanted import Wanted
+
+ACTIONS: Final = {
+    "DescribeAvailabilityZones": "ec2:DescribeAvailabilityZones",
+    "DescribeSpotPriceHistory": "ec2:DescribeSpotPriceHistory",
+    "GetProducts": "pricing:GetProducts",
+}
+"""IAM actions by API call: what the role of the price CronJob must allow."""
+LINUX: Final = ("Linux/UNIX", "Linux/UNIX (Amazon VPC)")
+REFUSED: Final = frozenset({"AccessDenied", "AccessDeniedException", "UnauthorizedOperation"})
+CREDENTIALS: Final = frozenset(
+    {"AuthFailure", "ExpiredToken", "InvalidClientTokenId", "OptInRequired", "UnrecognizedClientException"}
+)
+CONFIG: Final = Config(
+    connect_timeout=10, read_timeout=30, retries={"mode": "standard", "total_max_attempts": 3}
+)
+
+Clients = Callable[[str, str], Any]
+"""Returns boto3's client of a service in a region."""
+
+
+def connect() -> Clients:
+    """Returns clients with the credentials of the environment, one for each service and region."""
+    session = boto3.Session()
+    return cache(lambda service, region: session.client(service, region_name=region, config=CONFIG))
+
+
+def fetch(found: Fetched, wanted: Wanted, clients: Clients, *, since: datetime, pricing_region: str) -> None:
+    """Adds the spot and on-demand prices of the wanted types to `found`, and what went wrong.
+
+    Args:
+        found: Collects rates, errors and notes.
+        wanted: Instance types by region.
+        clients: Of EC2 and of AWS's price list.
+        since: How far back spot prices are asked for.
+        pricing_region: Where AWS's price list is asked for.
+    """
+    for region, types in wanted.items():
+        no_spot: set[str] = set()
+        no_on_demand: set[str] = set()
+        with found.source(), _calls(region):
+            no_spot = _spot(found, clients("ec2", region), region, types, since)
+        with found.source(), _calls(region):
+            zones = _zones(clients("ec2", region))
+            with _calls(pricing_region):
+                no_on_demand = _on_demand(found, clients("pricing", pricing_region), region, types, zones)
+        found.errors.extend(
+            f"AWS has no price of {name} in {region}: check the name, or leave it out"
+            for name in sorted(no_spot & no_on_demand)
+        )
+
+
+def _spot(found: Fetched, ec2: Any, region: str, types: Iterable[str], since: datetime) -> set[str]:
+    """Returns the types without a spot price."""
+    missing = set()
+    for name in types:
+        pages = ec2.get_paginator("describe_spot_price_history").paginate(
+            InstanceTypes=[name], ProductDescriptions=list(LINUX), StartTime=since
+        )
+        changes: dict[str, list[Change]] = {}
+        with _of_type(found, name, region):
+            for row in (row for page in pages for row in page["SpotPriceHistory"]):
+                zone, usd = row["AvailabilityZone"], dollars(row["SpotPrice"])
+                if usd is None:
+                    found.notes.append(
+                        f"the spot price {row['SpotPrice']} of {name} in {zone} at {row['Timestamp']} is "
+                        "refused, so it is unknown: it must be above 0"
+                    )
+                changes.setdefault(zone, []).append((row["Timestamp"], usd))
+            for zone, history in changes.items():
+                found.add((name, CapacityType.SPOT, zone), history)
+            if not changes:
+                found.notes.append(f"there is no spot price of {name} in {region}: it stays unknown")
+                missing.add(name)
+    return missing
+
+
+def _zones(ec2: Any) -> tuple[str, ...]:
+    """Returns the zones that have the region's on-demand prices: local zones have their own."""
+    reply = ec2.describe_availability_zones(Filters=[{"Name": "zone-type", "Values": ["availability-zone"]}])
+    return tuple(zone["ZoneName"] for zone in reply["AvailabilityZones"])
+
+
+def _on_demand(
+    found: Fetched, pricing: Any, region: str, types: Iterable[str], zones: Iterable[str]
+) -> set[str]:
+    """Returns the types without an on-demand price."""
+    missing = set()
+    for name in types:
+        pages = pricing.get_paginator("get_products").paginate(
+            ServiceCode="AmazonEC2", Filters=_filters(region, name)
+        )
+        with _of_type(found, name, region):
+            products = [json.loads(text) for page in pages for text in page["PriceList"]]
+            prices = list(_in_force(products, found.now))
+            kinds = [(name, CapacityType.ON_DEMAND, zone) for zone in zones]
+            if not found.add_price(kinds, prices, f"on-demand price of {name} in {region}"):
+                missing.add(name)
+    return missing
+
+
+def _filters(region: str, instance_type: str) -> list[dict[str, str]]:
+    """Returns what leaves one product: Linux without licences, paid by the hour, on no host of one's own."""
+    fields = {
+        "regionCode": region,
+        "instanceType": instance_type,
+        "operatingSystem": "Linux",
+        "preInstalledSw": "NA",
+        "capacitystatus": "Used",
+        "marketoption": "OnDemand",
+        "tenancy": "Dedicated" if ".metal" in instance_type else "Shared",
+    }
+    return [{"Type": "TERM_MATCH", "Field": field, "Value": value} for field, value in fields.items()]
+
+
+def _in_force(products: Iterable[Mapping[str, Any]], now: datetime) -> Iterator[Change]:
+    for product in products:
+        for term in product["terms"]["OnDemand"].values():
+            since = optional_timestamp(term["effectiveDate"])
+            for dimension in term["priceDimensions"].values():
+                if dimension["unit"] == "Hrs" and since is not None and since <= now:
+                    yield since, dollars(dimension["pricePerUnit"].get("USD"))
+
+
+# --- errors -------------------------------------------------------------------------------------------
+@contextmanager
+def _of_type(found: Fetched, instance_type: str, region: str) -> Iterator[None]:
+    """Records a reply about this type that cannot be used, and goes on with the next type."""
+    try:
+        yield
+    except ClientError as error:
+        if not error.response["Error"]["Code"].startswith("InvalidParameter"):
+            raise
+        found.errors.append(f"AWS refuses {instance_type} in {region}: {error}")
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        found.errors.append(
+            f"AWS's reply about {instance_type} in {region} is not what its documentation says: "
+            f"{type(error).__name__} {error}"
+        )
+
+
+@contextmanager
+def _calls(region: str) -> Iterator[None]:
+    """Raises SourceFailed for what is wrong with a whole service in a region."""
+    try:
+        yield
+    except (NoCredentialsError, PartialCredentialsError, CredentialRetrievalError) as error:
+        raise SourceFailed(
+            f"no AWS credentials ({error}): give the ServiceAccount a role "
+            "(priceJob.serviceAccount.annotations), or set priceJob.env"
+        ) from error
+    except ClientError as error:
+        raise SourceFailed(_sentence(error, region)) from error
+    except BotoCoreError as error:
+        raise SourceFailed(
+            f"AWS cannot be asked in {region}: {str(error).rstrip('.')}. "
+            "Check the region's name, and whether pods may connect to AWS"
+        ) from error
+
+
+def _sentence(error: ClientError, region: str) -> str:
+    code, call = error.response["Error"]["Code"], error.operation_name
+    if code in REFUSED and call in ACTIONS:
+        return f"AWS refused {call} in {region} ({code}): the role must allow {ACTIONS[call]}"
+    if code in REFUSED:
+        return f"AWS refused {call} ({code}): the role's trust policy must name this ServiceAccount"
+    if code in CREDENTIALS:
+        return (
+            f"AWS does not accept the credentials in {region} ({code}): "
+            "check them, and whether the account has enabled this region"
+        )
+    return f"{call} in {region} failed ({code}): {error.response['Error'].get('Message', '')}"

@@ -1,0 +1,318 @@
+"""The price CronJob on a real API server, with the chart's objects and account; the cloud is a stub."""
+
+from __future__ import annotations
+
+import json
+import ssl
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from localcluster import layout
+from localcluster.apiserver import ApiServer
+from spottrain_operator.api.prices import PriceList, parse
+from spottrain_operator.io.price_file import PriceFiles
+from spottrain_operator.names import Platform
+from spottrain_prices import __main__ as program
+from spottrain_prices import cluster as client
+from spottrain_prices.cluster import Cluster, ClusterError, Endpoint
+from spottrain_prices.job import Job
+from spottrain_prices.settings import PricesEnv, Settings
+
+from tests.api.kube import MERGE, Json, Kube
+from tests.support.helm import CHART
+from tests.support.pricestub import PriceStub, meter, price_stub, product
+
+NOW = datetime(2026, 11, 23, 12, tzinfo=UTC)
+ACCOUNT = "spottrain-price-job"
+CONFIG_MAP = "spottrain-fetched-prices"
+P4D, ZONE = "p4d.24xlarge", "us-east-1b"
+
+
+def helm(server: ApiServer, *words: str | Path) -> None:
+    command = [layout.default_paths().bin / "helm", "--kubeconfig", server.kubeconfig, *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def upgrade(server: ApiServer, namespace: str, *settings: str) -> None:
+    sets = [word for setting in ("priceJob.enabled=true", *settings) for word in ("--set-json", setting)]
+    off = ("--set", "crds.enabled=false", "--set", "agent.enabled=false")
+    # Roles of the whole cluster have the release's name, so one release stands in for those of other tests.
+    helm(server, "upgrade", "--install", "spottrain", CHART, "-n", namespace, "--take-ownership", *off, *sets)
+
+
+@dataclass
+class Release:
+    """The chart in a namespace of its own, and its price job."""
+
+    kube: Kube
+    server: ApiServer
+    namespace: str
+    folder: Path
+
+    @property
+    def path(self) -> str:
+        return f"/api/v1/namespaces/{self.namespace}/configmaps/{CONFIG_MAP}"
+
+    def endpoint(self) -> Endpoint:
+        """As the kubelet mounts it: the account's own token, and whom to trust."""
+        path = f"/api/v1/namespaces/{self.namespace}/serviceaccounts/{ACCOUNT}/token"
+        token = self.kube.call("POST", path, {"spec": {"expirationSeconds": 600}})["status"]["token"]
+        (self.folder / "token").write_text(token)
+        trust = ssl.create_default_context(cafile=str(self.authority))
+        return Endpoint(url=self.server.url, token_file=self.folder / "token", tls=trust)
+
+    @property
+    def authority(self) -> Path:
+        return self.server.logs / "pki" / "ca.crt"
+
+    def run(self, *, now: datetime = NOW, cluster: Cluster | None = None, **given: Any) -> list[str]:
+        base: dict[str, Any] = {
+            "provider": Platform.AWS,
+            "namespace": self.namespace,
+            "config_map": CONFIG_MAP,
+            "regions": ("us-east-1",),
+            "instance_types": (P4D,),
+        }
+        settings = Settings(**(base | given))
+        return Job(settings=settings, cluster=cluster or Cluster(self.endpoint()), now=now).run()
+
+    def written(self) -> str:
+        found = self.kube.call("GET", self.path)
+        return str((found.get("data") or {}).get("prices.json", ""))
+
+    def prices(self) -> PriceList:
+        """As the operator reads them."""
+        found = parse(self.written())
+        assert not found.problems
+        return found
+
+    def spot(self, at: datetime = NOW) -> Decimal | None:
+        rate = self.prices().rate(P4D, "Spot", ZONE, at)
+        return rate.usd_per_hour if rate else None
+
+
+@pytest.fixture
+def stub(monkeypatch: pytest.MonkeyPatch) -> Iterator[PriceStub]:
+    for name, value in {
+        "ACCESS_KEY_ID": "test",
+        "SECRET_ACCESS_KEY": "test",
+        "EC2_METADATA_DISABLED": "true",
+    }.items():
+        monkeypatch.setenv(f"AWS_{name}", value)
+    with price_stub() as running:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", running.url)
+        running.zones = {ZONE: "availability-zone"}
+        running.products = {P4D: [product("21.957642")]}
+        running.spot = [(P4D, ZONE, "8.19", "2026-11-23T10:00:00Z")]
+        yield running
+
+
+@pytest.fixture
+def release(kube: Kube, server: ApiServer, namespace: str, tmp_path: Path) -> Release:
+    upgrade(server, namespace)
+    return Release(kube=kube, server=server, namespace=namespace, folder=tmp_path)
+
+
+def add_node(kube: Kube, name: str, kind: str, zone: str) -> None:
+    labels = {
+        "node.kubernetes.io/instance-type": kind,
+        "topology.kubernetes.io/region": zone[:-1],
+        "topology.kubernetes.io/zone": zone,
+    }
+    spec = {"providerID": f"aws:///{zone}/i-{name}"}
+    kube.call("POST", "/api/v1/nodes", {"metadata": {"name": name, "labels": labels}, "spec": spec})
+
+
+def test_the_prices_of_the_nodes_reach_the_operator_and_own_rates_count_before_them(
+    release: Release, stub: PriceStub, tmp_path: Path
+) -> None:
+    add_node(release.kube, f"{release.namespace}-a", P4D, ZONE)
+    assert release.run(regions=(), instance_types=()) == []
+    own, fetched = tmp_path / "prices.json", tmp_path / "fetched.json"
+    own.write_text("[]")
+    read = PriceFiles(own, fetched)
+    assert not read().rates
+    fetched.write_text(release.written())
+    hour = read().cost(P4D, "Spot", ZONE, NOW - timedelta(hours=1), NOW)
+    assert (hour.usd, hour.unknown_seconds) == (Decimal("8.19"), Decimal(0))
+    assert read().cost(P4D, "OnDemand", ZONE, NOW, NOW + timedelta(hours=2)).usd == Decimal("43.915284")
+    own.write_text(json.dumps([{"instanceType": P4D, "capacityType": "OnDemand", "usdPerHour": 15}]))
+    assert read().cost(P4D, "OnDemand", ZONE, NOW, NOW + timedelta(hours=2)).usd == 30
+    assert read().cost(P4D, "Spot", ZONE, NOW, NOW + timedelta(hours=1)).usd == Decimal("8.19")
+    release.kube.call("DELETE", f"/api/v1/nodes/{release.namespace}-a")
+
+
+def test_a_run_that_fails_keeps_what_was_written_until_it_is_a_day_old(
+    release: Release, stub: PriceStub
+) -> None:
+    assert release.run() == []
+    stub.refuse = {
+        "DescribeSpotPriceHistory": (403, "UnauthorizedOperation"),
+        "GetProducts": (400, "Throttled"),
+    }
+    errors = release.run(now=NOW + timedelta(hours=1))
+    assert len(errors) == 2 and "the role must allow ec2:DescribeSpotPriceHistory" in errors[0]
+    assert release.spot(NOW + timedelta(hours=23)) == Decimal("8.19")
+    assert release.spot(NOW + timedelta(hours=25)) is None, "an hour more would be a price that nobody saw"
+    stub.refuse = {"GetProducts": (400, "Throttled")}
+    stub.spot.insert(0, (P4D, ZONE, "9.5", "2026-11-23T12:30:00Z"))
+    assert len(release.run(now=NOW + timedelta(hours=2))) == 1, "what was found is written all the same"
+    assert release.spot(NOW + timedelta(hours=25)) == Decimal("9.5") and release.spot() == Decimal("8.19")
+
+
+class Raced(Cluster):
+    """Somebody changes the ConfigMap each time after it was read, so often."""
+
+    def __init__(self, release: Release, times: int) -> None:
+        super().__init__(release.endpoint())
+        self._release, self._times, self.raced = release, times, 0
+
+    def replace_config_map(self, body: Json) -> None:
+        if self.raced < self._times:
+            self.raced += 1
+            change = {"metadata": {"labels": {"theirs": str(self.raced)}}, "data": {"note": "theirs"}}
+            self._release.kube.call("PATCH", self._release.path, change, kind=MERGE)
+        super().replace_config_map(body)
+
+
+def test_a_change_by_somebody_else_is_not_overwritten(release: Release, stub: PriceStub) -> None:
+    assert release.run(cluster=Raced(release, 2)) == []
+    found = release.kube.call("GET", release.path)
+    assert found["metadata"]["labels"]["theirs"] == "2" and found["data"]["note"] == "theirs"
+    assert release.spot() == Decimal("8.19")
+
+
+def test_a_config_map_that_never_stands_still_is_given_up(release: Release, stub: PriceStub) -> None:
+    raced = Raced(release, 99)
+    (error,) = release.run(cluster=raced)
+    assert error.startswith(f"the prices are not written: PUT {release.path}: ")
+    assert raced.raced == 5 and not release.written()
+
+
+def test_an_upgrade_of_the_chart_keeps_the_prices(release: Release, stub: PriceStub) -> None:
+    assert release.run() == []
+    before = release.written()
+    upgrade(release.server, release.namespace, "priceJob.historyDays=3", 'podAnnotations={"a":"b"}')
+    assert release.written() == before != ""
+
+
+def test_the_account_reaches_its_own_config_map_alone(release: Release, stub: PriceStub) -> None:
+    other = {"metadata": {"name": "theirs"}, "data": {"a": "b"}}
+    release.kube.call("POST", f"/api/v1/namespaces/{release.namespace}/configmaps", other)
+    (error,) = release.run(config_map="theirs")
+    assert error.startswith("the prices are not written: GET ") and "replied 403" in error
+    assert "the chart's roles allow it with priceJob.enabled" in error
+    account = Cluster(release.endpoint())
+    for method, path in (
+        ("GET", f"/api/v1/namespaces/{release.namespace}/configmaps"),
+        ("GET", f"/api/v1/namespaces/{release.namespace}/secrets"),
+        ("GET", "/api/v1/pods"),
+        ("DELETE", release.path),
+        ("POST", f"/api/v1/namespaces/{release.namespace}/configmaps"),
+    ):
+        with pytest.raises(ClusterError, match="replied 403"):
+            account._call(method, path, other if method == "POST" else None)
+
+
+def test_without_the_right_to_list_nodes_the_listed_types_are_priced(
+    release: Release, stub: PriceStub
+) -> None:
+    listed = ("priceJob.fromNodes=false", 'priceJob.regions=["r"]', 'priceJob.instanceTypes=["t"]')
+    upgrade(release.server, release.namespace, *listed)
+    (error,) = release.run()
+    assert error.startswith("the nodes' instance types are not priced: GET /api/v1/nodes: ")
+    assert release.spot() == Decimal("8.19")
+    assert release.run(from_nodes=False) == []
+
+
+def test_a_config_map_that_is_gone_is_a_sentence(release: Release, stub: PriceStub) -> None:
+    release.kube.call("DELETE", release.path)
+    (error,) = release.run()
+    assert "replied 404" in error and "`helm upgrade` with priceJob.enabled makes it" in error
+
+
+def test_a_text_that_is_no_price_list_is_replaced_and_the_rest_of_the_config_map_kept(
+    release: Release, stub: PriceStub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    body = {"data": {"prices.json": "{", "note": "theirs"}}
+    release.kube.call("PATCH", release.path, body, kind=MERGE)
+    assert release.run() == [] and release.spot() == Decimal("8.19")
+    assert release.kube.call("GET", release.path)["data"]["note"] == "theirs"
+    assert "the price list is not JSON" in capsys.readouterr().out
+
+
+def test_the_largest_list_that_is_written_fits_into_a_config_map(
+    release: Release, stub: PriceStub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = NOW - timedelta(days=6)
+    stub.spot = [
+        (P4D, ZONE, f"{1 + n % 7}.5", f"{first + timedelta(minutes=n):%Y-%m-%dT%H:%M:%SZ}")
+        for n in range(8000)
+    ]
+    assert release.run() == []
+    assert 800 * 1024 < len(release.written()) <= 900 * 1024
+    assert "rates are dropped, those that ended first" in capsys.readouterr().out
+    assert release.spot() is not None and release.spot(first) is None
+    assert release.run(now=NOW + timedelta(hours=1)) == []
+
+
+def test_azure_s_prices_are_written_in_the_same_way(release: Release, stub: PriceStub) -> None:
+    name = "Standard_NC4as_T4_v3"
+    stub.azure = [meter(name, 0.526)]
+    errors = release.run(
+        provider=Platform.AZURE, regions=("eastus",), instance_types=(name,), azure_endpoint=stub.url
+    )
+    assert errors == []
+    rate = release.prices().rate(name, "OnDemand", "eastus-2", NOW)
+    assert rate is not None and rate.usd_per_hour == Decimal("0.526")
+
+
+def test_the_program_ends_with_the_exit_code_of_its_run(
+    release: Release,
+    stub: PriceStub,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    release.endpoint()
+    stub.spot = [(P4D, ZONE, "8.19", "2026-11-01T10:00:00Z")]
+    (tmp_path / "ca.crt").write_bytes(release.authority.read_bytes())
+    monkeypatch.setattr(client, "_ACCOUNT", tmp_path)
+    host, _, port = release.server.url.removeprefix("https://").partition(":")
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", host)
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", port)
+    monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")  # for the cloud; the API server is asked directly
+    environ: dict[str, str] = {
+        PricesEnv.PROVIDER: "AWS",
+        PricesEnv.REGIONS: "us-east-1",
+        PricesEnv.INSTANCE_TYPES: P4D,
+        PricesEnv.NAMESPACE: release.namespace,
+        PricesEnv.CONFIG_MAP: CONFIG_MAP,
+    }
+    assert program.main(environ) == 0
+    assert release.spot(datetime.now(UTC)) == Decimal("8.19")
+    stub.refuse = {"GetProducts": (400, "AccessDeniedException")}
+    assert program.main(environ) == 1
+    (tmp_path / "ca.crt").unlink()
+    assert program.main(environ) == 1
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST")
+    assert program.main(environ) == program.main({}) == 1
+    said = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    errors = [line["message"] for line in said if line["level"] == "ERROR"]
+    assert errors[0].endswith("(AccessDeniedException): the role must allow pricing:GetProducts")
+    starts = (
+        "the price job cannot start: " + reason
+        for reason in (
+            f"{tmp_path / 'ca.crt'} cannot be read (",
+            "KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT are not set",
+            "SPOTTRAIN_PRICES_NAMESPACE is missing",
+        )
+    )
+    assert all(error.startswith(start) for error, start in zip(errors[1:], starts, strict=True))

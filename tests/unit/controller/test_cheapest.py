@@ -1,0 +1,738 @@
+"""capacity.type Cheapest: what is decided when, what it is decided from, and that no deadline is missed."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import timedelta
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from spottrain.contract import Outcome, TimeSplit
+from spottrain_operator.api.observed import Kept, Observed, Plan
+from spottrain_operator.api.prices import NO_PRICES, PriceList, parse
+from spottrain_operator.api.training_job import AttemptRecord, CostStatus, ProgressStatus, Status
+from spottrain_operator.api.validation import parse_spec, parse_status
+from spottrain_operator.control.plan import plan
+from spottrain_operator.errors import InvalidSpec
+from spottrain_operator.names import Cause, Condition, Phase
+
+from tests.builders import (
+    KEY,
+    NOW,
+    RUNTIME_SEEN,
+    after,
+    condition,
+    make_job,
+    make_observed,
+    make_pod,
+    manifests,
+    raw_spec,
+    removed,
+    sample,
+    status_of,
+    told,
+)
+from tests.unit.controller.fake_cluster import World
+from tests.unit.controller.market import POOLS, STEP, Market, spec_of
+
+SPOT = {"instanceType": "g5", "capacityType": "Spot", "usdPerHour": 1}
+ON_DEMAND = SPOT | {"capacityType": "OnDemand", "usdPerHour": 3}
+PRICES = parse(json.dumps([SPOT, ON_DEMAND]))
+DEAR_SPOT = parse(json.dumps([SPOT | {"usdPerHour": "3.1"}, ON_DEMAND]))
+HOUR = 3600.0
+ALWAYS = [(0.0, 1e9)]
+NEVER: list[tuple[float, float]] = []
+RESERVE = 300 + 900 + 600
+"""Seconds that are kept for a start on demand: its restart, its wait, and the work since the last save."""
+
+
+def known(steps: int = 3600, durable: int | None = None, **more: Any) -> Status:
+    """The status of a job whose speed is known, and that has not started, or is between two attempts."""
+    progress = ProgressStatus(total_steps=steps, step_seconds=STEP, step=durable)
+    return Status(conditions=(RUNTIME_SEEN,), progress=progress, known_durable_step=durable, **more)
+
+
+def market(
+    deadline: float | None,
+    spot: Sequence[tuple[float, float]],
+    *,
+    steps: int = 1440,
+    prices: PriceList = PRICES,
+    capacity: dict[str, Any] | None = None,
+    **more: Any,
+) -> Market:
+    spec = spec_of(deadline, **(capacity or {}))
+    return Market(spec=spec, spot=spot, prices=prices, status=known(steps), steps=steps, **more)
+
+
+def seen(
+    status: Status,
+    deadline: float | None,
+    *pods: Any,
+    prices: PriceList = PRICES,
+    now: float = 0,
+    **more: Any,
+) -> Observed:
+    job = make_job(spec_of(deadline, **more), status=status)
+    return replace(make_observed(*pods, job=job, now=after(now)), prices=prices)
+
+
+def chosen(made: Plan) -> tuple[str, str]:
+    record = status_of(made).attempts[-1]
+    return record.capacity_type, record.choice
+
+
+def refused(ago: float = 1, pool: str = "cheap", number: int = 1) -> AttemptRecord:
+    """A request for spot that was given up so many seconds ago."""
+    return AttemptRecord(
+        number=number,
+        pool=pool,
+        capacity_type="Spot",
+        cause=Cause.SCHEDULING_TIMEOUT,
+        started=after(-600 - ago),
+        ended=after(-ago),
+    )
+
+
+def between(*records: AttemptRecord, **more: Any) -> Status:
+    return known(**more, attempt=len(records), attempts=records)
+
+
+# --- the next attempt -----------------------------------------------------------------------------------
+def test_a_job_with_slack_asks_for_spot_and_its_record_says_why() -> None:
+    made = plan(seen(known(360), 10 * HOUR))
+    kind, why = chosen(made)
+    assert kind == "Spot" and manifests(made)
+    assert "expected cost of the rest: on-demand " in why and "slack 8.50 h" in why
+    assert any(why in event.message for event in made.events if event.reason == "AttemptStarted")
+
+
+def test_without_slack_it_runs_on_demand() -> None:
+    kind, why = chosen(plan(seen(known(360), HOUR + RESERVE)))
+    assert kind == "OnDemand" and "only on-demand is sure to meet the deadline" in why
+
+
+def test_a_deadline_that_cannot_be_met_is_said_and_on_demand_comes_nearest() -> None:
+    made = plan(seen(known(3600), HOUR))
+    kind, why = chosen(made)
+    assert kind == "OnDemand" and "on-demand ends up to 9.00 h late" in why
+    late = condition(made, Condition.ON_TIME)
+    assert (late.status, late.reason) == ("False", "BehindSchedule")
+    assert any(event.warning and event.reason == "BehindSchedule" for event in made.events)
+
+
+@pytest.mark.parametrize(
+    ("deadline", "kind"), [(10 * HOUR + RESERVE + 700, "OnDemand"), (100 * HOUR, "Spot"), (None, "Spot")]
+)
+def test_after_a_refused_request_it_runs_on_demand_or_waits_for_spot_as_the_slack_allows(
+    deadline: float | None, kind: str
+) -> None:
+    made = plan(seen(between(refused()), deadline))
+    assert chosen(made)[0] == kind and status_of(made).next_start is None, "without a backoff"
+
+
+def test_spot_that_costs_more_than_on_demand_is_not_asked_for() -> None:
+    for deadline in (None, 100 * HOUR):
+        assert chosen(plan(seen(known(), deadline, prices=DEAR_SPOT)))[0] == "OnDemand"
+
+
+@pytest.mark.parametrize("record", [None, refused()], ids=["first", "refused"])
+def test_while_the_work_is_unknown_it_never_waits_and_says_so(record: AttemptRecord | None) -> None:
+    fresh = Status(conditions=(RUNTIME_SEEN,))
+    status = replace(fresh, attempt=1, attempts=(record,)) if record else fresh
+    made = plan(seen(status, 100 * HOUR))
+    kind, why = chosen(made)
+    assert kind == ("OnDemand" if record else "Spot") and "remaining work is unknown" in why
+    found = condition(made, Condition.ON_TIME)
+    assert (found.status, found.reason) == ("Unknown", "WorkUnknown")
+
+
+@pytest.mark.parametrize(
+    ("deadline", "status", "choice"),
+    [
+        (None, known(), "Spot"),
+        (None, between(refused()), "Spot"),
+        (20 * HOUR, known(), "Spot"),
+        (20 * HOUR, between(refused()), "Spot"),
+        (10 * HOUR + RESERVE + 900, between(refused()), "OnDemand"),
+        (10 * HOUR + RESERVE + 900, known(), "OnDemand"),
+        (10 * HOUR + RESERVE + 1000, known(), "Spot"),
+        (20 * HOUR, Status(), "Spot"),
+        (20 * HOUR, replace(Status(), attempt=1, attempts=(refused(),)), "OnDemand"),
+    ],
+    ids=[
+        "free",
+        "free, refused",
+        "slack",
+        "slack, refused",
+        "none, refused",
+        "none",
+        "just enough",
+        "work",
+        "work, refused",
+    ],
+)
+@pytest.mark.parametrize("prices", [NO_PRICES, parse(json.dumps([SPOT])), parse(json.dumps([ON_DEMAND]))])
+def test_without_prices_the_time_alone_decides(
+    deadline: float | None, status: Status, choice: str, prices: PriceList
+) -> None:
+    kind, why = chosen(plan(seen(status, deadline, prices=prices)))
+    assert kind == choice and "is unknown, so costs cannot be compared" in why
+
+
+def test_with_a_cost_limit_and_an_unknown_price_it_stays_on_spot_though_that_is_late() -> None:
+    made = plan(seen(between(refused()), HOUR, prices=parse(json.dumps([SPOT])), maxCost=100))
+    kind, why = chosen(made)
+    assert kind == "Spot" and "on-demand is ruled out" in why
+    assert condition(made, Condition.ON_TIME).status == "False"
+    assert condition(made, Condition.COST_LIMITED).reason == "PriceUnknown"
+
+
+def test_a_cost_limit_with_an_old_gap_in_the_sums_does_not_rule_on_demand_out() -> None:
+    gap = replace(known(), cost=CostStatus(state="Unknown", unknown_seconds=Decimal(60)))
+    assert chosen(plan(seen(gap, HOUR, maxCost=100)))[0] == "OnDemand"
+
+
+def test_a_job_that_had_no_prices_for_a_while_is_in_time_on_demand() -> None:
+    life = market(10 * HOUR, [(0.0, 1800.0)], prices=NO_PRICES, capacity={"maxCost": 1000}, notice=120.0)
+    life.run(900)
+    life.prices = PRICES
+    life.run(20 * HOUR)
+    assert life.done_at is not None and life.done_at <= 10 * HOUR and life.made[-1] == "OnDemand"
+    assert condition(life.status, Condition.COST_LIMITED).status == "False", "it stays no guarantee"
+
+
+TWO = [
+    {"name": "a", "platform": "AWS", "nodeSelector": {"node.kubernetes.io/instance-type": "g5"}},
+    {"name": "b", "platform": "AWS", "nodeSelector": {"node.kubernetes.io/instance-type": "g6"}},
+    {"name": "od", "platform": "AWS", "type": "OnDemand"}
+    | {"nodeSelector": {"node.kubernetes.io/instance-type": "g5"}},
+]
+
+
+@pytest.mark.parametrize(
+    ("dollars", "records", "pool"),
+    [
+        (2, (), "a"),
+        ("0.2", (), "b"),
+        (2, (refused(pool="a"),), "b"),
+        ("0.2", (refused(pool="b"),), "a"),
+        (2, (refused(pool="a"), refused(pool="b", number=2)), "od"),
+    ],
+    ids=["the cheaper", "the other is cheaper", "refused", "the cheaper one refused", "all refused"],
+)
+def test_of_several_spot_pools_the_one_where_work_costs_least_is_asked_first(
+    dollars: Any, records: tuple[AttemptRecord, ...], pool: str
+) -> None:
+    other = SPOT | {"instanceType": "g6", "usdPerHour": dollars}
+    prices = parse(json.dumps([SPOT, ON_DEMAND, other]))
+    made = plan(seen(between(*records), 10 * HOUR + RESERVE + 1100, prices=prices, pools=TWO))
+    assert status_of(made).attempts[-1].pool == pool
+
+
+# --- while a request is pending, and on demand ----------------------------------------------------------
+def requested(steps: int = 3600) -> tuple[Status, Any]:
+    """A spot attempt whose pod waits since ten minutes."""
+    record = AttemptRecord(
+        number=1, pool="cheap", capacity_type="Spot", workers=1, started=after(-600), notice_seconds=110
+    )
+    pod = make_pod(
+        node="", phase="Pending", running_since=None, created=after(-600), unschedulable="no nodes"
+    )
+    return known(steps, attempt=1, attempts=(record,)), pod
+
+
+def test_a_request_that_has_waited_long_enough_is_given_up_for_on_demand_when_the_slack_is_gone() -> None:
+    status, pod = requested()
+    assert removed(plan(seen(status, 10 * HOUR + RESERVE + 700, pod))) == {0}
+    patient = plan(seen(status, None, pod))
+    assert not removed(patient), "nothing else would be better, so the request stays"
+    assert "waits for spot, which costs less" in condition(patient, Condition.SCHEDULED).message
+    limited = plan(seen(status, 20 * HOUR, pod))
+    assert "asks for on-demand from 2026-03-01T21:14Z on at the latest" in (
+        condition(limited, Condition.SCHEDULED).message
+    )
+    assert patient.recheck_after is not None and patient.recheck_after <= timedelta(seconds=601)
+    early = replace(pod, created=after(-599))
+    assert not removed(plan(seen(status, 10 * HOUR + RESERVE + 700, early)))
+
+
+def test_a_request_is_given_up_for_another_pool() -> None:
+    status, pod = requested()
+    status = replace(status, attempts=(replace(status.attempts[0], pool="a"),))
+    other = SPOT | {"instanceType": "g6"}
+    prices = parse(json.dumps([SPOT, ON_DEMAND, other]))
+    assert removed(plan(seen(status, None, pod, prices=prices, pools=TWO))) == {0}
+
+
+@pytest.mark.parametrize("deadline", [-10.0, 5 * HOUR, 100 * HOUR], ids=["missed", "no slack", "slack"])
+def test_a_request_on_demand_that_waits_too_long_is_given_up_for_spot_and_the_other_way_round(
+    deadline: float,
+) -> None:
+    status, pod = requested()
+    record = replace(status.attempts[0], capacity_type="OnDemand", pool="sure")
+    status, pod = replace(status, attempts=(record,)), replace(pod, created=after(-5000))
+    assert removed(plan(seen(status, deadline, pod))) == {0}
+    over = replace(record, cause=Cause.SCHEDULING_TIMEOUT, ended=after(-1))
+    made = plan(seen(between(over), deadline))
+    kind, why = chosen(made)
+    assert kind == "Spot" and "in turn" in why and status_of(made).next_start is None
+    again = plan(seen(between(over, refused(number=2)), deadline))
+    assert chosen(again)[0] == ("Spot" if deadline == 100 * HOUR else "OnDemand")
+
+
+def test_without_a_deadline_a_request_for_cheaper_on_demand_waits_on() -> None:
+    status, pod = requested()
+    record = replace(status.attempts[0], capacity_type="OnDemand", pool="sure")
+    status, pod = replace(status, attempts=(record,)), replace(pod, created=after(-5000))
+    assert not removed(plan(seen(status, None, pod, prices=DEAR_SPOT)))
+
+
+def test_a_request_that_is_late_says_that_on_demand_is_next() -> None:
+    status, pod = requested()
+    made = plan(seen(status, 10 * HOUR, replace(pod, created=after(-10))))
+    assert condition(made, Condition.SCHEDULED).message.endswith("(asks for on-demand next)")
+
+
+def test_a_gang_with_some_of_its_nodes_gives_them_back_and_asks_again_after_a_spread() -> None:
+    record = replace(requested()[0].attempts[0], workers=2)
+    status = known(attempt=1, attempts=(record,))
+    bound = make_pod(created=after(-600))
+    waits = make_pod(1, 1, node="", phase="Pending", running_since=None, created=after(-600))
+    spec = spec_of(None) | {"workers": 2}
+    observed = make_observed(bound, waits, job=make_job(spec, status=status))
+    made = plan(replace(observed, prices=PRICES))
+    assert removed(made) == {0, 1}
+    ended = between(replace(refused(), workers=2), steps=3600)
+    again = status_of(plan(replace(make_observed(job=make_job(spec, status=ended)), prices=PRICES)))
+    assert again.attempts[-1].capacity_type == "Spot" and again.attempt == 2
+    assert again.next_start is not None and NOW < again.next_start <= after(60)
+
+
+def on_demand(**more: Any) -> tuple[Status, Any]:
+    """An attempt on demand that has trained for an hour, and has saved."""
+    record = AttemptRecord(
+        number=2,
+        pool="sure",
+        capacity_type="OnDemand",
+        workers=1,
+        notice_seconds=110,
+        instance_type="g5",
+        node="node-a",
+        started=after(-4200),
+        bound=after(-3900),
+        stepped=after(-3700),
+        start_step=0,
+        last_step=370,
+        durable_step=360,
+    )
+    status = known(attempt=2, attempts=(refused(4300), replace(record, **more)), durable=360)
+    return status, make_pod(2, running_since=after(-3700), created=after(-4200))
+
+
+def test_an_attempt_on_demand_returns_to_spot_when_that_pays_and_saves_first() -> None:
+    status, pod = on_demand()
+    made = plan(seen(status, 100 * HOUR, pod))
+    assert removed(made) == {0}
+    assert "back to spot: expected cost of the rest" in status_of(made).attempts[-1].evidence
+    last = told(Outcome.INTERRUPTED, 2, step=371, durableStep=371, pod={"deleted": after(110)})
+    ended = plan(seen(status_of(made), 100 * HOUR, last))
+    assert chosen(ended)[0] == "Spot" and status_of(ended).attempts[-2].cause == Cause.MOVED
+
+
+@pytest.mark.parametrize(
+    ("more", "deadline", "prices", "capacity"),
+    [
+        ({}, 100 * HOUR, DEAR_SPOT, {}),
+        ({}, 9 * HOUR + RESERVE + 700, PRICES, {}),
+        ({"durable_step": None}, 100 * HOUR, PRICES, {}),
+        ({}, 100 * HOUR, PRICES, {"returnToSpotAfterSeconds": 7200}),
+    ],
+    ids=["dearer", "no slack", "nothing saved", "too soon"],
+)
+def test_otherwise_it_stays_on_demand(
+    more: dict[str, Any], deadline: float, prices: PriceList, capacity: dict[str, Any]
+) -> None:
+    status, pod = on_demand(**more)
+    assert not removed(plan(seen(status, deadline, pod, prices=prices, **capacity)))
+
+
+def test_with_unknown_work_and_a_deadline_it_stays_on_demand() -> None:
+    status, pod = on_demand()
+    assert not removed(plan(seen(replace(status, progress=None), 100 * HOUR, pod)))
+
+
+def test_an_attempt_on_spot_is_kept_whatever_the_slack_is() -> None:
+    status, pod = on_demand(capacity_type="Spot", pool="cheap")
+    assert not removed(plan(seen(status, HOUR, pod, prices=DEAR_SPOT)))
+
+
+# --- whole lives ----------------------------------------------------------------------------------------
+def test_with_spot_at_hand_the_job_is_done_on_spot_alone() -> None:
+    life = market(30_000, ALWAYS)
+    life.run(40_000)
+    assert life.made == ["Spot"] and life.done_at is not None
+
+
+def test_with_no_spot_it_falls_back_in_time_and_is_done_before_its_deadline() -> None:
+    life = market(18_000, NEVER)
+    life.run(40_000)
+    assert life.done_at is not None and life.done_at <= 18_000
+    assert life.made[0] == "Spot" and life.made[-1] == "OnDemand"
+    assert condition(life.status, Condition.ON_TIME).status == "True"
+
+
+def test_without_a_deadline_it_waits_for_spot_however_long_and_never_pays_for_on_demand() -> None:
+    life = market(None, [(200_000.0, 1e9)])
+    life.run(400_000)
+    assert set(life.made) == {"Spot"} and len(life.made) == 1, "one request, which stays"
+    assert life.status.phase == Phase.SUCCEEDED
+
+
+INTERVALS = st.lists(st.integers(60, 9000), max_size=12)
+
+
+@given(
+    steps=st.integers(60, 1500),
+    extra=st.integers(0, 4 * 3600),
+    lengths=INTERVALS,
+    begins=st.booleans(),
+    waits=st.lists(st.integers(0, 880), min_size=1, max_size=4),
+    restart=st.integers(0, 300),
+    notice=st.sampled_from((0, 120)),
+    lag=st.sampled_from((0.1, 2.0, 5.0)),
+    pending=st.sampled_from((30, 120, 600)),
+    prices=st.sampled_from((PRICES, PRICES, NO_PRICES)),
+    remembers=st.booleans(),
+)
+@settings(max_examples=25, deadline=None)
+def test_no_job_with_known_work_is_late_while_on_demand_comes_within_its_time(
+    steps: int,
+    extra: int,
+    lengths: list[int],
+    begins: bool,
+    waits: list[int],
+    restart: int,
+    notice: int,
+    lag: float,
+    pending: int,
+    prices: PriceList,
+    remembers: bool,
+) -> None:
+    """Whenever spot comes and goes: if on-demand comes within pendingTimeoutSeconds, a start takes no longer
+    than is known, and the deadline could be met at the beginning."""
+    edges, at = [], 0.0
+    for length in lengths:
+        edges.append((at, at + length))
+        at += length
+    deadline = steps * STEP + RESERVE + extra
+    life = market(
+        deadline,
+        edges[0 if begins else 1 :: 2],
+        steps=steps,
+        waits=waits,
+        restart=restart,
+        notice=notice,
+        lag=lag,
+        prices=prices,
+        remembers=remembers,
+        capacity={"onDemandAfter": {"pendingSeconds": pending}},
+    )
+    life.run(deadline + 7200)
+    assert life.done_at is not None and life.done_at <= deadline, life.status.attempts
+    assert life.status.phase == Phase.SUCCEEDED and life.status.failures == 0
+    assert condition(life.status, Condition.ON_TIME).status == "True"
+
+
+@pytest.mark.parametrize("extra", range(0, 7200, 240))
+@pytest.mark.parametrize("lag", [0.1, 5.0])
+def test_a_job_is_in_time_though_each_spot_node_comes_late_and_is_lost_before_its_first_save(
+    extra: int, lag: float
+) -> None:
+    """And on-demand takes all of its time. What is reserved suffices, and no part of it is left out."""
+    deadline = 60 * STEP + RESERVE + extra
+    life = market(deadline, [], steps=60, waits=[895], restart=300, lag=lag, cruel=599)
+    life.run(deadline + 7200)
+    assert life.done_at is not None and life.done_at <= deadline, life.made
+    assert ("Spot" in life.made) == (extra >= 600 + 60 + 300), "it uses the time that it has"
+
+
+def test_where_on_demand_cannot_be_had_the_job_takes_the_spot_that_comes() -> None:
+    life = market(6 * HOUR, [(3 * HOUR, 1e9)], waits=[1e9])
+    life.run(60 * HOUR)
+    assert life.done_at is not None and life.done_at <= 8 * HOUR, "four hours of work after spot came"
+    assert life.status.phase == Phase.SUCCEEDED and life.status.failures == 0
+
+
+TWINS = [
+    POOLS[0] | {"nodeSelector": {"node.kubernetes.io/instance-type": "g5", "zone": zone}} for zone in "abc"
+]
+
+
+@pytest.mark.parametrize("pools", [1, 2, 3])
+@pytest.mark.parametrize("pending", [30, 600])
+def test_with_unknown_work_each_spot_pool_is_asked_once_and_then_on_demand(pools: int, pending: int) -> None:
+    named = [pool | {"name": f"cheap-{number}"} for number, pool in enumerate(TWINS[:pools])]
+    capacity = {"pools": [*named, POOLS[1]], "onDemandAfter": {"pendingSeconds": pending}}
+    life = market(12 * HOUR, NEVER, capacity=capacity)
+    life.status = Status(conditions=(RUNTIME_SEEN,))
+    life.run(pools * (pending + 60.0) + 600)
+    assert life.made == ["Spot"] * pools + ["OnDemand"]
+
+
+def test_a_job_that_was_suspended_before_its_pods_decides_anew() -> None:
+    record = AttemptRecord(number=2, pool="cheap", capacity_type="Spot", workers=1, choice="as of then")
+    halted = known(attempt=2, attempts=(refused(86_400), record))
+    made = plan(seen(halted, 10 * HOUR + RESERVE))
+    status = status_of(made)
+    assert status.attempt == 2 and [r.number for r in status.attempts] == [1, 2] and manifests(made)
+    assert status.active_since == NOW
+    kind, why = chosen(made)
+    assert kind == "OnDemand" and "only on-demand is sure" in why
+    first = known(attempt=1, attempts=(replace(record, number=1),))
+    assert chosen(plan(seen(first, 10 * HOUR + RESERVE)))[0] == "OnDemand"
+
+
+def test_a_plan_of_the_same_written_status_is_the_same_plan() -> None:
+    """The operator may be killed anywhere: the status that is written is all that decides."""
+    for status in (known(), between(refused()), requested()[0], on_demand()[0]):
+        again = parse_status(status.to_json())
+        assert plan(seen(again, 20 * HOUR)) == plan(seen(status, 20 * HOUR))
+
+
+# --- what is learned ------------------------------------------------------------------------------------
+def test_the_speed_and_the_length_of_the_training_outlive_an_attempt() -> None:
+    begun = status_of(plan(seen(Status(conditions=(RUNTIME_SEEN,)), None)))
+    pod = make_pod(created=NOW)
+    split = TimeSplit(productive=90, dataWait=6, checkpointStall=4, startup=70, unsaved=90)
+    for report, seconds in (
+        (sample(31, startStep=10, etaSeconds=6900.0, totalSteps=100), 100.0),
+        (sample(31, startStep=10, etaSeconds=6900.0, totalSteps=100, timeSplit=split), 5.0),
+    ):
+        job = make_job(spec_of(None), status=begun)
+        trained = status_of(plan(make_observed(pod, job=job, sample=report)))
+        assert trained.progress is not None and trained.progress.step_seconds == seconds
+        assert trained.attempts[-1].stepped == NOW and trained.attempts[-1].bound is not None
+    job = make_job(spec_of(None), status=trained)
+    starting = sample(0, totalSteps=0, state="Starting", startStep=None)
+    later = status_of(plan(make_observed(pod, job=job, sample=starting)))
+    assert later.progress is not None
+    assert (later.progress.step_seconds, later.progress.total_steps) == (5.0, 100)
+
+
+def test_a_start_that_an_operator_which_was_down_saw_late_is_as_long_as_the_trainer_says() -> None:
+    record = AttemptRecord(number=1, pool="cheap", capacity_type="Spot", bound=after(-7500))
+    status = replace(known(), attempt=1, attempts=(record,))
+    split = TimeSplit(productive=7200, startup=180, restore=20, waiting=30)
+    report = sample(700, startStep=0, totalSteps=3600, timeSplit=split)
+    for running, seconds in ((after(-7430), 300.0), (after(-7600), 200.0), (NOW, 7500.0)):
+        observed = seen(status, None, make_pod(running_since=running))
+        shown = status_of(plan(replace(observed, sample=report))).progress
+        assert shown is not None and shown.start_seconds == seconds
+
+
+@pytest.mark.parametrize("start", [None, 0, 36_000])
+def test_ranks_that_were_restarted_in_their_pod_are_as_fast_as_before(start: int | None) -> None:
+    """Their time split has the seconds of all runs in the pod, and their start step is that of the last."""
+    status, pod = on_demand(start_step=0, last_step=36_000, stepped=after(-3600))
+    split = TimeSplit(productive=36_100, startup=200)
+    report = sample(36_006, 2, startStep=start, totalSteps=46_000, etaSeconds=9994.0, timeSplit=split)
+    shown = status_of(plan(replace(seen(status, None, pod), sample=report))).progress
+    assert shown is not None and shown.step_seconds == pytest.approx(1.0, abs=0.01)
+    last = told(Outcome.INTERRUPTED, 2, step=36_006, startStep=start, timeSplit=split)
+    shown = status_of(plan(seen(status, None, last))).progress
+    assert shown is not None and shown.step_seconds == pytest.approx(1.0, abs=0.01)
+
+
+@pytest.mark.parametrize("eta", [0.0, 1e-300, 1e300, None])
+def test_a_strange_estimate_of_a_trainer_breaks_no_plan(eta: float | None) -> None:
+    status, pod = on_demand()
+    report = sample(371, 2, startStep=0, etaSeconds=eta, totalSteps=2**53 - 1)
+    observed = replace(seen(status, 100 * HOUR, pod), sample=report)
+    made = plan(plan_again(observed))
+    assert made.reason != "InvalidSpec"
+
+
+def plan_again(observed: Observed) -> Observed:
+    made = plan(observed)
+    job = make_job(spec_of(100 * HOUR), status=made.status or observed.job.status)
+    return replace(observed, job=job)
+
+
+@pytest.mark.parametrize(
+    ("starts", "seconds"),
+    [([], 300.0), ([100], 120.0), ([100, 500], 510.0), ([500, 100], 300.0), ([0], 30.0)],
+)
+def test_a_start_as_long_as_the_latest_or_a_slower_one_is_reserved(starts: list[int], seconds: float) -> None:
+    """It shows in the slack of the next decision, however many attempts have no start since then."""
+    status = known(durable=0)
+    for number, start in enumerate(starts, 1):
+        record = AttemptRecord(
+            number=number, pool="cheap", capacity_type="Spot", started=after(-900), bound=after(-start)
+        )
+        status = replace(status, attempt=number, attempts=(record,))
+        report = sample(1, number, startStep=0, totalSteps=3600)
+        trained = status_of(plan(replace(seen(status, None, make_pod(number)), sample=report)))
+        status = replace(known(durable=0), progress=trained.progress)
+        assert status.progress is not None
+        status = replace(status, progress=replace(status.progress, step_seconds=STEP))
+    requests = tuple(refused(40_000, number=number) for number in range(1, 21))
+    status = replace(status, attempt=20, attempts=requests)
+    _, why = chosen(plan(seen(status, 10 * HOUR + 900 + 600 + seconds + 3 * HOUR)))
+    assert "slack 3.00 h" in why
+
+
+@pytest.mark.parametrize(
+    ("interval", "seconds"), [("10m", 600), ("90s", 90), ("1h", 3600), ("50steps", 500), ("auto", 3600)]
+)
+def test_the_work_since_the_last_save_is_reserved(interval: str, seconds: float) -> None:
+    spec = spec_of(10 * HOUR + 900 + 300 + seconds + 3 * HOUR)
+    spec["checkpoint"] = {"uri": "s3://bucket/run", "interval": interval}
+    observed = replace(make_observed(job=make_job(spec, status=known())), prices=PRICES)
+    assert "slack 3.00 h" in chosen(plan(observed))[1]
+
+
+def test_max_steps_of_the_spec_count_before_what_a_trainer_has_reported() -> None:
+    spec = spec_of(5 * HOUR + 900 + 300 + 600 + 3 * HOUR) | {"training": {"maxSteps": 1800}}
+    observed = replace(make_observed(job=make_job(spec, status=known(3600))), prices=PRICES)
+    assert "slack 3.00 h" in chosen(plan(observed))[1]
+
+
+# --- what is said ---------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("deadline", "status", "reason", "words"),
+    [
+        (9 * HOUR + 20 * HOUR, "True", "OnSchedule", "9.0 h of work are left, with 20.0 h to spare"),
+        (8 * HOUR, "False", "BehindSchedule", "9.0 h of work are left, 1.0 h more than fit"),
+        (-1, "False", "DeadlineMissed", "has passed, and the job is not done"),
+    ],
+)
+def test_a_running_job_says_whether_it_is_on_time(
+    deadline: float, status: str, reason: str, words: str
+) -> None:
+    running, pod = on_demand(capacity_type="Spot", pool="cheap", last_step=360)
+    found = condition(plan(seen(running, deadline, pod)), Condition.ON_TIME)
+    assert (found.status, found.reason) == (status, reason) and words in found.message
+
+
+@pytest.mark.parametrize(("deadline", "status"), [(10.0, "True"), (-7200.0, "False")])
+def test_a_job_that_is_done_says_whether_it_was_in_time(deadline: float, status: str) -> None:
+    running, _ = on_demand()
+    done = told(Outcome.DONE, 2, step=3600)
+    found = condition(plan(seen(running, deadline, done)), Condition.ON_TIME)
+    assert found.status == status and ("done 2.0 h after" in found.message) == (status == "False")
+
+
+def test_a_deadline_that_is_left_out_takes_its_condition_back() -> None:
+    running, pod = on_demand()
+    first = status_of(plan(seen(running, 100 * HOUR, pod, returnToSpotAfterSeconds=7200)))
+    made = plan(seen(first, None, pod, returnToSpotAfterSeconds=7200))
+    assert condition(made, Condition.ON_TIME).reason == "NoDeadline"
+
+
+# --- bad input ------------------------------------------------------------------------------------------
+def test_a_deadline_in_the_past_stops_a_job_before_its_first_attempt_alone() -> None:
+    made = plan(seen(Status(), -60))
+    refusal = condition(made, Condition.ACCEPTED)
+    assert (refusal.status, refusal.reason) == ("False", "InvalidSpec") and not manifests(made)
+    assert "spec.capacity.deadline (2026-03-01T11:59:00Z) is in the past" in refusal.message
+    assert condition(plan(seen(between(refused()), -60)), Condition.ACCEPTED).status == "True"
+
+
+@pytest.mark.parametrize(
+    ("capacity", "words"),
+    [
+        ({"type": "SpotFirst", "deadline": "2027-01-01T00:00:00Z"}, "needs capacity.type Cheapest"),
+        ({"deadline": "2027-01-01T00:00:00Z"}, "needs capacity.type Cheapest, and that is Spot"),
+        ({"type": "Cheapest", "deadline": "2027-01-01T00:00:00"}, "a time with its zone"),
+        ({"type": "Cheapest", "deadline": "tomorrow"}, "spec.capacity.deadline must be a valid datetime"),
+    ],
+)
+def test_a_deadline_that_does_not_fit_is_refused_with_a_sentence(
+    capacity: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(InvalidSpec, match=r"spec\.capacity\.deadline") as error:
+        parse_spec(raw_spec(capacity=capacity))
+    assert words in str(error.value)
+
+
+def test_a_job_without_a_pool_of_each_type_is_refused_with_a_sentence() -> None:
+    made = plan(seen(Status(), None, pools=TWO[:2]))
+    assert "has no pool of type OnDemand, and capacity.type Cheapest needs one" in (
+        condition(made, Condition.ACCEPTED).message
+    )
+
+
+# --- how often it is decided ----------------------------------------------------------------------------
+def test_an_attempt_on_demand_is_kept_for_ten_minutes_after_each_decision() -> None:
+    """Each report of progress is a look, and each decision may compute a table."""
+    status, pod = on_demand()
+    looked = seen(status, 100 * HOUR, pod)
+    for ago, holds in ((0, True), (599, True), (600, False), (-5, False)):
+        made = plan(replace(looked, kept=Kept(attempt=2, generation=1, at=after(-ago))))
+        assert (removed(made) == set()) == holds
+        if holds:
+            assert made.recheck_after == timedelta(seconds=600 - ago, milliseconds=50)
+    for other in (Kept(attempt=1, generation=1, at=NOW), Kept(attempt=2, generation=2, at=NOW)):
+        assert removed(plan(replace(looked, kept=other))) == {0}
+
+
+def test_only_a_decision_to_go_on_is_remembered() -> None:
+    """One to stop may not have been written."""
+    status, pod = on_demand()
+    moving, staying = seen(status, 100 * HOUR, pod), seen(status, 9 * HOUR + RESERVE + 700, pod)
+    assert removed(plan(moving)) and plan(moving).kept is None
+    found = plan(staying).kept
+    assert found == Kept(attempt=2, generation=1, at=NOW)
+    again = replace(staying, kept=found, now=after(300))
+    assert plan(again).kept is None, "it is no decision, and moves no time"
+    early = seen(status, 100 * HOUR, replace(pod, running_since=after(-60)))
+    assert plan(early).kept is None
+
+
+async def test_the_process_decides_once_in_ten_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World({"capacity": {"type": "Cheapest", "pools": TWO}})
+    await world.settle()
+    kept = Kept(attempt=1, generation=1, at=NOW)
+    monkeypatch.setattr("spottrain_operator.control.plan.cheapest.kept", lambda o, status: kept)
+    await world.settle()
+    assert world.memory.kept == {KEY: kept}
+    seen_by_plan: list[Kept | None] = []
+
+    def spied(observed: Observed) -> Plan:
+        seen_by_plan.append(observed.kept)
+        return plan(observed)
+
+    monkeypatch.setattr("spottrain_operator.control.reconcile.plan", spied)
+    await world.settle()
+    assert seen_by_plan and set(seen_by_plan) == {kept}
+
+
+# --- the event loop -------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("capacity", "beside"),
+    [({"type": "Cheapest", "pools": TWO}, True), ({"maxCost": 100}, True), ({}, False)],
+    ids=["Cheapest", "maxCost", "others"],
+)
+async def test_a_plan_that_may_take_long_is_made_beside_the_event_loop(
+    monkeypatch: pytest.MonkeyPatch, capacity: dict[str, Any], beside: bool
+) -> None:
+    """A table of costs takes some tenths of a second, in which notices of other jobs must be heard."""
+    in_loop: set[bool] = set()
+
+    def spied(observed: Observed) -> Plan:
+        in_loop.add(threading.current_thread() is threading.main_thread())
+        return plan(observed)
+
+    monkeypatch.setattr("spottrain_operator.control.reconcile.plan", spied)
+    world = World({"capacity": capacity})
+    await world.settle()
+    assert in_loop == {not beside} and world.status.attempts[0].capacity_type == "Spot"
+    choice = world.cluster.jobs[KEY.name]["status"]["attempts"][0].get("choice", "")
+    assert bool(choice) == ("type" in capacity)

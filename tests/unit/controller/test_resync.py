@@ -1,0 +1,147 @@
+"""Which jobs are looked at again without an event, and when."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from spottrain_operator.api.training_job import ConditionStatus, Job, JobKey
+from spottrain_operator.control.caches import Caches
+from spottrain_operator.control.resync import list_jobs, look_again
+from spottrain_operator.control.work_queue import Lane, WorkQueue
+from spottrain_operator.errors import ApiError
+from spottrain_operator.names import Condition
+
+from tests.builders import KEY, NOW, make_job, make_pod, raw_spec, started
+from tests.support.virtualtime import run_virtually
+from tests.unit.controller.fake_cluster import FakeCluster, KeySet
+
+
+class Queue(WorkQueue):
+    """Records when each key was added, and in which lane."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.added: list[tuple[float, str, Lane]] = []
+
+    def add(self, key: JobKey, lane: Lane = Lane.EVENT) -> None:
+        self.added.append((asyncio.get_running_loop().time(), key.uid, lane))
+
+
+def _job(uid: str, **more: Any) -> Job:
+    return replace(make_job(status=started()), key=_key(uid), **more)
+
+
+def _key(uid: str) -> JobKey:
+    return JobKey(namespace="ns", name=f"job-{uid}", uid=uid)
+
+
+def _ended(kind: Condition) -> Any:
+    end = ConditionStatus(type=kind, status="True", reason="R", last_transition_time=NOW)
+    return started(conditions=(end,))
+
+
+def test_a_resync_is_spread_evenly_over_its_interval() -> None:
+    async def story() -> list[tuple[float, str, Lane]]:
+        caches, queue = Caches(), Queue()
+        for number in range(600):
+            caches.jobs.put(_job(f"u{number}"))
+        await look_again(caches, queue, 300)
+        assert asyncio.get_running_loop().time() == pytest.approx(300)
+        return queue.added
+
+    added = run_virtually(story())
+    assert sorted(uid for _, uid, _ in added) == sorted(f"u{n}" for n in range(600))
+    assert {lane for _, _, lane in added} == {Lane.RESYNC}
+    for second in range(300):
+        assert sum(second - 0.5 <= at < second + 0.5 for at, _, _ in added) == 2
+
+
+def test_what_rests_is_not_looked_at_again() -> None:
+    async def story() -> set[str]:
+        caches, queue = Caches(), Queue()
+        suspended = make_job(raw_spec(suspend=True)).spec
+        jobs = [
+            _job("runs"),
+            _job("waits", status=replace(started(), attempts=())),
+            _job("succeeded", status=_ended(Condition.SUCCEEDED)),
+            _job("failed", status=_ended(Condition.FAILED)),
+            _job("ended, being deleted", status=_ended(Condition.FAILED), deleted=NOW),
+            _job("suspended", spec=suspended),
+            _job("suspended, still saving", spec=suspended),
+            _job("invalid", spec=None),
+        ]
+        for job in jobs:
+            caches.jobs.put(job)
+        for uid in ("runs", "suspended, still saving", "deleted, with a pod left"):
+            caches.pods.put(replace(make_pod(), uid=uid, job=_key(uid)))
+        caches.jobs.put(_job("ends meanwhile"))
+        task = asyncio.create_task(look_again(caches, queue, 10))
+        caches.jobs.put(_job("ends meanwhile", status=_ended(Condition.FAILED), resource_version=2))
+        await task
+        return {uid for _, uid, _ in queue.added}
+
+    assert run_virtually(story()) == {
+        "runs",
+        "waits",
+        "ended, being deleted",
+        "suspended, still saving",
+        "invalid",
+        "deleted, with a pod left",
+    }
+
+
+class Namespaced(FakeCluster):
+    def __init__(self) -> None:
+        super().__init__()
+        self.refused: dict[str, int] = {}
+
+    async def every(self, kind: str, namespaces: tuple[str, ...]) -> AsyncIterator[dict[str, Any]]:
+        for namespace in namespaces:
+            if namespace in self.refused:
+                raise ApiError(self.refused[namespace], "it is refused")
+        async for raw in super().every(kind, namespaces):
+            if not namespaces or raw["metadata"]["namespace"] in namespaces:
+                yield raw
+
+
+@pytest.mark.parametrize("status", [403, 404, 500])
+async def test_a_namespace_whose_jobs_cannot_be_listed_does_not_stop_the_others(status: int) -> None:
+    cluster, caches, queue = Namespaced(), Caches(), KeySet()
+    cluster.add_job()
+
+    async def listed(*namespaces: str) -> None:
+        work = list_jobs(cluster, caches, queue, namespaces)  # type: ignore[arg-type]
+        if status == 500:
+            with pytest.raises(ApiError):
+                await work
+        else:
+            await work
+
+    cluster.refused = {"gone": status}
+    await listed("gone", KEY.namespace)
+    assert caches.jobs.keys() == (KEY,)
+    cluster.refused = {KEY.namespace: status}
+    await listed(KEY.namespace, "other")
+    assert caches.jobs.keys() == (KEY,), "a refusal that may pass drops nothing"
+
+
+async def test_a_list_enqueues_the_jobs_that_the_watch_has_missed() -> None:
+    cluster, caches, queue = FakeCluster(), Caches(), KeySet()
+    cluster.add_job()
+
+    async def listed() -> set[JobKey]:
+        queue.keys.clear()
+        await list_jobs(cluster, caches, queue, ())  # type: ignore[arg-type]
+        return queue.keys
+
+    assert await listed() == {KEY}
+    assert await listed() == set()
+    cluster._bump(cluster.jobs[KEY.name])
+    assert await listed() == {KEY}
+    del cluster.jobs[KEY.name]
+    assert await listed() == {KEY} and caches.jobs.get(KEY) is None
+    assert await listed() == set()
