@@ -243,7 +243,10 @@ class OperatorProcess:
             assert self.running, f"the operator has ended:\n{self.log.read_text()[-3000:]}"
             return "caches are filled" in self.log.read_text()
 
-        wait_for("the operator to be ready", look)
+        try:
+            wait_for("the operator to be ready", look)
+        except AssertionError as waited:
+            raise AssertionError(f"{waited}; its log ends with:\n{self.log.read_text()[-3000:]}") from None
 
     def pause(self) -> None:
         """Nothing of it runs until `resume`; its connections stay."""
