@@ -28,7 +28,8 @@ from kubernetes.aio import client
 from spottrain_operator.api.views import pod_view
 from spottrain_operator.control.caches import Caches
 from spottrain_operator.control.handlers import tune
-from spottrain_operator.control.informer import PODS, Informer
+from spottrain_operator.control.informer import Informer
+from spottrain_operator.control.lister import PODS
 from spottrain_operator.control.work_queue import WorkQueue
 from spottrain_operator.io.cluster import KubeCluster
 from spottrain_operator.names import API_VERSION, ATTEMPT_LABEL, JOB_UID_LABEL, KIND, POD_SELECTOR

@@ -43,13 +43,13 @@ def apply(kube: Kube, item: Object) -> None:
     kube.call("PATCH", f"{path}/{meta['name']}?fieldManager=tests&force=true", item, kind=APPLY)
 
 
-def install(kube: Kube, component: str, *settings: str) -> None:
+def install(kube: Kube, component: str, *settings: str, release: str = "spottrain") -> None:
     """Applies what the chart renders for a component, such as "operator": accounts, roles and policies."""
     try:
         kube.make_namespace(NAMESPACE)
     except Refused as refused:
         assert refused.status == 409, refused
-    for item in render(*settings):
+    for item in render(*settings, release=release):
         if item["metadata"].get("labels", {}).get("app.kubernetes.io/component") == component:
             apply(kube, item)
 

@@ -13,7 +13,8 @@ from kubernetes.aio import client, config
 from localcluster.apiserver import ApiServer, api_server
 from spottrain_operator.api.observed import PodView
 from spottrain_operator.control.caches import Caches
-from spottrain_operator.control.informer import NODES, PODS, Informer, Why
+from spottrain_operator.control.informer import Informer, Why
+from spottrain_operator.control.lister import NODES, PODS
 from spottrain_operator.errors import ApiError, ApiFailure
 from spottrain_operator.io import cluster as cluster_module
 from spottrain_operator.io.cluster import Json, KubeCluster, Page

@@ -1,6 +1,6 @@
 """The control loop: observe -> plan -> apply, and its inputs.
 
-handlers, informer, resync, caches   the state from watches and LISTs, and features of the cluster
+handlers, informer, lister, resync, caches   the state from watches and LISTs, and features of the cluster
 work_queue, reconcile      which job is reconciled, and when
 observe, plan, follow, apply   one reconcile of one job; plan and follow are pure
 pacing                     which status is written at once, and which facts wait for further ones

@@ -21,7 +21,7 @@ from spottrain_operator.policies.placement import MOST_AVOIDED, avoid_order
 from spottrain_operator.policies.pod_end import trainer_ended
 
 K = TypeVar("K")
-V = TypeVar("V", Job, PodView, NodeView)
+V = TypeVar("V", bound=Job | PodView | NodeView)
 REMEMBERED: Final = 16_384
 """Number of removed objects of each kind whose versions are kept while nothing is listed: more than are
 removed in the 30 s that a response may take."""

@@ -8,7 +8,9 @@ and nodes have informers of their own (docs/adr/0015-informer.md).
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import replace
+from itertools import chain, repeat
 from typing import Any
 
 import kopf
@@ -17,11 +19,22 @@ from spottrain_operator.control.service import Service
 from spottrain_operator.io.cluster import PAGE
 from spottrain_operator.names import GROUP, PLURAL, VERSION
 
-ERROR_BACKOFFS = (5.0,) * 720
-"""Seconds between the tries of one of kopf's requests. Its own default gives up after 54 s, and the process
-ends: an outage of the API server would leave it in CrashLoopBackOff, for minutes after the outage's end."""
+FIRST_BACKOFFS = (5.0,) * 60
+LONGEST_BACKOFF = 30.0
 SERVER_TIMEOUT = 300
 """Seconds after which a watch is restarted; stalled watches have been reported over the years."""
+
+
+class Backoffs:
+    """Seconds between the tries of one of kopf's requests; they do not end.
+
+    kopf's default gives up after 54 s, and the process ends: an outage of the API server would leave it in
+    CrashLoopBackOff, for minutes after the outage's end. And one watched namespace that was deleted (its LIST
+    is refused with 403, for its RoleBinding is gone) would end the operator of all others.
+    """
+
+    def __iter__(self) -> Iterator[float]:
+        return chain(FIRST_BACKOFFS, repeat(LONGEST_BACKOFF))
 
 
 def registry(service: Service) -> kopf.OperatorRegistry:
@@ -66,4 +79,4 @@ def tune(settings: kopf.OperatorSettings) -> None:
     settings.watching.server_timeout = SERVER_TIMEOUT
     settings.watching.chunk_size = PAGE  # otherwise one LIST response holds all jobs
     settings.networking.request_timeout = 60
-    settings.networking.error_backoffs = ERROR_BACKOFFS
+    settings.networking.error_backoffs = Backoffs()

@@ -22,14 +22,13 @@ from datetime import datetime
 from spottrain_operator.api.wire import rfc3339
 from spottrain_operator.errors import ApiError
 from spottrain_operator.io.lease import Lease, LeaseLock
+from spottrain_operator.io.logs import QuietLog
 from spottrain_operator.io.metrics import LEADER
 
 logger = logging.getLogger(__name__)
 
 SHORTEST = 0.01
 """Seconds for a request at the very end of the leadership; 0 would be no limit."""
-QUIET_SECONDS = 60.0
-"""Seconds before a standby logs again that it cannot read or write the Lease."""
 
 
 def boot_clock() -> float:
@@ -150,7 +149,9 @@ class Elector:
         self._lock, self._me = lock, candidate
         self._lost, self._now, self._clock = lost, now, clock
         self._began = asyncio.Event()
-        self._told: tuple[float, str] = (0.0, "")
+        self._failure = ""
+        """Why the last look at the Lease failed; "" where it did not."""
+        self._quiet = QuietLog(clock)
         self._holder = ""
         LEADER.set(0)
 
@@ -218,7 +219,8 @@ class Elector:
         except ApiError as error:
             self._tell(str(error))
         else:
-            self._told = (0.0, "")
+            self._failure = ""
+            self._quiet.reset()
 
     async def _renewed(self) -> bool:
         """Renews the Lease in the version that is known; returns whether it still had that one."""
@@ -245,7 +247,7 @@ class Elector:
         if other := self._me.replaced_by():
             return f"{other} has taken the Lease"
         if not self.time_to_write():
-            said = f": {self._told[1]}" if self._told[1] else ""
+            said = f": {self._failure}" if self._failure else ""
             return f"the Lease could not be renewed for {self._me.times.renew_deadline:g} s{said}"
         return ""
 
@@ -257,9 +259,6 @@ class Elector:
 
     def _tell(self, words: str) -> None:
         """Logs a failure once a minute."""
-        at, said = self._told
-        now = self._clock()
-        if not said or now >= at + QUIET_SECONDS:
+        if self._quiet.due():
             logger.warning("the Lease cannot be read or written, and is tried again: %s", words)
-            at = now
-        self._told = (at, words)
+        self._failure = words

@@ -9,57 +9,42 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from decimal import Decimal
-from typing import Any, Final
+from typing import Final
 
 from prometheus_client import Gauge
 
 from spottrain_operator.api.native_gangs import API_GROUP, GangApi
 from spottrain_operator.api.node_pools import of_node_pool
 from spottrain_operator.api.training_job import Job, JobKey
-from spottrain_operator.api.validation import identity, parse_job
 from spottrain_operator.api.wire import camel
 from spottrain_operator.control.caches import Caches, JobCache
-from spottrain_operator.control.informer import NO_NAMESPACE
+from spottrain_operator.control.lister import Lister, relist
 from spottrain_operator.control.memory import Memory
 from spottrain_operator.control.work_queue import Lane, WorkQueue
-from spottrain_operator.errors import ApiError, ApiFailure, InvalidSpec
+from spottrain_operator.errors import ApiError, ApiFailure
 from spottrain_operator.io.cluster import Cluster
-from spottrain_operator.io.metrics import COMPARED, GHOSTS, GOODPUT, JOBS, ON_DEMAND, RESYNCS, SPENT, UNPRICED
-from spottrain_operator.names import NODE_POOLS, PLURAL, Phase
+from spottrain_operator.io.metrics import COMPARED, GOODPUT, JOBS, ON_DEMAND, RESYNCS, SPENT, UNPRICED
+from spottrain_operator.names import NODE_POOLS, Phase
 from spottrain_operator.policies.goodput import PARTS
 from spottrain_operator.policies.ledger import UNKNOWN
 
 logger = logging.getLogger(__name__)
 SPREAD_SECONDS: Final = 1.0
 """At such intervals a resync enqueues jobs."""
-AT_A_TIME: Final = 50
-"""Listed jobs that are parsed before other tasks may run."""
 
 
 # --- objects --------------------------------------------------------------------------------------------
-async def list_jobs(cluster: Cluster, caches: Caches, queue: WorkQueue, namespaces: tuple[str, ...]) -> None:
+async def list_jobs(jobs: Iterable[Lister[JobKey, Job]], cache: JobCache, queue: WorkQueue) -> None:
     """Lists the jobs into the cache, and enqueues those of which the watch has missed something.
 
     Raises ApiError, after the LISTs that succeed. The jobs of a watched namespace that cannot be read stay as
     they were.
     """
-    failed: ApiError | None = None
-    for namespace in namespaces or ("",):
-        try:
-            await _list(
-                cluster.every(PLURAL, (namespace,) if namespace else ()), caches.jobs, queue, namespace
-            )
-        except ApiError as error:
-            if namespace and error.status in NO_NAMESPACE:
-                logger.warning("the jobs of namespace %s cannot be listed: %s", namespace, error)
-            else:
-                failed = failed or error
-    if failed is not None:
-        raise failed
+    await relist(jobs)
     if queue.open:  # else the leader shows them, and a sum over both processes would count them twice
-        show_jobs(caches.jobs)
+        show_jobs(cache)
     RESYNCS.inc()
 
 
@@ -114,34 +99,6 @@ def _figures(job: Job) -> Iterator[tuple[Gauge, tuple[str, ...], Decimal]]:
         yield COMPARED, owner, cost.spent if known else Decimal(0)
     for part in PARTS if times is not None else ():
         yield GOODPUT, (*owner, camel(part)), getattr(times, part)
-
-
-async def _list(
-    raws: AsyncIterator[dict[str, Any]], cache: JobCache, queue: WorkQueue, namespace: str
-) -> None:
-    """Stores what is listed, removes what the cache had before and the LIST lacks, and enqueues both."""
-    with cache.listing():
-        before = tuple(job for job in cache if namespace in ("", job.key.namespace))
-        live = set[JobKey]()
-        async for raw in raws:
-            key, version = identity(raw)
-            live.add(key)
-            if not cache.is_news(key, version):
-                continue
-            try:
-                cache.put(parse_job(raw))
-            except InvalidSpec as error:  # one job's unreadable status must not stop the others
-                logger.error("%s: %s", raw["metadata"]["name"], error)
-                continue
-            queue.add(key)
-            if len(live) % AT_A_TIME == 0:
-                await asyncio.sleep(0)
-        for old in before:
-            key = cache.key(old)
-            if key not in live and cache.get(key) is old:  # else it changed meanwhile: the next LIST tells
-                cache.remove(key)
-                queue.add(key)
-                GHOSTS.labels("TrainingJob").inc()
 
 
 # --- features -------------------------------------------------------------------------------------------

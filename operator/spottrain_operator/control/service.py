@@ -123,7 +123,7 @@ class Service:
 
     async def _run(self, cluster: Cluster, informers: Informers) -> None:
         await informers.synced()
-        await self._read_jobs(cluster)
+        await self._read_jobs(cluster, informers)
         self._synced = True
         logger.info("caches are filled: %d jobs", len(self.caches.jobs.keys()))
         gc.collect()
@@ -191,14 +191,14 @@ class Service:
         while True:
             await look_again(self.caches, self.queue, self.settings.resync_seconds)
             await self._retried(informers.relist)
-            await self._read_jobs(cluster)
+            await self._read_jobs(cluster, informers)
 
-    async def _read_jobs(self, cluster: Cluster) -> None:
+    async def _read_jobs(self, cluster: Cluster, informers: Informers) -> None:
         """Lists the jobs, and reads what this cluster offers."""
         if self.settings.native_gangs:
             await discover(cluster, self.memory)
         await discover_node_pools(cluster, self.memory)
-        await self._retried(lambda: list_jobs(cluster, self.caches, self.queue, self.settings.namespaces))
+        await self._retried(lambda: list_jobs(informers.jobs, self.caches.jobs, self.queue))
 
     async def _retried(self, listing: Callable[[], Awaitable[None]]) -> None:
         while True:

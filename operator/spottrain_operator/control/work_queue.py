@@ -20,7 +20,7 @@ from enum import StrEnum
 
 from spottrain_operator.api.training_job import JobKey
 from spottrain_operator.errors import ApiError, ApiFailure, Incomplete, OperatorError
-from spottrain_operator.io.logs import about
+from spottrain_operator.io.logs import QuietLog, about
 from spottrain_operator.io.metrics import QUEUE_DEPTH, QUEUE_WAIT, RECONCILE_ERRORS, RECONCILE_SECONDS
 
 Work = Callable[[JobKey], Awaitable[timedelta | None]]
@@ -29,8 +29,6 @@ logger = logging.getLogger(__name__)
 
 FIRST_DELAY = 0.05
 LONGEST_DELAY = 60.0
-QUIET_SECONDS = 60.0
-"""Seconds before the same error of the same job is logged again."""
 RESYNC_SHARE = 8
 """Of so many keys, one is a resync's, if any of these wait."""
 FEW = 100
@@ -65,8 +63,8 @@ class WorkQueue:
         """A heap of these delays, and of some that do not apply any more."""
         self._count = itertools.count()
         self._changed = asyncio.Event()
-        self._logged: dict[JobKey | None, tuple[float, str]] = {}
-        """Time and text of the last logged error, by job; None: the API server does not respond."""
+        self._quiet = QuietLog()
+        """By job; None: the API server does not respond."""
 
     def add(self, key: JobKey, lane: Lane = Lane.EVENT) -> None:
         """Enqueues a key. One that waits keeps its place, unless only a resync had added it."""
@@ -142,7 +140,7 @@ class WorkQueue:
             self._changed.set()
         if not failed:
             self._failures.pop(key, None)
-            self._logged.pop(key, None)
+            self._quiet.reset(key)
             return
         times = self._failures[key] = self._failures.get(key, 0) + 1
         self.add_after(key, min(self._longest, self._first * 2 ** min(times - 1, 20)))
@@ -174,16 +172,11 @@ class WorkQueue:
         unreachable = (isinstance(error, ApiError) and error.kind is ApiFailure.UNREACHABLE) or (
             isinstance(error, Incomplete) and error.unreachable
         )
-        words, about_what = str(error), None if unreachable else key
-        at, said = self._logged.get(about_what, (0.0, ""))
-        now = asyncio.get_running_loop().time()
-        if said and now < at + QUIET_SECONDS and (unreachable or said == words):
-            return
-        self._logged[about_what] = (now, words)
         if unreachable:
-            logger.warning("the API server does not respond; all jobs are retried: %s", words)
-        else:
-            logger.warning("%s: %s; will be retried", key, words, extra=about(key))
+            if self._quiet.due():
+                logger.warning("the API server does not respond; all jobs are retried: %s", error)
+        elif self._quiet.due(key, str(error)):
+            logger.warning("%s: %s; will be retried", key, error, extra=about(key))
 
 
 def _order(taken: int) -> tuple[Lane, ...]:

@@ -18,6 +18,7 @@ from email.utils import parsedate_to_datetime
 from enum import Enum, auto
 from typing import Final
 
+from spottrain_operator.io.logs import QuietLog
 from spottrain_operator.io.metrics import PAUSES
 
 logger = logging.getLogger(__name__)
@@ -43,8 +44,6 @@ SPREAD: Final = 0.25
 LONGEST_WAIT: Final = {Priority.URGENT: 0.4, Priority.BULK: math.inf}
 """Seconds of a pause that one request waits, counted from when it came; and the spread. What is urgent goes
 within half a second: the time of a DELETE and its grace are planned before it waits."""
-QUIET_SECONDS: Final = 60.0
-"""Seconds before another pause is logged."""
 
 
 class Throttle:
@@ -54,7 +53,7 @@ class Throttle:
         self._slots = {priority: asyncio.Semaphore(number) for priority, number in at_once.items()}
         self._until = 0.0
         self._pause = 0.0
-        self._logged = -QUIET_SECONDS
+        self._quiet = QuietLog()
 
     @asynccontextmanager
     async def slot(self, priority: Priority) -> AsyncIterator[None]:
@@ -86,8 +85,7 @@ class Throttle:
         self._pause = pause_seconds(told, datetime.now(UTC))
         self._until = max(self._until, _now() + self._pause)
         PAUSES.inc()
-        if _now() - self._logged >= QUIET_SECONDS:
-            self._logged = _now()
+        if self._quiet.due():
             logger.warning(
                 "the API server asks for a pause (status %d, Retry-After %s): requests wait %.0f s",
                 status,

@@ -155,7 +155,7 @@ class FakeCluster:
             yield copied(raw)
 
     async def pages(self, kind: str, namespace: str) -> AsyncIterator[Page]:
-        items = [raw async for raw in self.every(kind, (namespace,))]
+        items = [raw async for raw in self.every(kind, (namespace,) if namespace else ())]
         yield Page(items=items, version=str(next(self._version)))
 
     async def watch(
@@ -332,8 +332,9 @@ class KeySet:
 
 async def resync(cluster: Any, caches: Caches, queue: Any, namespaces: tuple[str, ...]) -> None:
     """Lists nodes, pods and jobs into the caches, as the service does."""
-    await Informers(cluster, caches, queue, namespaces).relist()
-    await list_jobs(cluster, caches, queue, namespaces)
+    informers = Informers(cluster, caches, queue, namespaces)
+    await informers.relist()
+    await list_jobs(informers.jobs, caches.jobs, queue)
 
 
 class World:

@@ -15,12 +15,11 @@ from spottrain_operator.control.caches import Caches
 from spottrain_operator.control.informer import (
     FROZEN_SECONDS,
     LONGEST_DELAY,
-    NODES,
-    PODS,
     Informer,
     Informers,
     delay,
 )
+from spottrain_operator.control.lister import NODES, PODS
 from spottrain_operator.control.work_queue import WorkQueue
 from spottrain_operator.errors import ApiError
 from spottrain_operator.io.cluster import SILENCE_SECONDS, Cluster, Json, Page
@@ -443,6 +442,7 @@ def test_a_namespace_that_cannot_be_listed_does_not_stop_the_others(
         await informers.relist()
         assert script.asked == [("nodes", ""), ("pods", "gone"), ("pods", "ml")]
         assert caches.pods.keys() == ("a",), "a refusal that may pass drops nothing"
+        assert len(caplog.records) == 2, "it is told again, for it could be read meanwhile"
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 

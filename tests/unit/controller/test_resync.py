@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from spottrain_operator.api.training_job import ConditionStatus, Job, JobKey
 from spottrain_operator.control.caches import Caches
+from spottrain_operator.control.informer import Informers
 from spottrain_operator.control.resync import list_jobs, look_again
 from spottrain_operator.control.work_queue import Lane, WorkQueue
 from spottrain_operator.errors import ApiError
@@ -108,13 +109,17 @@ class Namespaced(FakeCluster):
                 yield raw
 
 
+async def list_the_jobs(cluster: Any, caches: Caches, queue: Any, namespaces: tuple[str, ...]) -> None:
+    await list_jobs(Informers(cluster, caches, queue, namespaces).jobs, caches.jobs, queue)
+
+
 @pytest.mark.parametrize("status", [403, 404, 500])
 async def test_a_namespace_whose_jobs_cannot_be_listed_does_not_stop_the_others(status: int) -> None:
-    cluster, caches, queue = Namespaced(), Caches(), KeySet()
+    cluster, caches = Namespaced(), Caches()
     cluster.add_job()
 
     async def listed(*namespaces: str) -> None:
-        work = list_jobs(cluster, caches, queue, namespaces)  # type: ignore[arg-type]
+        work = list_the_jobs(cluster, caches, KeySet(), namespaces)
         if status == 500:
             with pytest.raises(ApiError):
                 await work
@@ -135,7 +140,7 @@ async def test_a_list_enqueues_the_jobs_that_the_watch_has_missed() -> None:
 
     async def listed() -> set[JobKey]:
         queue.keys.clear()
-        await list_jobs(cluster, caches, queue, ())  # type: ignore[arg-type]
+        await list_the_jobs(cluster, caches, queue, ())
         return queue.keys
 
     assert await listed() == {KEY}
