@@ -12,6 +12,7 @@ import itertools
 import logging
 import math
 import random
+import resource
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -53,6 +54,11 @@ MAX_CONCURRENT = 64
 MAX_PER_SECOND: Final = 50
 """Maximum number of queries, but for those that must not wait. Each takes up to a millisecond of processor
 time, so all of them a twentieth of a core."""
+MAX_KEPT: Final = 1000
+"""Maximum number of trainers whose connection is kept. The next query then takes 0.25 ms of processor time
+instead of 0.6 ms. A connection holds a file descriptor and 7 KiB. So many trainers are asked every 20 s."""
+KEPT_SECONDS: Final = 60.0
+"""An unused connection is closed after this time, before the runtime closes it (90 s)."""
 
 
 PATIENCE: Final = Limits().runtime_patience
@@ -109,6 +115,22 @@ def chosen(turns: Sequence[tuple[PodView, Turn]], number: int, most: float) -> l
     ]
 
 
+def keeping(turns: Sequence[tuple[PodView, Turn]], most: int) -> frozenset[str]:
+    """Returns the UIDs of the pods whose connections are kept: all, but of more than `most` only those that
+    are asked in each round."""
+    asked = [pod for pod, kind in turns if kind is not Turn.NEVER]
+    if len(asked) > most:
+        asked = [pod for pod, kind in turns if kind is Turn.EACH_ROUND][:most]
+    return frozenset(pod.uid for pod in asked)
+
+
+def most_kept() -> int:
+    """Returns the maximum number of kept connections: MAX_KEPT, or a quarter of the file descriptors that the
+    process may have."""
+    descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MAX_KEPT if descriptors == resource.RLIM_INFINITY else min(MAX_KEPT, descriptors // 4)
+
+
 def _share(pods: list[PodView], number: int, most: float) -> list[PodView]:
     rounds = max(1, math.ceil(len(pods) / max(most, 1.0)))
     return [pod for pod in pods if (_place(pod) + number) % rounds == 0]
@@ -147,10 +169,15 @@ class Poller:
 
     async def run(self) -> None:
         """Runs until cancelled. The queries of a round are spread over the interval."""
-        async with aiohttp.ClientSession(timeout=TIMEOUT, trust_env=False) as session:
+        kept = aiohttp.TCPConnector(limit=MAX_CONCURRENT, keepalive_timeout=KEPT_SECONDS)
+        closed = aiohttp.TCPConnector(limit=MAX_CONCURRENT, force_close=True)
+        most = most_kept()
+        async with _session(kept) as over_kept, _session(closed) as over_new:
             for number in itertools.count():
-                pods = chosen(self._turns(), number, MAX_PER_SECOND * self._interval)
-                polls = [self._poll_later(session, pod) for pod in pods]
+                turns = self._turns()
+                uids = keeping(turns, most)
+                pods = chosen(turns, number, MAX_PER_SECOND * self._interval)
+                polls = [self._poll_later(over_kept if p.uid in uids else over_new, p) for p in pods]
                 await asyncio.gather(asyncio.sleep(self._interval), *polls)
 
     def _turns(self) -> list[tuple[PodView, Turn]]:
@@ -209,9 +236,10 @@ class Poller:
         return f"http://{host}:{self._port}{path}"
 
     async def _poll(self, session: aiohttp.ClientSession, pod: PodView) -> Progress | Silence:
+        """Asks once. Where the trainer has closed a kept connection, aiohttp asks again over a new one."""
         try:
             async with session.get(self._url(pod, "/progress"), allow_redirects=False) as reply:
-                text = (await reply.content.read(LIMIT)).decode()
+                text = (await _body(reply)).decode()
             progress = Progress.from_json(text)
         except NO_RESPONSE as error:  # it may not listen yet, be gone, or be another program
             return Silence(pod_uid=pod.uid, refused=_reached(error))
@@ -223,6 +251,18 @@ class Poller:
             self._memory.samples[pod.job] = sample
             if progress_due(status, sample, self._write_interval):
                 self._queue.add(pod.job)
+
+
+def _session(connector: aiohttp.TCPConnector) -> aiohttp.ClientSession:
+    return aiohttp.ClientSession(timeout=TIMEOUT, trust_env=False, connector=connector)
+
+
+async def _body(reply: aiohttp.ClientResponse) -> bytes:
+    """Returns the body, which may come in several packets, up to about LIMIT."""
+    body = b""
+    while len(body) < LIMIT and (part := await reply.content.read(LIMIT)):
+        body += part
+    return body
 
 
 def _reached(error: Exception) -> bool:

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import math
 import re
+import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, ClassVar, Final
@@ -31,6 +33,12 @@ from spottrain.core.time_split import PARTS, TimeSplitClock
 
 STOP_LIMIT: Final = 4096
 """Maximum bytes of a stop order's body."""
+MAX_CONNECTIONS: Final = 16
+"""Maximum number of open connections, each with a thread: the operator's, a scraper's, and room for both to
+restart."""
+IDLE_SECONDS: Final = 90.0
+"""A connection without a request for so long is closed. The operator keeps those of trainers that it asks
+every 10 to 40 s. Prometheus asks every 15 to 60 s."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -328,8 +336,25 @@ def _family(name: str, samples: float | Mapping[str, float]) -> str:
 class _Handler(BaseHTTPRequestHandler):
     board: ClassVar[ProgressBoard]
     stop: ClassVar[Callable[[Stop], bool]]
+    protocol_version = "HTTP/1.1"
     timeout = 5.0
-    """Seconds in which a client must send its request."""
+    """Seconds that a request may pause while it is read."""
+    idle_seconds: ClassVar[float]
+    wbufsize = -1  # headers and body are one packet: the second one would wait for the client's delayed ACK
+
+    def handle_one_request(self) -> None:
+        """Answers a request, and waits for the next one."""
+        super().handle_one_request()
+        if not self.close_connection:
+            self.connection.settimeout(self.idle_seconds)
+            self.close_connection = not self.rfile.peek(1)  # type: ignore[attr-defined]
+            self.connection.settimeout(self.timeout)
+
+    def parse_request(self) -> bool:
+        server = self.server
+        assert isinstance(server, _Server)
+        server.requested(self.connection)
+        return super().parse_request()
 
     def do_POST(self) -> None:
         """Returns 204 if this trainer stops, 403 if the order names another pod."""
@@ -342,8 +367,9 @@ class _Handler(BaseHTTPRequestHandler):
             order = Stop.from_json(self.rfile.read(length).decode())
         except (ValueError, KeyError, TypeError):
             return self.send_error(400)
-        self.send_response(204 if type(self).stop(order) else 403)
-        self.send_header("Content-Length", "0")
+        if not type(self).stop(order):
+            return self.send_error(403)
+        self.send_response(204)
         self.end_headers()
 
     def do_GET(self) -> None:
@@ -365,7 +391,40 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 class _Server(ThreadingHTTPServer):
+    """Has a thread for each connection. Of too many, the one whose last request is longest ago is closed.
+
+    A new connection is therefore always served, whoever holds the others open.
+    """
+
     daemon_threads = True
+
+    def __init__(self, port: int, handler: type[_Handler]) -> None:
+        self._lock = threading.Lock()
+        self._open: dict[socket.socket, None] = {}
+        """In the order of their last requests, or of their start."""
+        super().__init__(("", port), handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        with self._lock:
+            if len(self._open) >= MAX_CONNECTIONS:
+                oldest = next(iter(self._open))
+                del self._open[oldest]
+                with suppress(OSError):  # the client has closed it
+                    oldest.shutdown(socket.SHUT_RDWR)  # its thread waits for a request, and ends
+            self._open[request] = None
+        super().process_request(request, client_address)
+
+    def requested(self, connection: socket.socket) -> None:
+        """Records that a request comes in on this connection."""
+        with self._lock:
+            if connection in self._open:
+                del self._open[connection]
+                self._open[connection] = None
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._lock:
+            self._open.pop(request, None)
+        super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Logs one line instead of a traceback, and nothing if the client has disconnected."""
@@ -381,14 +440,24 @@ class _Server(ThreadingHTTPServer):
             raise
 
 
-def serve(board: ProgressBoard, port: int, stop: Callable[[Stop], bool] = lambda _: False) -> int | None:
+def serve(
+    board: ProgressBoard,
+    port: int,
+    stop: Callable[[Stop], bool] = lambda _: False,
+    *,
+    idle_seconds: float = IDLE_SECONDS,
+) -> int | None:
     """Serves in a daemon thread and returns the port; None if the port is taken (training goes on).
 
-    `stop`: handles the operator's stop order; returns False if the order is not meant for this trainer.
+    Args:
+        board: What is served.
+        port: 0 takes a free one.
+        stop: Handles the operator's stop order; returns False if the order is not meant for this trainer.
+        idle_seconds: How long a connection may be without a request.
     """
-    handler = type("Handler", (_Handler,), {"board": board, "stop": staticmethod(stop)})
+    given = {"board": board, "stop": staticmethod(stop), "idle_seconds": idle_seconds}
     try:
-        server = _Server(("", port), handler)
+        server = _Server(port, type("Handler", (_Handler,), given))
     except OSError as error:
         log.event("progress-not-served", port=port, error=str(error))
         return None

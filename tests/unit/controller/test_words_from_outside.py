@@ -393,7 +393,7 @@ async def polled(port: int, pod: PodView | None = None, **spec: Any) -> Memory:
         now=lambda: NOW,
         port=port,
     )
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=0.2)) as session:
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=1.0)) as session:
         await poller._poll_later(session, pod or make_pod(ip="127.0.0.1"))
     return memory
 
