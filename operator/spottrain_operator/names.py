@@ -124,6 +124,9 @@ class Condition(StrEnum):
     SUSPENDED = "Suspended"
     SUCCEEDED = "Succeeded"
     FAILED = "Failed"
+    # kstatus' own, which are there only while they are True:
+    RECONCILING = "Reconciling"
+    STALLED = "Stalled"
 
 
 class Phase(StrEnum):
@@ -231,6 +234,7 @@ class Reason(StrEnum):
     WORK_UNKNOWN = "WorkUnknown"
     DEADLINE_MISSED = "DeadlineMissed"
     NO_DEADLINE = "NoDeadline"
+    CHECKING = "Checking"
     STOPPING = "StoppingAttempt"
     STILL_TRAINING = "StillTraining"
     CHECKPOINTS_LEFT = "CheckpointsLeft"

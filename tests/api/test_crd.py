@@ -192,7 +192,7 @@ BAD_STATUS: list[tuple[str, Json | None, str]] = [
         STATUS | {"conditions": [_condition("Succeeded"), _condition("Failed")]},
         "cannot be both Succeeded and Failed",
     ),
-    ("no status", None, "status cannot be removed"),
+    ("no status", None, "attempt never goes down"),
 ]
 
 

@@ -57,6 +57,10 @@ def with_condition(
     )
 
 
+def without_condition(status: Status, kind: Condition) -> Status:
+    return replace(status, conditions=tuple(c for c in status.conditions if c.type != kind))
+
+
 def with_store_unreachable(status: Status, o: Observed, attempt: int, words: str) -> Status:
     """Sets StoreReachable=False; its time is the first failure, until an attempt can use the store again."""
     message = f"attempt {attempt}: {words}"

@@ -30,7 +30,7 @@ from spottrain_operator.policies import (
 from spottrain_operator.policies.cause import termination_message_of
 from spottrain_operator.policies.pod_end import pod_ended, saving_predecessor
 from spottrain_operator.policies.runtime import Verdict
-from spottrain_operator.status.changes import with_condition
+from spottrain_operator.status.changes import with_condition, without_condition
 
 NOT_FOR_NODES = frozenset(
     {
@@ -54,8 +54,9 @@ def with_conditions(status: Status, o: Observed, *, note: str = "") -> Status:
     record = status.current
     current = status.attempt if record is None or not record.cause or status.terminal else None
     pods = sorted((p for p in o.pods if p.attempt == current), key=lambda p: p.rank)
+    accepted = _accepted(o, note)
     verdicts: dict[Condition, tuple[bool | None, str, str] | None] = {
-        Condition.ACCEPTED: _accepted(o, note),
+        Condition.ACCEPTED: accepted,
         Condition.SCHEDULED: None if status.terminal else _scheduled(status, o, pods),
         Condition.RUNNING: _running(status, o, pods),
         Condition.STORE_REACHABLE: _store(status),
@@ -71,6 +72,7 @@ def with_conditions(status: Status, o: Observed, *, note: str = "") -> Status:
     for kind, verdict in verdicts.items():
         if verdict is not None:
             status = with_condition(status, kind, *verdict, o=o)
+    status = _with_kstatus(status, o, accepted)
     ready = sum(p.running_since is not None and not pod_ended(p, o) and _node_ready(p, o) for p in pods)
     shown = f"{ready}/{gang.size_of(o, status)}"
     return replace(status, phase=_phase(status, pods), ready=shown, observed_generation=o.job.generation)
@@ -81,11 +83,40 @@ def _accepted(o: Observed, note: str) -> Verdict | None:
         return False, Reason.INVALID_SPEC, o.job.invalid
     if problem := capacity.problem(o):
         return False, Reason.INVALID_SPEC, problem
-    if o.refusal is not None and not o.refusal.accepted:
-        return False, o.refusal.reason, o.refusal.message
+    no = o.refusal
+    if no is not None and not no.accepted and no.generation == o.job.generation:
+        return False, no.reason, no.message
     if not o.admitted:
         return None  # not checked yet
     return True, Reason.VALID, note or "the API server accepts the pod of the template"
+
+
+def _with_kstatus(status: Status, o: Observed, accepted: Verdict | None) -> Status:
+    """Sets what kstatus reads: Reconciling while a changed spec is checked, Stalled where nothing goes on.
+
+    What it reads in all other cases is observedGeneration.
+    """
+    failed = status.condition(Condition.FAILED)
+    found: dict[Condition, Verdict] = {}
+    if failed is not None and failed.status == "True":
+        found[Condition.STALLED] = True, failed.reason, failed.message
+    elif accepted is not None and not accepted[0] and not status.terminal:
+        found[Condition.STALLED] = True, *accepted[1:]
+    elif accepted is None and not _waits(status, o):
+        words = "the API server has not accepted the pod of this spec yet"
+        found[Condition.RECONCILING] = True, Reason.CHECKING, words
+    for kind in (Condition.RECONCILING, Condition.STALLED):
+        if kind in found:
+            status = with_condition(status, kind, *found[kind], o=o)
+        else:
+            status = without_condition(status, kind)
+    return status
+
+
+def _waits(status: Status, o: Observed) -> bool:
+    """Returns whether the job's spec is not being checked: it has ended, is suspended, or waits for quota."""
+    quota = o.refusal is not None and o.refusal.accepted
+    return status.terminal or lifecycle.halted(o) is not None or quota
 
 
 def _suspended(status: Status, o: Observed, pods: Sequence[PodView]) -> Verdict | None:
