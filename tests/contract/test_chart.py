@@ -14,7 +14,7 @@ import jsonschema
 import pytest
 import yaml
 from spottrain_operator.agent.settings import AgentEnv, AgentSettings
-from spottrain_operator.api.job_defaults import KEYS, JobDefaults
+from spottrain_operator.api.job_defaults import KEYS, JobDefaults, problem_of
 from spottrain_operator.api.node_pools import CAPACITY_LABELS, CapacityType, Pool
 from spottrain_operator.api.prices import parse
 from spottrain_operator.names import Platform
@@ -126,10 +126,6 @@ def test_a_value_that_is_misspelt_or_makes_no_sense_is_refused(setting: str) -> 
     ("setting", "says"),
     [
         ('agent.metadataEndpoint="169.254.169.254"', 'agent.metadataEndpoint: "169.254.169.254" is no URL'),
-        (
-            'jobDefaults.checkpointPrefix="team/runs"',
-            'jobDefaults.checkpointPrefix: "team/runs" is no place for',
-        ),
         ('jobDefaults.pools=["a100"]', 'jobDefaults.pools: "a100" is not in pools'),
         ('watchNamespaces=["ml", "ML"]', 'watchNamespaces: "ML" is no name of a namespace: use lower-case'),
         ('agent.namespace="a b"', 'agent.namespace: "a b" is no name of a namespace: use lower-case'),
@@ -145,6 +141,41 @@ def test_a_value_of_the_wrong_form_is_refused_with_a_sentence(setting: str, says
     done = template(setting)
     assert done.returncode != 0
     assert says in done.stderr and "pattern" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "prefix",
+    [
+        "team/runs",
+        "s3://b",
+        "s3://Team/runs",
+        "s3://bucket/a?b",
+        "s3://bucket/a b",
+        "s3://bucket/runs ",
+        " s3://bucket/runs",
+        "s3://bucket//runs",
+        "s3://bucket/runs//",
+        "gs://bucket/a//b",
+        "file:////",
+        "file:///mnt//runs",
+        "https://bucket/runs",
+    ],
+)
+def test_a_prefix_that_the_operator_refuses_is_refused_by_the_chart_in_the_same_words(
+    prefix: str,
+) -> None:
+    sentence = problem_of(JobDefaults(checkpoint_prefix=prefix), [])
+    assert sentence
+    done = template(f"jobDefaults.checkpointPrefix={json.dumps(prefix)}")
+    assert done.returncode != 0 and f"jobDefaults.{sentence}" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "prefix", ["s3://bucket", "s3://bucket/a/b/", "gs://my_bucket/a", "file:///mnt/runs"]
+)
+def test_a_prefix_that_the_operator_takes_is_taken_by_the_chart(prefix: str) -> None:
+    assert problem_of(JobDefaults(checkpoint_prefix=prefix), []) == ""
+    assert template(f"jobDefaults.checkpointPrefix={json.dumps(prefix)}").returncode == 0
 
 
 def test_nobody_is_answered_with_a_regular_expression() -> None:

@@ -15,8 +15,14 @@
 {{- end }}
 {{- end }}
 {{- with .Values.jobDefaults }}
-{{- if and .checkpointPrefix (not (regexMatch "^(s3|gs|file)://[^?#]+$" .checkpointPrefix)) }}
-{{- fail (printf "jobDefaults.checkpointPrefix: %q is no place for checkpoints: write it as s3://bucket/prefix" .checkpointPrefix) }}
+{{- with .checkpointPrefix }}
+{{- /* The operator's rule and words (api/job_defaults.py), for it would end at its start. */}}
+{{- if not (regexMatch "^(s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]|gs://[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]|file:///[^/?#\\s]+)(/[^?#\\s]*)?$" .) }}
+{{- fail (printf "jobDefaults.checkpointPrefix must be s3://bucket/prefix, gs://bucket/prefix or file:///folder, of at most 700 characters, and is %s" .) }}
+{{- end }}
+{{- if contains "//" (regexReplaceAll "^[a-z0-9]+://" . "") }}
+{{- fail (printf "jobDefaults.checkpointPrefix must not have // after the bucket or folder, and is %s" .) }}
+{{- end }}
 {{- end }}
 {{- $known := list }}
 {{- range $.Values.pools }}{{ $known = append $known .name }}{{ end }}
