@@ -21,7 +21,7 @@ help: ## this list
 	python3 -m pip install --quiet --root-user-action=ignore --target .tools uv==$(UV_VERSION)
 
 .venv/.synced: pyproject.toml uv.lock README.md | $(if $(filter .tools/%,$(UV)),.tools/bin/uv)
-	$(UV) sync --frozen --quiet --compile-bytecode  # else, where Python may not write, each test process compiles torch anew
+	$(UV) sync --frozen --quiet --compile-bytecode  # else, where Python may not write, each test process compiles torch again
 	@touch $@
 
 setup: .venv/.synced ## install the locked Python environment (5 GB, torch)
@@ -89,7 +89,7 @@ binaries: .venv/.synced ## build the pinned Kubernetes, etcd, Helm and S3 server
 sync: ## copy crds/ into the chart
 	cp crds/trainingjobs.yaml charts/spottrain/files/trainingjobs.yaml
 
-golden: .venv/.synced ## render the chart anew into tests/contract/golden; read the diff
+golden: .venv/.synced ## render the chart again into tests/contract/golden; read the diff
 	SPOTTRAIN_RENEW_GOLDEN=1 $(PY) -m pytest -q -n 0 tests/contract/test_chart_golden.py
 
 bench-checkpoint: .venv/.synced bench/.peers ## what a save costs: stall, upload, seconds to durable, beside others

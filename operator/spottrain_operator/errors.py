@@ -50,7 +50,7 @@ class ApiFailure(Enum):
     CONFLICT = auto()
     """The object exists already, or is not the one or not in the version that was named."""
     EXPIRED = auto()
-    """The version that a watch or the next page of a LIST needs is no longer kept: list anew."""
+    """The version that a watch or the next page of a LIST needs is no longer kept: list again."""
     INVALID = auto()
     TOO_MANY_REQUESTS = auto()
     SERVER_ERROR = auto()

@@ -42,7 +42,7 @@ def warnings(scene: Scene, reason: str) -> list[Json]:
     return [e for e in events if e["reason"] == reason and e["type"] == "Warning"]
 
 
-def test_a_volume_that_only_events_speak_of_is_told_and_a_killed_operator_does_not_begin_to_count_anew(
+def test_a_volume_that_only_events_speak_of_is_told_and_a_killed_operator_does_not_begin_to_count_again(
     kube: Kube, server: ApiServer, namespace: str
 ) -> None:
     scene = Scene(kube=kube, namespace=namespace, job="unmounted")

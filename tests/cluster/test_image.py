@@ -20,7 +20,7 @@ print("unpacked")
 
 
 def test_a_compile_cache_can_be_unpacked_in_the_image(lab: Lab) -> None:
-    """A restart of `make demo` compiled for 47 s anew: tarfile's filter is not there before Python 3.11.4."""
+    """A restart of `make demo` compiled for 47 s: tarfile's filter is not there before Python 3.11.4."""
     container = {
         "name": "python",
         "image": RUNTIME_IMAGE,

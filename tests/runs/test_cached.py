@@ -63,7 +63,7 @@ def test_one_that_waits_beats_the_pulse_and_ends_at_sigterm_with_75(lab: Lab) ->
     assert first.until("have it").end() == 0
 
 
-def test_one_that_fills_ends_at_sigterm_and_the_next_attempt_fills_anew(lab: Lab) -> None:
+def test_one_that_fills_ends_at_sigterm_and_the_next_attempt_fills_again(lab: Lab) -> None:
     lab.run(FILLS, env=_env(lab)).until("half").stopped()
     assert not (lab.folder / "cache" / "set").exists()
     (lab.folder / "go").touch()

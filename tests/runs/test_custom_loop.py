@@ -231,7 +231,7 @@ run.finish()
 
 
 def test_a_loader_with_a_state_of_its_own_goes_on_where_it_was(lab: Lab) -> None:
-    env = {"NOISE": "0"}  # the order alone: its noise is of the global random state, of which it draws anew
+    env = {"NOISE": "0"}  # the order alone: its noise is of the global random state, of which it draws again
     plain = lab.run(STREAM, at="plain", attempt=1, env=env).done()
     first = lab.run(STREAM, attempt=1, env=env | {"PAUSE": "0.05"}).until("step=7/").stopped()
     second = lab.run(STREAM, attempt=2, env=env).done()

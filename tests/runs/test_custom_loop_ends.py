@@ -66,7 +66,7 @@ run.finish()
 """
 )
 THERE = "checkpoint=there script=none"
-ANEW = 'checkpoint=none script="begins again"'
+AGAIN = 'checkpoint=none script="begins again"'
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ ANEW = 'checkpoint=none script="begins again"'
     [
         ("scaler=scaler", "scaler=", f"setting=scaler {THERE}"),
         ("scaler=scaler", "scaler=off", f"setting=scaler {THERE}"),
-        ("scaler=", "scaler=scaler", f"setting=scaler {ANEW}"),
+        ("scaler=", "scaler=scaler", f"setting=scaler {AGAIN}"),
         ("scaler=off", "scaler=", None),
         ("extra=teacher", "extra=no teacher", f"setting=extra.teacher {THERE}"),
     ],

@@ -28,7 +28,7 @@ def test_what_does_not_improve_ends_early_and_is_done(lab: Lab) -> None:
     assert it.message.step == 14, "the second evaluation, after two epochs of 7 steps of 24"
     assert "ended early: loss did not improve by more than 1e+09" in it.message.message
     again = run(lab, {"earlyStopping": stopping}, env={"EVAL": "1"}, attempt=2).done()
-    assert again.message.outcome is Outcome.DONE and not again.losses, "it is not begun anew"
+    assert again.message.outcome is Outcome.DONE and not again.losses, "it is not begun again"
 
 
 def test_early_stopping_without_an_evaluation_is_refused_before_the_first_step(lab: Lab) -> None:
@@ -384,7 +384,7 @@ ROOM = SCRIPT.replace(
 
 
 @pytest.mark.parametrize(("deterministic", "size"), [(False, 8), (True, 4)])
-def test_on_a_larger_device_the_size_is_found_anew_unless_bits_are_to_stay(
+def test_on_a_larger_device_the_size_is_looked_for_again_unless_bits_are_to_stay(
     lab: Lab, deterministic: bool, size: int
 ) -> None:
     wanted = {"microBatchSize": "auto", "deterministic": deterministic}

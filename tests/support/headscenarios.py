@@ -101,7 +101,7 @@ COPIED_OVER = Scenario(
     crashes=0,
     head=head(7, 5, state=HeadState.DONE, best=5),
 )
-COPIED_ANEW = Scenario(
+COPIED_AGAIN = Scenario(
     name="two copies into an empty URI that a job wants",
     people=(OTHER,),
     policies=(ClaimPolicy(on_existing=OnExisting.FRESH),),
@@ -120,7 +120,7 @@ SCENARIOS = [
     PRUNED,
     PRUNED_TWICE,
     COPIED_OVER,
-    COPIED_ANEW,
+    COPIED_AGAIN,
     foreign(OnExisting.FAIL),
 ]
 """Together ten seconds: tests/unit runs them all."""
@@ -144,6 +144,6 @@ LARGE = [
     replace(PRUNED, people=(a(2), a(3)), faults=1),
     replace(PRUNED, faults=1, vanish=True),
     replace(COPIED_OVER, crashes=1, faults=2),
-    replace(COPIED_ANEW, faults=2),
+    replace(COPIED_AGAIN, faults=2),
 ]
 """Minutes each, and gigabytes."""

@@ -55,7 +55,7 @@ def _trained(rank: int, split: StepTimer | None) -> list[float]:
     if split is not None:
         replica.register_comm_hook(None, split.timed())
     torch.manual_seed(rank)
-    for _ in range(2):  # after the first step DDP sorts its buckets anew
+    for _ in range(2):  # after the first step DDP sorts its buckets again
         model.zero_grad()
         loss = replica(torch.randn(8, WIDTH)).square().mean()
         if split is None:

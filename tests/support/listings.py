@@ -1,4 +1,4 @@
-"""What the checkpoint listings of the articles do, told anew in as few lines as show it; and, last, the same
+"""What the checkpoint listings of the articles do, told again in as few lines as show it; and, last, the same
 scenes for ours. Used by tests/runs/test_listings.py alone.
 
 docs/techniques.md has a row for each. Only the behaviour is the articles', none of the text.

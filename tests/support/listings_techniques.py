@@ -1,4 +1,4 @@
-"""What the articles' listings on precision and activation checkpointing do, told anew in few lines.
+"""What the articles' listings on precision and activation checkpointing do, told again in few lines.
 
 Used by tests/runs/test_listings_techniques.py alone. Only the behaviour is the articles', none of the text.
 """

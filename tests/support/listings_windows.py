@@ -1,4 +1,4 @@
-"""What the accumulation listing of article 002 does, told anew in as few lines as show it. Used by
+"""What the accumulation listing of article 002 does, told again in as few lines as show it. Used by
 tests/runs/test_listings_windows.py alone.
 
 docs/techniques.md has a row for it. Only the behaviour is the article's, none of the text.

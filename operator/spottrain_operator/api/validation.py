@@ -258,7 +258,7 @@ def place_problem(spec: TrainingJobSpec, status: Status) -> str:
         "the chart's jobDefaults"
     )
     if status.defaults is not None or status.attempt:  # nothing is filled in any more, and a URI is refused
-        where = "this job was accepted without one, so create the job anew with checkpoint.uri"
+        where = "this job was accepted without one, so create the job again with checkpoint.uri"
     if spec.on_spot and checkpoint.managed and not checkpoint.uri:
         return (
             f"spot capacity needs checkpoint.uri, because the work is lost with a reclaimed node; {where}; "

@@ -62,7 +62,7 @@ def _lost(why: str) -> None:
 
 
 def _went_back(why: str) -> None:
-    _end_process(f"this process ends, so that the next one reads all anew: {why}")
+    _end_process(f"this process ends, so that the next one reads everything again: {why}")
 
 
 def _end_process(words: str) -> None:

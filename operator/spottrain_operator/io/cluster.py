@@ -41,7 +41,7 @@ SHOWN = 100
 TIMEOUT = 30.0
 """Seconds for one request; after a timeout the work queue retries."""
 READ_TRIES: Final = 4
-"""Times that a read is sent while the API server asks to try later. A write fails: it is planned anew."""
+"""Times that a read is sent while the API server asks to try later. A write fails: it is planned again."""
 CONNECT_SECONDS: Final = 10.0
 KEPT_SECONDS: Final = 60.0
 """An unused connection is closed after this time; the API server closes it after 90 s."""

@@ -329,8 +329,8 @@ class Loop:
                     "run.epoch_step * accumulation)), or give Run(data=spottrain.data.loader(...))"
                 )
             return
-        begins_anew = not self._data.given or bool(self._data.epoch)
-        if begins_anew and self.max_steps is None and not self._asked:
+        starts_over = not self._data.given or bool(self._data.epoch)
+        if starts_over and self.max_steps is None and not self._asked:
             raise ConfigurationError(
                 "the loop does not read its position from the Run, so after an interruption it would "
                 "start at step 0 again: iterate `for epoch in run.epochs(n)`, or until run.global_step "

@@ -181,7 +181,7 @@ async def test_only_the_named_namespaces_are_listed(imds: FakeImds, api: FakeApi
     assert api.annotations("other") == {}
 
 
-async def test_the_token_is_read_anew_for_each_call(imds: FakeImds, api: FakeApi) -> None:
+async def test_the_token_is_read_again_for_each_call(imds: FakeImds, api: FakeApi) -> None:
     announced(imds)
     async with on_aws(imds, api):
         await until(lambda: bool(api.taints()), "the node was tainted")
@@ -268,7 +268,7 @@ async def _is_cancelled() -> Answer:
 async def test_a_part_that_ends_ends_the_agent(
     api: FakeApi, mistake: Callable[[], Awaitable[Answer]]
 ) -> None:
-    """The kubelet starts it anew; an agent that no longer asks would look well and tell nothing."""
+    """The kubelet starts it again; an agent that no longer asks would look well and tell nothing."""
     async with aiohttp.ClientSession() as session:
         agent = agent_of(Broken(mistake), api, session)
         with pytest.raises(RuntimeError, match="the agent's part 'broken' has ended"):

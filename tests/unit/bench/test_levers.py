@@ -43,7 +43,7 @@ def of_steps(
 
 
 def test_the_page_is_in_step_with_the_records() -> None:
-    assert PAGE.read_text() == page(stored()), "write it anew: python -m bench.levers"
+    assert PAGE.read_text() == page(stored()), "write it again: python -m bench.levers"
 
 
 def test_every_row_of_the_price_table_has_a_measured_ratio() -> None:

@@ -486,7 +486,7 @@ def test_with_unknown_work_each_spot_pool_is_asked_once_and_then_on_demand(pools
     assert life.made == ["Spot"] * pools + ["OnDemand"]
 
 
-def test_a_job_that_was_suspended_before_its_pods_decides_anew() -> None:
+def test_a_job_that_was_suspended_before_its_pods_decides_again() -> None:
     record = AttemptRecord(number=2, pool="cheap", capacity_type="Spot", workers=1, choice="as of then")
     halted = known(attempt=2, attempts=(refused(86_400), record))
     made = plan(seen(halted, 10 * HOUR + RESERVE))

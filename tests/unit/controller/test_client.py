@@ -85,7 +85,7 @@ async def test_a_pause_holds_back_requests_and_watches_of_the_process_and_a_writ
         with pytest.raises(ApiError, match="too many requests") as no:
             await cluster.create_event("ml", {})
         assert no.value.kind is ApiFailure.TOO_MANY_REQUESTS
-        assert len(asked) == 1, "the write is planned anew: what it was for may have changed"
+        assert len(asked) == 1, "the write is planned again: what it was for may have changed"
 
         async def watch() -> None:
             assert [event async for event in cluster.watch("pods", "ml", "1")] == []

@@ -299,7 +299,7 @@ async def test_a_claim_that_the_server_calls_invalid_is_said_of_the_data_cache()
     assert not w.cluster.pods
 
 
-async def test_a_claim_that_comes_between_look_and_write_is_looked_at_anew() -> None:
+async def test_a_claim_that_comes_between_look_and_write_is_looked_at_again() -> None:
     w = World({"dataCache": SIZE})
     await w.look()
     create = w.cluster.create

@@ -1,4 +1,4 @@
-"""Jobs of several workers: they start, stop and start again whole, and only lost nodes are asked for anew."""
+"""Jobs of several workers: they start, stop and restart whole, and only lost nodes are asked for again."""
 
 from __future__ import annotations
 
@@ -366,7 +366,7 @@ def test_a_half_gang_lets_go_after_its_time_and_comes_back_later_than_others() -
     assert last.next_start is not None and last.next_start > late.now + timedelta(seconds=10)
     again = plan(replace(observed(*ends, status=last), now=last.next_start + timedelta(seconds=1)))
     annotations = [a.manifest["metadata"]["annotations"] for a in again.after if isinstance(a, Create)]
-    assert len(annotations) == 3 and not [a for a in annotations if PINNED_ANNOTATION in a], "all look anew"
+    assert len(annotations) == 3 and not [a for a in annotations if PINNED_ANNOTATION in a], "all look again"
 
 
 def test_a_lone_pod_in_the_only_pool_waits_for_ever() -> None:
@@ -452,7 +452,7 @@ def test_pods_that_wait_in_a_queue_are_not_taken_out_of_it() -> None:
     assert removed(plan(replace(late, pods=tuple(admitted)))) == set(), "nor the moment it is admitted"
 
 
-def test_a_gang_that_was_resized_while_nobody_looked_starts_anew() -> None:
+def test_a_gang_that_was_resized_while_nobody_looked_starts_again() -> None:
     status = replace(begun(), attempts=(replace(begun().attempts[0], workers=SIZE),))
     job = make_job(raw_spec(workers=2), status=status)
     made = plan(make_observed(*map(member, range(SIZE)), job=job, nodes=NODES))

@@ -289,12 +289,12 @@ async def test_spot_without_any_uri_is_not_accepted_and_says_what_to_set() -> No
 @pytest.mark.parametrize(
     "status", [Status(defaults=AppliedDefaults(service_account_name="me")), Status(attempt=1)]
 )
-def test_a_job_whose_defaults_are_settled_without_a_uri_is_to_be_created_anew(
+def test_a_job_whose_defaults_are_settled_without_a_uri_is_to_be_created_again(
     spec: Json, problem: str, status: Status
 ) -> None:
     job = replace(make_job(silent(**spec)), status=status)
     said = capacity.problem(replace(make_observed(), job=job))
-    assert problem in said and "create the job anew with checkpoint.uri" in said
+    assert problem in said and "create the job again with checkpoint.uri" in said
     assert "set it" not in said and "checkpointPrefix" not in said
 
 

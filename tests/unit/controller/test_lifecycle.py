@@ -71,7 +71,7 @@ def test_a_suspended_job_saves_ends_and_makes_no_other_pod() -> None:
     assert plan(seen(status=status, suspend=True)).status is None, "it stays so"
 
 
-def test_a_resumed_job_goes_on_with_the_next_attempt_and_a_deadline_counted_anew() -> None:
+def test_a_resumed_job_goes_on_with_the_next_attempt_and_a_deadline_counted_again() -> None:
     done = status_of(plan(seen(told(Outcome.INTERRUPTED, pod=deleted()), status=_stopping(), suspend=True)))
     made = plan(seen(status=done, now=after(5000)))
     assert status_of(made).attempt == 2 and makes(made)

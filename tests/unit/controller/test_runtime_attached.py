@@ -144,7 +144,7 @@ def test_the_sentence_grows_clearer_with_time_and_each_change_is_looked_for() ->
     assert made.recheck_after and timedelta(seconds=238) < made.recheck_after < timedelta(seconds=240)
 
 
-def test_each_attempt_answers_anew() -> None:
+def test_each_attempt_answers_again() -> None:
     _, status = look(make_pod(2, running_since=after(-5)), status=started(2))
     assert condition(status, Condition.RUNNING).reason == "WaitingForRuntime"
 

@@ -214,7 +214,7 @@ def test_a_volume_that_another_node_still_has_is_waited_for_longer() -> None:
     assert starting.gives_up(heard(make_observed(bound(), job=failing_since(901)), trouble=used)) is not None
 
 
-def test_the_clock_begins_anew_once_the_error_is_gone() -> None:
+def test_the_clock_begins_again_once_the_error_is_gone() -> None:
     waiting = Waiting(reason="ContainerCreating", container="trainer")
     status = plan(make_observed(bound(waiting=waiting), job=failing_since(200))).status
     assert status is None or status.attempts[-1].start_error_since is not None, "its Events are not read yet"

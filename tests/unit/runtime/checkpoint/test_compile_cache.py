@@ -284,7 +284,7 @@ def test_eight_kinds_of_machine_are_kept_and_the_oldest_goes(node: Nodes) -> Non
 
 
 # --- how it is switched, and what it never does --------------------------------------------------------
-def test_drop_forgets_what_every_machine_saved_and_saves_anew(node: Nodes) -> None:
+def test_drop_forgets_what_every_machine_saved_and_saves_again(node: Nodes) -> None:
     saved(node)
     node(facts=dataclasses.replace(FACTS, cpu="other")).compile(COMPILED).cache.save_if_changed()
     dropping = node(drop=True)

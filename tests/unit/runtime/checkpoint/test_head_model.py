@@ -39,7 +39,7 @@ from spottrain.errors import Superseded
 from tests.support.headexplore import Explorer
 from tests.support.headscenarios import (
     BEST_KEPT,
-    COPIED_ANEW,
+    COPIED_AGAIN,
     COPIED_OVER,
     FALL_BACK,
     PRUNED,
@@ -211,7 +211,7 @@ MUTANTS = {
     "a pruning goes without If-Match": (PRUNED, Rules(request=tools_without_if_match)),
     "a person tidies what a running job uploads": (PRUNED, Rules(leftovers=tidying_under_a_job)),
     "a copy takes HEAD from whoever owns it": (COPIED_OVER, broken(adopting=adopting_whoever_owns)),
-    "a copy is written without a condition": (COPIED_ANEW, Rules(request=tools_without_if_match)),
+    "a copy is written without a condition": (COPIED_AGAIN, Rules(request=tools_without_if_match)),
 }
 
 

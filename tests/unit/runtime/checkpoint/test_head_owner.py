@@ -282,7 +282,7 @@ def test_the_commit_of_a_superseded_attempt_changes_nothing(store: ScriptedStore
     second.check()
 
 
-def test_a_head_that_vanished_is_not_created_anew(store: ScriptedStore, owner: Make) -> None:
+def test_a_head_that_vanished_is_not_created_again(store: ScriptedStore, owner: Make) -> None:
     it = claimed(owner(1))
     store.delete([HEAD_KEY])
     with pytest.raises(CheckpointError, match="HEAD was deleted"):
@@ -361,8 +361,8 @@ def test_an_owner_whose_head_was_removed_sweeps_nothing_of_the_run_that_began_ov
     claimed(owner(1))
     second = claimed(owner(2))
     store.delete([HEAD_KEY])
-    anew = claimed(owner(3))
-    store.put(f"{anew.new_key(1)}shard-0", b"half")  # of term 1, as old as can be
+    again = claimed(owner(3))
+    store.put(f"{again.new_key(1)}shard-0", b"half")  # of term 1, as old as can be
     with pytest.raises(Superseded):
         second.sweep_orphans()
     assert len(store.list("checkpoints/")) == 1

@@ -307,7 +307,7 @@ def test_a_head_of_another_claim_supersedes(seen: Head) -> None:
         Releasing(tenure=TENURE).decide(seen, "n")
 
 
-def test_a_head_that_vanished_is_not_created_anew() -> None:
+def test_a_head_that_vanished_is_not_created_again() -> None:
     for intent in (Committing(tenure=TENURE, entry=entry(6), keep=2), Releasing(tenure=TENURE)):
         with pytest.raises(CheckpointError, match="HEAD was deleted"):
             intent.decide(None, "n")

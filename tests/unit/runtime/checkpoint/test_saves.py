@@ -96,7 +96,9 @@ def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("small_shards")
-def test_a_second_try_before_the_end_repeats_only_what_failed_and_copies_nothing_anew(tmp_path: Path) -> None:
+def test_a_second_try_before_the_end_repeats_only_what_failed_and_copies_nothing_twice(
+    tmp_path: Path,
+) -> None:
     it, store = make(tmp_path, {"r00000-01.safetensors": 2, "manifest.json": 1})
     taken: list[int] = []
 

@@ -89,7 +89,7 @@ def test_an_array_of_any_size_has_room(capfd: pytest.CaptureFixture[str]) -> Non
     assert asked.most(1) == 1 and advice(capfd) == []
 
 
-def test_workers_that_are_started_anew_are_sent_arrays_too(capfd: pytest.CaptureFixture[str]) -> None:
+def test_workers_that_are_started_again_are_sent_arrays_too(capfd: pytest.CaptureFixture[str]) -> None:
     held = numpy.zeros(GIB // 8)
     assert WorkerMemoryLimit(held, memory=left(3 * GIB), context="spawn").most(4) == 2
     (text,) = advice(capfd)

@@ -147,7 +147,7 @@ def test_a_folder_that_went_away_is_not_an_empty_one(folder: FolderStore, tmp_pa
     ):
         with pytest.raises(StoreUnavailable):
             act()
-    assert list((tmp_path / "store").iterdir()) == [], "it is not begun anew"
+    assert list((tmp_path / "store").iterdir()) == [], "it is not begun again"
 
 
 def increments(root: Path, times: int) -> None:

@@ -309,13 +309,13 @@ def test_on_a_cpu_it_is_the_containers_or_the_machines(tmp_path: Path) -> None:
     )
 
 
-def test_the_peak_is_the_processs_own_and_begins_anew(tmp_path: Path) -> None:
+def test_the_peak_is_the_processs_own_and_begins_again(tmp_path: Path) -> None:
     process = written(tmp_path, {"status": "Name:\tx\nVmHWM:\t    2048 kB\n", "clear_refs": ""})
     memory = HostMemory(1, process)
     memory.begin()
     assert (process / "clear_refs").read_text() == "5" and memory.peak() == 2048 * 1024
 
 
-def test_a_peak_that_cannot_begin_anew_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_peak_that_cannot_begin_again_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     HostMemory(1, tmp_path / "absent").begin()
     assert 'peak="of all trials so far"' in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""What torch.compile is refused for, a first batch that leaves no trace, and what compiles anew."""
+"""What torch.compile is refused for, a first batch that leaves no trace, and what compiles again."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def world_of_one() -> Iterator[None]:
 
 
 class Net(torch.nn.Module):
-    """Everything that a forward pass changes: random state, a running mean, a buffer assigned anew."""
+    """Everything that a forward pass changes: random state, a running mean, a buffer assigned again."""
 
     calls: torch.Tensor
 
@@ -203,8 +203,8 @@ def test_within_it_ddp_talks_to_nobody(world_of_one: None, monkeypatch: pytest.M
     assert told == ["buffers", "gradients"], "and after it as ever"
 
 
-# --- compiled anew --------------------------------------------------------------------------------------
-def test_what_compiles_anew_is_counted() -> None:
+# --- compiled again -------------------------------------------------------------------------------------
+def test_what_compiles_again_is_counted() -> None:
     @torch.compile(backend="eager", dynamic=False)
     def twice(x: torch.Tensor) -> torch.Tensor:
         return 2 * x

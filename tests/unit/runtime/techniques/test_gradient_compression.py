@@ -109,7 +109,7 @@ def test_qs_of_another_matrix_rank_do_not_fit_and_errors_do(capsys: pytest.Captu
 
 
 @pytest.mark.parametrize("saved", ["none", "bf16"])
-def test_after_another_kind_it_begins_anew(saved: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_after_another_kind_it_begins_again(saved: str, capsys: pytest.CaptureFixture[str]) -> None:
     it = power()
     it.load_state_dict({"kind": saved}, {})
     assert it.state_dict()["step"] == 0

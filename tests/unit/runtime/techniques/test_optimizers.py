@@ -158,7 +158,7 @@ SCRIPTS: dict[str, tuple[Callable[[Any], torch.optim.Optimizer], dict[str, Any]]
 
 
 @pytest.mark.parametrize("name", sorted(SCRIPTS))
-def test_the_same_kind_keeps_every_option_that_is_not_said_anew(name: str) -> None:
+def test_the_same_kind_keeps_every_option_that_is_not_said_again(name: str) -> None:
     script, expected = SCRIPTS[name]
     net = model()
     groups: list[dict[str, Any]] = [

@@ -192,7 +192,7 @@ SCALED = {"learningRateScaling": {"rule": "linear", "baseBatchSize": 4}}
     ],
     ids=["the manifest's", "scaled", "no longer said", "the same"],
 )
-def test_a_rate_that_is_said_anew_holds_after_a_resume_and_is_told(
+def test_a_rate_that_is_said_again_holds_after_a_resume_and_is_told(
     first: Named, then: Named, rate: float, holds: str | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     optimizer, scheduler = rated(first)
