@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+import tomllib
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -178,6 +179,15 @@ def test_a_prefix_that_the_operator_takes_is_taken_by_the_chart(prefix: str) -> 
     assert template(f"jobDefaults.checkpointPrefix={json.dumps(prefix)}").returncode == 0
 
 
+def test_package_chart_images_and_examples_have_one_version() -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    about = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert (about["version"], about["appVersion"]) == (version, version)
+    for page in (ROOT / "README.md", *sorted((ROOT / "examples").glob("*.yaml"))):
+        tags = re.findall(r"spottrain-(?:operator|runtime):(\S+)", page.read_text())
+        assert set(tags) <= {version}, page
+
+
 def test_nobody_is_answered_with_a_regular_expression() -> None:
     assert "pattern" not in json.dumps(SCHEMA)
     crd = (ROOT / "crds" / "trainingjobs.yaml").read_text()
@@ -239,7 +249,7 @@ def test_every_pod_starts_a_module_that_exists_without_a_shell(objects: list[Obj
 
 def test_the_image_is_the_same_for_all_and_names_no_registry(objects: list[Object]) -> None:
     images = {t["spec"]["containers"][0]["image"] for t in pod_templates(objects).values()}
-    assert images == {"spottrain-operator:0.2.0"}
+    assert images == {"spottrain-operator:0.3.0"}
 
 
 def test_a_tag_of_its_own_reaches_every_pod() -> None:

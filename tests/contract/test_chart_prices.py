@@ -107,7 +107,7 @@ def test_its_pod_is_restricted_and_starts_a_module_that_exists(objects: list[Obj
     assert "memory" in container["resources"]["limits"] and "cpu" in container["resources"]["requests"]
     assert container["command"] == ["python3", "-m", "spottrain_prices"]
     assert importlib.util.find_spec("spottrain_prices.__main__") is not None
-    assert container["image"] == "spottrain-prices:0.2.0"
+    assert container["image"] == "spottrain-prices:0.3.0"
 
 
 def test_one_run_at_a_time_that_ends_and_that_shows_as_failed(objects: list[Object]) -> None:
