@@ -525,7 +525,7 @@ class Status:
         return self.progress.state if self.progress is not None else ""
 
     def record(self, number: int) -> AttemptRecord | None:
-        return next((r for r in self.attempts if r.number == number), None)
+        return next((r for r in reversed(self.attempts) if r.number == number), None)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -608,6 +608,8 @@ KEPT_RANKS = 3
 
 
 def with_record(status: Status, record: AttemptRecord) -> Status:
+    if status.record(record.number) == record:
+        return status
     others = [r for r in status.attempts if r.number != record.number]
     kept = sorted((*others, record), key=lambda r: r.number)[-KEPT_ATTEMPTS:]
     old = [replace(r, ranks=()) if r.ranks else r for r in kept[:-KEPT_RANKS]]

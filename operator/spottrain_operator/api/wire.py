@@ -64,8 +64,14 @@ def encode(value: Any) -> Any:
     if kind in _PLAIN:
         return value
     if is_dataclass(value):
-        pairs = ((name, encode(getattr(value, attribute))) for attribute, name in _fields(kind))
-        return {name: item for name, item in pairs if item not in (None, "", [], {})}
+        result = {}
+        for attribute, name in _fields(kind):
+            item = getattr(value, attribute)
+            if type(item) not in _PLAIN:
+                item = encode(item)
+            if item or item not in _EMPTY:
+                result[name] = item
+        return result
     if isinstance(value, datetime):
         return rfc3339(value)
     if isinstance(value, Decimal):
@@ -76,6 +82,7 @@ def encode(value: Any) -> Any:
 
 
 _PLAIN: Final = frozenset({type(None), str, int, bool, float})
+_EMPTY: Final[tuple[Any, ...]] = (None, "", [], {})
 
 
 @cache

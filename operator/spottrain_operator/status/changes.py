@@ -150,12 +150,9 @@ def _with_ranks(known: tuple[RankRecord, ...], pods: Sequence[PodView]) -> tuple
 def _with_steps(
     record: AttemptRecord, start: int | None, last: int | None, durable: int | None
 ) -> AttemptRecord:
-    return replace(
-        record,
-        start_step=_or(record.start_step, start),
-        last_step=_larger(record.last_step, last),
-        durable_step=_larger(record.durable_step, durable),
-    )
+    old = (record.start_step, record.last_step, record.durable_step)
+    new = (_or(old[0], start), _larger(old[1], last), _larger(old[2], durable))
+    return record if new == old else replace(record, start_step=new[0], last_step=new[1], durable_step=new[2])
 
 
 def with_vanished(status: Status, o: Observed) -> Status:
@@ -178,7 +175,8 @@ def with_back_fill(status: Status) -> Status:
 
 
 def _known_durable(status: Status, step: int | None) -> Status:
-    return replace(status, known_durable_step=_larger(status.known_durable_step, step))
+    known = _larger(status.known_durable_step, step)
+    return status if known == status.known_durable_step else replace(status, known_durable_step=known)
 
 
 def with_progress(status: Status, o: Observed, sample: Sample) -> Status:
