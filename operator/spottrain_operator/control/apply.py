@@ -73,6 +73,8 @@ ANNOTATE_SECONDS = 1.0
 CREATED_AT_A_TIME: Final = 8
 """Maximum number of pods of one job: half of the client's creations, so that those of other jobs do not wait
 behind a gang of a thousand."""
+CHANGED_AT_A_TIME: Final = 32
+"""Maximum number of other actions of one job: more than the client sends at once."""
 MAX_NAMED = 3
 """Maximum number of failures in one message."""
 REJECTIONS: Final = frozenset(
@@ -283,19 +285,21 @@ async def _do_all(actions: tuple[Action, ...], job: Job, context: Context) -> li
 
 
 async def _at_once(
-    actions: Sequence[Action], job: Job, context: Context, most: int | None = None
+    actions: Sequence[Action], job: Job, context: Context, most: int = CHANGED_AT_A_TIME
 ) -> list[Result]:
     """Executes actions concurrently, at most so many at a time."""
-    slots = asyncio.Semaphore(most or max(1, len(actions)))
+    waiting = iter(enumerate(actions))
+    results: dict[int, Result] = {}
 
-    async def one(action: Action) -> Result:
-        async with slots:
-            return await _do(action, job, context)
+    async def work() -> None:
+        for number, action in waiting:
+            results[number] = await _do(action, job, context)
 
-    results = await asyncio.gather(*map(one, actions), return_exceptions=True)
-    if unexpected := [r for r in results if isinstance(r, BaseException)]:
+    workers = [work() for _ in range(min(most, len(actions)))]
+    ends = await asyncio.gather(*workers, return_exceptions=True)
+    if unexpected := [end for end in ends if end is not None]:
         raise unexpected[0]  # once the others have ended
-    return [r for r in results if not isinstance(r, BaseException)]
+    return [results[number] for number in sorted(results)]
 
 
 async def _do(action: Action, job: Job, context: Context) -> Result:

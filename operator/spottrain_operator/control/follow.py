@@ -211,8 +211,8 @@ def _start(o: Observed, status: Status) -> Iterator[Action]:
         group, generation = objects.gang(o.job, status, api, zoned=o.zoned), o.job.generation
         yield Provide(kind=api.resource, group=api.group, manifest=group, generation=generation)
     pool, pinned = capacity.pool_of(o, status), placement.pins(o, status)
-    for place in placement.placements(o, status, pool, pinned, api):
-        manifest = trainer_pod.pod(o.job, status, pool, place)
+    places = placement.placements(o, status, pool, pinned, api)
+    for manifest in trainer_pod.pods(o.job, status, pool, places):
         yield Create(manifest=manifest, generation=o.job.generation, attempt=status.attempt)
 
 

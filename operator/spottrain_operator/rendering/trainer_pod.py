@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from datetime import datetime
 from typing import Any, Final
@@ -103,6 +104,35 @@ def pod(job: Job, status: Status, pool: ChosenPool, place: Placement = SOLE) -> 
     return {"apiVersion": "v1", "kind": "Pod", "metadata": _metadata(job, status, place), "spec": body}
 
 
+def pods(job: Job, status: Status, pool: ChosenPool, places: Iterable[Placement]) -> Iterator[Json]:
+    """Yields the pods of an attempt. What those of a gang have in common is rendered once; they share it, so
+    it must not be changed."""
+    alike: dict[Placement, Json] = {}
+    for place in places:
+        common = replace(place, rank=0, pin="")
+        if common not in alike:
+            alike[common] = pod(job, status, pool, common)
+        yield _of_rank(alike[common], job, status, place)
+
+
+def _of_rank(first: Json, job: Job, status: Status, place: Placement) -> Json:
+    """Returns the pod of another rank, from the one of rank 0 without a pin."""
+    name, meta, body = job.pod_name(status.attempt, place.rank), first["metadata"], dict(first["spec"])
+    meta = meta | {"name": name, "labels": meta["labels"] | {names.RANK_LABEL: str(place.rank)}}
+    if place.pin:
+        meta["annotations"] = meta["annotations"] | {names.PINNED_ANNOTATION: place.pin}
+        affinity = body.get("affinity") or {}
+        body["affinity"] = affinity | {"nodeAffinity": dict(affinity.get("nodeAffinity") or {})}
+        _pin(body, place.pin)
+    if place.rank:
+        body["hostname"] = name
+        trainer = judged(body["containers"])
+        own = {"name": "", "value": str(place.rank)}
+        env = [own | {"name": e["name"]} if e["name"] in RANK_VARIABLES else e for e in trainer["env"]]
+        body["containers"] = [c if c is not trainer else c | {"env": env} for c in body["containers"]]
+    return first | {"metadata": meta, "spec": body}
+
+
 def _queue(job: Job, status: Status) -> tuple[Json, Json]:
     """Returns labels and annotations with which Kueue or Volcano admits an attempt's pods together."""
     assert job.spec is not None
@@ -170,7 +200,11 @@ def _place(body: Json, pool: ChosenPool, place: Placement) -> None:
         rule = {"key": names.HOSTNAME_LABEL, "operator": "NotIn", "values": sorted(off)}
         (_prefer if place.soft else _require)(body, rule)
     if place.pin:
-        _require(body, {"key": names.HOSTNAME_LABEL, "operator": "In", "values": [place.pin]})
+        _pin(body, place.pin)
+
+
+def _pin(body: Json, host: str) -> None:
+    _require(body, {"key": names.HOSTNAME_LABEL, "operator": "In", "values": [host]})
 
 
 def _require(body: Json, *either: Json) -> None:
@@ -247,6 +281,7 @@ def _equip_container(trainer: Json, job: Job, status: Status, grace_seconds: int
 _POD_UID: Final = {"name": str(Env.POD_UID), "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}}
 PROCESSES: Final = "PET_NPROC_PER_NODE"
 """torchrun's flag --nproc-per-node as an environment variable."""
+RANK_VARIABLES: Final = (str(Env.WORKER_INDEX), "NODE_RANK", "PET_NODE_RANK")
 _WRITABLE: Final = {"HOME": volumes.HOME_DIR, "TMPDIR": volumes.TMP_DIR}
 """Only with a read-only image: otherwise files in its own home, such as packages, would not be found."""
 _CACHES: Final = {
@@ -290,15 +325,13 @@ def _gang(job: Job, status: Status, rank: int) -> dict[str, str]:
     port = str(names.RENDEZVOUS_PORT)
     workers = str(job.spec.workers)
     return {
+        **dict.fromkeys(RANK_VARIABLES, str(rank)),
         str(Env.WORKERS): workers,
-        str(Env.WORKER_INDEX): str(rank),
         str(Env.RENDEZVOUS): f"{host}:{port}",
         "MASTER_ADDR": host,
         "MASTER_PORT": port,
         "NNODES": workers,
-        "NODE_RANK": str(rank),
         "PET_NNODES": workers,
-        "PET_NODE_RANK": str(rank),
         "PET_MASTER_ADDR": host,
         "PET_MASTER_PORT": port,
     }

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from spottrain_operator.api.training_job import Status
-from spottrain_operator.control.apply import CREATED_AT_A_TIME
+from spottrain_operator.control.apply import CHANGED_AT_A_TIME, CREATED_AT_A_TIME
 from spottrain_operator.control.reconcile import LARGE, PAUSE_PER_POD
 
 from tests.builders import KEY, make_job, make_observed, manifests, raw_spec
@@ -56,18 +56,30 @@ async def test_events_of_a_large_gang_wait_a_moment_after_each_reconcile() -> No
     assert not waits, "a clock that was set back pauses nothing"
 
 
-async def test_pods_of_a_large_gang_are_created_a_few_at_a_time() -> None:
-    world, under_way, most = World({"workers": 100}), 0, 0
-    real = world.cluster.create_pod
+async def test_pods_of_a_large_gang_are_created_and_deleted_a_few_at_a_time() -> None:
+    world = World({"workers": 100})
+    created, deleted = at_once(world, "create_pod"), at_once(world, "delete_pod")
+    await world.settle()
+    assert len(world.cluster.posted) == 100 and max(created) == CREATED_AT_A_TIME
+    job = world.cluster.jobs[KEY.name]
+    job["spec"]["suspend"] = True
+    world.cluster._bump(job)
+    world.pass_time(60)
+    await world.settle()
+    assert len(deleted) >= 100 and max(deleted) == CHANGED_AT_A_TIME
 
-    async def create_pod(*args: Any, **more: Any) -> Any:
-        nonlocal under_way, most
+
+def at_once(world: World, method: str) -> list[int]:
+    """How many requests of this kind were under way, at the start of each."""
+    real, counts, under_way = getattr(world.cluster, method), [], 0
+
+    async def call(*args: Any, **more: Any) -> Any:
+        nonlocal under_way
         under_way += 1
-        most = max(most, under_way)
+        counts.append(under_way)
         await asyncio.sleep(0)
         under_way -= 1
         return await real(*args, **more)
 
-    world.cluster.create_pod = create_pod  # type: ignore[method-assign]
-    await world.settle()
-    assert len(world.cluster.posted) == 100 and most == CREATED_AT_A_TIME
+    setattr(world.cluster, method, call)
+    return counts

@@ -47,6 +47,35 @@ def trainer_of(manifest: Json) -> Json:
     return found
 
 
+BESIDE = {"name": "beside", "image": "y", "env": [{"name": "NODE_RANK", "value": "its own"}]}
+AFFINITY = {"nodeAffinity": {trainer_pod.PREFERRED: [{"weight": 1, "preference": {}}]}, "podAffinity": {}}
+
+
+@pytest.mark.parametrize(
+    "pod",
+    [
+        {},
+        {"affinity": AFFINITY, "initContainers": [{"name": "first", "image": "z"}]},
+        {"affinity": {"nodeAffinity": None}, "schedulerName": "volcano"},
+    ],
+)
+@pytest.mark.parametrize("workers", [1, 3])
+def test_pods_of_an_attempt_are_those_that_are_rendered_one_by_one(pod: Json, workers: int) -> None:
+    trainer = {"name": "trainer", "image": "x", "env": [{"name": "X", "value": "7"}]}
+    template = {"spec": pod | {"containers": [BESIDE, trainer]}}
+    job, status = make_job(raw_spec(template=template, workers=workers)), Status(attempt=2)
+    assert job.spec is not None, job.invalid
+    places = [
+        Placement(rank=rank, avoid=avoid, pin=pin, leave=leave, soft=soft)
+        for rank in range(workers)
+        for avoid in ((), ("bad",))
+        for pin, leave in (("", ()), ("", ("n1", "n2")), ("n1", ()))
+        for soft in (False, True)
+    ]
+    made = list(trainer_pod.pods(job, status, POOL, places))
+    assert made == [trainer_pod.pod(job, status, POOL, place) for place in places]
+
+
 def test_labels_and_annotations_of_the_template_stay_and_ours_are_added() -> None:
     template = {
         "metadata": {"labels": {"team": "a"}, "annotations": {"karpenter.sh/do-not-disrupt": "false"}},
