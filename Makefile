@@ -11,11 +11,11 @@ SOURCES := operator runtime dev bench examples tests
 .PHONY: help setup lint format test test-fast test-native-gangs test-kubernetes test-helm-4 test-karpenter \
 	test-prometheus test-matrix chaos-runtime chaos-operator demo demo-local cluster-up cluster-status \
 	cluster-down binaries sync golden bench-checkpoint bench-restart bench-loop bench-techniques bench-data \
-	bench-gpu bench-diagnosis bench-notice bench-failover bench-scale bench-storm bench-capacity bench-soak \
-	bench-policy bench-goodput bench-head clean
+	bench-gpu bench-diagnosis bench-notice bench-failover bench-scale bench-scale-singles bench-scale-gang \
+	bench-storm bench-capacity bench-soak bench-informer bench-policy bench-goodput bench-head clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  \033[1m%-15s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  \033[1m%-19s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .tools/bin/uv:
 	python3 -m pip install --quiet --root-user-action=ignore --target .tools uv==$(UV_VERSION)
@@ -126,14 +126,23 @@ bench-failover: .venv/.synced ## the leader of two operators is killed, asked to
 bench-scale: .venv/.synced ## 125 jobs x 8 pods beside Kubernetes' Job controller, 5 rounds in turn, on fake nodes
 	$(RECORD) scale -- $(PY) -m bench.scale.burst --rounds $(or $(ROUNDS),5)
 
+bench-scale-singles: .venv/.synced ## the same with 1,000 jobs of one worker, 3 rounds
+	$(RECORD) scale_singles -- $(PY) -m bench.scale.burst --jobs 1000 --workers 1 --rounds $(or $(ROUNDS),3)
+
+bench-scale-gang: .venv/.synced ## the same with one gang of 1,024, 3 rounds
+	$(RECORD) scale_gang -- $(PY) -m bench.scale.burst --jobs 1 --workers 1024 --rounds $(or $(ROUNDS),3)
+
 bench-storm: .venv/.synced ## notices for 30 % of the nodes of 1,000 running jobs within a minute, on fake nodes
 	$(RECORD) storm -- $(PY) -m bench.scale.storm
 
 bench-capacity: .venv/.synced ## 5,000 jobs, 10,000 pods: memory, restart, failover, waits of reconciles (an hour)
 	$(RECORD) capacity -- $(PY) -m bench.scale.capacity
 
-bench-soak: .venv/.synced ## N=300 jobs that come, are interrupted, finish and are deleted: memory, ghosts, stuck jobs
-	$(RECORD) soak -- $(PY) -m bench.scale.soak --jobs $(or $(N),300)
+bench-soak: .venv/.synced ## a day of churn in MINUTES=15, operators that go included: memory, ghosts, stuck jobs
+	$(RECORD) soak -- $(PY) -m bench.scale.soak --minutes $(or $(MINUTES),15)
+
+bench-informer: .venv/.synced ## what an event of a pod costs in processor time: kopf's handler beside our informer
+	$(RECORD) informer -- $(PY) bench/informer.py
 
 bench-policy: .venv/.synced ## cost of choosing between spot and on-demand, on recorded traces: TRACES=FOLDER
 	@test -n "$(TRACES)" || { echo "name the folder of the spot traces: make $@ TRACES=FOLDER"; exit 2; }

@@ -1,16 +1,17 @@
 """Many jobs at once, beside Kubernetes' own Job controller: `make bench-scale`.
 
-    python -m bench.scale.burst --rounds 5
-    python -m bench.scale.burst --rounds 1 --only gangs --jobs 50        # a quick probe
-    python -m bench.scale.burst --rounds 1 --only gangs --profile FILE   # the operator under cProfile
+    python -m bench.scale.burst --rounds 5                       # 125 jobs of 8 workers
+    python -m bench.scale.burst --jobs 1000 --workers 1          # `make bench-scale-singles`
+    python -m bench.scale.burst --jobs 1 --workers 1024          # `make bench-scale-gang`
+    python -m bench.scale.burst --rounds 1 --floors 0 --profile FILE   # the operator under cProfile
 
 In turn TrainingJobs and Indexed Jobs of the same pods are applied, and deleted once all run. Measured is the
 time until every pod is Running and every TrainingJob says so (`ready` 8/8, condition Running); then the time
-until no pod and no job is left. Three shapes: `gangs` (125 x 8), `singles` (1,000 x 1), `gang` (1 x 1,024).
+until no pod and no job is left.
 
 `floor` is a bare asyncio client that makes, in the same run and without any logic, the writes that the
-operator was seen to make for each job. The last line is JSON; ratios are medians of rounds, each to the round
-beside it.
+operator was seen to make for each job; `writes_per_job` and `floor_writes_per_job` are both sides' by the
+API server's audit log. The last line is JSON; ratios are medians of rounds, each to the round beside it.
 """
 
 from __future__ import annotations
@@ -21,15 +22,16 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 import aiohttp
 from spottrain_operator.names import API_VERSION, FIELD_MANAGER, JOB_LABEL, KIND, PLURAL
 
+from bench.scale import options as arguments
 from bench.scale import world as worlds
 from bench.scale.audit import Log, Write, by_verb
 from bench.scale.client import (
@@ -45,28 +47,34 @@ from bench.scale.client import (
     seen,
     wait,
 )
-from bench.scale.world import NAMESPACE, PODS, Size, World, built_in_job, jobs_path, load, say, training_job
+from bench.scale.world import (
+    NAMESPACE,
+    PODS,
+    World,
+    built_in_job,
+    job_says_running,
+    jobs_path,
+    load,
+    say,
+    says_running,
+    training_job,
+)
 
 PATIENCE: Final = 900.0
-STATUS: Final = f"patch {PLURAL}/status"
+SERVICES, EVENTS = (f"/api/v1/namespaces/{NAMESPACE}/{kind}" for kind in ("services", "events"))
+FLOOR: Final = "bench-floor"
+"""User agent of the bare client."""
+AS_MANAGER: Final = f"fieldManager={FIELD_MANAGER}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shape:
-    name: str
     jobs: int
     workers: int
 
     @property
     def pods(self) -> int:
         return self.jobs * self.workers
-
-
-SHAPES: Final = (
-    Shape(name="gangs", jobs=125, workers=8),
-    Shape(name="singles", jobs=1000, workers=1),
-    Shape(name="gang", jobs=1, workers=1024),
-)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,28 +91,13 @@ class Round:
 
 
 # --- one round ----------------------------------------------------------------------------------------
-def training_says(workers: int) -> Callable[[Json], bool]:
-    def says(job: Json) -> bool:
-        status = job.get("status") or {}
-        runs = any(c["type"] == "Running" and c["status"] == "True" for c in status.get("conditions") or ())
-        return runs and status.get("ready") == f"{workers}/{workers}"
-
-    return says
-
-
-def job_says(workers: int) -> Callable[[Json], bool]:
-    return lambda job: (job.get("status") or {}).get("ready") == workers
-
-
 async def play(world: World, shape: Shape, kind: str, part: str) -> Round:
     """Applies and deletes them, of the kind `trainingjobs` or `jobs`."""
-    body, says = (training_job, training_says) if kind == PLURAL else (built_in_job, job_says)
+    ours = kind == PLURAL
+    body, says = (training_job, says_running) if ours else (built_in_job, job_says_running)
     path, api = jobs_path(kind), world.api
-    names = [f"{shape.name}-{part}-{number}" for number in range(shape.jobs)]
-    async with (
-        seen(api, PODS, POD_RUNNING, table=True) as pods,
-        seen(api, path, says(shape.workers)) as jobs,
-    ):
+    names = names_of(shape, part)
+    async with seen(api, PODS, POD_RUNNING, table=True) as pods, seen(api, path, says) as jobs:
         with closing(Log(world.server.audit_log)) as log:
             before, began = world.cpu(), time.monotonic()
             await each(lambda name: api.call("POST", path, body(name, shape.workers)), names)
@@ -122,6 +115,10 @@ async def play(world: World, shape: Shape, kind: str, part: str) -> Round:
             cpu=cpu,
             writes=writes,
         )
+
+
+def names_of(shape: Shape, part: str) -> list[str]:
+    return [f"job-{part}-{number}" for number in range(shape.jobs)]
 
 
 async def _all_there(shape: Shape, pods: Seen, jobs: Seen) -> None:
@@ -142,32 +139,35 @@ class Sample:
     """What the operator made for one job: bodies to POST again under other names."""
 
     name: str
+    uid: str
     pods: tuple[Json, ...]
-    service: Json | None
+    services: tuple[Json, ...]
+    events: tuple[Json, ...]
     status: Json
 
 
-async def sample(api: Api, shape: Shape) -> Sample:
+async def sample(api: Api, workers: int) -> Sample:
     """By a job that is made for it, and deleted."""
-    name, path = f"sample-{shape.name}", jobs_path(PLURAL)
-    await api.call("POST", path, training_job(name, shape.workers))
-    async with (
-        seen(api, path, training_says(shape.workers)) as jobs,
-        seen(api, PODS, POD_RUNNING, table=True) as there,
-    ):
+    name, path = "job-sample", jobs_path(PLURAL)
+    await api.call("POST", path, training_job(name, workers))
+    async with seen(api, path, says_running) as jobs, seen(api, PODS, POD_RUNNING, table=True) as there:
         await wait(lambda: f"{name} does not run", lambda: name in jobs.fitting, seconds=PATIENCE)
         job = await api.call("GET", f"{path}/{name}")
+        uid = job["metadata"]["uid"]
         pods = (await api.call("GET", f"{PODS}?labelSelector={JOB_LABEL}={name}"))["items"]
-        services = (await api.call("GET", f"/api/v1/namespaces/{NAMESPACE}/services"))["items"]
+        services = (await api.call("GET", SERVICES))["items"]
+        events = (await api.call("GET", f"{EVENTS}?fieldSelector=involvedObject.uid={uid}"))["items"]
         await api.delete(f"{path}/{name}")
         # The operator must have released the pods before it ends.
         gone = lambda: not jobs.live and not there.live  # noqa: E731
         await wait(lambda: f"{name} is still there", gone, seconds=PATIENCE)
-    of = [s for s in services if s["metadata"]["ownerReferences"][0]["uid"] == job["metadata"]["uid"]]
+    own = (s for s in services if s["metadata"]["ownerReferences"][0]["uid"] == uid)
     return Sample(
         name=name,
+        uid=uid,
         pods=tuple(map(_as_new, pods)),
-        service=_as_new(of[0]) if of else None,
+        services=tuple(map(_as_new, own)),
+        events=tuple(map(_event_as_new, events)),
         status=job["status"],
     )
 
@@ -178,56 +178,78 @@ def _as_new(found: Json) -> Json:
     return {"metadata": meta, "spec": spec}
 
 
-async def floor(world: World, shape: Shape, made: Sample, status_writes: int, part: str) -> float:
-    """Seconds until all pods run and all statuses are written; nobody else is there to write."""
-    names = [f"{shape.name}-{part}-{number}" for number in range(shape.jobs)]
-    path, api = jobs_path(PLURAL), world.api
+def _event_as_new(found: Json) -> Json:
+    return found | {"metadata": {"name": found["metadata"]["name"]}}
+
+
+def renamed(body: Json, words: Mapping[str, str]) -> Json:
+    """With other words, wherever they stand."""
+    text = json.dumps(body)
+    for old, new in words.items():
+        text = text.replace(old, new)
+    found: Json = json.loads(text)
+    return found
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Floor:
+    seconds: float
+    """Until all pods run and all statuses are written."""
+    writes: tuple[Write, ...]
+
+
+async def floor(world: World, shape: Shape, made: Sample, status_writes: int, part: str) -> Floor:
+    """Nobody else is there to write."""
+    path, api, names = jobs_path(PLURAL), world.api, names_of(shape, part)
+    connector = aiohttp.TCPConnector(limit=AT_ONCE)
     async with seen(api, PODS, POD_RUNNING, table=True) as pods:
-        began = time.monotonic()
+        with closing(Log(world.server.audit_log)) as log:
+            async with aiohttp.ClientSession(connector=connector, headers={"User-Agent": FLOOR}) as session:
+                bare = Api(kube=api.kube, session=session)
+                began = time.monotonic()
 
-        async def one(name: str) -> None:
-            await bare.call("POST", path, training_job(name, shape.workers))
-            await _write_as_the_operator(bare, name, shape, made, status_writes, pods)
+                async def one(name: str) -> None:
+                    await bare.call("POST", path, training_job(name, shape.workers))
+                    await _write_as_the_operator(bare, name, made, status_writes, pods)
 
-        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=AT_ONCE)) as session:
-            bare = Api(kube=api.kube, session=session)
-            await asyncio.gather(*map(one, names))
-        seconds = time.monotonic() - began
+                await asyncio.gather(*map(one, names))
+                seconds = time.monotonic() - began
+            # A job is applied in the other rounds as well, and is not one of the operator's writes.
+            writes = tuple(w for w in log.writes() if w.agent == FLOOR and w.resource != PLURAL)
         await each(lambda name: api.delete(f"{path}/{name}"), names)
         await each(lambda name: api.delete(f"{PODS}/{name}"), sorted(pods.live))
         await wait(lambda: f"{len(pods.live)} pods are left", lambda: not pods.live, seconds=PATIENCE)
-    services = f"/api/v1/namespaces/{NAMESPACE}/services"
-    await api.delete(services)
-    return seconds
+    await api.delete(SERVICES)
+    return Floor(seconds=seconds, writes=writes)
 
 
-async def _write_as_the_operator(
-    api: Api, name: str, shape: Shape, made: Sample, status_writes: int, pods: Seen
-) -> None:
-    bodies = [renamed(body, made.name, name) for body in made.pods]
-    await api.call("POST", f"{PODS}?dryRun=All&fieldManager={FIELD_MANAGER}", bodies[0])
+async def _write_as_the_operator(api: Api, name: str, made: Sample, status_writes: int, pods: Seen) -> None:
+    """The writes for one job, whose pods are made once all that precedes them is there."""
+    # A UID of its own: else the Service of each job would have the pods of all.
+    words = {made.name: name, made.uid: str(uuid.uuid4())}
+    statuses = (dict(made.status) | {"ready": f"{number}/{status_writes}"} for number in range(status_writes))
 
     async def write_status() -> None:
+        """One that differs from the last: else the API server would store nothing."""
         body = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": name}}
-        query = f"fieldManager={FIELD_MANAGER}&force=true"
-        target = f"{jobs_path(PLURAL)}/{name}/status?{query}"
-        await api.call("PATCH", target, body | {"status": made.status}, kind=APPLY)
+        target = f"{jobs_path(PLURAL)}/{name}/status?{AS_MANAGER}&force=true"
+        await api.call("PATCH", target, body | {"status": next(statuses)}, kind=APPLY)
 
+    async def post(path: str, body: Json, query: str = f"{AS_MANAGER}&fieldValidation=Strict") -> None:
+        await api.call("POST", f"{path}?{query}", renamed(body, words))
+
+    await post(PODS, made.pods[0], f"{AS_MANAGER}&fieldValidation=Strict&dryRun=All")
     await write_status()
-    if made.service is not None:
-        service = renamed(made.service, made.name, name)
-        await api.call("POST", f"/api/v1/namespaces/{NAMESPACE}/services", service)
-    await asyncio.gather(*(api.call("POST", PODS, body) for body in bodies))
+    for service in made.services:
+        await post(SERVICES, service)
+    await asyncio.gather(*(post(PODS, body) for body in made.pods))
+    for event in made.events:
+        await post(EVENTS, event, "")
     for _ in range(status_writes - 2):
         await write_status()
-    own = {body["metadata"]["name"] for body in bodies}
+    own = {renamed(body["metadata"], words)["name"] for body in made.pods}
     await wait(lambda: f"pods of {name} do not run", lambda: own <= pods.fitting, seconds=PATIENCE)
     await write_status()
-
-
-def renamed(body: Json, old: str, new: str) -> Json:
-    found: Json = json.loads(json.dumps(body).replace(old, new))
-    return found
 
 
 # --- figures ------------------------------------------------------------------------------------------
@@ -239,13 +261,12 @@ def figures(shape: Shape, ours: Sequence[Round], theirs: Sequence[Round]) -> dic
     pairs = list(zip(ours, theirs, strict=True))
     writes = [write for each_round in ours for write in each_round.writes]
     made = shape.jobs * len(ours)
+    statuses = sum(w.resource == f"{PLURAL}/status" and w.made for w in writes)
     return {
         "ratio": median(a.said / b.running for a, b in pairs),
         "ratio_both_say_so": median(a.said / b.said for a, b in pairs),
         "delete_ratio": median(a.deleted / b.deleted for a, b in pairs),
-        "status_writes_per_job": round(
-            sum(w.resource == f"{PLURAL}/status" and w.made for w in writes) / made, 2
-        ),
+        "status_writes_per_job": round(statuses / made, 2),
         "seconds": median(a.said for a in ours),
         "seconds_until_running": median(a.running for a in ours),
         "job_controller_seconds": median(b.running for b in theirs),
@@ -267,9 +288,8 @@ async def measure(world: World, shape: Shape, rounds: int) -> dict[str, Any]:
             found = await play(world, shape, kind, f"{'o' if kind == PLURAL else 't'}{number}")
             into.append(found)
             say(
-                f"{shape.name} {shape.jobs} x {shape.workers}, round {number}, {kind}: running "
-                f"{found.running:.1f} s, said {found.said:.1f} s, deleted {found.deleted:.1f} s; "
-                f"processor {found.cpu}"
+                f"{shape.jobs} x {shape.workers}, round {number}, {kind}: running {found.running:.1f} s, "
+                f"said {found.said:.1f} s, deleted {found.deleted:.1f} s; processor {found.cpu}"
             )
     return figures(shape, ours, theirs)
 
@@ -277,65 +297,44 @@ async def measure(world: World, shape: Shape, rounds: int) -> dict[str, Any]:
 async def measure_floor(
     world: World, shape: Shape, found: dict[str, Any], made: Sample, rounds: int
 ) -> dict[str, Any]:
-    writes = max(2, round(found["status_writes_per_job"]))
     floors, theirs = [], []
     for number in range(1, rounds + 1):
         try:
-            floors.append(await floor(world, shape, made, writes, f"f{number}"))
+            floors.append(
+                await floor(world, shape, made, max(2, round(found["status_writes_per_job"])), f"f{number}")
+            )
         except (Refused, Timeout) as error:  # the figures that are there already must not be lost
-            say(f"{shape.name}: the bare client failed: {error}")
+            say(f"the bare client failed: {error}")
             return {"floor_ratio": None}
         theirs.append((await play(world, shape, "jobs", f"g{number}")).running)
-        say(f"{shape.name}, floor {number}: {floors[-1]:.1f} s beside {theirs[-1]:.1f} s")
-    ratios = [a / b for a, b in zip(floors, theirs, strict=True)]
-    return {"floor_ratio": median(ratios), "floor_seconds": median(floors)}
+        say(f"floor {number}: {floors[-1].seconds:.1f} s beside {theirs[-1]:.1f} s")
+    writes = by_verb([write for each_floor in floors for write in each_floor.writes], shape.jobs * rounds)
+    say(f"writes for each job: of the operator {found['writes_per_job']}, of the bare client {writes}")
+    return {
+        "floor_ratio": median(a.seconds / b for a, b in zip(floors, theirs, strict=True)),
+        "floor_seconds": median(each_floor.seconds for each_floor in floors),
+        "floor_writes_per_job": writes,
+    }
 
 
 async def run(options: argparse.Namespace) -> dict[str, Any]:
-    chosen = [s for s in SHAPES if s.name in options.only]
-    shapes = [smaller(shape, options) for shape in chosen]
-    size = Size(nodes=options.nodes, gpus=options.gpus, zones=options.zones)
-    at_begin = load()
-    result: dict[str, Any] = {}
-    async with worlds.world(size, profile=options.profile) as world:
+    shape, at_begin = Shape(jobs=options.jobs, workers=options.workers), load()
+    async with worlds.world(arguments.size(options), profile=options.profile) as world:
         world.operator.start()
         await world.operator.ready(world.api.session)
-        for shape in shapes:
-            rounds = options.rounds if shape is shapes[0] else min(options.rounds, options.other_rounds)
-            found = await measure(world, shape, rounds)
-            result[shape.name] = found
+        found = await measure(world, shape, options.rounds)
         if options.floors:
-            made = [await sample(world.api, shape) for shape in shapes]
+            made = await sample(world.api, shape.workers)
             world.operator.end()
-            for shape, of in zip(shapes, made, strict=True):
-                result[shape.name] |= await measure_floor(
-                    world, shape, result[shape.name], of, options.floors
-                )
-    first: dict[str, Any] = result.pop(shapes[0].name)
-    about = {"jobs": shapes[0].jobs, "workers": shapes[0].workers, "rounds": options.rounds}
-    where = {"nodes": size.nodes, "zones": size.zones, "load": [at_begin, load()]}
-    return first | result | about | where
-
-
-def smaller(shape: Shape, options: argparse.Namespace) -> Shape:
-    if shape.name != "gangs":
-        return shape
-    return Shape(name=shape.name, jobs=options.jobs, workers=options.workers)
+            found |= await measure_floor(world, shape, found, made, options.floors)
+    about = {"jobs": shape.jobs, "workers": shape.workers, "rounds": options.rounds}
+    return found | about | {"nodes": options.nodes, "zones": options.zones, "load": [at_begin, load()]}
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    names = [shape.name for shape in SHAPES]
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--other-rounds", type=int, default=3, help="of all shapes but the first, at most")
-    parser.add_argument("--floors", type=int, default=2, help="rounds of the bare client")
-    parser.add_argument("--only", nargs="+", choices=names, default=names)
-    parser.add_argument("--jobs", type=int, default=SHAPES[0].jobs, help="of the shape `gangs`")
-    parser.add_argument("--workers", type=int, default=SHAPES[0].workers, help="of each of these jobs")
-    parser.add_argument("--nodes", type=int, default=200)
-    parser.add_argument("--gpus", type=int, default=8, help="of each node")
-    parser.add_argument("--zones", type=int, default=1, help="over which the nodes are spread, at most 6")
-    parser.add_argument("--profile", type=Path, help="file for the operator's profile")
+    parser = arguments.parser(__doc__, jobs=125, workers=8, nodes=200, gpus=8, zones=1, profile=None)
+    arguments.add(parser, "rounds", int, 5, "in turn")
+    arguments.add(parser, "floors", int, 2, "rounds of the bare client")
     print(json.dumps(asyncio.run(run(parser.parse_args()))))
     return 0
 

@@ -118,7 +118,8 @@ class Seen:
     """Which objects of a watch exist, and when each first was in the state that is looked for."""
 
     fits: Callable[[Json], bool]
-    live: set[str] = field(default_factory=set)
+    live: dict[str, Json] = field(default_factory=dict)
+    """By name: each that exists, as it was last seen."""
     reached: dict[str, float] = field(default_factory=dict)
     """By `time.monotonic`."""
     fitting: set[str] = field(default_factory=set)
@@ -128,10 +129,10 @@ class Seen:
         async for kind, item in api.watch(path, table=table):
             name = key(item).partition("/")[2]
             if kind == "DELETED":
-                self.live.discard(name)
+                self.live.pop(name, None)
                 self.fitting.discard(name)
                 continue
-            self.live.add(name)
+            self.live[name] = item
             if self.fits(item):
                 self.fitting.add(name)
                 self.reached.setdefault(name, time.monotonic())
@@ -162,12 +163,14 @@ def cell(column: int, value: str) -> Callable[[Json], bool]:
 POD_RUNNING: Final = cell(2, "Running")
 
 
-async def wait(what: Callable[[], str], ready: Callable[[], bool], *, seconds: float) -> None:
+async def wait(
+    what: Callable[[], str], ready: Callable[[], bool], *, seconds: float, every: float = LOOK
+) -> None:
     end = time.monotonic() + seconds
     while not ready():
         if time.monotonic() > end:
             raise Timeout(f"after {seconds:.0f} s: {what()}")
-        await asyncio.sleep(LOOK)
+        await asyncio.sleep(every)
 
 
 async def each(

@@ -7,10 +7,11 @@ moments of a minute: their Node and the pods on it are annotated as the agent do
 be deleted, and its job start again elsewhere and train.
 
 Times are of the API server's audit log. The truth is taken from a watch of the pods: each attempt with a pod
-on a node with a notice is one interruption of its job. The last line is JSON; exit code 1 where one of these
-is not 0: duplicate_ranks (a pod that was created twice), charged_failures, unrecovered (jobs that do not
-train in the end), miscounted (jobs whose status has another number of interruptions or attempts than there
-were).
+on a node with a notice is one interruption of its job. A job has recovered when its status is at the attempt
+after these interruptions and says Running with all ranks ready, and the API server has these pods running on
+nodes without a notice. After `--settle` seconds it is counted. The last line is JSON; exit code 1 where one
+of these is not 0: duplicate_ranks (created more than once), charged_failures, unrecovered, miscounted (jobs
+whose status has another number of interruptions or attempts than there were).
 """
 
 from __future__ import annotations
@@ -21,105 +22,26 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager, closing, suppress
-from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
-from pathlib import Path
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass
 from random import Random
 from typing import Any, Final
 
-from prometheus_client.parser import text_string_to_metric_families
-from spottrain_operator.agent import plan as agent
-from spottrain_operator.agent.findings import NodeEnding
-from spottrain_operator.names import AWS_SPOT_NOTICE, PLURAL, POD_SELECTOR, Cause
+from spottrain_operator.names import PLURAL, Cause
 
+from bench.scale import options as arguments
 from bench.scale import world as worlds
 from bench.scale.audit import Log, Write
-from bench.scale.client import AGENT, MERGE, Api, Json, Refused, Timeout, each, seen, wait
-from bench.scale.world import PODS, Size, World, jobs_path, load, say, training_job
+from bench.scale.client import AGENT, Api, Json, Timeout, each, seen, wait
+from bench.scale.cloud import Places, Rank, give_notice, places
+from bench.scale.metrics import value
+from bench.scale.world import World, jobs_path, load, say, says_running, training_job, trains
 
-NOTICE_SECONDS: Final = 120
-"""What EC2 gives a spot instance."""
-STATUS, NODE = 2, 6
-"""Columns of the table of pods."""
 PATIENCE: Final = 900.0
-
-
-# --- the pods, and where they are -----------------------------------------------------------------------
-@dataclass(frozen=True, order=True, slots=True)
-class Rank:
-    """A pod by what its name says."""
-
-    job: str
-    attempt: int
-    rank: int
-
-    @classmethod
-    def of(cls, pod: str) -> Rank:
-        job, _, attempt, rank = pod.rsplit("-", 3)
-        return cls(job, int(attempt), int(rank))
-
-
-@dataclass(kw_only=True)
-class Places:
-    """Which pods there were on which node, and which of them run."""
-
-    nodes: dict[str, str] = field(default_factory=dict)
-    """By pod, also of those that are gone."""
-    uids: dict[str, str] = field(default_factory=dict)
-    running: set[str] = field(default_factory=set)
-
-    async def follow(self, api: Api) -> None:
-        async for kind, row in api.watch(f"{PODS}?labelSelector={POD_SELECTOR}", table=True):
-            meta, cells = row["object"]["metadata"], row["cells"]
-            name = meta["name"]
-            if cells[NODE] not in ("", "<none>"):
-                self.nodes[name] = cells[NODE]
-            self.uids[name] = meta["uid"]
-            runs = kind != "DELETED" and cells[STATUS] == "Running"
-            (self.running.add if runs else self.running.discard)(name)
-
-    def on(self, node: str) -> list[str]:
-        return [pod for pod in self.running if self.nodes.get(pod) == node]
-
-
-@asynccontextmanager
-async def places(api: Api) -> AsyncIterator[Places]:
-    found = Places()
-    task = asyncio.create_task(found.follow(api))
-    try:
-        yield found
-    finally:
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
-
-
-# --- the cloud ------------------------------------------------------------------------------------------
-async def give_notice(api: Api, node: str, there: Places) -> None:
-    """What the agent writes when it reads a notice: the node, then the pods on it."""
-    now = datetime.now(UTC)
-    deadline = now + timedelta(seconds=NOTICE_SECONDS)
-    cause = NodeEnding(source=AWS_SPOT_NOTICE, action="terminate", id=node, at=deadline)
-    notice = agent.NodeNotice(cause=cause, deadline=deadline, seen=now)
-    for _ in range(20):
-        raw = await api.call("GET", f"/api/v1/nodes/{node}")
-        known = agent.Node(
-            resource_version=raw["metadata"]["resourceVersion"],
-            taints=tuple(raw["spec"].get("taints") or ()),
-            annotations=raw["metadata"].get("annotations") or {},
-        )
-        with suppress(Refused):  # written by kwok meanwhile
-            patch = agent.node_patch(agent.Marks(notice=notice), known)
-            await api.call("PATCH", f"/api/v1/nodes/{node}", patch, kind=MERGE)
-            break
-    else:
-        raise Timeout(f"node {node} could not be annotated")
-    for pod in there.on(node):
-        view = agent.Pod(namespace=worlds.NAMESPACE, name=pod, uid=there.uids[pod])
-        with suppress(Refused):  # gone
-            await api.call("PATCH", f"{PODS}/{pod}", agent.pod_patch(notice, view), kind=MERGE)
+LOOK: Final = 1.0
+AFTER: Final = 15.0
+"""Seconds in which what has recovered could still go wrong."""
 
 
 async def strike(api: Api, nodes: Sequence[str], there: Places, seconds: float, random: Random) -> None:
@@ -133,7 +55,7 @@ async def strike(api: Api, nodes: Sequence[str], there: Places, seconds: float, 
 # --- the judgement --------------------------------------------------------------------------------------
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Times:
-    """Seconds from each notice until the operator acted on a pod of that node."""
+    """Seconds from the first notice of an attempt until the operator acted on the pod of that node."""
 
     deleted: tuple[float, ...]
     replaced: tuple[float, ...]
@@ -151,7 +73,7 @@ def times(writes: Iterable[Write], on: Mapping[str, str]) -> Times:
             into = {"delete": deleted, "create": created}.get(write.verb)
             if into is not None:
                 into.setdefault(Rank.of(write.name), write.at if write.verb == "delete" else write.answered)
-    hit = {Rank.of(pod): noticed[node] for pod, node in on.items() if node in noticed}
+    hit = first_notices(noticed, on)
     after = {rank: created.get(Rank(rank.job, rank.attempt + 1, rank.rank)) for rank in hit}
     return Times(
         deleted=tuple(deleted[rank] - at for rank, at in hit.items() if rank in deleted),
@@ -159,16 +81,26 @@ def times(writes: Iterable[Write], on: Mapping[str, str]) -> Times:
     )
 
 
+def first_notices(noticed: Mapping[str, float], on: Mapping[str, str]) -> dict[Rank, float]:
+    """Of each attempt the rank whose node was the first to get a notice: it ends the whole attempt."""
+    first: dict[tuple[str, int], tuple[float, Rank]] = {}
+    for pod, node in on.items():
+        if node in noticed:
+            rank = Rank.of(pod)
+            found, attempt = (noticed[node], rank), (rank.job, rank.attempt)
+            first[attempt] = min(first.get(attempt, found), found)
+    return {rank: at for at, rank in first.values()}
+
+
 def duplicates(writes: Iterable[Write]) -> int:
-    """Pods that were created more than once."""
-    created = Counter(w.name for w in writes if w.made and (w.verb, w.resource) == ("create", "pods"))
-    return sum(number > 1 for number in created.values())
+    """Ranks of an attempt that were created more than once."""
+    creates = (w for w in writes if w.operators and w.made and (w.verb, w.resource) == ("create", "pods"))
+    return sum(number > 1 for number in Counter(Rank.of(write.name) for write in creates).values())
 
 
-def truth(on: Mapping[str, str], noticed: Iterable[str]) -> Counter[str]:
+def truth(on: Mapping[str, str], noticed: Collection[str]) -> Counter[str]:
     """Interruptions by job: attempts that had a pod on a node with a notice."""
-    doomed = set(noticed)
-    attempts = {(r.job, r.attempt) for r in (Rank.of(pod) for pod, node in on.items() if node in doomed)}
+    attempts = {(r.job, r.attempt) for r in (Rank.of(pod) for pod, node in on.items() if node in noticed)}
     return Counter(job for job, _ in attempts)
 
 
@@ -178,6 +110,21 @@ def miscounted(jobs: Iterable[Json], interruptions: Mapping[str, int]) -> list[s
         name, status = job["metadata"]["name"], job.get("status") or {}
         wanted = interruptions.get(name, 0)
         if (status.get("interruptions", 0), status.get("attempt")) != (wanted, wanted + 1):
+            found.append(name)
+    return found
+
+
+def unrecovered(jobs: Iterable[Json], there: Places, noticed: Collection[str]) -> list[str]:
+    """Jobs that do not run in the attempt that follows their interruptions, by status or by their pods."""
+    interruptions = truth(there.nodes, noticed)
+    running = {Rank.of(pod) for pod in there.running if there.nodes[pod] not in noticed}
+    found = []
+    for job in jobs:
+        name, workers = job["metadata"]["name"], job["spec"]["workers"]
+        attempt = interruptions[name] + 1
+        ranks = {Rank(name, attempt, rank) for rank in range(workers)}
+        at_it = (job.get("status") or {}).get("attempt") == attempt and says_running(job)
+        if not (at_it and ranks <= running):
             found.append(name)
     return found
 
@@ -192,67 +139,54 @@ def spread(values: Sequence[float]) -> dict[str, float | None]:
     return {"p50": quantile(values, 0.5), "p99": quantile(values, 0.99), "greatest": quantile(values, 1)}
 
 
-def counter(metrics: str, name: str, **labels: str) -> float:
-    """Sum of a counter's samples with these labels."""
-    return sum(
-        sample.value
-        for family in text_string_to_metric_families(metrics)
-        for sample in family.samples
-        if sample.name == name and labels.items() <= sample.labels.items()
-    )
-
-
 # --- the play -------------------------------------------------------------------------------------------
-def trains(job: Json) -> bool:
-    """By its status: the trainer has answered, and so it would be replaced early."""
-    status = job.get("status") or {}
-    return status.get("phase") == "Running"
-
-
 async def play(world: World, options: argparse.Namespace) -> dict[str, Any]:
     api, path, random = world.api, jobs_path(PLURAL), Random(options.seed)
     names = [f"storm-{number}" for number in range(options.jobs)]
-    doomed = random.sample(world.nodes, int(options.share * len(world.nodes)))
+    doomed = set(random.sample(world.nodes, int(options.share * len(world.nodes))))
     async with places(api) as there, seen(api, path, trains) as jobs:
-        await each(lambda name: api.call("POST", path, training_job(name, options.workers)), names)
-        count = lambda: f"{len(jobs.fitting)} of {len(names)} jobs train"  # noqa: E731
-        await wait(count, lambda: len(jobs.fitting) == len(names), seconds=PATIENCE)
-        say(f"{len(names)} jobs train; {len(doomed)} of {len(world.nodes)} nodes get their notice now")
-        began, before = time.monotonic(), world.cpu()
         with closing(Log(world.server.audit_log)) as log:
-            await strike(api, doomed, there, options.seconds, random)
+            await each(lambda name: api.call("POST", path, training_job(name, options.workers)), names)
+            count = lambda: f"{len(jobs.fitting)} of {len(names)} jobs train"  # noqa: E731
+            await wait(count, lambda: len(jobs.fitting) == len(names), seconds=PATIENCE)
+            say(f"{len(names)} jobs train; {len(doomed)} of {len(world.nodes)} nodes get their notice now")
+            began, before = time.monotonic(), world.cpu()
+            await strike(api, sorted(doomed), there, options.seconds, random)
             with suppress(Timeout):  # what has not recovered is counted
-                await wait(count, lambda: _calm(there, jobs.fitting, doomed, len(names)), seconds=PATIENCE)
+                await wait(
+                    count,
+                    lambda: not unrecovered(jobs.live.values(), there, doomed),
+                    seconds=options.settle,
+                    every=LOOK,
+                )
             recovered = time.monotonic() - began
-            await asyncio.sleep(options.settle)  # what would still go wrong
+            await asyncio.sleep(AFTER)
             writes = log.writes()
         raws = (await api.call("GET", path))["items"]
         metrics = await world.operator.metrics(api.session)
         return judged(raws, writes, there, doomed, metrics) | {
-            "seconds_until_all_train": round(recovered, 1),
+            "seconds_until_recovered": round(recovered, 1),
             "operator_cpu_seconds": worlds.spent(before, world.cpu())["operator"],
         }
 
 
-def _calm(there: Places, fitting: set[str], doomed: Sequence[str], jobs: int) -> bool:
-    return len(fitting) == jobs and not any(there.nodes[pod] in doomed for pod in there.running)
-
-
 def judged(
-    raws: Sequence[Json], writes: Sequence[Write], there: Places, doomed: Sequence[str], metrics: str
+    raws: Sequence[Json], writes: Sequence[Write], there: Places, doomed: Collection[str], metrics: str
 ) -> dict[str, Any]:
+    """`raws`: the jobs as the API server lists them."""
     found, wanted = times(writes, there.nodes), truth(there.nodes, doomed)
-    wrong = miscounted(raws, wanted)
-    if wrong:
-        say(f"miscounted: {', '.join(wrong[:20])}")
-    ended = counter(metrics, "spottrain_attempts_ended_total", cause=Cause.SPOT_NOTICE)
+    lost, wrong = unrecovered(raws, there, doomed), miscounted(raws, wanted)
+    for what, names in (("unrecovered", lost), ("miscounted", wrong)):
+        if names:
+            say(f"{what}: {', '.join(names[:20])}")
+    ended = value(metrics, "spottrain_attempts_ended_total", cause=Cause.SPOT_NOTICE)
     return {
         "interruptions": sum(wanted.values()),
         "notice_to_deletion_s": spread(found.deleted),
         "notice_to_replacement_s": spread(found.replaced),
         "duplicate_ranks": duplicates(writes),
         "charged_failures": sum((raw.get("status") or {}).get("failures", 0) for raw in raws),
-        "unrecovered": sum(not trains(raw) for raw in raws),
+        "unrecovered": len(lost),
         "miscounted": len(wrong),
         "metric_minus_truth": ended - sum(wanted.values()),
     }
@@ -260,8 +194,7 @@ def judged(
 
 async def run(options: argparse.Namespace) -> dict[str, Any]:
     at_begin = load()
-    size = Size(nodes=options.nodes, zones=options.zones, stop_seconds=options.stop_seconds)
-    async with worlds.world(size, profile=options.profile) as world:
+    async with worlds.world(arguments.size(options), profile=options.profile) as world:
         world.operator.start()
         await world.operator.ready(world.api.session)
         found = await play(world, options)
@@ -270,17 +203,12 @@ async def run(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--jobs", type=int, default=1000)
-    parser.add_argument("--workers", type=int, default=1, help="of each job")
-    parser.add_argument("--nodes", type=int, default=250, help="of 8 GPUs each")
-    parser.add_argument("--zones", type=int, default=3)
-    parser.add_argument("--share", type=float, default=0.3, help="of the nodes that get a notice")
-    parser.add_argument("--seconds", type=float, default=60, help="within which they get it")
-    parser.add_argument("--stop-seconds", type=float, default=1, help="from DELETE to the trainer's end")
-    parser.add_argument("--settle", type=float, default=15, help="seconds to wait once all jobs train again")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--profile", type=Path, help="file for the operator's profile")
+    parser = arguments.parser(
+        __doc__, jobs=1000, workers=1, nodes=250, gpus=8, zones=3, stop_seconds=1.0, seed=1, profile=None
+    )
+    arguments.add(parser, "share", float, 0.3, "of the nodes that get a notice")
+    arguments.add(parser, "seconds", float, 60.0, "within which they get it")
+    arguments.add(parser, "settle", float, 120.0, "seconds after it in which all jobs must train again")
     figures = asyncio.run(run(parser.parse_args()))
     print(json.dumps(figures))
     bad = ("duplicate_ranks", "charged_failures", "unrecovered", "miscounted")

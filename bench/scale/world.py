@@ -22,9 +22,10 @@ from localcluster.apiserver import ApiServer, api_server, running
 from localcluster.controllers import ALL, controller_manager
 from localcluster.fakenodes import fake_nodes
 from localcluster.fakepods import pod_stages
-from spottrain_operator.names import API_VERSION, GPU_RESOURCE, KIND, PLURAL
+from spottrain_operator.names import API_VERSION, GPU_RESOURCE, KIND, PLURAL, Phase
 
 from bench.scale.client import AGENT, Api, Json, Timeout, each, seen, wait
+from bench.scale.metrics import value
 from tests.api.kube import Kube
 from tests.chaosop.process import free_port
 
@@ -151,6 +152,18 @@ def training_job(name: str, workers: int, *, annotations: dict[str, str] | None 
     return {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": name}, "spec": spec}
 
 
+def says_running(job: Json) -> bool:
+    """Whether a TrainingJob's status says that all its pods run."""
+    status, workers = job.get("status") or {}, job["spec"]["workers"]
+    runs = any(c["type"] == "Running" and c["status"] == "True" for c in status.get("conditions") or ())
+    return runs and status.get("ready") == f"{workers}/{workers}"
+
+
+def trains(job: Json) -> bool:
+    """Whether its status says that its trainer has answered: at a notice it would be replaced early."""
+    return (job.get("status") or {}).get("phase") == Phase.RUNNING
+
+
 def built_in_job(name: str, workers: int) -> Json:
     """The same pods, by Kubernetes' own Job controller."""
     container = _container() | {"resources": {"limits": {GPU_RESOURCE: "1"}}}
@@ -162,6 +175,12 @@ def built_in_job(name: str, workers: int) -> Json:
         "metadata": {"name": name},
         "spec": spec | {"backoffLimit": 1000, "template": template},
     }
+
+
+def job_says_running(job: Json) -> bool:
+    """Whether an Indexed Job's status says that all its pods run."""
+    ready, wanted = (job.get("status") or {}).get("ready"), job["spec"]["parallelism"]
+    return bool(ready == wanted)
 
 
 def _pod(container: Json) -> Json:
@@ -230,13 +249,25 @@ class Operator:
                 async with session.get(f"http://127.0.0.1:{self.port}/readyz") as reply:
                     if reply.status == 200:
                         return
-            if self.process is None or self.process.poll() is not None or time.monotonic() > end:
-                raise Timeout(f"the operator is not ready:\n{self.log.read_text()[-3000:]}")
+            if not self.alive or time.monotonic() > end:
+                raise Timeout(f"{self.name} is not ready:\n{self.log.read_text()[-3000:]}")
             await asyncio.sleep(0.02)
+
+    async def leads(self, session: aiohttp.ClientSession, *, seconds: float = 60) -> None:
+        """Waits until it leads."""
+        end = time.monotonic() + seconds
+        while value(await self.metrics(session), "spottrain_leader") != 1:
+            if time.monotonic() > end:
+                raise Timeout(f"{self.name} does not lead:\n{self.log.read_text()[-3000:]}")
+            await asyncio.sleep(0.1)
 
     async def metrics(self, session: aiohttp.ClientSession) -> str:
         async with session.get(f"http://127.0.0.1:{self.port}/metrics") as reply:
             return await reply.text()
+
+    @property
+    def alive(self) -> bool:
+        return self.process is not None and self.process.poll() is None
 
     @property
     def cpu(self) -> float:
@@ -244,18 +275,23 @@ class Operator:
 
     @property
     def resident_mib(self) -> float:
-        return resident_mib(self.process.pid) if self.process is not None else 0.0
+        return memory_mib(self.process.pid, "VmRSS") if self.process is not None else 0.0
+
+    @property
+    def greatest_mib(self) -> float:
+        """Most that it ever had at once."""
+        return memory_mib(self.process.pid, "VmHWM") if self.process is not None else 0.0
 
     def end(self, *, by: signal.Signals = signal.SIGTERM) -> None:
-        if self.process is None:
+        process, self.process = self.process, None
+        if process is None:
             return
-        self.process.send_signal(by)
+        process.send_signal(by)
         try:
-            self.process.wait(timeout=60)
+            process.wait(timeout=60)
         except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait(timeout=10)
-        self.process = None
+            process.kill()
+            process.wait(timeout=10)
 
 
 def cpu_seconds(pid: int) -> float:
@@ -267,9 +303,9 @@ def cpu_seconds(pid: int) -> float:
     return (int(words[11]) + int(words[12])) / TICK
 
 
-def resident_mib(pid: int) -> float:
+def memory_mib(pid: int, field: str) -> float:
     text = Path(f"/proc/{pid}/status").read_text()
-    return int(text.partition("VmRSS:")[2].split()[0]) / 1024
+    return int(text.partition(f"{field}:")[2].split()[0]) / 1024
 
 
 def cpu_of_children() -> dict[str, float]:

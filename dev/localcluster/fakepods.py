@@ -29,61 +29,53 @@ _PHASE: Final = "\n    - {{key: .status.phase, operator: In, values: [{0}]}}"
 _FINISHES: Final = f"\n    - {{key: '.metadata.annotations[\"{FINISHES}\"]', operator: Exists}}"
 _NOT_AGAIN: Final = "\n    - {key: .metadata.deletionGracePeriodSeconds, operator: NotIn, values: ['0']}"
 
-_RUNNING: Final = """
+_STATUS: Final = """
     statusTemplate: |
-      {{ $now := Now }}
+      {{ $now := Now }}%(first)s
       conditions:
-      {{ range tuple "Initialized" "Ready" "ContainersReady" "PodReadyToStartContainers" }}
-      - {lastTransitionTime: {{ $now | Quote }}, status: "True", type: {{ . }}}
+      {{ range tuple "Ready" "ContainersReady" %(conditions)s }}
+      - {lastTransitionTime: {{ $now | Quote }}, status: %(status)s, type: {{ . }}}
       {{ end }}
       containerStatuses:
       {{ range .spec.containers }}
       - name: {{ .name | Quote }}
         image: {{ .image | Quote }}
         imageID: ""
-        ready: true
+        ready: %(ready)s
         restartCount: 0
-        started: true
-        state: {running: {startedAt: {{ $now | Quote }}}}
+        started: %(ready)s
+        state: %(state)s
       {{ end }}
+      phase: %(phase)s%(last)s
+"""
+_RUNNING: Final = _STATUS % {
+    "first": "",
+    "conditions": '"Initialized" "PodReadyToStartContainers"',
+    "status": '"True"',
+    "ready": "true",
+    "state": "{running: {startedAt: {{ $now | Quote }}}}",
+    "phase": "Running",
+    "last": """
+      startTime: {{ $now | Quote }}
       {{ $of := .metadata }}
       {{ $ip := PodIPWith .spec.nodeName false $of.uid $of.name $of.namespace }}
       podIP: {{ $ip | Quote }}
-      podIPs: [{ip: {{ $ip | Quote }}}]
-      phase: Running
-      startTime: {{ $now | Quote }}
-"""
-_ENDED: Final = """
-    statusTemplate: |
-      {{ $now := Now }}
-      {{ $step := sub ( now | unixEpoch | int64 ) EPOCH | int64 }}
-      {{ $word := dict "outcome" "OUTCOME" "step" $step "durableStep" $step "durableSeconds" 0.5 }}
+      podIPs: [{ip: {{ $ip | Quote }}}]""",
+}
+_WORD: Final = """
+      {{ $step := sub ( now | unixEpoch | int64 ) %(epoch)d | int64 }}
+      {{ $word := dict "outcome" "%(outcome)s" "step" $step "durableStep" $step "durableSeconds" 0.5 }}
       {{ $attempt := index ( or .metadata.labels dict ) "spottrain.io/attempt" }}
       {{ if $attempt }}{{ $_ := set $word "attempt" ( int64 $attempt ) }}{{ end }}
-      {{ $began := ( index .status.containerStatuses 0 ).state.running.startedAt }}
-      conditions:
-      {{ range tuple "Ready" "ContainersReady" }}
-      - {lastTransitionTime: {{ $now | Quote }}, status: "False", type: {{ . }}}
-      {{ end }}
-      containerStatuses:
-      {{ range .spec.containers }}
-      - name: {{ .name | Quote }}
-        image: {{ .image | Quote }}
-        imageID: ""
-        ready: false
-        restartCount: 0
-        started: false
-        state:
+      {{ $began := ( index .status.containerStatuses 0 ).state.running.startedAt }}"""
+_TERMINATED: Final = """
           running: null
           terminated:
-            exitCode: CODE
-            reason: REASON
+            exitCode: %(code)d
+            reason: %(reason)s
             message: {{ if $attempt }}{{ $word | toJson | Quote }}{{ else }}""{{ end }}
             startedAt: {{ $began | Quote }}
-            finishedAt: {{ $now | Quote }}
-      {{ end }}
-      phase: PHASE
-"""
+            finishedAt: {{ $now | Quote }}"""
 _GONE: Final = "\n    delete: true"
 
 
@@ -101,14 +93,14 @@ def pod_stages(*, epoch: int, stop_seconds: float = 0.0) -> str:
 
 
 def _ended(epoch: int, code: int) -> str:
-    words = {
-        "EPOCH": str(epoch),
-        "OUTCOME": "interrupted" if code else "done",
-        "CODE": str(code),
-        "REASON": "Error" if code else "Completed",
-        "PHASE": "Failed" if code else "Succeeded",
+    word = {"epoch": epoch, "outcome": "interrupted" if code else "done"}
+    end = {"code": code, "reason": "Error" if code else "Completed"}
+    return _STATUS % {
+        "first": _WORD % word,
+        "conditions": "",
+        "status": '"False"',
+        "ready": "false",
+        "state": _TERMINATED % end,
+        "phase": "Failed" if code else "Succeeded",
+        "last": "",
     }
-    text = _ENDED
-    for name, value in words.items():
-        text = text.replace(name, value)
-    return text

@@ -21,7 +21,13 @@ from enum import StrEnum
 from spottrain_operator.api.training_job import JobKey
 from spottrain_operator.errors import ApiError, ApiFailure, Incomplete, OperatorError
 from spottrain_operator.io.logs import QuietLog, about
-from spottrain_operator.io.metrics import QUEUE_DEPTH, QUEUE_WAIT, RECONCILE_ERRORS, RECONCILE_SECONDS
+from spottrain_operator.io.metrics import (
+    QUEUE_DEPTH,
+    QUEUE_WAIT,
+    RECONCILE_ERRORS,
+    RECONCILE_LATENCY,
+    RECONCILE_SECONDS,
+)
 
 Work = Callable[[JobKey], Awaitable[timedelta | None]]
 """Processes a key; returns the delay until the next time at the latest, or None."""
@@ -56,7 +62,8 @@ class WorkQueue:
         """Number of keys that were taken; which lane goes first follows from it."""
         self._dirty: dict[JobKey, tuple[Lane, float]] = {}
         """Keys that wait, or are to be processed once more: their lane, and since when."""
-        self._working: set[JobKey] = set()
+        self._working: dict[JobKey, tuple[Lane, float]] = {}
+        """Keys that are processed: the lane that they came from, and since when they had waited there."""
         self._failures: dict[JobKey, int] = {}
         self._due: dict[JobKey, float] = {}
         self._later: list[tuple[float, int, JobKey]] = []
@@ -102,7 +109,7 @@ class WorkQueue:
         lane, since = self._dirty.pop(key)
         QUEUE_DEPTH.set(len(self._dirty))
         QUEUE_WAIT.labels(lane).observe(asyncio.get_running_loop().time() - since)
-        self._working.add(key)
+        self._working[key] = lane, since
         return key
 
     def _next(self) -> JobKey | None:
@@ -134,7 +141,8 @@ class WorkQueue:
         return max(0.0, self._later[0][0] - asyncio.get_running_loop().time()) if self._later else None
 
     def done(self, key: JobKey, *, failed: bool = False) -> None:
-        self._working.discard(key)
+        lane, since = self._working.pop(key)
+        RECONCILE_LATENCY.labels(lane).observe(asyncio.get_running_loop().time() - since)
         if key in self._dirty:
             self._lines[self._dirty[key][0]].append(key)
             self._changed.set()

@@ -12,7 +12,7 @@ import pytest
 from spottrain_operator.api.training_job import JobKey
 from spottrain_operator.control.work_queue import RESYNC_SHARE, Lane, WorkQueue
 from spottrain_operator.io.logs import JsonLines, about
-from spottrain_operator.io.metrics import QUEUE_DEPTH, QUEUE_WAIT
+from spottrain_operator.io.metrics import QUEUE_DEPTH, QUEUE_WAIT, RECONCILE_LATENCY
 
 from tests.builders import KEY
 from tests.support.virtualtime import run_virtually
@@ -267,6 +267,24 @@ def test_the_wait_in_the_queue_is_measured_from_the_event_or_the_due_time() -> N
     run_virtually(story())
     assert _waited(Lane.EVENT) - events == pytest.approx(3.0)
     assert _waited(Lane.DUE) - due == pytest.approx(2.0)
+
+
+def test_the_latency_is_the_wait_and_the_work_together() -> None:
+    async def work(_: JobKey) -> None:
+        await asyncio.sleep(2.0)
+
+    async def story() -> None:
+        queue = WorkQueue()
+        queue.add(A)
+        await asyncio.sleep(3.0)
+        worker = asyncio.create_task(queue.work(work))
+        await asyncio.sleep(5.0)
+        worker.cancel()
+
+    latency = RECONCILE_LATENCY.labels(Lane.EVENT)._sum
+    before = latency.get()
+    run_virtually(story())
+    assert latency.get() - before == pytest.approx(5.0)
 
 
 def test_a_line_names_its_job_attempt_and_rank() -> None:
