@@ -180,10 +180,10 @@ BENCHMARKS: Final[dict[str, Benchmark]] = {
     ),
     "capacity": Benchmark(
         title="5,000 jobs and 10,000 pods",
-        about="On fake nodes of kwok's, all polled. `reconcile_p99_ms`: from an event, or from when a job was "
-        "due, to the end of its reconcile, at rest and with a resync in it. `greatest_mib`: most memory that "
-        "the operator ever had, its start included. `failover_s`: from SIGKILL of the leader to the first "
-        "write of the next one; `failover_to_pod_s`: to the pod of a job that was applied at the kill.",
+        about="On fake nodes of kwok's, all polled. `reconcile_p99_ms`: from an event, or from when a job "
+        "was due, to the end of its reconcile, at rest and with a resync in it. `greatest_mib`: most memory "
+        "that the operator ever had, its start included. `failover_s`: from SIGKILL of the leader to the "
+        "first write of the next one; `failover_to_pod_s`: to the pod of a job that was applied at the kill.",
         goals={
             "resident_mib": "<= 384",
             "restart_to_synced_s": "<= 15",
