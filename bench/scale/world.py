@@ -114,7 +114,7 @@ async def _make_nodes(api: Api, size: Size) -> list[str]:
     async with seen(api, "/api/v1/nodes", _usable) as found:
         await each(lambda body: api.call("POST", "/api/v1/nodes", body), bodies)
         missing = lambda: f"{len(found.fitting)} of {size.nodes} nodes are ready and without a taint"  # noqa: E731
-        await wait(missing, lambda: len(found.fitting) == size.nodes, seconds=180)
+        await wait(missing, lambda: len(found.fitting) == size.nodes, seconds=600)
     return names
 
 
