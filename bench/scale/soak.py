@@ -13,7 +13,8 @@ The last line is JSON; exit code 1 where one of these is not 0, by what the API 
 were not done, or not gone, in time), failed_jobs (all should succeed), charged_failures (no trainer fails by
 itself), duplicate_ranks (created more than once), operator_deaths (that nobody asked for), leaks (pods,
 Services and jobs that are left once all are gone, and jobs that the leader still counts then). `ghosts`:
-objects that resyncs dropped from the operators' caches because the API server did not have them.
+objects that resyncs dropped from the operators' caches because the API server did not have them; one whose
+deletion the watch reports only after the resync's LIST is among them.
 """
 
 from __future__ import annotations
@@ -141,9 +142,11 @@ class Soak:
 
     # --- the cloud ---
     async def cloud(self, every: float, lost: float) -> None:
-        """Takes nodes back, with a notice or, in the share `lost`, without one."""
+        """Takes nodes back, with a notice or, in the share `lost`, without one, while jobs are applied."""
         for number in itertools.count():
             await asyncio.sleep(self.random.uniform(0, 2 * every))
+            if time.monotonic() > self.until:
+                return
             name = self.random.choice(self.world.nodes)
             self.world.nodes.remove(name)
             await self._take(name, notice=self.random.random() >= lost)

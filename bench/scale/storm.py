@@ -7,11 +7,12 @@ moments of a minute: their Node and the pods on it are annotated as the agent do
 be deleted, and its job start again elsewhere and train.
 
 Times are of the API server's audit log. The truth is taken from a watch of the pods: each attempt with a pod
-on a node with a notice is one interruption of its job. A job has recovered when its status is at the attempt
+on a node with a notice is one interruption of its job. A job has recovered when its status is at an attempt
 after these interruptions and says Running with all ranks ready, and the API server has these pods running on
 nodes without a notice. After `--settle` seconds it is counted. The last line is JSON; exit code 1 where one
 of these is not 0: duplicate_ranks (created more than once), charged_failures, unrecovered, miscounted (jobs
-whose status has another number of interruptions or attempts than there were).
+whose status has another number of interruptions or attempts than there were). `further_attempts`: of gangs of
+which only a part got nodes.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ from bench.scale.world import World, jobs_path, load, say, says_running, trainin
 
 PATIENCE: Final = 900.0
 LOOK: Final = 1.0
+SHOWN: Final = 10
+"""Jobs of each mistake that are printed."""
 AFTER: Final = 15.0
 """Seconds in which what has recovered could still go wrong."""
 
@@ -105,28 +108,41 @@ def truth(on: Mapping[str, str], noticed: Collection[str]) -> Counter[str]:
 
 
 def miscounted(jobs: Iterable[Json], interruptions: Mapping[str, int]) -> list[str]:
+    """A gang may have had further attempts, because half of it got no nodes; other jobs may not."""
     found = []
     for job in jobs:
         name, status = job["metadata"]["name"], job.get("status") or {}
-        wanted = interruptions.get(name, 0)
-        if (status.get("interruptions", 0), status.get("attempt")) != (wanted, wanted + 1):
+        wanted, gang = interruptions.get(name, 0), job["spec"]["workers"] > 1
+        more = status.get("attempt", 0) - wanted - 1
+        if status.get("interruptions", 0) != wanted or more < 0 or (more and not gang):
             found.append(name)
     return found
 
 
 def unrecovered(jobs: Iterable[Json], there: Places, noticed: Collection[str]) -> list[str]:
-    """Jobs that do not run in the attempt that follows their interruptions, by status or by their pods."""
+    """Jobs that do not run in an attempt after their interruptions, by status or by their pods."""
     interruptions = truth(there.nodes, noticed)
     running = {Rank.of(pod) for pod in there.running if there.nodes[pod] not in noticed}
     found = []
     for job in jobs:
         name, workers = job["metadata"]["name"], job["spec"]["workers"]
-        attempt = interruptions[name] + 1
+        attempt = (job.get("status") or {}).get("attempt", 0)
         ranks = {Rank(name, attempt, rank) for rank in range(workers)}
-        at_it = (job.get("status") or {}).get("attempt") == attempt and says_running(job)
-        if not (at_it and ranks <= running):
+        if attempt <= interruptions[name] or not says_running(job) or not ranks <= running:
             found.append(name)
     return found
+
+
+def told(job: Json, interruptions: Mapping[str, int]) -> str:
+    """What the status of a job says, for people."""
+    name, status = job["metadata"]["name"], job.get("status") or {}
+    ends = [record.get("cause", "") for record in status.get("attempts") or ()]
+    untrue = [c for c in status.get("conditions") or () if c["status"] != "True"]
+    reasons = ", ".join(f"{c['type']}={c['status']} {c['reason']} ({c.get('message', '')})" for c in untrue)
+    return (
+        f"{name} had {interruptions.get(name, 0)} interruptions and says {status.get('interruptions', 0)}; "
+        f"attempt {status.get('attempt')} of ends {ends}, ready {status.get('ready')}; {reasons}"
+    )
 
 
 def quantile(values: Sequence[float], share: float) -> float | None:
@@ -177,8 +193,8 @@ def judged(
     found, wanted = times(writes, there.nodes), truth(there.nodes, doomed)
     lost, wrong = unrecovered(raws, there, doomed), miscounted(raws, wanted)
     for what, names in (("unrecovered", lost), ("miscounted", wrong)):
-        if names:
-            say(f"{what}: {', '.join(names[:20])}")
+        for raw in [raw for raw in raws if raw["metadata"]["name"] in names][:SHOWN]:
+            say(f"{what}: {told(raw, wanted)}")
     ended = value(metrics, "spottrain_attempts_ended_total", cause=Cause.SPOT_NOTICE)
     return {
         "interruptions": sum(wanted.values()),
@@ -188,6 +204,8 @@ def judged(
         "charged_failures": sum((raw.get("status") or {}).get("failures", 0) for raw in raws),
         "unrecovered": len(lost),
         "miscounted": len(wrong),
+        "further_attempts": sum((raw.get("status") or {}).get("attempt", 0) - 1 for raw in raws)
+        - sum(wanted.values()),
         "metric_minus_truth": ended - sum(wanted.values()),
     }
 

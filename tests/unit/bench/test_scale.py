@@ -119,13 +119,20 @@ def test_an_attempt_on_nodes_with_a_notice_is_one_interruption() -> None:
 
 
 def test_a_job_that_counts_another_number_is_named() -> None:
+    def said(name: str, workers: int = 1, **status: int) -> dict[str, Any]:
+        return {"metadata": {"name": name}, "spec": {"workers": workers}, "status": status}
+
     jobs = [
-        {"metadata": {"name": "right"}, "status": {"attempt": 2, "interruptions": 1}},
-        {"metadata": {"name": "spared"}, "status": {"attempt": 1}},
-        {"metadata": {"name": "charged"}, "status": {"attempt": 2, "failures": 1}},
-        {"metadata": {"name": "twice"}, "status": {"attempt": 3, "interruptions": 1}},
+        said("right", attempt=2, interruptions=1),
+        said("spared", attempt=1),
+        said("charged", attempt=2, failures=1),
+        said("twice", attempt=3, interruptions=1),
+        said("behind", attempt=1, interruptions=1),
+        said("replaced-gang", workers=2, attempt=3, interruptions=1),
+        said("charged-gang", workers=2, attempt=2),
     ]
-    assert miscounted(jobs, {"right": 1, "charged": 1, "twice": 1}) == ["charged", "twice"]
+    hit = dict.fromkeys(("right", "charged", "twice", "behind", "replaced-gang", "charged-gang"), 1)
+    assert miscounted(jobs, hit) == ["charged", "twice", "behind", "charged-gang"]
 
 
 def test_the_notice_that_ends_a_gang_is_the_first_of_its_nodes() -> None:
@@ -148,7 +155,7 @@ def test_a_job_has_recovered_when_status_and_pods_are_at_the_attempt_after_its_i
     there = Places(nodes=on, running={"a-1f-2-0", "b-1f-1-0"})
     assert unrecovered([job("a", 2), job("b", 1)], there, {"n1"}) == []
     assert unrecovered([job("a", 1)], there, {"n1"}) == ["a"], "its status is behind"
-    assert unrecovered([job("a", 3)], there, {"n1"}) == ["a"], "one attempt too many"
+    assert unrecovered([job("a", 3)], there, {"n1"}) == ["a"], "no pod of this attempt runs"
     assert unrecovered([job("a", 2, ready="0/1")], there, {"n1"}) == ["a"]
     assert unrecovered([job("a", 2, running="False")], there, {"n1"}) == ["a"]
     assert unrecovered([job("a", 2)], Places(nodes=on), {"n1"}) == ["a"], "its pod does not run"
