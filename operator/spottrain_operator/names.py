@@ -35,6 +35,8 @@ MANAGED_BY: Final = "spottrain"
 ROLE_TRAINER: Final = "trainer"
 POD_SELECTOR: Final = f"{MANAGED_BY_LABEL}={MANAGED_BY},{ROLE_LABEL}={ROLE_TRAINER}"
 """Label selector of all trainer pods."""
+OURS_SELECTOR: Final = f"{MANAGED_BY_LABEL}={MANAGED_BY}"
+"""Label selector of everything that the operator creates for jobs."""
 
 OPERATOR_SELECTOR: Final = "app.kubernetes.io/name=spottrain,app.kubernetes.io/component=operator"
 """Label selector of the operator's Deployments that the chart installs."""
@@ -55,6 +57,11 @@ AVOIDS_ANNOTATION: Final = f"{DOMAIN}/avoids"
 TEAM_LABEL: Final = f"{DOMAIN}/team"
 """On a TrainingJob: who it is for, as a label of the operator's metrics."""
 QUEUE_LABEL: Final = "kueue.x-k8s.io/queue-name"
+"""On a TrainingJob: its Kueue LocalQueue, which a Workload asks. On a pod: Kueue admits that pod itself."""
+QUEUE_PRIORITY_LABEL: Final = "kueue.x-k8s.io/priority-class"
+"""On a TrainingJob: name of the WorkloadPriorityClass of its Workload."""
+POD_SET_ANNOTATION: Final = f"{DOMAIN}/pod-set"
+"""On a Workload: a digest of what it asks for."""
 TRAINER_CONTAINER: Final = "trainer"
 CLAIMS: Final = "persistentvolumeclaims"
 """Plural, as in the API's paths."""
@@ -111,6 +118,8 @@ class Condition(StrEnum):
     """Types in `status.conditions`."""
 
     ACCEPTED = "Accepted"
+    ADMITTED = "Admitted"
+    """By its Kueue queue; only of jobs that name one."""
     SCHEDULED = "Scheduled"
     RUNNING = "Running"
     STORE_REACHABLE = "StoreReachable"
@@ -192,6 +201,9 @@ class Reason(StrEnum):
     BOUND = "Bound"
     WAITING_FOR_POD = "WaitingForPod"
     WAITING_FOR_QUEUE = "WaitingForQueue"
+    ADMITTED = "Admitted"
+    EVICTED = "Evicted"
+    NOT_QUEUED = "NotQueued"
     WAITING_FOR_BACKOFF = "WaitingForBackoff"
     WAITING_FOR_CLAIM = "WaitingForClaim"
     PREDECESSOR_SAVES = "DeletedJobStillSaving"
@@ -289,6 +301,11 @@ def cleanup_name(job: str, job_uid: str, *, digits: int = HASH_DIGITS) -> str:
 def cache_claim_name(job: str, job_uid: str, *, digits: int = HASH_DIGITS) -> str:
     """Returns the name of the claim that is created for a job's data cache, for all its attempts."""
     return _name(job, job_uid, digits, suffix="-data-cache")
+
+
+def workload_name(job: str, job_uid: str, *, digits: int = HASH_DIGITS) -> str:
+    """Returns the name of the Workload with which a job asks its Kueue queue."""
+    return _name(job, job_uid, digits, suffix="-workload")
 
 
 def service_name(job: str, job_uid: str, *, digits: int = HASH_DIGITS) -> str:

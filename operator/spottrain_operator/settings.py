@@ -38,6 +38,8 @@ class Settings:
     """For what a job's spec and its namespace leave out. JOB_DEFAULTS, as JSON."""
     native_gangs: bool = True
     """Whether gangs use Kubernetes' own gang scheduling where the cluster serves it. NATIVE_GANGS."""
+    kueue: bool = False
+    """Whether jobs with the label of a Kueue queue ask it by a Workload. KUEUE."""
     workers: int = 16
     """Number of jobs that are reconciled at the same time. WORKERS."""
     resync_seconds: float = 300

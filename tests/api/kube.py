@@ -86,9 +86,9 @@ class Kube:
         body = yaml.safe_load(crd.read_text())
         path = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{body['metadata']['name']}"
         self.call("PATCH", f"{path}?fieldManager=tests&force=true", body, kind=APPLY)
-        wait_for("the CRD to be served", lambda: self._answers(f"/apis/{GROUP}/{VERSION}/{PLURAL}"))
+        wait_for("the CRD to be served", lambda: self.answers(f"/apis/{GROUP}/{VERSION}/{PLURAL}"))
 
-    def _answers(self, path: str) -> bool:
+    def answers(self, path: str) -> bool:
         try:
             return self.get(path) is not None
         except Refused:  # 429: storage is (re)initializing

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from spottrain_operator import names
+from spottrain_operator.api import kueue
 from spottrain_operator.api.native_gangs import GangApi
 from spottrain_operator.io.cluster import Cluster, Json, KubeCluster
 from spottrain_operator.rendering.objects import VOLCANO
@@ -30,7 +31,10 @@ UNINSTALL: Rights = {
     (JOBS, "patch"),
     ("deployments.apps", "list"),
 }
-WATCHED: Rights = {(r, v) for r in (JOBS, "pods", "nodes") for v in ("list", "watch")}
+QUEUES = kueue.KueueApi.V1BETA2
+WORKLOADS = QUEUES.kind(kueue.WORKLOADS)
+FOLLOWED = (JOBS, "pods", "nodes", "workloads.kueue.x-k8s.io")
+WATCHED: Rights = {(r, v) for r in FOLLOWED for v in ("list", "watch")}
 """kopf's on.event handler of the jobs, and control/informer.py."""
 LEADING: Rights = {("leases.coordination.k8s.io", verb) for verb in ("get", "create", "update")}
 """io/lease.py."""
@@ -86,6 +90,9 @@ async def called_by_the_operator() -> Rights:
         "create": recorder.create("services", {"metadata": {"namespace": "ml"}}),
         "hold_job": recorder.hold_job("ml", "j", uid="u", on=True),
         "delete_job": recorder.delete_job("ml", "j", uid="u"),
+        "get_custom": recorder.get_custom(WORKLOADS, "w", "ml"),
+        "patch_custom_status": recorder.patch_custom_status(WORKLOADS, "ml", "w", {}),
+        "delete_custom": recorder.delete_custom(WORKLOADS, "ml", "w", uid="u"),
         "create_event": recorder.create_event("ml", {}),
         "served": recorder.served("g"),
     }
@@ -95,8 +102,11 @@ async def called_by_the_operator() -> Rights:
     for api in GangApi:
         await recorder.create(api.resource, {"metadata": {"namespace": "ml"}}, group=api.group)
     await recorder.create("podgroups", {"metadata": {"namespace": "ml"}}, group=VOLCANO)
+    await recorder.create("workloads", {"metadata": {"namespace": "ml"}}, group=QUEUES.group)
+    for kind in (QUEUES.kind(kueue.FLAVORS), QUEUES.kind(kueue.QUEUE_CLASSES), kueue.POD_CLASSES):
+        await recorder.get_custom(kind, "n")
     await recorder.served("g/v1")
-    for kind in (names.PLURAL, "pods", "nodes"):
+    for kind in (names.PLURAL, "pods", "nodes", WORKLOADS):
         assert [item async for item in recorder.every(kind, ("ml",))] == []
     assert [item async for item in recorder.every(names.NODE_POOLS, ())] == []
     methods = {name for name in vars(Cluster) if not name.startswith("_")}
@@ -108,6 +118,11 @@ async def called_by_the_operator() -> Rights:
 @pytest.fixture(scope="module")
 def objects() -> list[Object]:
     return render()
+
+
+@pytest.fixture(scope="module")
+def queued() -> list[Object]:
+    return render("kueue.enabled=true")
 
 
 @pytest.fixture(scope="module")
@@ -137,9 +152,11 @@ def rights_of(objects: list[Object], account: str) -> Rights:
     return result
 
 
-async def test_the_operator_may_do_what_it_calls(objects: list[Object]) -> None:
+async def test_the_operator_may_do_what_it_calls(objects: list[Object], queued: list[Object]) -> None:
     needed = await called_by_the_operator() | WATCHED | OWNING | LEADING
-    assert rights_of(objects, "spottrain-operator") == needed
+    assert rights_of(queued, "spottrain-operator") == needed
+    queues = {(r, v) for r, v in needed if ".kueue." in r or r.startswith("priorityclasses.")}
+    assert rights_of(objects, "spottrain-operator") == needed - queues, "nothing of Kueue's by default"
 
 
 def test_kubernetes_own_groups_are_made_only_where_that_is_not_switched_off(objects: list[Object]) -> None:
@@ -148,12 +165,12 @@ def test_kubernetes_own_groups_are_made_only_where_that_is_not_switched_off(obje
     assert rights_of(objects, "spottrain-operator") - without == own
 
 
-def test_what_the_operator_makes_changes_and_deletes_is_held_by_its_policies(objects: list[Object]) -> None:
+def test_what_the_operator_makes_changes_and_deletes_is_held_by_its_policies(queued: list[Object]) -> None:
     """All but Events, its Lease, and the status, for which nothing but the status can be changed."""
     verbs = {"CREATE": {"create"}, "UPDATE": {"update", "patch"}, "DELETE": {"delete"}}
     held = {
         (qualified(group, resource), verb)
-        for policy in (o for o in objects if o["kind"] == "ValidatingAdmissionPolicy")
+        for policy in (o for o in queued if o["kind"] == "ValidatingAdmissionPolicy")
         if policy["metadata"]["name"].startswith("spottrain-operator-")
         for rule in policy["spec"]["matchConstraints"]["resourceRules"]
         for group in rule["apiGroups"]
@@ -163,7 +180,7 @@ def test_what_the_operator_makes_changes_and_deletes_is_held_by_its_policies(obj
     }
     free = {"events", "leases.coordination.k8s.io", f"{JOBS}/status", f"{JOBS}/finalizers"}
     writes = set().union(*verbs.values())
-    granted = {(r, v) for r, v in rights_of(objects, "spottrain-operator") if v in writes and r not in free}
+    granted = {(r, v) for r, v in rights_of(queued, "spottrain-operator") if v in writes and r not in free}
     assert granted <= held
     assert not [
         o for o in render("operator.admissionPolicy=false") if "operator-creates" in o["metadata"]["name"]
@@ -219,6 +236,13 @@ def test_the_page_on_security_names_each_right_that_the_chart_grants(
     objects: list[Object], named: str, account: str
 ) -> None:
     assert rights_in_docs(named) == rights_of(objects, account)
+
+
+def test_the_page_on_security_names_what_comes_with_kueue(
+    objects: list[Object], queued: list[Object]
+) -> None:
+    more = rights_of(queued, "spottrain-operator") - rights_of(objects, "spottrain-operator")
+    assert rights_in_docs("operator, with Kueue") == more
 
 
 def test_nobody_reads_secrets_runs_commands_in_pods_or_has_a_wildcard(objects: list[Object]) -> None:

@@ -11,6 +11,8 @@ from typing import Any, Final
 
 from spottrain.contract import Progress
 
+from spottrain_operator.api.kueue import NOTHING as NOTHING_ASSIGNED
+from spottrain_operator.api.kueue import Admission, Assigned, KueueApi, Told, WorkloadView
 from spottrain_operator.api.native_gangs import GangApi
 from spottrain_operator.api.node_pools import NOTHING, Found, Pool
 from spottrain_operator.api.prices import NO_PRICES, PriceList
@@ -325,6 +327,8 @@ class Observed:
     """By pod UID: its Events, where `policies.starting` requested them and they could be read."""
     gang_api: GangApi | None = None
     """The version of Kubernetes' own gang scheduling that this cluster serves."""
+    admission: Admission | None = None
+    """By Kueue; None where the job names no queue and has no Workload."""
     karpenter: bool = False
     """Whether Karpenter provisioned any of the cluster's nodes."""
     found: Found = NOTHING
@@ -400,13 +404,32 @@ class Provide:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Tell:
+    """Tell Kueue about the job, in the status of its Workload."""
+
+    api: KueueApi
+    workload: WorkloadView
+    words: tuple[Told, ...]
+    release: bool = False
+    """Whether its quota is given back."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Discard:
+    """Delete the job's Workload, and give its quota back."""
+
+    api: KueueApi
+    workload: WorkloadView
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Create:
     manifest: dict[str, Any]
     generation: int
     attempt: int
 
 
-Action = Annotate | Delete | DeleteJob | Hold | Release | Check | Provide | Create
+Action = Annotate | Delete | DeleteJob | Hold | Release | Check | Provide | Tell | Discard | Create
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -500,5 +523,7 @@ class Placement:
     """Whether the cluster's nodes have zones, so that a gang can be kept in one."""
     gang_api: GangApi | None = None
     """Version of Kubernetes' own gang scheduling, if the attempt has such a group."""
+    assigned: Assigned = field(default=NOTHING_ASSIGNED, hash=False)
+    """By the admission of the job's queue: the same for all ranks."""
     soft: bool = False
     """Whether `avoid` and `leave` are preferences only (policies/placement.py)."""

@@ -69,6 +69,25 @@ def template_problem(template: Mapping[str, Any]) -> str:
     return ""
 
 
+def queued_twice(template: Mapping[str, Any], label: str, queue_name: str) -> str:
+    """Returns a sentence about a job that a Kueue queue would admit twice; "" where it does once at most.
+
+    label: the job's own label, for which a Workload is made. The others make Kueue admit the pods themselves.
+    """
+    pods = ((template.get("metadata") or {}).get("labels") or {}).get(QUEUE_LABEL, "")
+    if not label or not (queue_name or pods):
+        return ""
+    other = (
+        f"spec.queueName {queue_name}"
+        if queue_name
+        else f"spec.template.metadata.labels {QUEUE_LABEL} {pods}"
+    )
+    return (
+        f"metadata.labels has {QUEUE_LABEL} {label}, by which the job asks its Kueue queue with a Workload, "
+        f"and with {other} its pods would ask too: leave one of the two out"
+    )
+
+
 def collision(template: Mapping[str, Any], *, gang: bool, managed: bool, queue: str) -> str:
     """Returns a sentence about a template entry that conflicts with the operator's own; "" without one."""
     taken = _key_taken(template, queue) or _port_taken(template["spec"])

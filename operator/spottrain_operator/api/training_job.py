@@ -558,6 +558,10 @@ class Job:
     status: Status
     team: str = ""
     """Its label `spottrain.io/team`."""
+    queue: str = ""
+    """Name of the Kueue LocalQueue that must admit it, from its label; "" without one."""
+    queue_priority: str = ""
+    """Name of its WorkloadPriorityClass, from its label."""
     unknown: Mapping[str, Any] = field(default_factory=dict)
     """Fields of the status that a newer operator has written (api/unknown_fields.py)."""
 
@@ -596,6 +600,10 @@ class Job:
     @property
     def cache_claim_name(self) -> str:
         return names.cache_claim_name(self.key.name, self.key.uid, digits=self.hash_digits)
+
+    @property
+    def workload_name(self) -> str:
+        return names.workload_name(self.key.name, self.key.uid, digits=self.hash_digits)
 
     @property
     def cleanup_name(self) -> str:

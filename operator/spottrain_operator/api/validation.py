@@ -31,7 +31,13 @@ from spottrain_operator.api.training_job import (
 from spottrain_operator.api.unknown_fields import unknown_fields
 from spottrain_operator.api.wire import camel, timestamp
 from spottrain_operator.errors import InvalidSpec
-from spottrain_operator.names import CHECKPOINTS_FINALIZER, DEFAULTS_CONFIG_MAP, TEAM_LABEL
+from spottrain_operator.names import (
+    CHECKPOINTS_FINALIZER,
+    DEFAULTS_CONFIG_MAP,
+    QUEUE_LABEL,
+    QUEUE_PRIORITY_LABEL,
+    TEAM_LABEL,
+)
 
 T = TypeVar("T")
 LEAST_DOLLARS: Final = Decimal("0.01")
@@ -72,6 +78,10 @@ def parse_job(raw: Mapping[str, Any]) -> Job:
     """Parses a job. An invalid spec makes its `spec` None and its `invalid` a sentence."""
     meta, status = raw["metadata"], parse_status(raw.get("status") or {})
     spec, invalid = _spec_or_sentence(raw.get("spec"), status.defaults)
+    labels = meta.get("labels") or {}
+    queue = labels.get(QUEUE_LABEL, "")
+    if spec is not None and (problem := template.queued_twice(spec.template, queue, spec.queue_name)):
+        spec, invalid = None, problem
     key, version = identity(raw)
     return Job(
         key=key,
@@ -83,7 +93,9 @@ def parse_job(raw: Mapping[str, Any]) -> Job:
         invalid=invalid,
         status=status,
         unknown=unknown_fields(raw.get("status") or {}, status),
-        team=(meta.get("labels") or {}).get(TEAM_LABEL, ""),
+        team=labels.get(TEAM_LABEL, ""),
+        queue=queue,
+        queue_priority=labels.get(QUEUE_PRIORITY_LABEL, ""),
     )
 
 

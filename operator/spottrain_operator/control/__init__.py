@@ -4,6 +4,7 @@ handlers, informer, lister, resync, caches   the state from watches and LISTs, a
 work_queue, reconcile      which job is reconciled, and when
 observe, plan, follow, apply   one reconcile of one job; plan and follow are pure
 pacing                     which status is written at once, and which facts wait for further ones
+workloads                  Kueue's Workloads, where the cluster serves them
 progress                   polls of trainers
 memory                     per-process state beyond the caches; stores what an observation has learned
 service                    starts and connects the components

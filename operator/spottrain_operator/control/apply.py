@@ -22,6 +22,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from spottrain_operator import names
+from spottrain_operator.api import kueue
 from spottrain_operator.api.native_gangs import API_GROUP
 from spottrain_operator.api.observed import (
     Action,
@@ -30,6 +31,7 @@ from spottrain_operator.api.observed import (
     Create,
     Delete,
     DeleteJob,
+    Discard,
     Event,
     Hold,
     Plan,
@@ -37,6 +39,7 @@ from spottrain_operator.api.observed import (
     Provide,
     Refusal,
     Release,
+    Tell,
 )
 from spottrain_operator.api.template import admission_words
 from spottrain_operator.api.training_job import Job, JobKey, Status
@@ -327,6 +330,10 @@ def _description(action: Action) -> str:
             return "delete the job"
         case Check():
             return "dry-run a pod"
+        case Tell(workload=workload):
+            return f"write the status of Workload {workload.name}"
+        case Discard(workload=workload):
+            return f"delete Workload {workload.name}"
         case Create(manifest=manifest) | Provide(manifest=manifest):
             return f"create {manifest.get('kind', 'Pod')} {manifest['metadata']['name']}"
 
@@ -343,6 +350,8 @@ async def _request(action: Action, job: Job, context: Context) -> Result:
             return await _delete_job(job.key, context)
         case Hold(on=on):
             return await _hold(job, on, context)
+        case Tell() | Discard():
+            return await _change_workload(action, context)
         case _:
             return await _change_pod(action, context)
 
@@ -436,6 +445,26 @@ async def _delete_job(key: JobKey, context: Context) -> Done:
     except ApiError as error:
         if not error.stale:
             raise
+    return Done()
+
+
+async def _change_workload(action: Tell | Discard, context: Context) -> Done | Changed:
+    """Changes the job's Workload; its next event leads to the next plan."""
+    found, cluster = action.workload, context.cluster
+    kind = action.api.kind(kueue.WORKLOADS)
+    try:
+        if isinstance(action, Discard):
+            await cluster.delete_custom(kind, found.namespace, found.name, uid=found.uid)
+            return Done()
+        raw = await cluster.get_custom(kind, found.name, found.namespace)
+        if raw is None or raw["metadata"]["uid"] != found.uid:
+            return Changed(why=f"Workload {found.name} is another one by now")
+        patch = kueue.status_patch(raw, action.words, context.now, release=action.release)
+        await cluster.patch_custom_status(kind, found.namespace, found.name, patch)
+    except ApiError as error:
+        if not error.stale:
+            raise
+        return Changed(why=f"Workload {found.name} has changed: {error}")
     return Done()
 
 

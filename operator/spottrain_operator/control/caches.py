@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final, Generic, TypeVar
 
+from spottrain_operator.api.kueue import WorkloadView
 from spottrain_operator.api.node_pools import NOTHING
 from spottrain_operator.api.observed import NodeView, PodView
 from spottrain_operator.api.training_job import Job, JobKey
@@ -21,7 +22,7 @@ from spottrain_operator.policies.placement import MOST_AVOIDED, avoid_order
 from spottrain_operator.policies.pod_end import trainer_ended
 
 K = TypeVar("K")
-V = TypeVar("V", bound=Job | PodView | NodeView)
+V = TypeVar("V", bound=Job | PodView | NodeView | WorkloadView)
 REMEMBERED: Final = 16_384
 """Number of removed objects of each kind whose versions are kept while nothing is listed: more than are
 removed in the 30 s that a response may take."""
@@ -272,8 +273,33 @@ class NodeCache(Newest[str, NodeView]):
         return self._to_avoid
 
 
+class WorkloadCache(Newest[str, WorkloadView]):
+    """By UID."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda workload: workload.uid)
+        self._by_job: dict[JobKey, dict[str, WorkloadView]] = defaultdict(dict)
+
+    def of(self, key: JobKey) -> WorkloadView | None:
+        """Returns the job's Workload; while one is replaced the newer one."""
+        found = self._by_job.get(key, {}).values()
+        return max(found, key=lambda w: (not w.going, w.resource_version), default=None)
+
+    def put(self, workload: WorkloadView) -> bool:
+        if not super().put(workload):
+            return False
+        self._by_job[workload.job][workload.uid] = workload
+        return True
+
+    def remove(self, uid: str, version: int = 0) -> None:
+        if (old := self.get(uid)) is not None:
+            _without(self._by_job, old.job, uid)
+        super().remove(uid, version)
+
+
 class Caches:
     def __init__(self) -> None:
         self.jobs = JobCache()
+        self.workloads = WorkloadCache()
         self.pods = PodCache()
         self.nodes = NodeCache()

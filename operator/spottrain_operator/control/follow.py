@@ -10,23 +10,27 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Final
 
-from spottrain_operator.api import native_gangs
+from spottrain_operator.api import kueue, native_gangs
+from spottrain_operator.api.node_pools import ChosenPool
 from spottrain_operator.api.observed import (
     Action,
     Annotate,
     Check,
     Create,
     Delete,
+    Discard,
     Hold,
     Notice,
     Observed,
     PodView,
     Provide,
     Release,
+    Tell,
 )
 from spottrain_operator.api.training_job import AppliedDefaults, Status
 from spottrain_operator.names import CLAIMS, SAVE_ADVISED_ANNOTATION, Condition
 from spottrain_operator.policies import (
+    admission,
     capacity,
     cheapest,
     claims,
@@ -74,6 +78,8 @@ DEFAULTS_RECHECK: Final = timedelta(minutes=5)
 AT_ONCE: Final = timedelta(seconds=1)
 ENDING_RECHECK: Final = timedelta(seconds=10)
 """Interval of rechecking a pod that is being deleted: its trainer's responses do not enqueue the job."""
+QUEUE_RECHECK: Final = timedelta(seconds=30)
+"""Interval of rechecking what a job waits for beside its Workload: classes and flavors are not watched."""
 NODES_RECHECK: Final = timedelta(seconds=30)
 """Interval of rechecking the nodes in a pending pod's affinity; their events do not enqueue the job."""
 
@@ -102,7 +108,7 @@ def _being_checked(o: Observed, status: Status) -> bool:
     A job that waits for anything else has a status from its first reconcile on.
     """
     spec = o.job.spec
-    if spec is None or lifecycle.halted(o) or status.attempt or status.terminal:
+    if spec is None or lifecycle.suspended(o) or status.attempt or status.terminal:
         return False
     return not (o.admitted or o.refusal is not None or capacity.problem(o))
 
@@ -144,6 +150,7 @@ def after(o: Observed, status: Status, before: tuple[Action, ...]) -> Iterator[A
     for pod in o.strays:
         if pod.deleted is not None and pod.holds_outcome:
             yield Release(pod=pod)
+    yield from _ask_queue(o, status)
     if o.job.deleting:
         yield from _delete_checkpoints(o)
     elif not (status.terminal or o.job.spec is None or capacity.problem(o)):
@@ -181,7 +188,7 @@ def _create_missing(o: Observed, status: Status) -> Iterator[Action]:
     assert o.job.spec is not None
     record = status.current
     if not o.admitted:
-        if not _rejected(o) and lifecycle.halted(o) is None:
+        if not _rejected(o) and lifecycle.suspended(o) is None:
             yield Check(manifest=trainer_pod.trial(o, status), generation=o.job.generation)
         return
     if record is None or record.cause or record.stopping or lifecycle.halted(o) is not None:
@@ -191,6 +198,8 @@ def _create_missing(o: Observed, status: Status) -> Iterator[Action]:
     lacks = gang.missing(o, status) and _due(o, status)
     due = lacks and not (status.attempt == o.job.status.attempt and gang.broken(o))
     if _rejected(o) or claims.problem(o) or not (due or claims.to_recreate(o)):
+        return
+    if admission.problem(o, capacity.pool_of(o, status)):
         return
     if (cache := claims.to_create(o)) is not None:
         manifest = objects.cache_claim(o.job, cache)
@@ -211,9 +220,40 @@ def _start(o: Observed, status: Status) -> Iterator[Action]:
         group, generation = objects.gang(o.job, status, api, zoned=o.zoned), o.job.generation
         yield Provide(kind=api.resource, group=api.group, manifest=group, generation=generation)
     pool, pinned = capacity.pool_of(o, status), placement.pins(o, status)
-    places = placement.placements(o, status, pool, pinned, api)
+    assigned = admission.assigned(o)
+    places = (replace(p, assigned=assigned) for p in placement.placements(o, status, pool, pinned, api))
     for manifest in trainer_pod.pods(o.job, status, pool, places):
         yield Create(manifest=manifest, generation=o.job.generation, attempt=status.attempt)
+
+
+def _ask_queue(o: Observed, status: Status) -> Iterator[Action]:
+    """Asks the job's Kueue queue by a Workload, and tells Kueue what becomes of it."""
+    pool = None if o.job.spec is None or capacity.problem(o) else _next_pool(o, status)
+    step = admission.step(o, status, pool, suspended=lifecycle.suspended(o) is not None)
+    seen = o.admission
+    if step is None or seen is None or seen.api is None:
+        return
+    if step is admission.Step.CREATE:
+        if pool is not None and not _rejected(o):
+            manifest = objects.workload(o.job, status, pool, seen.api, seen.priority)
+            yield Provide(
+                kind=kueue.WORKLOADS, group=seen.api.group, manifest=manifest, generation=o.job.generation
+            )
+        return
+    assert seen.workload is not None
+    if step is admission.Step.DISCARD:
+        yield Discard(api=seen.api, workload=seen.workload)
+    else:
+        words = admission.words(o, status, step)
+        release = step is admission.Step.RELEASE
+        yield Tell(api=seen.api, workload=seen.workload, words=words, release=release)
+
+
+def _next_pool(o: Observed, status: Status) -> ChosenPool:
+    """Returns the pool of the pods that are created next."""
+    record = status.current
+    begun = record is not None and not record.cause
+    return capacity.pool_of(o, status) if begun else capacity.choose(o, status)
 
 
 def _due(o: Observed, status: Status) -> bool:
@@ -280,6 +320,7 @@ def _times(o: Observed, status: Status) -> Iterator[datetime | None]:
             yield o.refusal.at + o.refusal.retry
         yield _defaults_recheck(o)
         yield _claims_recheck(o)
+        yield _queue_recheck(o)
         yield from runtime.times(status, o)
     for pod in gang.team(o):
         if pod.deleted is not None and pod.rank == 0 and not pod_ended(pod, o):
@@ -297,6 +338,12 @@ def _times(o: Observed, status: Status) -> Iterator[datetime | None]:
 def _defaults_recheck(o: Observed) -> datetime | None:
     refused = o.job.spec is None or capacity.problem(o)
     return o.now + DEFAULTS_RECHECK if o.applied is not None and refused else None
+
+
+def _queue_recheck(o: Observed) -> datetime | None:
+    seen = o.admission
+    lacks = seen is not None and (seen.api is None or seen.unknown_class or None in seen.flavors.values())
+    return o.now + QUEUE_RECHECK if o.job.queue and lacks else None
 
 
 def _claims_recheck(o: Observed) -> datetime | None:

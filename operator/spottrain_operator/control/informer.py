@@ -139,7 +139,7 @@ class Informer(Lister[str, V]):
         def opened() -> None:
             self._silent_since = _now()
 
-        events = self._cluster.watch(self.kind.plural, self.namespace, self._version, opened)
+        events = self._cluster.watch(self.kind.collection, self.namespace, self._version, opened)
         try:
             async with aclosing(events):
                 async for event in events:

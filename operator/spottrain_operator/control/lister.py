@@ -13,6 +13,7 @@ from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Final, Generic, TypeVar
 
+from spottrain_operator.api.kueue import WorkloadView
 from spottrain_operator.api.observed import NodeView, PodView
 from spottrain_operator.api.training_job import Job, JobKey
 from spottrain_operator.api.validation import identity, parse_job
@@ -25,7 +26,7 @@ from spottrain_operator.names import PLURAL
 
 logger = logging.getLogger(__name__)
 K = TypeVar("K", bound=Hashable)
-V = TypeVar("V", bound=Job | PodView | NodeView)
+V = TypeVar("V", bound=Job | PodView | NodeView | WorkloadView)
 
 NO_NAMESPACE: Final = frozenset({403, 404})
 """HTTP statuses of the LIST of a namespace that is gone, or that the operator may not read (any more)."""
@@ -40,6 +41,8 @@ class Kind(Generic[K, V]):
     name: str
     """In metrics and log lines."""
     plural: str
+    version: str = ""
+    """Group and version, of kinds that the client does not know by their plural."""
     key: Callable[[Json], K]
     """The cache's key, from the object."""
     view: Callable[[Json], V | None]
@@ -47,6 +50,11 @@ class Kind(Generic[K, V]):
     facts: Callable[[Json], Json] | None = None
     """Everything that `view` reads but the resourceVersion. For objects that are often written without a
     change of it; None: each new version is parsed."""
+
+    @property
+    def collection(self) -> str:
+        """Its name in requests of the client."""
+        return f"{self.version}/{self.plural}" if self.version else self.plural
 
 
 JOBS: Final[Kind[JobKey, Job]] = Kind(
@@ -112,7 +120,7 @@ class Lister(Generic[K, V]):
         version, live, seen = "", set[K | None](), self._newest
         with self._cache.listing():
             before = [v for v in self._cache if self.namespace in ("", _namespace(v))]
-            async for page in self._cluster.pages(self.kind.plural, self.namespace):
+            async for page in self._cluster.pages(self.kind.collection, self.namespace):
                 if not version:
                     version = page.version
                     self._compare(version, seen)
@@ -229,7 +237,7 @@ async def relist(listers: Iterable[Lister[Any, Any]]) -> None:
         raise failed
 
 
-def _namespace(view: Job | PodView | NodeView) -> str:
+def _namespace(view: Job | PodView | NodeView | WorkloadView) -> str:
     if isinstance(view, Job):
         return view.key.namespace
-    return view.namespace if isinstance(view, PodView) else ""
+    return "" if isinstance(view, NodeView) else view.namespace

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sized
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+from spottrain_operator.api.kueue import Assigned
 from spottrain_operator.api.native_gangs import GangApi
 from spottrain_operator.api.node_pools import NOTHING
 from spottrain_operator.api.observed import (
@@ -45,6 +46,14 @@ class EventsRead:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class FlavorRead:
+    """A ResourceFlavor of Kueue at the time it was read; None: it did not exist."""
+
+    at: datetime
+    flavor: Assigned | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Learned:
     """What an observation read from the API server in addition to its Observed, for `remember`."""
 
@@ -54,6 +63,8 @@ class Learned:
     """Nodes that the cache did not have."""
     events: Mapping[str, EventsRead]
     """By pod UID."""
+    flavors: Mapping[str, FlavorRead] = field(default_factory=dict)
+    """By name."""
     events_error: str | None = None
     """Why Events could not be read, naming the pod; "": they were; None: no Events were requested."""
 
@@ -72,6 +83,8 @@ class Memory:
         """By job UID: the API server's rejection of a cleanup pod."""
         self.gang_api: GangApi | None = None
         """The version of Kubernetes' own gang scheduling that this cluster serves."""
+        self.flavors: dict[str, FlavorRead] = {}
+        """ResourceFlavors by name."""
         self.node_pools = NOTHING
         """What all Karpenter NodePools seen so far offer."""
         self.node_pools_failed = False
@@ -169,6 +182,7 @@ def remember(o: Observed, learned: Learned, caches: Caches, memory: Memory) -> N
         if name not in memory.unread.get(key, ()):
             words = "%s: PersistentVolumeClaim %s cannot be read: %s"
             logger.warning(words, key, name, why, extra=about(key))
+    memory.flavors |= learned.flavors
     memory.began = memory.began or o.watched_since  # another worker's may have come first
     _put(memory.events, key, learned.events)
     _put(memory.unread, key, set(unread))

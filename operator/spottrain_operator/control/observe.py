@@ -5,10 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
+from spottrain_operator.api import kueue as kueues
 from spottrain_operator.api.job_defaults import NO_DEFAULTS, JobDefaults, applied, of_config_map
+from spottrain_operator.api.kueue import Admission, Assigned, Kueue, KueueApi, WorkloadView
 from spottrain_operator.api.node_pools import Pool
 from spottrain_operator.api.observed import ClaimView, Limits, NodeView, Observed, PodView
 from spottrain_operator.api.prices import NO_PRICES, PriceList
@@ -16,13 +18,16 @@ from spottrain_operator.api.training_job import AppliedDefaults, Job, JobKey
 from spottrain_operator.api.validation import parse_job, with_defaults
 from spottrain_operator.api.views import claim_view, cleanup_ended, node_view, pod_events, pod_view
 from spottrain_operator.control.caches import Caches, Listed
-from spottrain_operator.control.memory import EventsRead, Learned, Memory
+from spottrain_operator.control.memory import EventsRead, FlavorRead, Learned, Memory
 from spottrain_operator.errors import ApiError, ApiFailure, InvalidSpec
 from spottrain_operator.io.cluster import Cluster
-from spottrain_operator.names import DEFAULTS_CONFIG_MAP, JOB_UID_LABEL
+from spottrain_operator.names import DEFAULTS_CONFIG_MAP, JOB_UID_LABEL, Condition
 from spottrain_operator.policies import claims, ledger, placement, starting
 
+NO_KUEUE: Final = Kueue()
 NEVER: Final = datetime.min.replace(tzinfo=UTC)
+FLAVOR_INTERVAL: Final = timedelta(seconds=20)
+"""Between two reads of the same ResourceFlavor."""
 EVENTS_AT_ONCE: Final = 8
 """Maximum number of pods of a job whose Events are read in one reconcile."""
 
@@ -59,6 +64,7 @@ async def observe(
     now: datetime,
     prices: PriceList = NO_PRICES,
     defaults: JobDefaults = NO_DEFAULTS,
+    kueue: Kueue = NO_KUEUE,
 ) -> tuple[Observed, Learned]:
     """Returns the observation, and what was learned beyond it. Changes neither the caches nor the memory."""
     job, filled_in = await _with_defaults(job, cluster, memory, defaults, pools)
@@ -73,6 +79,7 @@ async def observe(
     for node in fetched:
         found |= node.found
     cleanup = await _cleanup(job, cluster)
+    flavors = _Flavors(memory.flavors, cluster, now)
     observed = Observed(
         now=now,
         job=job,
@@ -95,6 +102,7 @@ async def observe(
         cleanup_refused=memory.cleanup_refused.get(job.key.uid, ""),
         zoned=caches.nodes.zoned(fetched),
         gang_api=None if job.key in memory.ungrouped else memory.gang_api,
+        admission=await _admission(job, kueue, pods, caches, cluster, flavors),
         karpenter=caches.nodes.karpenter(fetched),
         found=found,
         limits=limits,
@@ -105,7 +113,8 @@ async def observe(
     read = {name: await _claim(job.key, name, cluster) for name in claims.wanted(observed)}
     observed = _remembered(replace(observed, claims=read), current, memory)
     lists = (*own, *others)
-    return observed, Learned(lists=lists, nodes=fetched, events=events, events_error=error)
+    learned = Learned(lists=lists, nodes=fetched, events=events, events_error=error, flavors=flavors.read)
+    return observed, learned
 
 
 async def _with_defaults(
@@ -175,6 +184,67 @@ async def _claim(key: JobKey, name: str, cluster: Cluster) -> ClaimView | None:
     except ApiError as error:
         return ClaimView(name=name, unread=str(error) or f"status {error.status}")
     return claim_view(raw) if raw is not None else None
+
+
+# --- the admission by a queue ---------------------------------------------------------------------------
+async def _admission(
+    job: Job, kueue: Kueue, pods: Sequence[PodView], caches: Caches, cluster: Cluster, flavor: _Flavors
+) -> Admission | None:
+    """Returns what Kueue says of a job that names a queue, or that still has a Workload.
+
+    A failure is a result: it must not block notices and deletions.
+    """
+    found = caches.workloads.of(job.key)
+    if not job.queue and found is None:
+        return None
+    if kueue.api is None or job.spec is None:
+        return Admission(missing=kueue.missing, workload=found)
+    try:
+        if found is None and (pods or job.status.is_true(Condition.ADMITTED)):
+            found = await _workload(job, kueue.api, cluster)
+        seen = Admission(api=kueue.api, missing="", workload=found)
+        if found is None:
+            return await _with_priority(seen, job, kueue.api, cluster)
+        names = found.flavors if found.admitted else ()
+        return replace(seen, flavors={name: await flavor(name, kueue.api) for name in names})
+    except ApiError as error:
+        return Admission(missing=f"what Kueue says cannot be read: {error}", workload=found)
+
+
+async def _workload(job: Job, api: KueueApi, cluster: Cluster) -> WorkloadView | None:
+    """Reads the Workload: the cache may be behind, and without it the pods would be stopped."""
+    raw = await cluster.get_custom(api.kind(kueues.WORKLOADS), job.workload_name, job.key.namespace)
+    view = kueues.workload_view(raw) if raw is not None else None
+    return view if view is not None and view.job == job.key else None
+
+
+class _Flavors:
+    """Reads ResourceFlavors; what was read lately is not read again."""
+
+    def __init__(self, known: Mapping[str, FlavorRead], cluster: Cluster, now: datetime) -> None:
+        self.read: dict[str, FlavorRead] = {}
+        self._known, self._cluster, self._now = known, cluster, now
+
+    async def __call__(self, name: str, api: KueueApi) -> Assigned | None:
+        known = self._known.get(name)
+        if known is not None and self._now - known.at < FLAVOR_INTERVAL:
+            return known.flavor
+        raw = await self._cluster.get_custom(api.kind(kueues.FLAVORS), name)
+        self.read[name] = FlavorRead(at=self._now, flavor=kueues.of_flavor(raw) if raw is not None else None)
+        return self.read[name].flavor
+
+
+async def _with_priority(seen: Admission, job: Job, api: KueueApi, cluster: Cluster) -> Admission:
+    """Adds the priority of the class that the job names, for the Workload that is to be created."""
+    assert job.spec is not None
+    kind, name = kueues.class_named(job.queue_priority, job.spec)
+    if not name:
+        return seen
+    plural = kueues.POD_CLASSES if kind == "PriorityClass" else api.kind(kueues.QUEUE_CLASSES)
+    raw = await cluster.get_custom(plural, name)
+    if raw is None:
+        return replace(seen, unknown_class=f"{kind} {name}")
+    return replace(seen, priority=int(raw.get("value") or 0))
 
 
 def _remembered(o: Observed, current: Sequence[PodView], memory: Memory) -> Observed:

@@ -163,7 +163,7 @@ def under_notice(o: Observed) -> Decision | None:
     all_deleted = all(p.deleted is not None or any(_is_delete(a, p) for a in before) for p, _ in noticed)
     no_successor = lifecycle.halted(o) is not None or _attempt_ended(o) or _stopping(o)
     can_wait = o.job.spec.replaces_during_notice and runtime.attached(o.job.status)
-    overlaps = can_wait and not claims.one_node_at_a_time(o)
+    overlaps = can_wait and not claims.one_node_at_a_time(o) and not o.job.queue  # two would exceed its quota
     if not all_deleted or not overlaps or no_successor:
         return keep
     pod, notice = noticed[0]

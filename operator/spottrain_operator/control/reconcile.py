@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from spottrain_operator.api.job_defaults import NO_DEFAULTS, JobDefaults
+from spottrain_operator.api.kueue import Kueue
 from spottrain_operator.api.node_pools import Pool
 from spottrain_operator.api.observed import Limits, Observed, Plan, PodView
 from spottrain_operator.api.prices import NO_PRICES, PriceList
@@ -47,6 +48,8 @@ class Reconciler:
     prices: Callable[[], PriceList] = lambda: NO_PRICES
     knows_pods: Callable[[str], bool] = lambda _: False
     """Returns whether the cache has all pods of a namespace, and gets each later one."""
+    kueue: Callable[[], Kueue] = Kueue
+    """Returns what may be used of Kueue."""
     defaults: JobDefaults = NO_DEFAULTS
 
     async def __call__(self, key: JobKey) -> timedelta | None:
@@ -67,6 +70,7 @@ class Reconciler:
             limits=self.limits,
             prices=self.prices(),
             defaults=self.defaults,
+            kueue=self.kueue(),
             now=self.now(),
         )
         remember(observed, learned, self.caches, self.memory)

@@ -19,6 +19,7 @@ from typing import Any
 
 from aiohttp import web
 
+from spottrain_operator.api.kueue import Kueue
 from spottrain_operator.api.validation import identity, parse_job
 from spottrain_operator.control.caches import Caches
 from spottrain_operator.control.informer import Informers
@@ -34,6 +35,7 @@ from spottrain_operator.control.resync import (
     show_jobs,
 )
 from spottrain_operator.control.work_queue import Lane, WorkQueue
+from spottrain_operator.control.workloads import Workloads
 from spottrain_operator.errors import ApiError
 from spottrain_operator.io.cluster import Cluster, KubeCluster
 from spottrain_operator.io.health import Health
@@ -45,6 +47,8 @@ from spottrain_operator.settings import Settings
 logger = logging.getLogger(__name__)
 
 RETRY_SECONDS = 2.0
+WORKLOADS_SECONDS = 15.0
+"""The start waits so long for Kueue's Workloads. Afterwards only jobs with a queue wait for them."""
 
 
 def utc_now() -> datetime:
@@ -81,6 +85,8 @@ class Service:
         self._now = now
         self._synced = False
         self._cluster: KubeCluster | None = None
+        self._workloads: Workloads | None = None
+        """None: jobs with a Kueue queue wait, because the operator's use of Kueue is off."""
         self._lease_cluster: KubeCluster | None = None
         self._elector: Elector | None = None
         """None: without a Lease this process leads."""
@@ -99,9 +105,19 @@ class Service:
         informers = Informers(
             self._cluster, self.caches, self.queue, self.settings.namespaces, went_back=_went_back
         )
-        health = Health(alive=self._alive, ready=lambda: self._synced, frozen=informers.frozen)
+        works = [informers.run()]
+        if self.settings.kueue:
+            self._workloads = Workloads(
+                self._cluster, self.caches, self.queue, self.settings.namespaces, went_back=_went_back
+            )
+            works.append(self._workloads.run())
+
+        def frozen() -> list[str]:
+            return informers.frozen() + (self._workloads.frozen() if self._workloads is not None else [])
+
+        health = Health(alive=self._alive, ready=lambda: self._synced, frozen=frozen)
         self._health = await health.start(self.settings.health_port)
-        for work in (health.measure_lag(), informers.run(), self._run(self._cluster, informers)):
+        for work in (*works, health.measure_lag(), self._run(self._cluster, informers)):
             self._tasks.append(asyncio.create_task(work))
             self._tasks[-1].add_done_callback(_log_end)
 
@@ -124,6 +140,8 @@ class Service:
     async def _run(self, cluster: Cluster, informers: Informers) -> None:
         await informers.synced()
         await self._read_jobs(cluster, informers)
+        if self._workloads is not None:
+            await self._workloads.synced(WORKLOADS_SECONDS)
         self._synced = True
         logger.info("caches are filled: %d jobs", len(self.caches.jobs.keys()))
         gc.collect()
@@ -139,6 +157,7 @@ class Service:
             prices=PriceFiles(self.settings.price_file, self.settings.fetched_price_file),
             defaults=self.settings.job_defaults,
             knows_pods=informers.knows_pods,
+            kueue=self._workloads.kueue if self._workloads is not None else Kueue,
         )
         poller = Poller(
             caches=self.caches,
@@ -191,12 +210,16 @@ class Service:
         while True:
             await look_again(self.caches, self.queue, self.settings.resync_seconds)
             await self._retried(informers.relist)
+            if self._workloads is not None:
+                await self._workloads.relist()
             await self._read_jobs(cluster, informers)
 
     async def _read_jobs(self, cluster: Cluster, informers: Informers) -> None:
         """Lists the jobs, and reads what this cluster offers."""
         if self.settings.native_gangs:
             await discover(cluster, self.memory)
+        if self._workloads is not None:
+            await self._workloads.discover()
         await discover_node_pools(cluster, self.memory)
         await self._retried(lambda: list_jobs(informers.jobs, self.caches.jobs, self.queue))
 

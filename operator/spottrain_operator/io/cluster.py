@@ -33,7 +33,11 @@ APPLY = "application/apply-patch+yaml"
 MERGE = "application/merge-patch+json"
 STRATEGIC = "application/strategic-merge-patch+json"
 JSON = "application/json"
-SELECTORS = {"pods": names.POD_SELECTOR, "deployments": names.OPERATOR_SELECTOR}
+SELECTORS = {
+    "pods": names.POD_SELECTOR,
+    "deployments": names.OPERATOR_SELECTOR,
+    "workloads": names.OURS_SELECTOR,
+}
 CLUSTER_WIDE: Final = frozenset({"nodes", names.NODE_POOLS})
 PAGE = 500
 SHOWN = 100
@@ -82,6 +86,9 @@ class Cluster(Protocol):
 
     async def get_config_map(self, namespace: str, name: str) -> Json | None: ...
 
+    async def get_custom(self, kind: str, name: str, namespace: str = "") -> Json | None:
+        """Returns an object of `group/version/plural`."""
+
     async def list_pods(self, namespace: str, selector: str) -> list[Json]: ...
 
     async def pod_events(self, namespace: str, uid: str) -> list[Json]:
@@ -91,7 +98,10 @@ class Cluster(Protocol):
         """Lists all jobs, our pods, nodes, Karpenter's NodePools, or operators (deployments), in pages."""
 
     def pages(self, kind: str, namespace: str) -> AsyncIterator[Page]:
-        """Lists one collection; namespace "" is the whole cluster."""
+        """Lists one collection; namespace "" is the whole cluster.
+
+        `kind`: the plural, of what is not ours and not in the core group as `group/version/plural`.
+        """
 
     def watch(
         self, kind: str, namespace: str, version: str, opened: Callable[[], None] = lambda: None
@@ -120,6 +130,11 @@ class Cluster(Protocol):
 
     async def create(self, kind: str, manifest: Json, *, group: str = "") -> Json:
         """Creates an object. `kind` is the plural; `group` includes the version, "" is the core group."""
+
+    async def patch_custom_status(self, kind: str, namespace: str, name: str, patch: Json) -> Json:
+        """Changes the status of an object of `group/version/plural` by a merge patch."""
+
+    async def delete_custom(self, kind: str, namespace: str, name: str, *, uid: str) -> None: ...
 
     async def hold_job(self, namespace: str, name: str, *, uid: str, on: bool) -> Json:
         """Adds our finalizer to the job's object, or removes it."""
@@ -185,6 +200,9 @@ class KubeCluster:
 
     async def get_config_map(self, namespace: str, name: str) -> Json | None:
         return await self._get(f"/api/v1/namespaces/{namespace}/configmaps/{name}")
+
+    async def get_custom(self, kind: str, name: str, namespace: str = "") -> Json | None:
+        return await self._get(f"{_collection(kind, namespace)}/{quote(name, safe='')}")
 
     async def list_pods(self, namespace: str, selector: str) -> list[Json]:
         items, _ = await self._page(_pods(namespace), {"labelSelector": selector}, Priority.URGENT)
@@ -280,6 +298,13 @@ class KubeCluster:
         path = f"{root}/namespaces/{manifest['metadata']['namespace']}/{kind}"
         query = {"fieldManager": names.FIELD_MANAGER, "fieldValidation": "Strict"}
         return await self._call("POST", path, query=query, body=manifest, priority=Priority.BULK)
+
+    async def patch_custom_status(self, kind: str, namespace: str, name: str, patch: Json) -> Json:
+        return await self._patch(f"{_collection(kind, namespace)}/{name}/status", patch, MERGE)
+
+    async def delete_custom(self, kind: str, namespace: str, name: str, *, uid: str) -> None:
+        options: Json = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": uid}}
+        await self._call("DELETE", f"{_collection(kind, namespace)}/{name}", body=options)
 
     async def delete_job(self, namespace: str, name: str, *, uid: str) -> None:
         options: Json = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": uid}}
@@ -510,9 +535,12 @@ def _collection(kind: str, namespace: str) -> str:
         names.NODE_POOLS: "/apis/karpenter.sh/v1",
         "deployments": "/apis/apps/v1",
     }
-    root = roots.get(kind, "/api/v1")
+    version, _, plural = kind.rpartition("/")
+    root = f"/apis/{version}" if version else roots.get(kind, "/api/v1")
+    kind = plural
     return f"{root}/namespaces/{namespace}/{kind}" if namespace else f"{root}/{kind}"
 
 
 def _selected(kind: str) -> dict[str, str]:
-    return {"labelSelector": SELECTORS[kind]} if kind in SELECTORS else {}
+    selector = SELECTORS.get(kind.rpartition("/")[2])
+    return {"labelSelector": selector} if selector else {}

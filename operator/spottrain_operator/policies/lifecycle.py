@@ -9,7 +9,7 @@ from typing import Final
 from spottrain_operator.api.observed import Ending, Observed
 from spottrain_operator.api.training_job import Status
 from spottrain_operator.names import Cause, Reason
-from spottrain_operator.policies import cost_limit
+from spottrain_operator.policies import admission, cost_limit
 
 FOR_EVER: Final = 2**31 - 1
 """Upper limit in seconds, so that a huge value does not overflow a date."""
@@ -34,6 +34,18 @@ class Halt:
 
 
 def halted(o: Observed) -> Halt | None:
+    """Returns why no pod may run: the job is to be suspended, or its queue has not admitted it."""
+    return suspended(o) or _queued(o)
+
+
+def _queued(o: Observed) -> Halt | None:
+    why = admission.waiting(o)
+    evicted = bool(why) and o.admission is not None and o.admission.evicted
+    reason = Reason.EVICTED if evicted else Reason.WAITING_FOR_QUEUE
+    return Halt(reason=reason, why=why, remedy="") if why else None
+
+
+def suspended(o: Observed) -> Halt | None:
     """Returns why the job is to be suspended; None while it may run."""
     if o.job.spec is None:
         return None

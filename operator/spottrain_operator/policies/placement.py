@@ -119,7 +119,7 @@ def pins(o: Observed, status: Status) -> dict[int, str]:
     found: dict[int, str] = {}
     homeless: set[int] = set()
     for record in _chain(status, status.attempt - 1):
-        if record.cause in UNPINNED or record.pool != pool:
+        if record.cause in UNPINNED or record.reason == Reason.EVICTED or record.pool != pool:
             break
         older = {r: host for r, host in survivors(o, record).items() if r not in homeless}
         found = older | found

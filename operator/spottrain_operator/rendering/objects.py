@@ -6,9 +6,10 @@ import copy
 from typing import Any, Final
 
 from spottrain_operator import names
-from spottrain_operator.api import native_gangs, volumes
+from spottrain_operator.api import kueue, native_gangs, volumes
 from spottrain_operator.api.data_cache import DataCache
-from spottrain_operator.api.node_pools import Pool
+from spottrain_operator.api.kueue import KueueApi
+from spottrain_operator.api.node_pools import ChosenPool, Pool
 from spottrain_operator.api.template import judged
 from spottrain_operator.api.training_job import Job, Status
 from spottrain_operator.rendering import trainer_pod
@@ -80,6 +81,20 @@ def gang(job: Job, status: Status, api: native_gangs.GangApi, *, zoned: bool) ->
     assert job.spec is not None
     meta = _metadata(job, job.group_name(status.attempt))
     return native_gangs.group(api, meta, job.spec, zoned=zoned)
+
+
+def workload(job: Job, status: Status, pool: ChosenPool, api: KueueApi, priority: int | None) -> Json:
+    """Returns the Workload with which a job asks its Kueue queue; one for all attempts of an admission.
+
+    priority: the value of the class that the job names; None without one.
+    """
+    assert job.spec is not None
+    meta = _metadata(job, job.workload_name)
+    meta["labels"][kueue.JOB_UID_LABEL] = job.key.uid
+    meta["annotations"] = {names.POD_SET_ANNOTATION: kueue.digest(job.spec)}
+    pod = trainer_pod.pod(job, status, pool)
+    named = kueue.priority_of(api, *kueue.class_named(job.queue_priority, job.spec), priority)
+    return kueue.workload(api, meta, pod, job.spec.workers, job.queue, named)
 
 
 def cleanup(job: Job, pool: Pool) -> Json:

@@ -25,6 +25,7 @@ from spottrain.contract import (
 
 from spottrain_operator import names
 from spottrain_operator.api import data_cache, native_gangs, volumes
+from spottrain_operator.api.kueue import Assigned
 from spottrain_operator.api.node_pools import CapacityType, ChosenPool
 from spottrain_operator.api.observed import Observed, Placement
 from spottrain_operator.api.template import PROGRESS_NAME, judged
@@ -91,6 +92,7 @@ def pod(job: Job, status: Status, pool: ChosenPool, place: Placement = SOLE) -> 
     trainer = judged(body["containers"])
     body |= {"restartPolicy": "Never", "terminationGracePeriodSeconds": grace(spec, pool)}
     _place(body, pool, place)
+    _use_quota(body, place.assigned)
     if spec.workers > 1:
         _join_gang(body, job, status, place)
     ca = spec.checkpoint.ca_bundle
@@ -166,7 +168,7 @@ def _metadata(job: Job, status: Status, place: Placement) -> Json:
         names.ROLE_LABEL: names.ROLE_TRAINER,
     }
     queued, grouped = _queue(job, status)
-    annotations = KEEP_ALIVE | (given.get("annotations") or {}) | grouped
+    annotations = KEEP_ALIVE | (given.get("annotations") or {}) | grouped | dict(place.assigned.annotations)
     annotations[names.TRAINER_ANNOTATION] = judged(job.spec.template["spec"]["containers"])["name"]
     if place.avoid and not place.soft:
         annotations[names.AVOIDS_ANNOTATION] = ",".join(sorted(place.avoid))
@@ -175,7 +177,7 @@ def _metadata(job: Job, status: Status, place: Placement) -> Json:
     return {
         "name": job.pod_name(status.attempt, place.rank),
         "namespace": key.namespace,
-        "labels": (given.get("labels") or {}) | queued | labels,
+        "labels": (given.get("labels") or {}) | dict(place.assigned.labels) | queued | labels,
         "annotations": annotations,
         "finalizers": [names.OUTCOME_FINALIZER],
         "ownerReferences": [owner_of(job)],
@@ -205,6 +207,12 @@ def _place(body: Json, pool: ChosenPool, place: Placement) -> None:
 
 def _pin(body: Json, host: str) -> None:
     _require(body, {"key": names.HOSTNAME_LABEL, "operator": "In", "values": [host]})
+
+
+def _use_quota(body: Json, given: Assigned) -> None:
+    """Adds node labels and tolerations of the flavors that the job's queue has assigned."""
+    body["nodeSelector"] |= dict(given.node_selector)
+    body["tolerations"] += [t for t in given.tolerations if t not in body["tolerations"]]
 
 
 def _require(body: Json, *either: Json) -> None:

@@ -17,6 +17,7 @@ from spottrain_operator.api.training_job import Status
 from spottrain_operator.api.wire import rfc3339
 from spottrain_operator.names import NODE_SILENCE, UNKNOWN_STATE, Condition, Phase, Reason
 from spottrain_operator.policies import (
+    admission,
     capacity,
     cheapest,
     claims,
@@ -57,6 +58,7 @@ def with_conditions(status: Status, o: Observed, *, note: str = "") -> Status:
     accepted = _accepted(o, note)
     verdicts: dict[Condition, tuple[bool | None, str, str] | None] = {
         Condition.ACCEPTED: accepted,
+        Condition.ADMITTED: None if status.terminal else _admitted(status, o),
         Condition.SCHEDULED: None if status.terminal else _scheduled(status, o, pods),
         Condition.RUNNING: _running(status, o, pods),
         Condition.STORE_REACHABLE: _store(status),
@@ -116,12 +118,12 @@ def _with_kstatus(status: Status, o: Observed, accepted: Verdict | None) -> Stat
 def _waits(status: Status, o: Observed) -> bool:
     """Returns whether the job's spec is not being checked: it has ended, is suspended, or waits for quota."""
     quota = o.refusal is not None and o.refusal.accepted
-    return status.terminal or lifecycle.halted(o) is not None or quota
+    return status.terminal or lifecycle.suspended(o) is not None or quota
 
 
 def _suspended(status: Status, o: Observed, pods: Sequence[PodView]) -> Verdict | None:
     """Returns Suspended=True once no pod runs any more."""
-    halt, known = lifecycle.halted(o), status.condition(Condition.SUSPENDED)
+    halt, known = lifecycle.suspended(o), status.condition(Condition.SUSPENDED)
     if halt is not None and not status.terminal and all(pod_ended(p, o) for p in o.pods):
         if known is not None and (known.reason, known.observed_generation) == (halt.reason, o.job.generation):
             return True, halt.reason, known.message  # its figures change with each idle second of a node
@@ -130,6 +132,29 @@ def _suspended(status: Status, o: Observed, pods: Sequence[PodView]) -> Verdict 
     if known is None or known.status != "True":
         return None
     return False, Reason.RESUMED, "the job is not suspended"
+
+
+def _admitted(status: Status, o: Observed) -> Verdict | None:
+    """Returns whether the job's queue lets it run; None where it names none, or has not been asked."""
+    known = status.condition(Condition.ADMITTED)
+    if not o.job.queue:
+        gone = known is not None and known.reason != Reason.NOT_QUEUED
+        return (False, Reason.NOT_QUEUED, "the job names no Kueue queue any more") if gone else None
+    if (halt := lifecycle.suspended(o)) is not None:
+        return (False, halt.reason, f"the job does not ask its queue while {halt.why}") if known else None
+    if (halt := lifecycle.halted(o)) is not None:
+        return (False, halt.reason, halt.why) if known or o.admitted else None
+    found = o.admission.workload if o.admission is not None else None
+    if found is None or not found.admitted or o.job.spec is None:
+        return None
+    flavors = f" with {', '.join(found.flavors)}" if found.flavors else ""
+    words = f"ClusterQueue {found.cluster_queue} has admitted the job{flavors}, by its queue {found.queue}"
+    return True, Reason.ADMITTED, words
+
+
+def _unusable_quota(status: Status, o: Observed) -> str:
+    usable = o.job.spec is not None and not capacity.problem(o)
+    return admission.problem(o, capacity.pool_of(o, status)) if usable else ""
 
 
 def _cost_limited(status: Status, o: Observed) -> Verdict | None:
@@ -142,8 +167,10 @@ def _scheduled(status: Status, o: Observed, pods: Sequence[PodView]) -> Verdict 
         return _placed(status, o, pods)
     if o.refusal is not None and o.refusal.accepted:
         return False, o.refusal.reason, o.refusal.message
-    if (halt := lifecycle.halted(o)) is not None:
+    if (halt := lifecycle.suspended(o)) is not None:
         return False, halt.reason, f"no pods are created while {halt.why}"
+    if (halt := lifecycle.halted(o)) is not None:
+        return False, Reason.WAITING_FOR_QUEUE, halt.why
     if not status.attempt and (words := saving_predecessor(o)):
         return False, Reason.PREDECESSOR_SAVES, words
     if status.next_start is not None and status.next_start > o.now:
@@ -151,6 +178,8 @@ def _scheduled(status: Status, o: Observed, pods: Sequence[PodView]) -> Verdict 
         return False, Reason.WAITING_FOR_BACKOFF, f"attempt {status.attempt} starts at {when}"
     if words := claims.problem(o):
         return False, Reason.WAITING_FOR_CLAIM, words
+    if status.attempt and (words := _unusable_quota(status, o)):
+        return False, Reason.WAITING_FOR_QUEUE, words
     return (
         (False, Reason.WAITING_FOR_POD, f"attempt {status.attempt} has no pod yet")
         if status.attempt

@@ -13,6 +13,7 @@ from spottrain_operator.status.conditions import TIGHT, edited
 
 WARN_WHEN = {
     Condition.ACCEPTED: "False",
+    Condition.ADMITTED: None,
     Condition.SCHEDULED: "False",
     Condition.STORE_REACHABLE: "False",
     Condition.INTERRUPTED: "True",
@@ -66,6 +67,10 @@ def events_between(o: Observed, new: Status) -> tuple[Event, ...]:
             continue
         if kind is Condition.SCHEDULED and after.reason in (Reason.SUSPENDED, Reason.MAX_COST_REACHED):
             continue  # the condition Suspended says it
+        if kind is Condition.SCHEDULED and after.reason == Reason.WAITING_FOR_QUEUE and o.job.queue:
+            continue  # the condition Admitted says it
+        if kind is Condition.ADMITTED and after.reason in (Reason.SUSPENDED, Reason.MAX_COST_REACHED):
+            continue
         alarming = (after.status == warn and after.reason not in ORDERLY) or after.reason in ALARMING
         found.append(Event(warning=alarming, reason=after.reason, message=after.message))
     return tuple(found)

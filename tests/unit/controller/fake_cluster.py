@@ -14,6 +14,7 @@ from typing import Any, TypeVar, cast
 
 from spottrain.contract import Progress
 from spottrain_operator.api.job_defaults import NO_DEFAULTS, JobDefaults
+from spottrain_operator.api.kueue import Kueue, KueueApi, WorkloadView
 from spottrain_operator.api.node_pools import Pool
 from spottrain_operator.api.observed import Limits, Sample
 from spottrain_operator.api.training_job import JobKey, Status
@@ -21,13 +22,14 @@ from spottrain_operator.api.validation import parse_job
 from spottrain_operator.api.views import pod_view
 from spottrain_operator.api.wire import rfc3339
 from spottrain_operator.control.caches import Caches
-from spottrain_operator.control.informer import Informers
+from spottrain_operator.control.informer import Informer, Informers
 from spottrain_operator.control.memory import Memory
 from spottrain_operator.control.reconcile import AT_ONCE, Reconciler
 from spottrain_operator.control.resync import list_jobs
+from spottrain_operator.control.workloads import kind_of
 from spottrain_operator.errors import ApiError
 from spottrain_operator.io.cluster import Page
-from spottrain_operator.names import ATTEMPT_LABEL, JOB_UID_LABEL, OUTCOME_FINALIZER, pod_name
+from spottrain_operator.names import ATTEMPT_LABEL, JOB_UID_LABEL, OUTCOME_FINALIZER, QUEUE_LABEL, pod_name
 
 from tests.builders import KEY, NOW, POOL, raw_job, raw_spec
 
@@ -71,8 +73,8 @@ class FakeCluster:
         self._version = itertools.count(100)
 
     # --- the world ---
-    def add_job(self, spec: Json | None = None) -> None:
-        self.jobs[KEY.name] = raw_job(spec, resourceVersion=str(next(self._version)))
+    def add_job(self, spec: Json | None = None, **meta: Any) -> None:
+        self.jobs[KEY.name] = raw_job(spec, resourceVersion=str(next(self._version)), **meta)
 
     def add_node(self, name: str) -> None:
         conditions = [{"type": "Ready", "status": "True"}]
@@ -108,6 +110,30 @@ class FakeCluster:
         self._bump(pod)
         self._collect(name)
 
+    def admit(self, flavor: str) -> None:
+        """Kueue admits the job's Workload."""
+        assignment = {"name": "main", "flavors": {"nvidia.com/gpu": flavor}, "count": 1}
+        admission = {"clusterQueue": "all", "podSetAssignments": [assignment]}
+        self.others[f"resourceflavors/{flavor}"] = {"spec": {"nodeLabels": {"flavor": flavor}}}
+        said = {"QuotaReserved": "True", "Admitted": "True", "Evicted": "False"}
+        self._kueue_says(said, "Admitted", {"admission": admission})
+
+    def evict(self) -> None:
+        """Kueue asks for the quota of the job's Workload."""
+        self._kueue_says({"Evicted": "True"}, "Preempted", {})
+
+    def _kueue_says(self, said: dict[str, str], reason: str, more: Json) -> None:
+        workload = self.workload
+        assert workload is not None
+        known = {c["type"]: c for c in workload.get("status", {}).get("conditions", ())}
+        known |= {kind: {"type": kind, "status": value, "reason": reason} for kind, value in said.items()}
+        workload["status"] = workload.get("status", {}) | more | {"conditions": list(known.values())}
+        self._bump(workload)
+
+    @property
+    def workload(self) -> Json | None:
+        return next((raw for name, raw in self.others.items() if name.startswith("workloads/")), None)
+
     def live(self) -> list[str]:
         return [
             n
@@ -141,6 +167,9 @@ class FakeCluster:
     async def pod_events(self, namespace: str, uid: str) -> list[Json]:
         return copied(self.told_of.get(uid, []))
 
+    async def get_custom(self, kind: str, name: str, namespace: str = "") -> Json | None:
+        return copied(self.others.get(f"{kind.rpartition('/')[2]}/{name}"))
+
     async def list_pods(self, namespace: str, selector: str) -> list[Json]:
         label, uid = selector.split("=")
         assert label == JOB_UID_LABEL
@@ -150,6 +179,9 @@ class FakeCluster:
         tables = {"pods": self.pods, "nodes": self.nodes, "trainingjobs": self.jobs}
         if kind == "nodepools" and self.node_pools is None:
             raise ApiError(404, "the server could not find the requested resource")
+        tables[f"{KueueApi.V1BETA2.group}/workloads"] = {
+            name: raw for name, raw in self.others.items() if name.startswith("workloads/")
+        }
         tables["nodepools"] = {pool["metadata"]["name"]: pool for pool in self.node_pools or ()}
         for raw in list(tables[kind].values()):
             yield copied(raw)
@@ -240,8 +272,33 @@ class FakeCluster:
             name = f"{kind}/{manifest['metadata']['name']}"
             if name in self.others:
                 raise ApiError(409, f"{name} already exists")
-            self.others[name] = copied(manifest)
-        return manifest
+            made = copied(manifest)
+            uid = {"uid": f"{name}-{self.writes}", "resourceVersion": str(next(self._version))}
+            made["metadata"] = {"generation": 1} | made["metadata"] | uid
+            self.others[name] = made
+        return copied(made)
+
+    async def patch_custom_status(self, kind: str, namespace: str, name: str, patch: Json) -> Json:
+        with self._write():
+            found = self.others.get(f"{kind.rpartition('/')[2]}/{name}")
+            if found is None:
+                raise ApiError(404, "gone")
+            meta, wanted = found["metadata"], patch["metadata"]
+            if (meta["uid"], meta["resourceVersion"]) != (wanted["uid"], wanted["resourceVersion"]):
+                raise ApiError(409, "the object has been modified")
+            status = found.get("status", {}) | copied(patch["status"])
+            found["status"] = {k: v for k, v in status.items() if v is not None}
+            self._bump(found)
+        return copied(found)
+
+    async def delete_custom(self, kind: str, namespace: str, name: str, *, uid: str) -> None:
+        with self._write():
+            key = f"{kind.rpartition('/')[2]}/{name}"
+            if key not in self.others:
+                raise ApiError(404, "gone")
+            if self.others[key]["metadata"]["uid"] != uid:
+                raise ApiError(409, "uid precondition failed")
+            del self.others[key]
 
     async def delete_job(self, namespace: str, name: str, *, uid: str) -> None:
         with self._write():
@@ -337,6 +394,12 @@ async def resync(cluster: Any, caches: Caches, queue: Any, namespaces: tuple[str
     await list_jobs(informers.jobs, caches.jobs, queue)
 
 
+def workloads(cluster: Any, caches: Caches, api: KueueApi) -> Informer[WorkloadView]:
+    return Informer(
+        kind_of(api), cluster=cluster, cache=caches.workloads, changed=lambda _: None, namespace="ns"
+    )
+
+
 class World:
     """A cluster and the operator's process of the moment."""
 
@@ -346,13 +409,16 @@ class World:
         *,
         pools: tuple[Pool, ...] = (),
         defaults: JobDefaults = NO_DEFAULTS,
+        queue: str = "",
     ) -> None:
+        """queue: the job's Kueue queue; then the cluster has Kueue."""
+        self.kueue = Kueue(api=KueueApi.V1BETA2) if queue else Kueue()
         self.pools = {pool.name: pool for pool in pools}
         self.defaults = defaults
         self.cluster = FakeCluster()
         for node in ("node-a", "node-b", "node-c"):
             self.cluster.add_node(node)
-        self.cluster.add_job(raw_spec(**(spec or {})))
+        self.cluster.add_job(raw_spec(**(spec or {})), labels={QUEUE_LABEL: queue} if queue else {})
         self.workers = int(str((spec or {}).get("workers", 1)))
         self.begun_after = 0
         """Number of writes until the first attempt ran."""
@@ -371,12 +437,15 @@ class World:
             pools=self.pools,
             defaults=self.defaults,
             limits=Limits(),
+            kueue=lambda: self.kueue,
             now=lambda: self.cluster.now,
         )
 
     async def look(self) -> object:
         """One reconcile on fresh caches."""
         await resync(self.cluster, self.caches, KeySet(), ())
+        if self.kueue.api is not None:
+            await workloads(self.cluster, self.caches, self.kueue.api).relist()
         self._poll()
         return await self.reconciler(KEY)
 

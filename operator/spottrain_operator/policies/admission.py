@@ -1,0 +1,203 @@
+"""The admission of a job by its Kueue queue: why no pod may run, and what becomes of its Workload. Pure.
+
+A job with a queue has one Workload while it wants to run. It has pods only while that is admitted. After an
+eviction the attempt is ended as by a suspension, and the quota is given back once its pods have ended. While
+the job is suspended it has none, so that it holds no quota and asks again with what its spec says by then.
+"""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+from typing import Final
+
+from spottrain_operator.api import kueue
+from spottrain_operator.api.kueue import Admission, Assigned, Told, WorkloadView
+from spottrain_operator.api.node_pools import ChosenPool
+from spottrain_operator.api.observed import Observed
+from spottrain_operator.api.training_job import Status
+from spottrain_operator.names import Condition
+from spottrain_operator.policies import gang
+from spottrain_operator.policies.pod_end import any_container_runs, node_lost, pod_ended
+
+UNSEEN: Final = Admission()
+
+
+class Step(Enum):
+    """What is to be done with the Workload now."""
+
+    CREATE = auto()
+    DISCARD = auto()
+    RELEASE = auto()
+    """Its quota: it was evicted, and the pods have ended."""
+    FINISH = auto()
+    SHOW_READY = auto()
+    """Whether all pods run: Kueue evicts what does not start in time, where it is configured to."""
+
+
+# --- why no pod may run ---------------------------------------------------------------------------------
+def waiting(o: Observed) -> str:
+    """Returns why the job's queue lets no pod run now; "" where it does, or the job names none."""
+    queue, seen = o.job.queue, o.admission or UNSEEN
+    if not queue or o.job.spec is None:
+        return ""
+    asks = f"waiting for the Kueue queue {queue} to admit the job"
+    if seen.api is None:
+        return "" if occupied(o) else f"{asks}: {seen.missing}"
+    found = seen.workload
+    if found is None or found.going or found.finished:
+        todo = f"create {seen.unknown_class}, which the job names" if seen.unknown_class else ""
+        return f"{asks}: {todo or 'its Workload is being created'}"
+    return _said(o, found, asks)
+
+
+def _said(o: Observed, found: WorkloadView, asks: str) -> str:
+    message = f": {found.message}" if found.message else ""
+    if not found.active:
+        return f"{asks}: spec.active of its Workload {found.name} is false; set it to true"
+    if found.evicted and (found.reserved or occupied(o)):
+        return f"Kueue has evicted the job from the queue {found.queue} ({found.evicted}){message}"
+    if found.evicted:
+        return f"{asks} again, after its eviction ({found.evicted}){message}"
+    if not found.admitted:
+        return asks + (message or ": Kueue has not said why it waits; is there a LocalQueue of this name?")
+    changed = "" if occupied(o) else unfit(o, found)
+    return f"{asks}: it asks again, because {changed}" if changed else ""
+
+
+def occupied(o: Observed) -> bool:
+    """Returns whether a pod of the job may still use the quota."""
+    return any(any_container_runs(p) and not node_lost(p, o) for p in o.pods)
+
+
+def unfit(o: Observed, found: WorkloadView) -> str:
+    """Returns why the Workload is not what the job would ask for now; "" where it is."""
+    assert o.job.spec is not None
+    if found.made_for != kueue.digest(o.job.spec):
+        return "the job was changed"
+    asked = (o.job.queue, kueue.class_named(o.job.queue_priority, o.job.spec)[1])
+    if not found.reserved and asked != (found.queue, found.priority_class):
+        return "its queue or its priority class was changed"
+    return ""
+
+
+# --- what the pods get ----------------------------------------------------------------------------------
+def assigned(o: Observed) -> Assigned:
+    """Returns what the admission adds to the pods."""
+    seen = o.admission or UNSEEN
+    if seen.workload is None or not o.job.queue:
+        return kueue.NOTHING
+    total = kueue.NOTHING
+    for flavor in seen.flavors.values():
+        total |= flavor or kueue.NOTHING
+    return total | seen.workload.updates
+
+
+def problem(o: Observed, pool: ChosenPool) -> str:
+    """Returns why no pod can be created in this pool with what was assigned; "" where one can."""
+    seen = o.admission or UNSEEN
+    if o.job.queue and seen.api is None:
+        return seen.missing
+    if not o.job.queue or seen.workload is None or not seen.workload.admitted:
+        return ""
+    if lacking := [name for name, flavor in seen.flavors.items() if flavor is None]:
+        return f"ResourceFlavor {lacking[0]}, which the queue {o.job.queue} has assigned, does not exist"
+    if seen.workload.by_topology:
+        return (
+            f"the queue {o.job.queue} has assigned nodes by topology, which the operator does not follow: "
+            "use a ResourceFlavor without topologyName"
+        )
+    return conflict(o, pool)
+
+
+def conflict(o: Observed, pool: ChosenPool) -> str:
+    """Returns why the assigned flavors are not for this pool's nodes; another admission may be."""
+    given = assigned(o).node_selector
+    other = next((k for k, value in pool.selector.items() if given.get(k, value) != value), None)
+    if other is None:
+        return ""
+    return (
+        f"the flavor that the queue {o.job.queue} has assigned is for nodes with {other}={given[other]}, and "
+        f"pool {pool.name} for those with {other}={pool.selector[other]}"
+    )
+
+
+# --- the Workload ---------------------------------------------------------------------------------------
+def step(o: Observed, status: Status, pool: ChosenPool | None, *, suspended: bool) -> Step | None:
+    """Returns what to do with the Workload.
+
+    Args:
+        o: The observation.
+        status: The planned one.
+        pool: Of the next pods; None while no attempt is possible.
+        suspended: Whether the job is to have no pods, not because of its queue.
+    """
+    seen = o.admission or UNSEEN
+    if seen.api is None or o.job.deleting:  # with the job the garbage collector deletes its Workload
+        return None
+    if seen.workload is None:
+        asks = o.job.queue and o.admitted and pool is not None and not (status.terminal or suspended)
+        return Step.CREATE if asks and not (seen.unknown_class or occupied(o)) else None
+    return None if seen.workload.going else _next(o, status, seen.workload, pool, suspended)
+
+
+def _next(
+    o: Observed, status: Status, found: WorkloadView, pool: ChosenPool | None, suspended: bool
+) -> Step | None:
+    if status.terminal:
+        return None if found.finished or occupied(o) else Step.FINISH
+    if not o.job.queue:
+        return Step.DISCARD
+    if o.job.spec is None:
+        return None
+    if not occupied(o):
+        if suspended or found.finished or unfit(o, found) or (pool is not None and conflict(o, pool)):
+            return Step.DISCARD
+        if found.evicted and found.reserved:
+            return Step.RELEASE
+    return Step.SHOW_READY if _shows_other(o, found) else None
+
+
+def _shows_other(o: Observed, found: WorkloadView) -> bool:
+    return found.admitted and not found.evicted and all_run(o) is not bool(found.ready)
+
+
+def all_run(o: Observed) -> bool:
+    team = gang.team(o)
+    return len(team) == gang.size(o) and all(p.running_since and not pod_ended(p, o) for p in team)
+
+
+def words(o: Observed, status: Status, what: Step) -> tuple[Told, ...]:
+    """Returns the conditions by which Kueue is told of a step."""
+    found = (o.admission or UNSEEN).workload
+    assert found is not None
+    if what is Step.FINISH:
+        return (_finished(status),)
+    ready = _ready(all_run(o), found)
+    if what is Step.SHOW_READY:
+        return (ready,)
+    again = found.evicted in kueue.REQUEUED_AT_ONCE
+    released = (
+        Told(kueue.REQUEUED, again, found.evicted, found.message),
+        Told(kueue.QUOTA_RESERVED, False, "Pending", found.message),
+        Told(kueue.ADMITTED, False, "NoReservation", "The workload has no reservation"),
+    )
+    return (*released, ready) if found.ready else released
+
+
+def _finished(status: Status) -> Told:
+    won = status.is_true(Condition.SUCCEEDED)
+    end = status.condition(Condition.SUCCEEDED if won else Condition.FAILED)
+    message = end.message if end is not None else ""
+    return Told(kueue.FINISHED, True, "Succeeded" if won else "Failed", message)
+
+
+def _ready(runs: bool, found: WorkloadView) -> Told:
+    before = found.ready is not None
+    if runs:
+        reason = "Recovered" if before else "Started"
+        return Told(kueue.PODS_READY, True, reason, "All pods reached readiness and the workload is running")
+    if before and found.admitted and not found.evicted:
+        return Told(
+            kueue.PODS_READY, False, "WaitForRecovery", "A pod has ended, the next attempt is to come"
+        )
+    return Told(kueue.PODS_READY, False, "WaitForStart", "Not all pods are ready or succeeded")

@@ -1,0 +1,544 @@
+"""A job with a Kueue queue: its Workload, pods only while that is admitted, quota given back afterwards."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from spottrain.contract import Outcome
+from spottrain_operator.api import kueue
+from spottrain_operator.api.kueue import (
+    Admission,
+    Assigned,
+    KueueApi,
+    Told,
+    WorkloadView,
+    digest,
+    status_patch,
+    workload_view,
+)
+from spottrain_operator.api.node_pools import Pool
+from spottrain_operator.api.observed import Discard, Observed, Plan, PodView, Provide, Tell
+from spottrain_operator.api.training_job import Job, Status
+from spottrain_operator.api.validation import parse_job
+from spottrain_operator.control.plan import plan
+from spottrain_operator.names import QUEUE_LABEL, Cause, Condition, Phase, Platform, Reason, workload_name
+from spottrain_operator.rendering import objects
+
+from tests.builders import (
+    KEY,
+    NOW,
+    OWNER,
+    POOL,
+    after,
+    condition,
+    deleted,
+    ended_pod,
+    make_job,
+    make_observed,
+    make_pod,
+    manifests,
+    notice,
+    raw_job,
+    raw_spec,
+    removed,
+    started,
+    status_of,
+    told,
+    word,
+)
+from tests.unit.controller.fake_cluster import World
+
+Json = dict[str, Any]
+QUEUE = {"labels": {QUEUE_LABEL: "team"}}
+SPOT = Assigned(node_selector={"capacity": "spot"}, tolerations=({"key": "spot", "operator": "Exists"},))
+
+
+def queued_job(status: Status | None = None, labels: dict[str, str] | None = None, **spec: Any) -> Job:
+    return make_job(raw_spec(**spec), status=status, labels={QUEUE_LABEL: "team"} | (labels or {}))
+
+
+def workload_of(job: Job, **more: Any) -> WorkloadView:
+    """As the operator has made it for the job, and nobody has looked at it."""
+    assert job.spec is not None
+    values: Json = {
+        "name": job.workload_name,
+        "namespace": KEY.namespace,
+        "uid": "w-1",
+        "job": KEY,
+        "resource_version": 7,
+        "made_for": digest(job.spec),
+        "queue": "team",
+    }
+    return WorkloadView(**(values | more))
+
+
+ADMITTED = {"reserved": True, "admitted": True, "cluster_queue": "all", "flavors": ("spot",)}
+PREEMPTED = ADMITTED | {"evicted": "Preempted", "message": "a more important job needs it"}
+REQUEUED = {"evicted": "Preempted", "message": "a more important job needs it"}
+
+
+def seen(
+    job: Job, *pods: PodView, workload: WorkloadView | None = None, api: bool = True, **more: Any
+) -> Observed:
+    flavors = {name: SPOT for name in workload.flavors} if workload is not None else {}
+    given: dict[str, Any] = {"workload": workload, "flavors": flavors} | more
+    admission = Admission(api=KueueApi.V1BETA2 if api else None, **given)
+    return replace(make_observed(*pods, job=job), admission=admission)
+
+
+def made(planned: Plan, kind: type) -> list[Any]:
+    return [a for a in (*planned.before, *planned.after) if isinstance(a, kind)]
+
+
+def asked(planned: Plan) -> list[Json]:
+    """The Workloads that it creates."""
+    return [a.manifest for a in made(planned, Provide) if a.kind == kueue.WORKLOADS]
+
+
+def running(**more: Any) -> Status:
+    return replace(started(), active_since=after(-600), **more)
+
+
+# --- before the admission -------------------------------------------------------------------------------
+def test_a_job_asks_its_queue_for_all_its_workers_and_makes_no_pod() -> None:
+    template = {
+        "spec": {"containers": [{"name": "trainer", "image": "x", "env": [{"name": "A", "value": "b"}]}]}
+    }
+    job = queued_job(Status(), template=template, workers=3, gpusPerWorker=2)
+    planned = plan(seen(job))
+    (workload,) = asked(planned)
+    assert not manifests(planned) and status_of(planned).attempt == 0
+    assert workload["apiVersion"] == "kueue.x-k8s.io/v1beta2"
+    assert workload["metadata"]["name"] == workload_name(KEY.name, KEY.uid)
+    (owner,) = workload["metadata"]["ownerReferences"]
+    assert OWNER.items() <= owner.items() and owner["blockOwnerDeletion"]
+    assert workload["spec"]["queueName"] == "team"
+    (pod_set,) = workload["spec"]["podSets"]
+    assert (pod_set["name"], pod_set["count"]) == ("main", 3)
+    (container,) = pod_set["template"]["spec"]["containers"]
+    assert container["resources"]["requests"] == {"nvidia.com/gpu": "2"}
+    assert "env" not in container, "what a job is told is not the queue's"
+    waiting = condition(planned, Condition.ADMITTED)
+    assert (waiting.status, waiting.reason) == ("False", Reason.WAITING_FOR_QUEUE)
+    assert waiting.message.startswith("waiting for the Kueue queue team to admit the job")
+    assert status_of(planned).phase == Phase.WAITING
+
+
+def test_the_pod_of_the_template_is_checked_first() -> None:
+    planned = plan(replace(seen(queued_job()), admitted=False))
+    assert not asked(planned) and not manifests(planned)
+
+
+@pytest.mark.parametrize(
+    ("workload", "sentence"),
+    [
+        ({"message": "insufficient quota for nvidia.com/gpu"}, ": insufficient quota for nvidia.com/gpu"),
+        ({}, "is there a LocalQueue of this name"),
+        ({"active": False}, "spec.active of its Workload job-"),
+        ({"reserved": True, "message": "its quota is reserved; admission checks to come: prov"}, "prov"),
+        (REQUEUED, "admit the job again, after its eviction (Preempted): a more important job needs it"),
+        ({"going": True} | ADMITTED, "its Workload is being created"),
+        ({"finished": True} | ADMITTED, "its Workload is being created"),
+        (ADMITTED | {"made_for": "other"}, "it asks again, because the job was changed"),
+    ],
+)
+def test_a_job_that_is_not_admitted_says_why_and_has_no_pod(workload: Json, sentence: str) -> None:
+    job = queued_job(Status())
+    planned = plan(seen(job, workload=workload_of(job, **workload)))
+    assert not manifests(planned)
+    for kind in (Condition.ADMITTED, Condition.SCHEDULED):
+        assert sentence in condition(planned, kind).message and condition(planned, kind).status == "False"
+
+
+@pytest.mark.parametrize(
+    ("change", "labels"),
+    [
+        ({"queue": "other"}, {}),
+        ({"priority_class": "low"}, {}),
+        ({"made_for": "other"}, {}),
+        ({"finished": True}, {}),
+        ({"made_for": "other"} | ADMITTED, {}),
+        ({}, {"kueue.x-k8s.io/priority-class": "high"}),
+    ],
+)
+def test_a_workload_that_does_not_fit_the_job_any_more_is_replaced(
+    change: Json, labels: dict[str, str]
+) -> None:
+    job = queued_job(Status(), labels)
+    planned = plan(seen(job, workload=workload_of(job, **change)))
+    assert made(planned, Discard) and not asked(planned), "the new one comes when the old one is gone"
+
+
+def test_an_admitted_workload_is_not_replaced_because_another_queue_is_named_now() -> None:
+    job = queued_job(running())
+    planned = plan(seen(job, make_pod(), workload=workload_of(job, queue="other", **ADMITTED)))
+    assert not made(planned, Discard) and not removed(planned)
+
+
+def test_the_class_of_the_job_comes_before_that_of_its_pods() -> None:
+    pod = {"containers": [{"name": "trainer", "image": "x"}], "priorityClassName": "of-pods"}
+    job = queued_job(Status(), {"kueue.x-k8s.io/priority-class": "of-job"}, template={"spec": pod})
+    spec = asked(plan(seen(job, priority=9)))[0]["spec"]
+    assert (spec["priority"], spec["priorityClassRef"]["name"]) == (9, "of-job")
+    plain = queued_job(Status(), template={"spec": pod})
+    spec = asked(plan(seen(plain, priority=5)))[0]["spec"]
+    assert spec["priorityClassRef"] == {
+        "group": "scheduling.k8s.io",
+        "kind": "PriorityClass",
+        "name": "of-pods",
+    }
+    older = objects.workload(plain, Status(), POOL, KueueApi.V1BETA1, 5)
+    assert older["apiVersion"] == "kueue.x-k8s.io/v1beta1"
+    source = (older["spec"]["priorityClassSource"], older["spec"]["priorityClassName"])
+    assert source == ("scheduling.k8s.io/priorityclass", "of-pods")
+
+
+def test_a_class_that_does_not_exist_is_named_and_waited_for() -> None:
+    planned = plan(seen(queued_job(Status()), unknown_class="WorkloadPriorityClass high"))
+    assert not asked(planned)
+    assert "create WorkloadPriorityClass high" in condition(planned, Condition.ADMITTED).message
+    assert planned.recheck_after is not None
+
+
+# --- admitted -------------------------------------------------------------------------------------------
+def test_an_admitted_job_starts_on_the_nodes_of_its_flavor() -> None:
+    job = queued_job(Status(), workers=2)
+    updates = Assigned(labels={"check": "passed"}, annotations={"provisioning": "p-1"})
+    planned = plan(seen(job, workload=workload_of(job, updates=updates, **ADMITTED)))
+    pods = manifests(planned)
+    assert len(pods) == 2 and status_of(planned).attempt == 1
+    for pod in pods:
+        assert pod["spec"]["nodeSelector"]["capacity"] == "spot"
+        assert {"key": "spot", "operator": "Exists"} in pod["spec"]["tolerations"]
+        assert pod["metadata"]["labels"]["check"] == "passed"
+        assert pod["metadata"]["annotations"]["provisioning"] == "p-1"
+        assert not [k for k in pod["metadata"]["labels"] if k.startswith("kueue.x-k8s.io")], "never both"
+    known = condition(planned, Condition.ADMITTED)
+    assert (known.status, known.reason) == ("True", Reason.ADMITTED) and "all" in known.message
+
+
+def test_no_pod_is_made_without_a_flavor_that_was_assigned() -> None:
+    job = queued_job(Status())
+    planned = plan(seen(job, workload=workload_of(job, **ADMITTED), flavors={"spot": None}))
+    assert not manifests(planned) and planned.recheck_after is not None
+    later = plan(
+        seen(queued_job(planned.status), workload=workload_of(job, **ADMITTED), flavors={"spot": None})
+    )
+    assert not manifests(later)
+    assert "ResourceFlavor spot" in condition(status_of(planned), Condition.SCHEDULED).message
+
+
+def test_a_pool_for_other_nodes_than_the_flavors_asks_for_another_admission() -> None:
+    job = queued_job(Status())
+    pool = Pool(name="default", platform=Platform.AWS, node_selector={"capacity": "on-demand"})
+    o = replace(seen(job, workload=workload_of(job, **ADMITTED)), default_pool=pool)
+    planned = plan(o)
+    assert not manifests(planned) and made(planned, Discard)
+    assert "capacity=spot" in condition(planned, Condition.SCHEDULED).message
+    (workload,) = asked(plan(replace(o, admission=Admission(api=KueueApi.V1BETA2))))
+    spec = workload["spec"]["podSets"][0]["template"]["spec"]
+    assert spec["nodeSelector"]["capacity"] == "on-demand", "so that Kueue assigns a flavor for that"
+
+
+def test_nodes_that_kueue_chose_itself_are_refused_with_a_sentence() -> None:
+    job = queued_job(Status())
+    planned = plan(seen(job, workload=workload_of(job, by_topology=True, **ADMITTED)))
+    assert not manifests(planned)
+    assert "topology" in condition(planned, Condition.SCHEDULED).message
+
+
+def test_kueue_is_told_when_all_pods_run_and_when_they_do_not_any_more() -> None:
+    job = queued_job(running(), workers=2)
+    pods = (make_pod(), make_pod(rank=1))
+    assert not made(plan(seen(job, pods[0], workload=workload_of(job, **ADMITTED))), Tell)
+    (tell,) = made(plan(seen(job, *pods, workload=workload_of(job, **ADMITTED))), Tell)
+    assert [(w.type, w.status, w.reason) for w in tell.words] == [("PodsReady", True, "Started")]
+    assert not made(plan(seen(job, *pods, workload=workload_of(job, ready=True, **ADMITTED))), Tell)
+    lost = (pods[0], ended_pod(code=1, rank=1))
+    (tell,) = made(plan(seen(job, *lost, workload=workload_of(job, ready=True, **ADMITTED))), Tell)
+    assert [(w.status, w.reason) for w in tell.words] == [(False, "WaitForRecovery")]
+
+
+def test_a_restart_on_spot_keeps_the_admission_and_does_not_exceed_it() -> None:
+    job, workload = queued_job(running()), {"ready": True} | ADMITTED
+    noticed = make_pod(notice=notice(), **deleted(grace=90))
+    planned = plan(seen(job, noticed, workload=workload_of(job, **workload)))
+    assert not manifests(planned), "two at once would use twice the quota"
+    saved = ended_pod(code=75, message=word(Outcome.INTERRUPTED, step=9, durableStep=9), notice=notice())
+    planned = plan(seen(job, saved, workload=workload_of(job, **workload)))
+    (pod,) = manifests(planned)
+    assert pod["spec"]["nodeSelector"]["capacity"] == "spot"
+    assert not made(planned, Discard) and not asked(planned)
+    assert not [t for t in made(planned, Tell) if t.release]
+
+
+# --- eviction -------------------------------------------------------------------------------------------
+def test_an_eviction_ends_the_attempt_as_a_suspension_does() -> None:
+    job = queued_job(running())
+    planned = plan(seen(job, make_pod(), workload=workload_of(job, **PREEMPTED)))
+    assert removed(planned) == {0} and not made(planned, Tell), "the quota is in use until the pod has ended"
+    record = status_of(planned).attempts[0]
+    assert record.stopping == Cause.SUSPENDED and "a more important job needs it" in record.evidence
+    evicted = condition(planned, Condition.ADMITTED)
+    assert (evicted.status, evicted.reason) == ("False", Reason.EVICTED)
+    assert status_of(planned).phase == Phase.STOPPING
+
+    saved = told(Outcome.INTERRUPTED, step=40, durableStep=40, pod=deleted())
+    job = queued_job(planned.status)
+    planned = plan(seen(job, saved, workload=workload_of(job, **PREEMPTED)))
+    status = status_of(planned)
+    assert (status.attempt, status.interruptions, status.failures) == (1, 0, 0)
+    assert status.attempts[0].cause == Cause.SUSPENDED and status.known_durable_step == 40
+    assert not manifests(planned) and status.phase == Phase.WAITING
+    (tell,) = made(planned, Tell)
+    assert tell.release
+    kueue_hears = {w.type: (w.status, w.reason) for w in tell.words}
+    assert kueue_hears == {
+        "Requeued": (True, "Preempted"),
+        "QuotaReserved": (False, "Pending"),
+        "Admitted": (False, "NoReservation"),
+    }
+
+    job = queued_job(status)
+    waiting = plan(seen(job, workload=workload_of(job, **REQUEUED)))
+    assert not manifests(waiting) and not made(waiting, Tell) and not made(waiting, Discard)
+    again = plan(seen(job, workload=workload_of(job, **ADMITTED)))
+    assert status_of(again).attempt == 2 and manifests(again)
+
+
+@pytest.mark.parametrize(
+    "reason", ["Deactivated", "PodsReadyTimeout", "AdmissionCheck", "ClusterQueueStopped"]
+)
+def test_after_other_evictions_kueue_decides_when_the_job_is_in_the_queue_again(reason: str) -> None:
+    job = queued_job(_over(Cause.SUSPENDED))
+    (tell,) = made(plan(seen(job, workload=workload_of(job, **(PREEMPTED | {"evicted": reason})))), Tell)
+    assert tell.words[0] == Told("Requeued", False, reason, "a more important job needs it")
+
+
+def test_a_workload_that_was_deleted_under_a_running_job_is_an_eviction_and_made_again() -> None:
+    job = queued_job(running())
+    planned = plan(seen(job, make_pod()))
+    assert removed(planned) and not asked(planned)
+    job = queued_job(_over(Cause.SUSPENDED))
+    assert asked(plan(seen(job))) and not manifests(plan(seen(job)))
+
+
+def test_a_gang_whose_last_pod_still_saves_keeps_its_quota() -> None:
+    job = queued_job(running(), workers=2)
+    pods = (make_pod(rank=1, **deleted()), told(Outcome.INTERRUPTED, pod=deleted()))
+    assert not made(plan(seen(job, *pods, workload=workload_of(job, **PREEMPTED))), Tell)
+
+
+def test_a_sidecar_that_still_runs_uses_the_quota() -> None:
+    job = queued_job(running())
+    pod = told(Outcome.INTERRUPTED, pod=deleted() | {"others_run": True})
+    assert not made(plan(seen(job, pod, workload=workload_of(job, **PREEMPTED))), Tell)
+
+
+# --- suspension, end, deletion, other labels ------------------------------------------------------------
+def test_a_suspended_job_holds_no_quota_and_asks_again_with_what_it_says_by_then() -> None:
+    job = queued_job(running(), suspend=True)
+    planned = plan(seen(job, make_pod(), workload=workload_of(job, **ADMITTED)))
+    assert removed(planned) and not made(planned, Discard), "while its pod saves the quota is in use"
+    job = queued_job(_over(Cause.SUSPENDED), suspend=True)
+    planned = plan(seen(job, workload=workload_of(job, **ADMITTED)))
+    assert made(planned, Discard) and status_of(planned).phase == Phase.SUSPENDED
+    assert not asked(plan(seen(job)))
+    resumed = queued_job(_over(Cause.SUSPENDED), workers=4)
+    (workload,) = asked(plan(seen(resumed)))
+    assert workload["spec"]["podSets"][0]["count"] == 4
+
+
+@pytest.mark.parametrize(
+    ("outcome", "reason"), [(Outcome.DONE, "Succeeded"), (Outcome.BAD_CONFIGURATION, "Failed")]
+)
+def test_at_the_jobs_end_its_workload_is_finished(outcome: Outcome, reason: str) -> None:
+    job = queued_job(running())
+    (tell,) = made(plan(seen(job, told(outcome), workload=workload_of(job, **ADMITTED))), Tell)
+    assert [(w.type, w.status, w.reason) for w in tell.words] == [("Finished", True, reason)]
+    assert not tell.release
+    over = plan(seen(job, told(outcome), workload=workload_of(job, finished=True, **ADMITTED)))
+    assert not made(over, Tell)
+
+
+def test_a_job_that_is_being_deleted_leaves_its_workload_to_the_garbage_collector() -> None:
+    job = replace(queued_job(running()), deleted=NOW)
+    assert not made(plan(seen(job, workload=workload_of(job, **ADMITTED))), Tell | Discard)  # type: ignore[arg-type]
+
+
+def test_a_job_that_names_no_queue_any_more_gives_its_quota_back_and_goes_on() -> None:
+    queued = queued_job(running())
+    known = status_of(plan(seen(queued, make_pod(), workload=workload_of(queued, **ADMITTED))))
+    job = make_job(status=known)
+    planned = plan(seen(job, make_pod(), workload=workload_of(job, **ADMITTED)))
+    assert made(planned, Discard) and not removed(planned)
+    assert condition(planned, Condition.ADMITTED).reason == Reason.NOT_QUEUED
+
+
+def test_a_job_without_a_queue_has_no_such_condition() -> None:
+    planned = plan(make_observed(job=make_job(status=Status())))
+    assert manifests(planned) and status_of(planned).condition(Condition.ADMITTED) is None
+
+
+# --- without Kueue --------------------------------------------------------------------------------------
+def test_without_kueue_a_job_waits_and_says_so_and_a_running_one_goes_on() -> None:
+    words = "this cluster does not serve kueue.x-k8s.io; install Kueue"
+    planned = plan(seen(queued_job(Status()), api=False, missing=words))
+    assert not manifests(planned) and not asked(planned)
+    assert condition(planned, Condition.ADMITTED).message.endswith(words)
+    assert planned.recheck_after is not None
+    job = queued_job(running())
+    assert not removed(plan(seen(job, make_pod(), api=False, missing=words)))
+    over = plan(seen(job, ended_pod(code=75, message=word(Outcome.INTERRUPTED)), api=False, missing=words))
+    assert not manifests(over), "but no further attempt begins"
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"queueName": "other"},
+        {
+            "template": {
+                "metadata": {"labels": {QUEUE_LABEL: "other"}},
+                "spec": {"containers": [{"name": "trainer", "image": "x"}]},
+            }
+        },
+    ],
+)
+def test_a_job_never_asks_by_its_workload_and_by_its_pods(spec: Json) -> None:
+    job = parse_job(raw_job(raw_spec(**spec), labels={QUEUE_LABEL: "team"}))
+    assert job.spec is None and "leave one of the two out" in job.invalid
+
+
+# --- the operator's process, killed at any write --------------------------------------------------------
+async def preempted_and_admitted_again(w: World) -> None:
+    await w.settle()
+    assert not w.cluster.pods and w.cluster.workload is not None
+    w.cluster.admit("spot")
+    await w.settle()
+    w.cluster.bind(w.pod(1), "node-a")
+    await w.settle()
+    w.pass_time(30)
+    w.cluster.evict()
+    await w.settle()
+    assert said_of(w)["QuotaReserved"] == "True", "while the pod saves"
+    w.cluster.end(w.pod(1), 75, word(Outcome.INTERRUPTED, step=9, durableStep=9, startStep=0))
+    await w.settle()
+    assert said_of(w)["QuotaReserved"] == "False" and "admission" not in w.cluster.workload["status"]
+    assert not w.cluster.live()
+    w.cluster.admit("on-demand")
+    await w.settle()
+    w.cluster.bind(w.pod(2), "node-b")
+    await w.settle()
+    w.cluster.end(w.pod(2), 0, word(Outcome.DONE, step=20, durableStep=20, startStep=9))
+    await w.settle()
+
+
+def said_of(w: World) -> dict[str, str]:
+    assert w.cluster.workload is not None
+    return {c["type"]: c["status"] for c in w.cluster.workload["status"]["conditions"]}
+
+
+def outcome_of(w: World) -> tuple[Any, ...]:
+    status = w.status
+    flavors = [pod["spec"]["nodeSelector"]["flavor"] for pod in w.cluster.pods.values()]
+    counters = (status.phase, status.attempt, status.interruptions, status.failures)
+    return counters, said_of(w), w.cluster.posted, flavors
+
+
+@pytest.mark.parametrize("after_effect", [True, False], ids=["after", "before"])
+async def test_a_crash_at_any_write_changes_nothing_in_the_end(after_effect: bool) -> None:
+    whole = World(queue="team")
+    await preempted_and_admitted_again(whole)
+    assert outcome_of(whole)[0] == ("Succeeded", 2, 0, 0)
+    assert said_of(whole)["Finished"] == "True" and outcome_of(whole)[3] == ["on-demand"]
+    for k in range(1, whole.cluster.writes + 1):
+        world = World(queue="team")
+        world.cluster.crash_at, world.cluster.crash_after_effect = k, after_effect
+        await preempted_and_admitted_again(world)
+        assert outcome_of(world) == outcome_of(whole), f"crash at write {k}"
+
+
+# --- Kueue's objects ------------------------------------------------------------------------------------
+def raw_workload(**status: Any) -> Json:
+    meta = {"name": "w", "namespace": "ns", "uid": "w-1", "resourceVersion": "7", "generation": 3}
+    return {"metadata": meta | {"ownerReferences": [OWNER]}, "spec": {"queueName": "team"}, "status": status}
+
+
+def a(kind: str, status: str = "True", reason: str = "R", message: str = "") -> Json:
+    return {"type": kind, "status": status, "reason": reason, "message": message}
+
+
+def test_what_an_admission_says_is_read() -> None:
+    assignment = {"name": "main", "flavors": {"cpu": "plain", "nvidia.com/gpu": "spot"}, "count": 2}
+    update = {"name": "main", "nodeSelector": {"a": "b"}, "labels": {"c": "d"}, "annotations": {"e": "f"}}
+    view = workload_view(
+        raw_workload(
+            conditions=[a("QuotaReserved"), a("Admitted"), a("Evicted", "False"), a("PodsReady", "False")],
+            admission={"clusterQueue": "all", "podSetAssignments": [assignment]},
+            admissionChecks=[{"name": "prov", "state": "Ready", "podSetUpdates": [update]}],
+        )
+    )
+    assert view is not None and (view.job, view.queue) == (KEY, "team")
+    assert view.admitted and view.reserved and not view.evicted and not view.finished
+    assert (view.flavors, view.cluster_queue, view.ready) == (("plain", "spot"), "all", False)
+    assert view.updates == Assigned(node_selector={"a": "b"}, labels={"c": "d"}, annotations={"e": "f"})
+
+
+@pytest.mark.parametrize(
+    ("status", "message"),
+    [
+        ({}, ""),
+        ({"conditions": [a("QuotaReserved", "False", message="no room")]}, "no room"),
+        ({"conditions": [a("Evicted", reason="Preempted", message="more important")]}, "more important"),
+        (
+            {
+                "conditions": [a("QuotaReserved")],
+                "admissionChecks": [{"name": "prov", "state": "Pending", "message": "asked the cloud"}],
+            },
+            "its quota is reserved; admission checks to come: prov (asked the cloud)",
+        ),
+    ],
+)
+def test_why_a_workload_waits_is_kueues_own_sentence(status: Json, message: str) -> None:
+    view = workload_view(raw_workload(**status))
+    assert view is not None and view.message == message and not view.admitted
+
+
+def test_a_workload_of_another_owner_is_not_the_jobs() -> None:
+    raw = raw_workload()
+    raw["metadata"]["ownerReferences"] = [{"apiVersion": "batch/v1", "kind": "Job", "name": "j", "uid": "u"}]
+    assert workload_view(raw) is None
+
+
+def test_what_kueue_is_told_keeps_its_other_words_and_fails_after_a_change() -> None:
+    old = a("Evicted") | {"lastTransitionTime": "2026-01-01T00:00:00Z"}
+    reserved = a("QuotaReserved") | {"lastTransitionTime": "2026-01-01T00:00:00Z"}
+    words = (Told("QuotaReserved", False, "Pending", "gone"), Told("Requeued", True, "Preempted", "gone"))
+    patch = status_patch(raw_workload(conditions=[old, reserved]), words, NOW, release=True)
+    assert patch["metadata"] == {"uid": "w-1", "resourceVersion": "7"}
+    assert patch["status"]["admission"] is None
+    evicted, released, requeued = patch["status"]["conditions"]
+    assert evicted == old
+    assert released["status"] == "False" and released["lastTransitionTime"] == "2026-03-01T12:00:00Z"
+    assert (requeued["type"], requeued["observedGeneration"]) == ("Requeued", 3)
+    assert "admission" not in status_patch(raw_workload(), words, NOW, release=False)["status"]
+
+
+def test_a_job_keeps_its_admission_whatever_else_of_its_spec_changes() -> None:
+    job, other = (
+        queued_job(),
+        queued_job(failurePolicy={"maxFailures": 9}, checkpoint={"uri": "s3://b/other"}),
+    )
+    assert job.spec is not None and other.spec is not None
+    assert digest(job.spec) == digest(other.spec)
+    larger = queued_job(workers=2)
+    assert larger.spec is not None and digest(larger.spec) != digest(job.spec)
+
+
+def _over(cause: Cause) -> Status:
+    """The first attempt has ended for this cause."""
+    status = running()
+    return replace(status, attempts=(replace(status.attempts[0], cause=str(cause), ended=NOW),))
