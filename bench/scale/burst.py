@@ -31,6 +31,7 @@ from typing import Any, Final
 import aiohttp
 from spottrain_operator.names import API_VERSION, FIELD_MANAGER, JOB_LABEL, KIND, PLURAL
 
+from bench.scale import network
 from bench.scale import options as arguments
 from bench.scale import world as worlds
 from bench.scale.audit import Log, Write, by_verb
@@ -332,6 +333,7 @@ async def run(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> int:
+    network.own()
     parser = arguments.parser(__doc__, jobs=125, workers=8, nodes=200, gpus=8, zones=1, profile=None)
     arguments.add(parser, "rounds", int, 5, "in turn")
     arguments.add(parser, "floors", int, 2, "rounds of the bare client")

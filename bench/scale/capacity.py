@@ -29,6 +29,7 @@ from typing import Any, Final
 
 from spottrain_operator.names import FIELD_MANAGER, PLURAL
 
+from bench.scale import network
 from bench.scale import options as arguments
 from bench.scale import world as worlds
 from bench.scale.audit import Log, Write, by_verb
@@ -186,6 +187,7 @@ async def run(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> int:
+    network.own()
     parser = arguments.parser(__doc__, jobs=5000, workers=2, gpus=8, zones=1, profile=None)
     arguments.add(parser, "settle", float, 60.0, "seconds from when all train until the rest begins")
     arguments.add(parser, "rest", float, 330.0, "seconds; a resync is every 300")

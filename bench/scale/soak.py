@@ -37,6 +37,7 @@ from typing import Any, Final
 from localcluster.fakepods import FINISHES
 from spottrain_operator.names import PLURAL, Phase
 
+from bench.scale import network
 from bench.scale import options as arguments
 from bench.scale import world as worlds
 from bench.scale.audit import Log, Write
@@ -363,6 +364,7 @@ async def run(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> int:
+    network.own()
     parser = arguments.parser(__doc__, nodes=40, stop_seconds=1.0, seed=1)
     arguments.add(parser, "minutes", float, 15.0, "in which jobs are applied")
     arguments.add(parser, "lanes", int, 60, "jobs at the same time")

@@ -31,6 +31,7 @@ from typing import Any, Final
 
 from spottrain_operator.names import PLURAL, Cause
 
+from bench.scale import network
 from bench.scale import options as arguments
 from bench.scale import world as worlds
 from bench.scale.audit import Log, Write
@@ -221,6 +222,7 @@ async def run(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> int:
+    network.own()
     parser = arguments.parser(
         __doc__, jobs=1000, workers=1, nodes=250, gpus=8, zones=3, stop_seconds=1.0, seed=1, profile=None
     )

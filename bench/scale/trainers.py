@@ -2,9 +2,9 @@
 
     python -m bench.scale.trainers KUBECONFIG EPOCH
 
-kwok gives each pod a loopback address; here each running rank 0 listens on its own, as it would in its pod,
-and answers with its job, attempt and number. Its step is the seconds since EPOCH, as in kwok's termination
-messages.
+kwok gives each pod an address of this machine's (`network`); here each running rank 0 listens on its own, as
+it would in its pod, and answers with its job, attempt and number. Its step is the seconds since EPOCH, as in
+kwok's termination messages.
 """
 
 from __future__ import annotations

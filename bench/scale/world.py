@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import random
 import resource
 import signal
 import subprocess
@@ -24,6 +23,7 @@ from localcluster.fakenodes import fake_nodes
 from localcluster.fakepods import pod_stages
 from spottrain_operator.names import API_VERSION, GPU_RESOURCE, KIND, PLURAL, Phase
 
+from bench.scale import network
 from bench.scale.client import AGENT, Api, Json, Timeout, each, seen, wait
 from bench.scale.metrics import value
 from tests.api.kube import Kube
@@ -69,13 +69,12 @@ async def world(size: Size, *, profile: Path | None = None) -> AsyncIterator[Wor
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     began = int(time.time()) - 1
     stages = pod_stages(epoch=began, stop_seconds=size.stop_seconds) + _KWOK
-    cidr = f"127.{random.randint(220, 250)}.0.0/16"
     limits = ("--max-requests-inflight=4000", "--max-mutating-requests-inflight=2000")
     with contextlib.ExitStack() as programs:
         server = programs.enter_context(api_server(flags=limits))
         kube = Kube.from_kubeconfig(server.kubeconfig)
         await asyncio.to_thread(kube.install, CRD)  # first: the garbage collector asks for kinds at its start
-        fakes = fake_nodes(server, more=stages, kwok_flags=[f"--cidr={cidr}"], scheduler_flags=FAST)
+        fakes = fake_nodes(server, more=stages, kwok_flags=[f"--cidr={network.PODS}"], scheduler_flags=FAST)
         programs.enter_context(fakes)
         manager = controller_manager(server, ALL, *FAST)
         programs.enter_context(running(manager, server.logs / "controller-manager.log"))
