@@ -5,10 +5,10 @@
     python -m bench.scale.capacity    5,000 jobs and 10,000 pods: `make bench-capacity`
     python -m bench.scale.soak        a day of churn in minutes: `make bench-soak`
 
-Each runs in a network namespace of its own (`network`), as root. `world` starts etcd, API server, scheduler,
-controller manager, kwok, the operator and the trainers' stub;
-`client` speaks to the API server; `cloud` gives notices to nodes; `audit` reads who wrote what and when,
-`metrics` what a program says of itself; `options` has the arguments that several have.
+Each runs as root in a network namespace of its own (`network`). `world` starts etcd, API server, scheduler,
+controller manager, kwok, the operator and the trainers' stub; `client` speaks to the API server; `cloud` gives
+notices to nodes; `audit` reads who wrote what and when, `metrics` what a program says of itself; `options` has
+the arguments that several have.
 """
 
 import sys
