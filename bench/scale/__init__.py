@@ -6,9 +6,9 @@
     python -m bench.scale.soak        a day of churn in minutes: `make bench-soak`
 
 Each runs as root in a network namespace of its own (`network`). `world` starts etcd, API server, scheduler,
-controller manager, kwok, the operator and the trainers' stub; `client` speaks to the API server; `cloud` gives
-notices to nodes; `audit` reads who wrote what and when, `metrics` what a program says of itself; `options` has
-the arguments that several have.
+controller manager, kwok, the operator and the trainers' stub; `client` speaks to the API server; `cloud`
+gives notices to nodes; `audit` reads who wrote what and when, `metrics` what a program says of itself;
+`options` has the arguments that several have.
 """
 
 import sys

@@ -71,7 +71,8 @@ class Informer(Lister[str, V]):
         self._version = ""
         """Where the watch goes on; "": the objects must be listed."""
         self._why = Why.START
-        self._heard = _now()
+        self._now = asyncio.get_running_loop().time  # also for /metrics, which may be read outside the loop
+        self._heard = self._now()
         """Time of the last event, bookmark, or LIST before a watch."""
         self._events = 0
         """Number of events and bookmarks."""
@@ -83,7 +84,7 @@ class Informer(Lister[str, V]):
     @property
     def age(self) -> float:
         """Seconds since the API server last told anything."""
-        return _now() - self._heard
+        return self._now() - self._heard
 
     @property
     def live(self) -> bool:
@@ -93,16 +94,16 @@ class Informer(Lister[str, V]):
     @property
     def frozen(self) -> bool:
         """Whether a dead watch was not restarted. It is not frozen while the API server cannot be reached."""
-        return self._silent_since is not None and _now() - self._silent_since > FROZEN_SECONDS
+        return self._silent_since is not None and self._now() - self._silent_since > FROZEN_SECONDS
 
     # --- life ---
     async def run(self) -> None:
         """Runs until cancelled."""
         failures = 0
         while True:
-            began, events = _now(), self._events
+            began, events = self._now(), self._events
             error = await self._turn()
-            if self._events > events or (error is None and _now() - began > BRIEF_SECONDS):
+            if self._events > events or (error is None and self._now() - began > BRIEF_SECONDS):
                 failures = 0
                 if error is None or error.kind is ApiFailure.EXPIRED:
                     continue
@@ -114,7 +115,7 @@ class Informer(Lister[str, V]):
         try:
             if not self._version:
                 await self.relist(self._why)
-                self._heard = _now()
+                self._heard = self._now()
             await self._watch()
         except ApiError as error:
             if not self._version and self.without(error):
@@ -137,14 +138,14 @@ class Informer(Lister[str, V]):
 
     async def _watch(self) -> None:
         def opened() -> None:
-            self._silent_since = _now()
+            self._silent_since = self._now()
 
         events = self._cluster.watch(self.kind.collection, self.namespace, self._version, opened)
         try:
             async with aclosing(events):
                 async for event in events:
                     self._events += 1
-                    self._heard = self._silent_since = _now()
+                    self._heard = self._silent_since = self._now()
                     self._apply(event["type"], event["object"])
         finally:
             self._silent_since = None
@@ -248,7 +249,3 @@ def delay(failures: int) -> float:
     """Returns the seconds before the next try, spread so that not all clients come back at once."""
     longest = min(LONGEST_DELAY, FIRST_DELAY * 2.0 ** min(failures - 1, 10))
     return random.uniform(longest / 2, longest)
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()
