@@ -8,7 +8,7 @@ PY := .venv/bin/python
 RECORD := $(PY) bench/record.py
 SOURCES := operator runtime dev bench examples tests
 
-.PHONY: help setup lint format test test-fast test-native-gangs test-kubernetes test-helm-4 test-karpenter \
+.PHONY: help setup lint format test test-fast test-native-gangs test-kubernetes test-helm-4 test-karpenter test-kueue \
 	test-prometheus test-matrix chaos-runtime chaos-operator demo demo-local cluster-up cluster-status \
 	cluster-down binaries sync golden bench-checkpoint bench-restart bench-loop bench-techniques bench-data \
 	bench-gpu bench-diagnosis bench-notice bench-failover bench-scale bench-scale-singles bench-scale-gang \
@@ -55,6 +55,9 @@ test-helm-4: .venv/.synced ## the upgrade from 0.2.0 by Helm 4 too, not in `make
 
 test-karpenter: .venv/.synced ## the real Karpenter with its kwok provider (root not needed; builds it once, 5 to 9 minutes)
 	$(PY) -m pytest tests/karpenter
+
+test-kueue: .venv/.synced ## the real Kueue that you have: KUEUE=/path/of/checkout PROGRAM=/path/of/kueue (root not needed)
+	SPOTTRAIN_KUEUE=$(KUEUE) SPOTTRAIN_KUEUE_PROGRAM=$(PROGRAM) $(PY) -m pytest -n 0 tests/kueue
 
 test-prometheus: .venv/.synced ## a real Prometheus scrapes a real run with a reclaim (builds it once, 5 to 10 minutes)
 	$(PY) -m pytest tests/prometheus

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-LEVELS = ("unit", "contract", "runs", "s3", "api", "karpenter", "prometheus", "cluster")
+LEVELS = ("unit", "contract", "runs", "s3", "api", "karpenter", "kueue", "prometheus", "cluster")
 # Two threads of OpenMP spin against each other on busy cores; one is faster, and sums in one order.
 os.environ["OMP_NUM_THREADS"] = "1"
 # Hypothesis fails an example that takes 0.2 s or is slow to draw: on busy cores that says nothing.

@@ -69,7 +69,7 @@ def ensure_programs(paths: Paths, names: frozenset[str] = binaries.API_PROGRAMS)
 
 
 def _place(programs: Path, folder: Path) -> Place:
-    api, client, peer = _free_ports(3)
+    api, client, peer = free_ports(3)
     authority = new_authority(folder / "pki")
     server = f"https://{_ADDRESS}:{api}"
     addresses = [f"IP:{_ADDRESS}", f"IP:{layout.SERVICE_ADDRESS}", "DNS:localhost"]
@@ -87,7 +87,7 @@ def _place(programs: Path, folder: Path) -> Place:
     )
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     sockets = [socket.socket() for _ in range(count)]
     try:
         for each in sockets:

@@ -100,7 +100,11 @@ def samples(*runs: Run) -> dict[int, list[int]]:
 
 
 def ends(runs: list[Run]) -> list[int]:
-    return [run.end() for run in runs]
+    """The exit codes. Where a rank does not end, all logs: it may wait for one that has failed."""
+    try:
+        return [run.end() for run in runs]
+    except AssertionError as error:
+        raise AssertionError("\n".join([str(error), *(run.log for run in runs)])) from None
 
 
 def stopped(runs: list[Run], after: int = 6) -> list[int]:

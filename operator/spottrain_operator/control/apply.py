@@ -80,6 +80,8 @@ CHANGED_AT_A_TIME: Final = 32
 """Maximum number of other actions of one job: more than the client sends at once."""
 MAX_NAMED = 3
 """Maximum number of failures in one message."""
+PATHS: Final = {names.CLAIMS: "spec.dataCache", kueue.WORKLOADS: f"the Workload for {names.QUEUE_LABEL}"}
+"""From which field of the job an object of a kind comes, where that is not the template."""
 REJECTIONS: Final = frozenset(
     {
         ApiFailure.BAD_REQUEST,
@@ -567,7 +569,7 @@ def _refusal(error: ApiError, generation: int, now: datetime, kind: str = "") ->
         case ApiFailure.UNREACHABLE | ApiFailure.CONFLICT | ApiFailure.TOO_MANY_REQUESTS:
             raise error
         case ApiFailure.BAD_REQUEST | ApiFailure.INVALID:
-            path = "spec.dataCache" if kind == names.CLAIMS else "spec.template"
+            path = PATHS.get(kind, "spec.template")
             reason, words, retry = Reason.INVALID_TEMPLATE, f"{path}: {words}", RETRY_INVALID
         case ApiFailure.QUOTA_EXCEEDED:
             reason, retry = Reason.QUOTA_EXCEEDED, RETRY_QUOTA

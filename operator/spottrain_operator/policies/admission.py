@@ -7,8 +7,9 @@ the job is suspended it has none, so that it holds no quota and asks again with 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import Enum, auto
-from typing import Final
+from typing import Any, Final
 
 from spottrain_operator.api import kueue
 from spottrain_operator.api.kueue import Admission, Assigned, Told, WorkloadView
@@ -52,10 +53,10 @@ def waiting(o: Observed) -> str:
 
 def _said(o: Observed, found: WorkloadView, asks: str) -> str:
     message = f": {found.message}" if found.message else ""
-    if not found.active:
-        return f"{asks}: spec.active of its Workload {found.name} is false; set it to true"
     if found.evicted and (found.reserved or occupied(o)):
         return f"Kueue has evicted the job from the queue {found.queue} ({found.evicted}){message}"
+    if not found.active:
+        return f"{asks}: spec.active of its Workload {found.name} is false; set it to true{message}"
     if found.evicted:
         return f"{asks} again, after its eviction ({found.evicted}){message}"
     if not found.admitted:
@@ -112,13 +113,23 @@ def problem(o: Observed, pool: ChosenPool) -> str:
 def conflict(o: Observed, pool: ChosenPool) -> str:
     """Returns why the assigned flavors are not for this pool's nodes; another admission may be."""
     given = assigned(o).node_selector
-    other = next((k for k, value in pool.selector.items() if given.get(k, value) != value), None)
-    if other is None:
+    selector = [{"key": k, "operator": "In", "values": [value]} for k, value in pool.selector.items()]
+    broken = [rule for rule in (*selector, *pool.exclusions) if not _allows(rule, given)]
+    if not any(_allows(rule, given) for rule in pool.rules):  # these are alternatives
+        broken += pool.rules
+    if not broken:
         return ""
+    key, operator, values = broken[0]["key"], broken[0]["operator"], ", ".join(broken[0]["values"])
     return (
-        f"the flavor that the queue {o.job.queue} has assigned is for nodes with {other}={given[other]}, and "
-        f"pool {pool.name} for those with {other}={pool.selector[other]}"
+        f"the flavor that the queue {o.job.queue} has assigned is for nodes with {key}={given[key]}, and "
+        f"pool {pool.name} for those with {key} {operator} {values}"
     )
+
+
+def _allows(rule: Mapping[str, Any], given: Mapping[str, str]) -> bool:
+    """Returns whether nodes with these labels may fit an expression of node affinity."""
+    value = given.get(rule["key"])
+    return value is None or (value in rule["values"]) is (rule["operator"] == "In")
 
 
 # --- the Workload ---------------------------------------------------------------------------------------
@@ -132,10 +143,11 @@ def step(o: Observed, status: Status, pool: ChosenPool | None, *, suspended: boo
         suspended: Whether the job is to have no pods, not because of its queue.
     """
     seen = o.admission or UNSEEN
-    if seen.api is None or o.job.deleting:  # with the job the garbage collector deletes its Workload
+    if seen.api is None:
         return None
     if seen.workload is None:
-        asks = o.job.queue and o.admitted and pool is not None and not (status.terminal or suspended)
+        wants = not (status.terminal or suspended or o.job.deleting)
+        asks = o.job.queue and o.admitted and pool is not None and wants
         return Step.CREATE if asks and not (seen.unknown_class or occupied(o)) else None
     return None if seen.workload.going else _next(o, status, seen.workload, pool, suspended)
 
@@ -143,6 +155,8 @@ def step(o: Observed, status: Status, pool: ChosenPool | None, *, suspended: boo
 def _next(
     o: Observed, status: Status, found: WorkloadView, pool: ChosenPool | None, suspended: bool
 ) -> Step | None:
+    if o.job.deleting:  # else the garbage collector comes first; a finalizer may keep the job for a while
+        return None if occupied(o) else Step.DISCARD
     if status.terminal:
         return None if found.finished or occupied(o) else Step.FINISH
     if not o.job.queue:

@@ -33,9 +33,7 @@ def wanted(o: Observed) -> tuple[str, ...]:
     if _quiet(o) or not (team or o.admitted):  # without admission no pod is created
         return ()
     own = (_own(o, spec.data_cache),) if spec.data_cache is not None else ()
-    replaced = (
-        spec.replaces_during_notice and not o.job.queue and any(notice_of(p, o) is not None for p in team)
-    )
+    replaced = spec.replaces_during_notice and any(notice_of(p, o) is not None for p in team)
     return tuple(dict.fromkeys((*own, *(_of_template(spec) if replaced or _without_node(o) else ()))))
 
 

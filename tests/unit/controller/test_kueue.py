@@ -18,12 +18,21 @@ from spottrain_operator.api.kueue import (
     status_patch,
     workload_view,
 )
-from spottrain_operator.api.node_pools import Pool
+from spottrain_operator.api.node_pools import Pool, of_node
 from spottrain_operator.api.observed import Discard, Observed, Plan, PodView, Provide, Tell
-from spottrain_operator.api.training_job import Job, Status
+from spottrain_operator.api.training_job import Job, RankRecord, Status
 from spottrain_operator.api.validation import parse_job
 from spottrain_operator.control.plan import plan
-from spottrain_operator.names import QUEUE_LABEL, Cause, Condition, Phase, Platform, Reason, workload_name
+from spottrain_operator.names import (
+    PINNED_ANNOTATION,
+    QUEUE_LABEL,
+    Cause,
+    Condition,
+    Phase,
+    Platform,
+    Reason,
+    workload_name,
+)
 from spottrain_operator.rendering import objects
 
 from tests.builders import (
@@ -177,6 +186,12 @@ def test_an_admitted_workload_is_not_replaced_because_another_queue_is_named_now
     assert not made(planned, Discard) and not removed(planned)
 
 
+def test_between_two_attempts_an_admission_is_kept_although_another_queue_is_named_now() -> None:
+    """Kueue does not let a Workload that holds quota change its queue either."""
+    job = queued_job(_over(Cause.SPOT_NOTICE))
+    assert not made(plan(seen(job, workload=workload_of(job, queue="other", **ADMITTED))), Discard)
+
+
 def test_the_class_of_the_job_comes_before_that_of_its_pods() -> None:
     pod = {"containers": [{"name": "trainer", "image": "x"}], "priorityClassName": "of-pods"}
     job = queued_job(Status(), {"kueue.x-k8s.io/priority-class": "of-job"}, template={"spec": pod})
@@ -240,6 +255,29 @@ def test_a_pool_for_other_nodes_than_the_flavors_asks_for_another_admission() ->
     (workload,) = asked(plan(replace(o, admission=Admission(api=KueueApi.V1BETA2))))
     spec = workload["spec"]["podSets"][0]["template"]["spec"]
     assert spec["nodeSelector"]["capacity"] == "on-demand", "so that Kueue assigns a flavor for that"
+
+
+@pytest.mark.parametrize(
+    ("flavor", "kind", "fits"),
+    [
+        ("spot", "Spot", True),
+        ("on-demand", "Spot", False),
+        ("spot", "OnDemand", False),
+        ("on-demand", "OnDemand", True),
+    ],
+)
+def test_a_flavor_is_compared_with_the_labels_that_the_operator_has_found(
+    flavor: str, kind: str, fits: bool
+) -> None:
+    """As after SpotFirst has moved the job to on-demand, under the admission that it had for spot."""
+    label = "karpenter.sh/capacity-type"
+    found = of_node({label: "spot"}, "") | of_node({label: "on-demand"}, "")
+    job = queued_job(Status(), capacity={"type": kind})
+    workload = workload_of(job, **ADMITTED)
+    o = seen(job, workload=workload, flavors={"spot": Assigned(node_selector={label: flavor})})
+    planned = plan(replace(o, default_pool=Pool(name="default", platform=Platform.AUTO), found=found))
+    assert bool(manifests(planned)) is fits
+    assert bool(made(planned, Discard)) is not fits
 
 
 def test_nodes_that_kueue_chose_itself_are_refused_with_a_sentence() -> None:
@@ -308,6 +346,27 @@ def test_an_eviction_ends_the_attempt_as_a_suspension_does() -> None:
     assert status_of(again).attempt == 2 and manifests(again)
 
 
+def test_a_gang_is_not_pinned_to_the_nodes_that_it_had_before_an_eviction() -> None:
+    """They may be others' by now, and of another flavor."""
+    before = (RankRecord(rank=0, node="node-a"),)
+    record = replace(running().attempts[0], cause=str(Cause.SUSPENDED), ended=NOW, workers=2, ranks=before)
+    for reason, pinned in ((Reason.EVICTED, False), (Reason.SUSPENDED, True)):
+        job = queued_job(replace(running(), attempts=(replace(record, reason=str(reason)),)), workers=2)
+        pods = manifests(plan(seen(job, workload=workload_of(job, **ADMITTED))))
+        assert len(pods) == 2
+        assert any(PINNED_ANNOTATION in pod["metadata"]["annotations"] for pod in pods) is pinned
+
+
+def test_an_eviction_is_told_once_by_an_event() -> None:
+    job = queued_job(running())
+    planned = plan(seen(job, make_pod(), workload=workload_of(job, **PREEMPTED)))
+    assert [e.reason for e in planned.events].count(Reason.EVICTED) == 1
+    over = queued_job(_over(Cause.SUSPENDED))
+    waits = plan(seen(over, workload=workload_of(over, **REQUEUED)))
+    told_of = [e.reason for e in waits.events if e.reason in (Reason.EVICTED, Reason.WAITING_FOR_QUEUE)]
+    assert told_of == [Reason.EVICTED], "and not for each of its conditions"
+
+
 @pytest.mark.parametrize(
     "reason", ["Deactivated", "PodsReadyTimeout", "AdmissionCheck", "ClusterQueueStopped"]
 )
@@ -363,9 +422,12 @@ def test_at_the_jobs_end_its_workload_is_finished(outcome: Outcome, reason: str)
     assert not made(over, Tell)
 
 
-def test_a_job_that_is_being_deleted_leaves_its_workload_to_the_garbage_collector() -> None:
-    job = replace(queued_job(running()), deleted=NOW)
-    assert not made(plan(seen(job, workload=workload_of(job, **ADMITTED))), Tell | Discard)  # type: ignore[arg-type]
+def test_a_job_that_is_being_deleted_gives_its_quota_back_once_its_pods_have_ended() -> None:
+    """Its finalizer keeps it while its checkpoints are deleted, and the garbage collector waits for that."""
+    job = replace(queued_job(running()), deleted=NOW, holds_checkpoints=True)
+    assert not made(plan(seen(job, make_pod(), workload=workload_of(job, **ADMITTED))), Discard)
+    assert made(plan(seen(job, workload=workload_of(job, **ADMITTED))), Discard)
+    assert not asked(plan(seen(job)))
 
 
 def test_a_job_that_names_no_queue_any_more_gives_its_quota_back_and_goes_on() -> None:
@@ -393,6 +455,12 @@ def test_without_kueue_a_job_waits_and_says_so_and_a_running_one_goes_on() -> No
     assert not removed(plan(seen(job, make_pod(), api=False, missing=words)))
     over = plan(seen(job, ended_pod(code=75, message=word(Outcome.INTERRUPTED)), api=False, missing=words))
     assert not manifests(over), "but no further attempt begins"
+
+
+def test_a_gang_is_not_completed_while_its_flavors_are_unknown() -> None:
+    job = queued_job(replace(running(), attempts=(replace(running().attempts[0], workers=2),)), workers=2)
+    planned = plan(seen(job, make_pod(), api=False, missing="Workloads cannot be read"))
+    assert not manifests(planned) and not removed(planned)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,74 @@
+"""A real API server and the real Kueue; the test plays scheduler and kubelet. Opt-in.
+
+Nothing here builds Kueue. The caller has its program and a checkout of the same version, named by
+SPOTTRAIN_KUEUE_PROGRAM and SPOTTRAIN_KUEUE (`make test-kueue KUEUE=/checkout PROGRAM=/kueue`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from localcluster.apiserver import ApiServer, api_server
+from localcluster.kueue import FLAGS, kueue
+
+from tests.api import chart
+from tests.api.conftest import CRD
+from tests.api.kube import Kube
+from tests.api.scene import OperatorProcess, Scene
+from tests.kueue.queues import Queues
+
+CHECKOUT, PROGRAM = (os.environ.get(name, "") for name in ("SPOTTRAIN_KUEUE", "SPOTTRAIN_KUEUE_PROGRAM"))
+_count = itertools.count(1)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if not (CHECKOUT and PROGRAM):
+        words = "it needs a Kueue: make test-kueue KUEUE=/path/of/checkout PROGRAM=/path/of/kueue"
+        for item in items:
+            if item.path.parent.name == "kueue":
+                item.add_marker(pytest.mark.skip(reason=words))
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[ApiServer]:
+    checkout, program = Path(CHECKOUT).resolve(), Path(PROGRAM).resolve()
+    with api_server(flags=FLAGS) as running:
+        Kube.from_kubeconfig(running.kubeconfig).install(CRD)
+        settings = {"waitForPodsReady": {"timeout": "5m"}, "manageJobsWithoutQueueName": True}
+        with kueue(running, program, checkout, **settings):
+            yield running
+
+
+@pytest.fixture(scope="session")
+def kube(server: ApiServer) -> Kube:
+    return Kube.from_kubeconfig(server.kubeconfig)
+
+
+@pytest.fixture(scope="session")
+def operator(
+    kube: Kube, server: ApiServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[OperatorProcess]:
+    """It has the chart's rights, and is under the chart's admission policies."""
+    kube.make_namespace("training")
+    chart.install(kube, "operator", "kueue.enabled=true")
+    folder = tmp_path_factory.mktemp("account")
+    account = chart.kubeconfig(kube, server.kubeconfig, "spottrain-operator", folder)
+    with OperatorProcess(kubeconfig=account, namespace="training", kueue="true") as process:
+        process.wait_ready()
+        yield process
+
+
+@pytest.fixture
+def queues(kube: Kube, operator: OperatorProcess) -> Queues:
+    """A queue of the test's own."""
+    return Queues(kube=kube, namespace=operator.namespace, name=f"team-{next(_count)}")
+
+
+@pytest.fixture
+def scenes(kube: Kube, operator: OperatorProcess) -> Iterator[Scene]:
+    """As many jobs as the test wants: `next(scenes)`."""
+    return (Scene(kube=kube, namespace=operator.namespace, job=f"job-{n}") for n in _count)
