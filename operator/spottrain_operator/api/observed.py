@@ -521,6 +521,8 @@ class Placement:
     """Host names of nodes to which other ranks return: there may be room for one pod only."""
     zoned: bool = True
     """Whether the cluster's nodes have zones, so that a gang can be kept in one."""
+    zone: str = ""
+    """Zone to require, to which other ranks return."""
     gang_api: GangApi | None = None
     """Version of Kubernetes' own gang scheduling, if the attempt has such a group."""
     assigned: Assigned = field(default=NOTHING_ASSIGNED, hash=False)

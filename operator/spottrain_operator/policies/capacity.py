@@ -194,7 +194,8 @@ def _last_failure(pool: Pool, status: Status, now: datetime) -> datetime:
 def gives_up_waiting(o: Observed) -> str:
     """Returns a sentence about why the attempt releases its nodes and retries; "" while it waits.
 
-    A single pod in the only pool waits without limit, because it blocks no resources of other jobs.
+    In the only pool, pods wait without limit while none has a node, because they block no resources of other
+    jobs, and none is pinned: without its pin it may find a node.
     """
     until = due_pending(o)
     if until is None or o.now < until:
@@ -224,7 +225,7 @@ def due_pending(o: Observed) -> datetime | None:
         return None
     if any(p.queued for p in waiting) or not (waiting or gang.missing(o, o.job.status)):
         return None
-    if not (any(p.node for p in team) or _others(o)):
+    if not (any(p.node or p.pinned for p in team) or _others(o)):
         return None
     return _waits_for_nodes_since(o) + timedelta(seconds=_patience(o))
 

@@ -4,6 +4,10 @@ Both rules are required node affinities, which cannot be removed from a pod. If 
 attempt is replaced and not charged. A pin returns each rank of a gang to its node, so that only lost nodes
 are replaced.
 
+A gang that must be in one zone has pins of one zone only, and its other ranks require that zone. By the
+affinity between its pods alone, a rank without a pin that is scheduled first may choose another zone, and
+the pinned ranks could then never be scheduled.
+
 Karpenter adds no node for a pod whose required node affinity names hosts, not even to exclude them
 (tests/karpenter). With Karpenter, only pinned pods therefore have such a rule, as they need no new node.
 Taints and a preferred affinity keep the other pods away from nodes that end soon. Those pods are created
@@ -13,6 +17,7 @@ ranks are pinned: to keep the others off that many nodes by name would make each
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from datetime import timedelta
 from typing import Final
@@ -125,7 +130,20 @@ def pins(o: Observed, status: Status) -> dict[int, str]:
         found = older | found
         if record.reason == Reason.PIN_USELESS:
             homeless |= {rank.rank for rank in record.ranks if not rank.node}
-    return found
+    return _of_one_zone(o, status, found) if gang.in_one_zone(o) else found
+
+
+def _of_one_zone(o: Observed, status: Status, found: Mapping[int, str]) -> dict[int, str]:
+    """Returns the pins of one zone: that of the attempt's pods, or else that of most pins."""
+    zones = {n.hostname: n.zone for n in o.nodes.values()}
+    names = {n.name: n.hostname for n in o.nodes.values()}
+    begun = [names.get(p.node, p.pinned) for p in o.pods if p.attempt == status.attempt]
+    for hosts in (begun, found.values()):
+        counts = Counter(zone for host in hosts if (zone := zones.get(host, "")))
+        if counts:
+            zone = max(sorted(counts), key=counts.__getitem__)
+            return {rank: host for rank, host in found.items() if zones[host] == zone}
+    return {}  # the gang cannot be on nodes without a zone
 
 
 def survivors(o: Observed, record: AttemptRecord) -> dict[int, str]:
@@ -172,13 +190,21 @@ def placements(
     alone = api is None and o.job.spec is not None and native_gangs.one_by_one(o.job.spec)
     in_turn = alone and (soft or len(pinned) > MOST_AVOIDED)
     avoided, waits = to_avoid(o, status), in_turn and _waited_for(o, status, pinned)
+    zone = _zone_of(o, pinned) if gang.in_one_zone(o) else ""
     for rank in gang.missing(o, status):
         pin = pinned.get(rank, "")
         if waits and not pin:
             continue
         leave = () if pin or in_turn else tuple(pinned.values())
         yield Placement(
-            rank=rank, avoid=avoided, pin=pin, leave=leave, zoned=o.zoned, soft=soft and not pin, gang_api=api
+            rank=rank,
+            avoid=avoided,
+            pin=pin,
+            leave=leave,
+            zoned=o.zoned,
+            zone="" if pin else zone,
+            soft=soft and not pin,
+            gang_api=api,
         )
 
 
@@ -190,6 +216,12 @@ def by_karpenter(o: Observed, pool: ChosenPool) -> bool:
     found = {rule["key"] for rule in pool.rules}
     asked = {*pool.selector, *found, *(o.job.spec.template["spec"].get("nodeSelector") or {})}
     return o.karpenter or pool.preset is Preset.KARPENTER or any(key.startswith(KARPENTER) for key in asked)
+
+
+def _zone_of(o: Observed, pinned: Mapping[int, str]) -> str:
+    """Returns the zone of the pinned ranks; "" where none is pinned."""
+    hosts = set(pinned.values())
+    return next((n.zone for n in o.nodes.values() if n.hostname in hosts), "")
 
 
 def _waited_for(o: Observed, status: Status, pinned: Mapping[int, str]) -> bool:

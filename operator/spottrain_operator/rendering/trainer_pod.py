@@ -201,6 +201,8 @@ def _place(body: Json, pool: ChosenPool, place: Placement) -> None:
     if off := {*place.avoid, *place.leave}:
         rule = {"key": names.HOSTNAME_LABEL, "operator": "NotIn", "values": sorted(off)}
         (_prefer if place.soft else _require)(body, rule)
+    if place.zone:
+        _require(body, {"key": names.ZONE_LABEL, "operator": "In", "values": [place.zone]})
     if place.pin:
         _pin(body, place.pin)
 

@@ -240,7 +240,7 @@ def test_exactly_as_many_pods_as_nodes_were_lost_ask_for_a_new_one() -> None:
     assert pinned == ["node-0", "", "node-2"]
     assert pods[1]["metadata"]["annotations"][AVOIDS_ANNOTATION] == "node-1"
     others = pods[1]["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
-    (rule,) = others["nodeSelectorTerms"][0]["matchExpressions"]
+    (rule, _) = others["nodeSelectorTerms"][0]["matchExpressions"]  # the other is their zone
     assert rule["operator"] == "NotIn" and rule["values"] == ["node-0", "node-1", "node-2"], (
         "nor may it take the place of one that comes back"
     )
@@ -276,6 +276,108 @@ def test_ranks_of_a_replaced_attempt_that_had_no_node_yet_keep_the_pin_they_had(
     )
     moved = replace(status, attempts=(replace(one, cause=Cause.MOVED), replaced, three))
     assert placement.pins(observed(status=moved, nodes=nodes), moved) == {2: "node-9"}
+
+
+# --- one zone -------------------------------------------------------------------------------------------
+ZONE = "topology.kubernetes.io/zone"
+
+
+def zones_of(made: Plan) -> list[list[str]]:
+    """The zones that each new pod requires, by rank."""
+    return [[zone for rule in required(pod, ZONE) for zone in rule["values"]] for pod in manifests(made)]
+
+
+def pins_of(made: Plan) -> list[str]:
+    return [pod["metadata"]["annotations"].get(PINNED_ANNOTATION, "") for pod in manifests(made)]
+
+
+def in_zones(*zones: str, lost: int = 1) -> tuple[NodeView, ...]:
+    """Nodes of the ranks, of which one has a notice."""
+    return tuple(
+        make_node(f"node-{rank}", zone=zone, notice=notice(60) if rank == lost else None)
+        for rank, zone in enumerate(zones)
+    )
+
+
+def reclaimed(nodes: tuple[NodeView, ...], *pods: PodView, **more: Any) -> Observed:
+    """At attempt 2, whose pods are yet to be made but for these."""
+    one, two = begun(2).attempts
+    status = replace(begun(2), attempts=(one, replace(two, ranks=(), started=None)))
+    return observed(*pods, nodes=nodes, status=status, **more)
+
+
+def test_ranks_that_need_a_new_node_require_the_zone_of_those_that_return() -> None:
+    """Otherwise one that is scheduled first chooses the zone, and the pinned ones can never follow."""
+    made = plan(reclaimed(in_zones("a", "a", "a")))
+    assert pins_of(made) == ["node-0", "", "node-2"] and zones_of(made) == [[], ["a"], []]
+
+
+def test_karpenter_makes_their_nodes_in_that_zone() -> None:
+    """A zone in a hard rule does not keep Karpenter from making a node, other than a host name."""
+    o = replace(reclaimed(in_zones("a", "a", "a")), karpenter=True)
+    made = second_look(o, 0, 2, status=o.job.status)
+    assert zones_of(made) == [["a"]]
+
+
+@pytest.mark.parametrize("more", [{"zoned": False}, {"spec": {"capacity": {"sameZone": False}}}])
+def test_a_gang_that_may_be_in_several_zones_requires_none_and_keeps_all_pins(more: Json) -> None:
+    o = reclaimed(in_zones("a", "b", "b"), spec=more.get("spec", {}))
+    made = plan(replace(o, zoned=more.get("zoned", True)))
+    assert pins_of(made) == ["node-0", "", "node-2"] and zones_of(made) == [[], [], []]
+
+
+def test_of_pins_in_several_zones_those_in_the_zone_of_most_are_kept() -> None:
+    """Nodes get another label, or an attempt was replaced while some of its ranks had no node."""
+    made = plan(reclaimed(in_zones("a", "b", "b", lost=9)))
+    assert pins_of(made) == ["", "node-1", "node-2"] and zones_of(made) == [["b"], [], []]
+    again = plan(reclaimed(in_zones("b", "a", "a", lost=2)))
+    assert pins_of(again) == ["", "node-1", ""] and zones_of(again) == [["a"], [], ["a"]], (
+        "of equals the first"
+    )
+
+
+def test_ranks_that_are_made_later_go_to_the_zone_of_those_that_are_there() -> None:
+    """The operator was killed between two POSTs, and since then a node is usable again."""
+    nodes = in_zones("b", "a", "a", lost=9)
+    for there in ({"node": "node-0"}, {"node": "", "pinned": "node-0"}):
+        pod = member(0, 2, phase="Pending", created=NOW, **there)
+        assert pins_of(plan(reclaimed(nodes, pod))) == ["", ""]
+
+
+def test_nobody_returns_to_a_node_without_a_zone_where_the_gang_needs_one() -> None:
+    made = plan(reclaimed(in_zones("", "", "")))
+    assert pins_of(made) == ["", "", ""] and zones_of(made) == [[], [], []]
+
+
+def test_a_full_zone_is_given_up_with_its_pins_after_the_time_for_half_a_gang() -> None:
+    full = (
+        "0/9 nodes are available: 3 Insufficient nvidia.com/gpu, 6 node(s) didn't match Pod's node affinity"
+    )
+    nodes = in_zones("a", "a", "a")
+    lost = member(1, 2, node="", phase="Pending", unschedulable=full)
+    pods = (member(0, 2, pinned="node-0"), lost, member(2, 2, pinned="node-2"))
+    late = NOW + timedelta(minutes=6)
+    stopped = status_of(plan(observed(*pods, status=begun(2), nodes=nodes, now=late)))
+    assert stopped.attempts[-1].stopping == Cause.SCHEDULING_TIMEOUT
+    ends = (over(0, 75, 2, **deleted()), replace(lost, **deleted()), over(2, 75, 2, **deleted()))
+    made = plan(observed(*ends, status=stopped, nodes=nodes, now=late))
+    again = plan(observed(status=status_of(made), nodes=nodes, now=late + timedelta(minutes=6)))
+    assert pins_of(again) == ["", "", ""] and zones_of(again) == [[], [], []]
+
+
+def test_a_group_whose_pinned_nodes_are_taken_is_given_up_with_its_pins() -> None:
+    """All or none are scheduled, so no pod says which node lacks room; without a limit it would never end."""
+    waiting = [
+        member(rank, 2, node="", phase="Pending", pinned=pin, unschedulable="minCount", grouped=True)
+        for rank, pin in enumerate(("node-0", "", "node-2"))
+    ]
+    o = observed(*waiting, status=begun(2))
+    assert removed(plan(o)) == set()
+    made = plan(replace(o, now=NOW + timedelta(minutes=6)))
+    assert status_of(made).attempts[-1].stopping == Cause.SCHEDULING_TIMEOUT
+    free = [replace(pod, pinned="") for pod in waiting]
+    late = replace(observed(*free, status=begun(2)), now=NOW + timedelta(minutes=6))
+    assert removed(plan(late)) == set(), "in the only pool, and it blocks nobody"
 
 
 def test_a_pinned_pod_is_not_replaced_because_another_node_is_free_again() -> None:
@@ -467,7 +569,7 @@ def test_nodes_of_ranks_that_are_no_more_are_free_for_those_that_lost_theirs() -
         a.manifest for a in plan(make_observed(*ends, job=job, nodes=nodes)).after if isinstance(a, Create)
     ]
     affinity = pods[0]["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
-    (rule,) = affinity["nodeSelectorTerms"][0]["matchExpressions"]
+    (rule, _) = affinity["nodeSelectorTerms"][0]["matchExpressions"]
     assert len(pods) == 2 and rule["values"] == ["node-0", "node-1"], "node-2 may be had"
 
 
@@ -544,11 +646,17 @@ KARPENTER = {"pools": [{"name": "default", "preset": "Karpenter"}]}
 def rules(pod: Json) -> tuple[list[Json], list[Json]]:
     """By host name: hard ones, and wishes."""
     affinity = (pod["spec"].get("affinity") or {}).get("nodeAffinity") or {}
-    required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}
-    hard = [rule for term in required.get("nodeSelectorTerms", ()) for rule in term["matchExpressions"]]
     wished = affinity.get("preferredDuringSchedulingIgnoredDuringExecution") or ()
     soft = [rule for wish in wished for rule in wish["preference"]["matchExpressions"]]
-    return [r for r in hard if r["key"] == HOST], [r for r in soft if r["key"] == HOST]
+    return required(pod, HOST), [r for r in soft if r["key"] == HOST]
+
+
+def required(pod: Json, key: str) -> list[Json]:
+    affinity = (pod["spec"].get("affinity") or {}).get("nodeAffinity") or {}
+    terms = (affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}).get(
+        "nodeSelectorTerms", ()
+    )
+    return [rule for term in terms for rule in term["matchExpressions"] if rule["key"] == key]
 
 
 def after_a_reclaim(**more: Any) -> Observed:

@@ -317,5 +317,21 @@ def test_a_gang_that_no_single_zone_fits_is_told_of_same_zone() -> None:
         job = make_job(raw_spec(workers=2, capacity=capacity), status=replace(started(), attempts=(record,)))
         return shown(plan(make_observed(*pods, job=job)), Condition.SCHEDULED)[2]
 
-    assert "capacity.sameZone keeps all 2 pods in zone z1, where 1 of them are" in message()
+    assert "capacity.sameZone keeps all 2 pods in zone z1, as 1 has its node there" in message()
     assert "sameZone" not in message(sameZone=False)
+
+
+def test_a_rank_that_follows_the_pinned_ones_into_their_zone_is_told_of_it() -> None:
+    words = "1 Insufficient nvidia.com/gpu, 2 node(s) didn't match Pod's node affinity/selector."
+    lost = make_pod(rank=1, node="", phase="Pending", unschedulable=words)
+    record = replace(started().attempts[0], workers=2)
+    job = make_job(raw_spec(workers=2), status=replace(started(), attempts=(record,)))
+
+    def message(**more: Any) -> str:
+        pinned = make_pod(rank=0, **more)
+        return shown(plan(make_observed(pinned, lost, job=job)), Condition.SCHEDULED)[2]
+
+    told = "capacity.sameZone keeps all 2 pods in zone z1, as 1 has its node there"
+    assert told in message(pinned="node-a")
+    assert told in message(pinned="node-a", node="", phase="Pending", created=NOW)
+    assert "sameZone" not in message(), "its node affinity has no zone then"

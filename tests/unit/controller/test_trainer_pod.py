@@ -66,11 +66,12 @@ def test_pods_of_an_attempt_are_those_that_are_rendered_one_by_one(pod: Json, wo
     job, status = make_job(raw_spec(template=template, workers=workers)), Status(attempt=2)
     assert job.spec is not None, job.invalid
     places = [
-        Placement(rank=rank, avoid=avoid, pin=pin, leave=leave, soft=soft)
+        Placement(rank=rank, avoid=avoid, pin=pin, leave=leave, soft=soft, zone="" if pin else zone)
         for rank in range(workers)
         for avoid in ((), ("bad",))
         for pin, leave in (("", ()), ("", ("n1", "n2")), ("n1", ()))
         for soft in (False, True)
+        for zone in ("", "z1")
     ]
     made = list(trainer_pod.pods(job, status, POOL, places))
     assert made == [trainer_pod.pod(job, status, POOL, place) for place in places]
