@@ -1,51 +1,82 @@
-"""Gangs in zones with the real kube-scheduler: who has its node first must not decide whether all have one."""
+"""Gangs in zones with the real kube-scheduler: all ranks have a node, whichever is scheduled first."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import pytest
-from localcluster.apiserver import api_server
+from localcluster.apiserver import ApiServer, api_server
 from localcluster.fakenodes import fake_nodes
 from spottrain.contract import Outcome
-from spottrain_operator.names import PINNED_ANNOTATION
+from spottrain_operator.names import GPU_RESOURCE, PINNED_ANNOTATION
 
 from tests.api.conftest import CRD
-from tests.api.kube import Json, Kube, wait_for
+from tests.api.kube import MERGE, Json, Kube, wait_for
 from tests.builders import word
 from tests.native.stage import Stage
 
 SAVED = word(Outcome.INTERRUPTED, step=9, durableStep=9, startStep=0)
+_count = itertools.count(1)
+
+
+@pytest.fixture(scope="module")
+def scheduled() -> Iterator[ApiServer]:
+    """One of its own, for a scheduler would bind the pods of other tests."""
+    with api_server() as server, fake_nodes(server):
+        Kube.from_kubeconfig(server.kubeconfig).install(CRD)
+        yield server
 
 
 @pytest.fixture
-def stage() -> Iterator[Stage]:
-    """With an API server of its own: a scheduler would bind the pods of other tests."""
-    with api_server() as server, fake_nodes(server):
-        kube = Kube.from_kubeconfig(server.kubeconfig)
-        kube.install(CRD)
-        kube.make_namespace("zones")
-        with Stage(kube=kube, namespace="zones", job="job", kubeconfig=server.kubeconfig) as made:
-            made.operate()
-            yield made
+def stage(scheduled: ApiServer) -> Iterator[Stage]:
+    kube, name = Kube.from_kubeconfig(scheduled.kubeconfig), f"zones-{next(_count)}"
+    kube.make_namespace(name)
+    with Stage(kube=kube, namespace=name, job="job", kubeconfig=scheduled.kubeconfig) as made:
+        made.operate()
+        yield made
 
 
 def test_a_rank_that_is_scheduled_before_the_pinned_one_follows_it_into_its_zone(stage: Stage) -> None:
     nodes = [stage.add_gpu_node("a") for _ in range(2)]
+    pods = running(stage)
+    bound = stage.bound()
+    assert sorted(bound) == sorted(nodes)
+    spare = stage.add_gpu_node("a")
+    stage.add_gpu_node("b", cpu="800")  # the scheduler likes it best
+    reclaim_first(stage, pods)  # rank 0's next pod is created before that of rank 1
+    again = stage.wait_gang(2, 2)
+    assert [p["metadata"]["annotations"].get(PINNED_ANNOTATION, "") for p in again] == ["", bound[1]]
+    assert stage.wait_bound(2, 2) == [spare, bound[1]]
+
+
+def test_the_last_node_of_the_zone_takes_both_ranks_where_it_has_room(stage: Stage) -> None:
+    for _ in range(2):
+        stage.add_gpu_node("a")
+    pods = running(stage)
+    doomed, last = stage.bound()
+    assert doomed != last
+    room = {"status": {"capacity": {GPU_RESOURCE: "2"}, "allocatable": {GPU_RESOURCE: "2"}}}
+    stage.kube.call("PATCH", f"/api/v1/nodes/{last}/status", room, kind=MERGE)
+    stage.add_gpu_node("b", cpu="800")
+    reclaim_first(stage, pods)
+    assert stage.wait_bound(2, 2) == [last, last]
+
+
+def running(stage: Stage) -> list[Json]:
     pods = stage.start()
-    assert sorted(ranks := stage.wait_bound(2)) == sorted(nodes)
+    stage.wait_bound(2)
     for pod in pods:
         stage.report_running(pod)
     stage.wait_condition("Running", "True")
-    spare = stage.add_gpu_node("a")
-    stage.add_gpu_node("b", cpu="800")  # the scheduler likes it best
-    stage.give_notice(ranks[0])  # rank 0's pod is created and scheduled before that of rank 1
+    return pods
+
+
+def reclaim_first(stage: Stage, pods: list[Json]) -> None:
+    stage.give_notice(stage.bound()[0])
     wait_for("the doomed rank to be deleted", lambda: is_deleted(stage, pods[0]))
     for pod in pods:
         stage.end(pod, 75, SAVED)
-    again = stage.wait_gang(2, 2)
-    assert [p["metadata"]["annotations"].get(PINNED_ANNOTATION, "") for p in again] == ["", ranks[1]]
-    assert stage.wait_bound(2, 2) == [spare, ranks[1]]
 
 
 def is_deleted(stage: Stage, pod: Json) -> bool:

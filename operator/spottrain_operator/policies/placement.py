@@ -12,7 +12,8 @@ Karpenter adds no node for a pod whose required node affinity names hosts, not e
 (tests/karpenter). With Karpenter, only pinned pods therefore have such a rule, as they need no new node.
 Taints and a preferred affinity keep the other pods away from nodes that end soon. Those pods are created
 after the pinned ones have their nodes, because they could occupy these. So it is where more than MOST_AVOIDED
-ranks are pinned: to keep the others off that many nodes by name would make each of their pods large.
+ranks are pinned: to keep the others off that many nodes by name would make each of their pods large. It is
+the same where a node of a pinned rank has GPUs for another one: it may be the last in the zone with room.
 """
 
 from __future__ import annotations
@@ -188,7 +189,7 @@ def placements(
     """Yields the ranks to create now. `pinned`: host name by rank. `api`: version of their group."""
     soft = by_karpenter(o, pool)
     alone = api is None and o.job.spec is not None and native_gangs.one_by_one(o.job.spec)
-    in_turn = alone and (soft or len(pinned) > MOST_AVOIDED)
+    in_turn = alone and (soft or len(pinned) > MOST_AVOIDED or _may_hold_more(o, pinned))
     avoided, waits = to_avoid(o, status), in_turn and _waited_for(o, status, pinned)
     zone = _zone_of(o, pinned) if gang.in_one_zone(o) else ""
     for rank in gang.missing(o, status):
@@ -216,6 +217,14 @@ def by_karpenter(o: Observed, pool: ChosenPool) -> bool:
     found = {rule["key"] for rule in pool.rules}
     asked = {*pool.selector, *found, *(o.job.spec.template["spec"].get("nodeSelector") or {})}
     return o.karpenter or pool.preset is Preset.KARPENTER or any(key.startswith(KARPENTER) for key in asked)
+
+
+def _may_hold_more(o: Observed, pinned: Mapping[int, str]) -> bool:
+    """Returns whether a node of pinned ranks has GPUs for another rank too."""
+    gpus = (o.job.spec.gpus.count if o.job.spec is not None else None) or 0
+    ranks = Counter(pinned.values())
+    nodes = [n for n in o.nodes.values() if n.hostname in ranks]
+    return gpus > 0 and any(n.gpus >= gpus * (ranks[n.hostname] + 1) for n in nodes)
 
 
 def _zone_of(o: Observed, pinned: Mapping[int, str]) -> str:

@@ -714,6 +714,19 @@ def test_ranks_that_need_new_nodes_are_made_when_the_others_have_theirs_back() -
     assert not hard and [rule["values"] for rule in wished] == [["node-1"]], "node-0 may have room for two"
 
 
+def test_a_node_with_gpus_for_several_ranks_may_be_the_place_of_one_that_lost_its_own() -> None:
+    """Kept off it, it may find no room in the zone; at once, it may take the place of one that returns."""
+    o = after_a_reclaim()
+    for gpus, pins in ((1, ["node-0", "", "node-2"]), (2, ["node-0", "node-2"])):
+        nodes = {name: replace(node, gpus=gpus) for name, node in o.nodes.items()}
+        assert pins_of(plan(replace(o, nodes=nodes))) == pins
+    roomy = replace(o, nodes=nodes)
+    status = status_of(plan(roomy))
+    assert not created(second_look(roomy, 0, status=status))
+    (pod,) = manifests(second_look(roomy, 0, 2, status=status))
+    assert [rule["values"] for rule in rules(pod)[0]] == [["node-1"]], "the doomed one alone"
+
+
 def test_a_queue_that_admits_all_or_none_sees_all_at_once() -> None:
     pods = manifests(plan(after_a_reclaim(karpenter=True, spec={"queueName": "q"})))
     assert len(pods) == SIZE
