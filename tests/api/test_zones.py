@@ -6,8 +6,8 @@ import itertools
 from collections.abc import Iterator
 
 import pytest
-from localcluster.apiserver import ApiServer, api_server
-from localcluster.fakenodes import fake_nodes
+from localcluster import fakenodes, layout
+from localcluster.apiserver import ApiServer, api_server, ensure_programs, running
 from spottrain.contract import Outcome
 from spottrain_operator.names import GPU_RESOURCE, PINNED_ANNOTATION
 
@@ -23,9 +23,12 @@ _count = itertools.count(1)
 @pytest.fixture(scope="module")
 def scheduled() -> Iterator[ApiServer]:
     """One of its own, for a scheduler would bind the pods of other tests."""
-    with api_server() as server, fake_nodes(server):
+    paths = layout.default_paths()
+    ensure_programs(paths, frozenset({"kube-scheduler"}))
+    with api_server() as server:
         Kube.from_kubeconfig(server.kubeconfig).install(CRD)
-        yield server
+        with running(fakenodes.scheduler(paths.bin, server), server.logs / "kube-scheduler.log"):
+            yield server
 
 
 @pytest.fixture
@@ -39,7 +42,7 @@ def stage(scheduled: ApiServer) -> Iterator[Stage]:
 
 def test_a_rank_that_is_scheduled_before_the_pinned_one_follows_it_into_its_zone(stage: Stage) -> None:
     nodes = [stage.add_gpu_node("a") for _ in range(2)]
-    pods = running(stage)
+    pods = begun(stage)
     bound = stage.bound()
     assert sorted(bound) == sorted(nodes)
     spare = stage.add_gpu_node("a")
@@ -53,7 +56,7 @@ def test_a_rank_that_is_scheduled_before_the_pinned_one_follows_it_into_its_zone
 def test_the_last_node_of_the_zone_takes_both_ranks_where_it_has_room(stage: Stage) -> None:
     for _ in range(2):
         stage.add_gpu_node("a")
-    pods = running(stage)
+    pods = begun(stage)
     doomed, last = stage.bound()
     assert doomed != last
     room = {"status": {"capacity": {GPU_RESOURCE: "2"}, "allocatable": {GPU_RESOURCE: "2"}}}
@@ -63,7 +66,7 @@ def test_the_last_node_of_the_zone_takes_both_ranks_where_it_has_room(stage: Sta
     assert stage.wait_bound(2, 2) == [last, last]
 
 
-def running(stage: Stage) -> list[Json]:
+def begun(stage: Stage) -> list[Json]:
     pods = stage.start()
     stage.wait_bound(2)
     for pod in pods:
