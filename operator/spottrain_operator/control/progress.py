@@ -30,6 +30,7 @@ from spottrain_operator.api.wire import cut
 from spottrain_operator.control.caches import Caches
 from spottrain_operator.control.memory import Memory
 from spottrain_operator.control.work_queue import WorkQueue
+from spottrain_operator.io.trainer_connections import KeptConnections
 from spottrain_operator.policies.runtime import trains
 from spottrain_operator.status.changes import progress_due
 from spottrain_operator.status.conditions import STOP_DELAY
@@ -169,7 +170,7 @@ class Poller:
 
     async def run(self) -> None:
         """Runs until cancelled. The queries of a round are spread over the interval."""
-        kept = aiohttp.TCPConnector(limit=MAX_CONCURRENT, keepalive_timeout=KEPT_SECONDS)
+        kept = KeptConnections(limit=MAX_CONCURRENT, seconds=KEPT_SECONDS)
         closed = aiohttp.TCPConnector(limit=MAX_CONCURRENT, force_close=True)
         most = most_kept()
         async with _session(kept) as over_kept, _session(closed) as over_new:
@@ -224,7 +225,8 @@ class Poller:
         assert pod.deleted is not None
         order = Stop(podUID=pod.uid, deadline=pod.deleted.timestamp())
         try:
-            async with session.post(self._url(pod, STOP_PATH), data=order.to_json()) as reply:
+            request = session.post(self._url(pod, STOP_PATH), data=order.to_json(), allow_redirects=False)
+            async with request as reply:
                 known = reply.status == 204
         except NO_RESPONSE:
             return  # it may be ending

@@ -65,7 +65,7 @@ class Trainer:
 
 
 @asynccontextmanager
-async def polled(trainer: Trainer, port: int = 0) -> AsyncIterator[Memory]:
+async def polled(trainer: Trainer, port: int = 0, interval: float = 0.02) -> AsyncIterator[Memory]:
     """A poller asks this trainer of one running job; yields what it remembers."""
     server = await asyncio.start_server(trainer.answer, "127.0.0.1", port)
     caches, memory = Caches(), Memory()
@@ -75,7 +75,7 @@ async def polled(trainer: Trainer, port: int = 0) -> AsyncIterator[Memory]:
         caches=caches,
         memory=memory,
         queue=WorkQueue(),
-        interval=0.02,
+        interval=interval,
         write_interval=timedelta(seconds=60),
         now=lambda: NOW,
         port=server.sockets[0].getsockname()[1],
@@ -128,6 +128,29 @@ async def test_another_pod_with_the_address_is_not_taken_for_the_one_before() ->
             writer.transport.abort()
         await trainer.until(lambda: trainer.connections >= 2 and trainer.requests >= 6)
     assert memory.samples[KEY].progress.step == 7
+
+
+async def test_a_trainer_that_goes_on_answering_loses_its_connection() -> None:
+    """aiohttp would keep all that comes before the next poll."""
+
+    class Flood(Trainer):
+        ended = False
+        sent = 0
+
+        async def _send(self, writer: asyncio.StreamWriter) -> None:
+            await super()._send(writer)
+            await asyncio.sleep(0.05)  # the poll is over
+            with suppress(ConnectionError):
+                while self.sent < 5_000_000:
+                    writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n" * 1000)
+                    await writer.drain()
+                    self.sent += 38_000
+            self.ended = True
+
+    trainer = Flood()
+    async with polled(trainer, interval=1.0) as memory:
+        await trainer.until(lambda: trainer.ended)
+    assert trainer.sent < 5_000_000 and memory.samples[KEY].progress.step == 7
 
 
 async def test_an_answer_may_come_in_several_packets() -> None:
