@@ -37,4 +37,4 @@ class KeptConnections(aiohttp.TCPConnector):
 
     def __init__(self, *, limit: int, seconds: float) -> None:
         super().__init__(limit=limit, keepalive_timeout=seconds)
-        self._factory = partial(_Connection, loop=asyncio.get_running_loop())
+        self._factory = partial[ResponseHandler](_Connection, loop=asyncio.get_running_loop())
