@@ -32,9 +32,13 @@ class _Connection(ResponseHandler):
         self._asked = False
 
 
+def _connection(loop: asyncio.AbstractEventLoop) -> ResponseHandler:
+    return _Connection(loop)
+
+
 class KeptConnections(aiohttp.TCPConnector):
     """At most `limit` requests at once; a connection is closed when it was not used for `seconds`."""
 
     def __init__(self, *, limit: int, seconds: float) -> None:
         super().__init__(limit=limit, keepalive_timeout=seconds)
-        self._factory = partial[ResponseHandler](_Connection, loop=asyncio.get_running_loop())
+        self._factory = partial(_connection, asyncio.get_running_loop())
