@@ -3,7 +3,8 @@
     with api_server(flags=FLAGS) as server, kueue(server, program, checkout):
         ...  # make ResourceFlavors, ClusterQueues and LocalQueues; Workloads are then admitted
 
-`checkout` is a folder with the manifests of the same version: `config/components` of its source.
+`checkout` is a folder with the manifests of the same version: `config/components` of its source. Kueue runs
+with the service account and the roles of these manifests: what else it needs, the caller must grant.
 
 Nothing here routes a Service, so the API server is told to call webhooks at their endpoints: Kueue's is this
 machine, by an address that is not the loopback's, which an endpoint may not have.
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,14 +30,12 @@ from localcluster.shell import run, wait_until
 Json = dict[str, Any]
 NAMESPACE: Final = "kueue-system"
 _SECRET: Final = "kueue-webhook-server-cert"
-_DEFINITIONS: Final = Path("config") / "components" / "crd" / "bases"
+_ACCOUNT: Final = "kueue-controller-manager"
+_COMPONENTS: Final = ("crd", "rbac", "webhook", "internalcert")
+"""What is installed of Kueue's manifests; not its Deployment."""
 FLAGS: Final = ("--enable-aggregator-routing=true",)
 """For kube-apiserver: webhooks are called at their endpoints."""
-_MANIFESTS: Final = Path("config") / "components" / "webhook" / "manifests.yaml"
 _SERVICE: Final = "kueue-webhook-service"
-_WHERE: Final = {"namespace": NAMESPACE, "name": _SERVICE}
-_CONVERTED: Final = ("clusterqueues", "cohorts", "localqueues", "multikueueclusters", "workloads")
-"""Definitions and webhook configurations into which Kueue writes its certificate before it starts."""
 
 
 @contextmanager
@@ -50,7 +50,7 @@ def kueue(server: ApiServer, program: Path, checkout: Path, **configuration: Any
     certificates.mkdir()
     file, log = server.logs / "kueue.json", server.logs / "kueue.log"
     file.write_text(json.dumps(_configuration(webhooks, health, certificates) | configuration))
-    command: list[str | Path] = ["env", f"KUBECONFIG={server.kubeconfig}", program, "--config", file]
+    command: list[str | Path] = ["env", f"KUBECONFIG={_account(server)}", program, "--config", file]
     with running([*command, "--zap-log-level=2"], log) as process:
         wait_until(
             "Kueue's certificate",
@@ -83,32 +83,39 @@ def _configuration(webhooks: int, health: int, certificates: Path) -> Json:
 
 
 def _prepare(server: ApiServer, checkout: Path, port: int) -> None:
-    """Makes what an installation brings; `port` is that of the webhooks."""
-    _kubectl(server, "apply", "--server-side", "-f", checkout / _DEFINITIONS)
-    _kubectl(server, "wait", "--for=condition=Established", "crd", "--all", "--timeout=60s")
-    _kubectl(server, "create", "namespace", NAMESPACE)
-    _kubectl(server, "create", "secret", "generic", _SECRET, "-n", NAMESPACE)
-    for number, body in enumerate((*_service(port), *_webhooks(server, checkout))):
-        file = server.logs / f"kueue-{number}.json"
-        file.write_text(json.dumps(body))
-        _kubectl(server, "create", "-f", file)
-    conversion = {
-        "clientConfig": {"service": _WHERE | {"path": "/convert"}},
-        "conversionReviewVersions": ["v1"],
+    """Makes what an installation brings, under the names that it gives; `port` is that of the webhooks."""
+    folder = (server.logs / "kueue").resolve()
+    folder.mkdir()
+    components = checkout.resolve() / "config" / "components"
+    installation = {
+        "namespace": NAMESPACE,
+        "namePrefix": "kueue-",
+        "resources": [os.path.relpath(components / name, folder) for name in _COMPONENTS],
+        "configurations": ["references.json"],
     }
-    patch = json.dumps({"spec": {"conversion": {"strategy": "Webhook", "webhook": conversion}}})
-    for plural in _CONVERTED:
-        _kubectl(server, "patch", "crd", f"{plural}.kueue.x-k8s.io", "--type=merge", "-p", patch)
+    (folder / "kustomization.yaml").write_text(json.dumps(installation))
+    (folder / "references.json").write_text(json.dumps({"nameReference": list(_references())}))
+    (folder / "endpoint.json").write_text(json.dumps(_endpoint(port)))
+    _kubectl(server, "create", "namespace", NAMESPACE)
+    _kubectl(server, "apply", "--server-side", "-k", folder)
+    _kubectl(server, "apply", "--server-side", "-f", folder / "endpoint.json")
+    _kubectl(server, "wait", "--for=condition=Established", "crd", "--all", "--timeout=60s")
 
 
-def _service(port: int) -> Iterator[Json]:
-    """Yields the Service of Kueue's webhooks, and its only endpoint."""
-    meta: Json = {"name": _SERVICE, "namespace": NAMESPACE}
-    yield {"apiVersion": "v1", "kind": "Service", "metadata": meta, "spec": {"ports": [{"port": 443}]}}
-    yield {
+def _references() -> Iterator[Json]:
+    """Yields that Kueue's role names its webhook configurations, which get a prefix."""
+    for kind in ("MutatingWebhookConfiguration", "ValidatingWebhookConfiguration"):
+        named = {"group": "rbac.authorization.k8s.io", "kind": "ClusterRole", "path": "rules/resourceNames"}
+        yield {"group": "admissionregistration.k8s.io", "kind": kind, "fieldSpecs": [named]}
+
+
+def _endpoint(port: int) -> Json:
+    """Returns the only endpoint of Kueue's webhooks."""
+    labels = {"kubernetes.io/service-name": _SERVICE}
+    return {
         "apiVersion": "discovery.k8s.io/v1",
         "kind": "EndpointSlice",
-        "metadata": meta | {"labels": {"kubernetes.io/service-name": _SERVICE}},
+        "metadata": {"namespace": NAMESPACE, "name": _SERVICE, "labels": labels},
         "addressType": "IPv4",
         "ports": [{"name": "", "port": port, "protocol": "TCP"}],
         "endpoints": [{"addresses": [_address()], "conditions": {"ready": True}}],
@@ -122,17 +129,14 @@ def _address() -> str:
         return str(probe.getsockname()[0])
 
 
-def _webhooks(server: ApiServer, checkout: Path) -> Iterator[Json]:
-    """Yields Kueue's own webhook configurations, under the names that an installation gives them."""
-    words = ("create", "--dry-run=client", "-o", "json", "-f", checkout / _MANIFESTS)
-    decoder, text = json.JSONDecoder(), _kubectl(server, *words).strip()
-    while text:
-        body, end = decoder.raw_decode(text)
-        text = text[end:].strip()
-        body["metadata"] = {"name": f"kueue-{body['metadata']['name']}"}
-        for webhook in body["webhooks"]:
-            webhook["clientConfig"]["service"] |= _WHERE
-        yield body
+def _account(server: ApiServer) -> Path:
+    """Returns a kubeconfig with a token of Kueue's service account, as its pod would have it."""
+    words = ("create", "token", _ACCOUNT, "-n", NAMESPACE, "--duration=2h")
+    config = json.loads(_kubectl(server, "config", "view", "--raw", "-o", "json"))
+    config["users"][0]["user"] = {"token": _kubectl(server, *words).strip()}
+    file = server.logs / "kueue.kubeconfig"
+    file.write_text(json.dumps(config))
+    return file
 
 
 def _mounted(server: ApiServer, folder: Path) -> bool:

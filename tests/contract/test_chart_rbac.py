@@ -243,6 +243,16 @@ def test_the_page_on_security_names_what_comes_with_kueue(
 ) -> None:
     more = rights_of(queued, "spottrain-operator") - rights_of(objects, "spottrain-operator")
     assert rights_in_docs("operator, with Kueue") == more
+    assert rights_in_docs("Kueue") == rights_of(queued, "kueue-controller-manager")
+
+
+def test_kueues_own_account_may_look_up_the_owner_of_a_pod(objects: list[Object]) -> None:
+    """Its webhook reads TrainingJobs by a cache of all of them, and refuses a pod where it cannot."""
+    queued = render("kueue.enabled=true", 'kueue.serviceAccount="queues"', 'kueue.namespace="batch"')
+    assert rights_of(queued, "queues") == {(JOBS, verb) for verb in ("get", "list", "watch")}
+    binding = find(queued, "ClusterRoleBinding", "spottrain-kueue")
+    assert binding["subjects"] == [{"kind": "ServiceAccount", "name": "queues", "namespace": "batch"}]
+    assert not rights_of(objects, "kueue-controller-manager"), "nothing without Kueue"
 
 
 def test_nobody_reads_secrets_runs_commands_in_pods_or_has_a_wildcard(objects: list[Object]) -> None:

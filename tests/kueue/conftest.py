@@ -52,9 +52,10 @@ def kube(server: ApiServer) -> Kube:
 def operator(
     kube: Kube, server: ApiServer, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[OperatorProcess]:
-    """It has the chart's rights, and is under the chart's admission policies."""
+    """It has the chart's rights, and is under the chart's admission policies. So is Kueue, beside its own."""
     kube.make_namespace("training")
-    chart.install(kube, "operator", "kueue.enabled=true")
+    for component in ("operator", "kueue"):
+        chart.install(kube, component, "kueue.enabled=true")
     folder = tmp_path_factory.mktemp("account")
     account = chart.kubeconfig(kube, server.kubeconfig, "spottrain-operator", folder)
     with OperatorProcess(kubeconfig=account, namespace="training", kueue="true") as process:

@@ -195,7 +195,8 @@ def words(o: Observed, status: Status, what: Step) -> tuple[Told, ...]:
         Told(kueue.QUOTA_RESERVED, False, "Pending", found.message),
         Told(kueue.ADMITTED, False, "NoReservation", "The workload has no reservation"),
     )
-    return (*released, ready) if found.ready else released
+    # Also where it is not True: with the reason WaitForRecovery Kueue would count from before this eviction.
+    return released if found.ready is None else (*released, ready)
 
 
 def _finished(status: Status) -> Told:

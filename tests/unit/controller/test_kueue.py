@@ -312,6 +312,14 @@ def test_a_restart_on_spot_keeps_the_admission_and_does_not_exceed_it() -> None:
     assert not [t for t in made(planned, Tell) if t.release]
 
 
+@pytest.mark.parametrize("ready", [True, False])
+def test_a_released_job_waits_for_its_start_so_that_no_earlier_recovery_is_counted(ready: bool) -> None:
+    job = queued_job(_over(Cause.SUSPENDED))
+    (tell,) = made(plan(seen(job, workload=workload_of(job, ready=ready, **PREEMPTED))), Tell)
+    assert tell.release
+    assert ("PodsReady", False, "WaitForStart") in [(w.type, w.status, w.reason) for w in tell.words]
+
+
 # --- eviction -------------------------------------------------------------------------------------------
 def test_an_eviction_ends_the_attempt_as_a_suspension_does() -> None:
     job = queued_job(running())
