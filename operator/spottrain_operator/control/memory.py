@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping, Sized
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from spottrain_operator.api.kueue import Assigned
@@ -75,6 +75,8 @@ class Memory:
         self.samples: dict[JobKey, Sample] = {}
         self.silences: dict[JobKey, Silence] = {}
         """Jobs whose trainer did not respond to the last query."""
+        self.write_interval = timedelta(0)
+        """Interval of writes that report only further steps, which the number of jobs allows."""
         self.kept: dict[JobKey, Kept] = {}
         """Cheapest jobs whose attempt goes on where it is, since when this was decided."""
         self.began: datetime | None = None

@@ -105,7 +105,7 @@ async def observe(
         admission=await _admission(job, kueue, pods, caches, cluster, flavors),
         karpenter=caches.nodes.karpenter(fetched),
         found=found,
-        limits=limits,
+        limits=replace(limits, progress_interval=max(limits.progress_interval, memory.write_interval)),
         prices=prices,
     )
     events, error = await _events(observed, memory.events.get(job.key, {}), cluster)

@@ -29,7 +29,7 @@ from spottrain_operator.api.validation import well_typed
 from spottrain_operator.api.wire import cut
 from spottrain_operator.control.caches import Caches
 from spottrain_operator.control.memory import Memory
-from spottrain_operator.control.work_queue import WorkQueue
+from spottrain_operator.control.work_queue import Lane, WorkQueue
 from spottrain_operator.io.trainer_connections import KeptConnections
 from spottrain_operator.policies.runtime import trains
 from spottrain_operator.status.changes import progress_due
@@ -55,6 +55,9 @@ MAX_CONCURRENT = 64
 MAX_PER_SECOND: Final = 50
 """Maximum number of queries, but for those that must not wait. Each takes up to a millisecond of processor
 time, so all of them a twentieth of a core."""
+MAX_WRITES_PER_SECOND: Final = 10
+"""Maximum number of status writes that report only further steps. Each takes the API server 15 to 20 ms of
+processor time (bench/RESULTS.md, capacity), so all of them a fifth of a core."""
 MAX_KEPT: Final = 1000
 """Maximum number of trainers whose connection is kept. The next query then takes 0.25 ms of processor time
 instead of 0.6 ms. A connection holds a file descriptor and 7 KiB. So many trainers are asked every 20 s."""
@@ -125,6 +128,12 @@ def keeping(turns: Sequence[tuple[PodView, Turn]], most: int) -> frozenset[str]:
     return frozenset(pod.uid for pod in asked)
 
 
+def spaced(interval: timedelta, turns: Sequence[tuple[PodView, Turn]]) -> timedelta:
+    """Returns the interval at which a job's further steps are written: longer with many jobs."""
+    asked = sum(kind is not Turn.NEVER for _, kind in turns)
+    return max(interval, timedelta(seconds=asked / MAX_WRITES_PER_SECOND))
+
+
 def most_kept() -> int:
     """Returns the maximum number of kept connections: MAX_KEPT, or a quarter of the file descriptors that the
     process may have."""
@@ -176,6 +185,7 @@ class Poller:
         async with _session(kept) as over_kept, _session(closed) as over_new:
             for number in itertools.count():
                 turns = self._turns()
+                self._memory.write_interval = spaced(self._write_interval, turns)
                 uids = keeping(turns, most)
                 pods = chosen(turns, number, MAX_PER_SECOND * self._interval)
                 polls = [self._poll_later(over_kept if p.uid in uids else over_new, p) for p in pods]
@@ -251,8 +261,10 @@ class Poller:
         sample = Sample(progress=progress, at=self._now())
         if pod.attempt == status.attempt:
             self._memory.samples[pod.job] = sample
-            if progress_due(status, sample, self._write_interval):
+            if progress_due(status, sample, timedelta.max):
                 self._queue.add(pod.job)
+            elif progress_due(status, sample, self._memory.write_interval):
+                self._queue.add(pod.job, Lane.RESYNC)  # nobody waits for it
 
 
 def _session(connector: aiohttp.TCPConnector) -> aiohttp.ClientSession:

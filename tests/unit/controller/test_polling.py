@@ -13,12 +13,25 @@ import pytest
 from spottrain.contract import Progress
 from spottrain_operator.api.observed import PodView, Silence
 from spottrain_operator.api.training_job import JobKey
+from spottrain_operator.control import progress
 from spottrain_operator.control.caches import Caches
 from spottrain_operator.control.memory import Memory
-from spottrain_operator.control.progress import MAX_PER_SECOND, PATIENCE, Poller, Turn, chosen, turn
-from spottrain_operator.control.work_queue import WorkQueue
+from spottrain_operator.control.progress import MAX_PER_SECOND, PATIENCE, Poller, Turn, chosen, spaced, turn
+from spottrain_operator.control.work_queue import Lane, WorkQueue
+from spottrain_operator.status.changes import with_progress
 
-from tests.builders import NOW, deleted, make_job, make_pod, notice, raw_spec, sample, started
+from tests.builders import (
+    KEY,
+    NOW,
+    deleted,
+    make_job,
+    make_observed,
+    make_pod,
+    notice,
+    raw_spec,
+    sample,
+    started,
+)
 from tests.support.virtualtime import run_virtually
 
 SELF = {"checkpoint": {"mode": "Self"}}
@@ -143,6 +156,48 @@ def test_what_must_not_wait_is_asked_in_each_round_however_many_there_are() -> N
         names = {pod.uid.partition("-")[0] for pod in chosen(turns, number, 500)}
         asked = [pod for pod in chosen(turns, number, 500) if pod.uid.startswith("now")]
         assert len(asked) == 700 and names == {"now", "p"}
+
+
+@pytest.mark.parametrize(("jobs", "seconds"), [(50, 60), (600, 60), (5000, 500)])
+def test_further_steps_are_written_less_often_with_many_jobs(jobs: int, seconds: float) -> None:
+    turns = [(pod, Turn.IN_TURN) for pod in _pods(jobs)] + [(pod, Turn.NEVER) for pod in _pods(3000, "never")]
+    assert spaced(timedelta(seconds=60), turns) == timedelta(seconds=seconds)
+
+
+@pytest.mark.parametrize(
+    ("state", "age", "lane"),
+    [("Training", 61, None), ("Training", 501, Lane.RESYNC), ("Saving", 1, Lane.EVENT)],
+)
+async def test_a_new_state_is_written_at_once_and_further_steps_when_nothing_else_waits(
+    state: str, age: float, lane: Lane | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, caches, memory, queue = sample(), Caches(), Memory(), WorkQueue()
+    written = with_progress(started(), make_observed(job=make_job(status=started())), before)
+    caches.jobs.put(make_job(status=written))
+    caches.pods.put(make_pod(running_since=NOW))
+    memory.samples[KEY] = before
+    monkeypatch.setattr(progress, "spaced", lambda *_: timedelta(seconds=500))
+    poller = Poller(
+        caches=caches,
+        memory=memory,
+        queue=queue,
+        interval=0.01,
+        write_interval=timedelta(seconds=60),
+        now=lambda: before.at + timedelta(seconds=age),
+    )
+    asked = asyncio.Event()
+
+    async def poll(_: object, pod: PodView) -> Progress:
+        asked.set()
+        return sample(before.progress.step + 1, state=state, jobUID=KEY.uid).progress
+
+    monkeypatch.setattr(poller, "_poll", poll)
+    task = asyncio.create_task(poller.run())
+    await asyncio.wait_for(asked.wait(), 10)
+    await asyncio.sleep(0.01)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert {lane for lane, _ in queue._dirty.values()} == ({lane} if lane else set())
 
 
 @pytest.mark.parametrize(("jobs", "seconds"), [(50, 10), (2000, 40)])
