@@ -15,6 +15,7 @@ from enum import StrEnum
 from typing import Any, Final
 
 from spottrain_operator import names
+from spottrain_operator.api.node_pools import Pool
 from spottrain_operator.api.training_job import JobKey, TrainingJobSpec
 from spottrain_operator.api.wire import rfc3339
 
@@ -109,6 +110,8 @@ class WorkloadView:
     resource_version: int
     made_for: str = ""
     """The digest of what it asks for (`digest`)."""
+    pool: str = ""
+    """For which nodes (`nodes_of`)."""
     queue: str = ""
     priority_class: str = ""
     going: bool = False
@@ -146,6 +149,8 @@ class Admission:
     """Those that are assigned, by name, where pods must be created; None: it does not exist."""
     priority: int | None = None
     """Of the class that the job names, where a Workload must be created. None: it names none."""
+    unread: str = ""
+    """Why an assigned ResourceFlavor cannot be read; no pod is created without it."""
     unknown_class: str = ""
     """Kind and name of a class that the job names, and that does not exist."""
 
@@ -181,6 +186,13 @@ def digest(spec: TrainingJobSpec) -> str:
     may render other pods, and a job must not lose its admission by an upgrade."""
     asked = [spec.workers, spec.gpus.added, parts(spec.template["spec"])]
     return hashlib.sha256(json.dumps(asked, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def nodes_of(pool: Pool) -> str:
+    """Returns which nodes a pool is for. Labels that were found on its nodes are not in it: they may be found
+    while the job waits, and its Workload is good without them."""
+    selector = json.dumps(dict(pool.selector), sort_keys=True).encode()
+    return f"{pool.name} {pool.type} {hashlib.sha256(selector).hexdigest()[:16]}"
 
 
 def workload(api: KueueApi, meta: Json, pod: Json, count: int, queue: str, priority: Json) -> Json:
@@ -223,7 +235,7 @@ def workload_view(raw: Mapping[str, Any]) -> WorkloadView | None:
     admission = status.get("admission") or {}
     assignments = admission.get("podSetAssignments") or ()
     flavors = (f for a in assignments for f in (a.get("flavors") or {}).values())
-    checks = status.get("admissionChecks") or ()
+    checks, notes = status.get("admissionChecks") or (), meta.get("annotations") or {}
     reference = spec.get("priorityClassRef") or {}
     return WorkloadView(
         name=meta["name"],
@@ -231,7 +243,8 @@ def workload_view(raw: Mapping[str, Any]) -> WorkloadView | None:
         uid=meta["uid"],
         job=job,
         resource_version=int(meta["resourceVersion"]),
-        made_for=(meta.get("annotations") or {}).get(names.POD_SET_ANNOTATION, ""),
+        made_for=notes.get(names.POD_SET_ANNOTATION, ""),
+        pool=notes.get(names.POOL_ANNOTATION, ""),
         queue=str(spec.get("queueName") or ""),
         priority_class=str(reference.get("name") or spec.get("priorityClassName") or ""),
         going="deletionTimestamp" in meta,

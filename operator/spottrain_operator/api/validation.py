@@ -79,9 +79,6 @@ def parse_job(raw: Mapping[str, Any]) -> Job:
     meta, status = raw["metadata"], parse_status(raw.get("status") or {})
     spec, invalid = _spec_or_sentence(raw.get("spec"), status.defaults)
     labels = meta.get("labels") or {}
-    queue = labels.get(QUEUE_LABEL, "")
-    if spec is not None and (problem := template.queued_twice(spec.template, queue, spec.queue_name)):
-        spec, invalid = None, problem
     key, version = identity(raw)
     return Job(
         key=key,
@@ -94,7 +91,7 @@ def parse_job(raw: Mapping[str, Any]) -> Job:
         status=status,
         unknown=unknown_fields(raw.get("status") or {}, status),
         team=labels.get(TEAM_LABEL, ""),
-        queue=queue,
+        queue=labels.get(QUEUE_LABEL, ""),
         queue_priority=labels.get(QUEUE_PRIORITY_LABEL, ""),
     )
 

@@ -461,6 +461,8 @@ async def _change_workload(action: Tell | Discard, context: Context) -> Done | C
         raw = await cluster.get_custom(kind, found.name, found.namespace)
         if raw is None or raw["metadata"]["uid"] != found.uid:
             return Changed(why=f"Workload {found.name} is another one by now")
+        if action.release and int(raw["metadata"]["resourceVersion"]) != found.resource_version:
+            return Changed(why=f"Workload {found.name} has changed: it may have been admitted since")
         patch = kueue.status_patch(raw, action.words, context.now, release=action.release)
         await cluster.patch_custom_status(kind, found.namespace, found.name, patch)
     except ApiError as error:
@@ -492,6 +494,8 @@ async def _provide(action: Provide, key: JobKey, context: Context) -> Done | Rej
         if not error.stale:
             raise
         logger.info("%s %s: %s", action.kind, name, error)
+    if action.group.startswith(kueue.API_GROUP):  # no pod follows for a long time, so that none shows it
+        return Done(again=context.memory.refusals.pop(key, None) is not None)
     return Done()
 
 

@@ -305,6 +305,7 @@ def _times(o: Observed, status: Status) -> Iterator[datetime | None]:
     if o.job.deleting and o.job.holds_checkpoints:
         yield o.now + cleanup.RECHECK
     yield ledger.recheck(status, o)
+    yield _queue_recheck(o, status)
     if status.terminal and (end := lifecycle.ends_of_life(o, status)) is not None:
         yield max(end, o.now + AT_ONCE)
     if not status.terminal:
@@ -320,7 +321,6 @@ def _times(o: Observed, status: Status) -> Iterator[datetime | None]:
             yield o.refusal.at + o.refusal.retry
         yield _defaults_recheck(o)
         yield _claims_recheck(o)
-        yield _queue_recheck(o)
         yield from runtime.times(status, o)
     for pod in gang.team(o):
         if pod.deleted is not None and pod.rank == 0 and not pod_ended(pod, o):
@@ -340,10 +340,16 @@ def _defaults_recheck(o: Observed) -> datetime | None:
     return o.now + DEFAULTS_RECHECK if o.applied is not None and refused else None
 
 
-def _queue_recheck(o: Observed) -> datetime | None:
+def _queue_recheck(o: Observed, status: Status) -> datetime | None:
     seen = o.admission
-    lacks = seen is not None and (seen.api is None or seen.unknown_class or None in seen.flavors.values())
-    return o.now + QUEUE_RECHECK if o.job.queue and lacks else None
+    if seen is None:
+        return None
+    if status.terminal:  # until Kueue knows, the quota is held
+        wanted = seen.workload is not None and not seen.workload.finished
+    else:
+        lacks = seen.api is None or seen.unread or seen.unknown_class or None in seen.flavors.values()
+        wanted = bool(o.job.queue and lacks)
+    return o.now + QUEUE_RECHECK if wanted else None
 
 
 def _claims_recheck(o: Observed) -> datetime | None:

@@ -205,10 +205,18 @@ async def _admission(
         seen = Admission(api=kueue.api, missing="", workload=found)
         if found is None:
             return await _with_priority(seen, job, kueue.api, cluster)
-        names = found.flavors if found.admitted else ()
-        return replace(seen, flavors={name: await flavor(name, kueue.api) for name in names})
     except ApiError as error:
         return Admission(missing=f"what Kueue says cannot be read: {error}", workload=found)
+    return await _with_flavors(seen, found, kueue.api, flavor) if not job.status.terminal else seen
+
+
+async def _with_flavors(seen: Admission, found: WorkloadView, api: KueueApi, flavor: _Flavors) -> Admission:
+    """Adds the assigned flavors. Where they cannot be read, the job may still end and give its quota back."""
+    names = found.flavors if found.admitted else ()
+    try:
+        return replace(seen, flavors={name: await flavor(name, api) for name in names})
+    except ApiError as error:
+        return replace(seen, unread=f"an assigned ResourceFlavor cannot be read: {error}")
 
 
 async def _workload(job: Job, api: KueueApi, cluster: Cluster) -> WorkloadView | None:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from enum import Enum, auto
 from typing import Any, Final
 
-from spottrain_operator.api import kueue
+from spottrain_operator.api import kueue, template
 from spottrain_operator.api.kueue import Admission, Assigned, Told, WorkloadView
 from spottrain_operator.api.node_pools import ChosenPool
 from spottrain_operator.api.observed import Observed
@@ -45,6 +45,8 @@ def waiting(o: Observed) -> str:
     if seen.api is None:
         return "" if occupied(o) else f"{asks}: {seen.missing}"
     found = seen.workload
+    if found is None and asks_twice(o):
+        return ""  # it asks by its pods so far; they go on, and capacity.problem lets no attempt follow
     if found is None or found.going or found.finished:
         todo = f"create {seen.unknown_class}, which the job names" if seen.unknown_class else ""
         return f"{asks}: {todo or 'its Workload is being created'}"
@@ -63,6 +65,12 @@ def _said(o: Observed, found: WorkloadView, asks: str) -> str:
         return asks + (message or ": Kueue has not said why it waits; is there a LocalQueue of this name?")
     changed = "" if occupied(o) else unfit(o, found)
     return f"{asks}: it asks again, because {changed}" if changed else ""
+
+
+def asks_twice(o: Observed) -> str:
+    """Returns a sentence about a job that names a queue for its Workload and one for its pods."""
+    spec = o.job.spec
+    return template.queued_twice(spec.template, o.job.queue, spec.queue_name) if spec is not None else ""
 
 
 def occupied(o: Observed) -> bool:
@@ -100,6 +108,8 @@ def problem(o: Observed, pool: ChosenPool) -> str:
         return seen.missing
     if not o.job.queue or seen.workload is None or not seen.workload.admitted:
         return ""
+    if seen.unread:
+        return seen.unread
     if lacking := [name for name, flavor in seen.flavors.items() if flavor is None]:
         return f"ResourceFlavor {lacking[0]}, which the queue {o.job.queue} has assigned, does not exist"
     if seen.workload.by_topology:
@@ -164,11 +174,22 @@ def _next(
     if o.job.spec is None:
         return None
     if not occupied(o):
-        if suspended or found.finished or unfit(o, found) or (pool is not None and conflict(o, pool)):
+        if (
+            suspended
+            or found.finished
+            or unfit(o, found)
+            or (pool is not None and _elsewhere(o, found, pool))
+        ):
             return Step.DISCARD
         if found.evicted and found.reserved:
             return Step.RELEASE
     return Step.SHOW_READY if _shows_other(o, found) else None
+
+
+def _elsewhere(o: Observed, found: WorkloadView, pool: ChosenPool) -> bool:
+    """Returns whether the Workload asks, or is admitted, for other nodes than those of the next pods."""
+    waits = not found.reserved and found.active  # a new one would be active, whoever has deactivated this one
+    return bool(conflict(o, pool)) or (waits and found.pool != kueue.nodes_of(pool))
 
 
 def _shows_other(o: Observed, found: WorkloadView) -> bool:

@@ -125,7 +125,9 @@ def pins(o: Observed, status: Status) -> dict[int, str]:
     found: dict[int, str] = {}
     homeless: set[int] = set()
     for record in _chain(status, status.attempt - 1):
-        if record.cause in UNPINNED or record.reason == Reason.EVICTED or record.pool != pool:
+        # After its queue has stopped it, or a suspension, a job may be admitted for other nodes.
+        readmitted = record.reason == Reason.EVICTED or (o.job.queue and record.cause == Cause.SUSPENDED)
+        if record.cause in UNPINNED or readmitted or record.pool != pool:
             break
         older = {r: host for r, host in survivors(o, record).items() if r not in homeless}
         found = older | found

@@ -91,7 +91,10 @@ def workload(job: Job, status: Status, pool: ChosenPool, api: KueueApi, priority
     assert job.spec is not None
     meta = _metadata(job, job.workload_name)
     meta["labels"][kueue.JOB_UID_LABEL] = job.key.uid
-    meta["annotations"] = {names.POD_SET_ANNOTATION: kueue.digest(job.spec)}
+    meta["annotations"] = {
+        names.POD_SET_ANNOTATION: kueue.digest(job.spec),
+        names.POOL_ANNOTATION: kueue.nodes_of(pool),
+    }
     pod = trainer_pod.pod(job, status, pool)
     named = kueue.priority_of(api, *kueue.class_named(job.queue_priority, job.spec), priority)
     return kueue.workload(api, meta, pod, job.spec.workers, job.queue, named)

@@ -223,7 +223,8 @@ def _running(status: Status, o: Observed, pods: Sequence[PodView]) -> Verdict | 
         return False, Reason.STOPPING, f"attempt {status.attempt} saves and ends: {record.evidence}"
     there = [p for p in pods if not pod_ended(p, o)]
     if not there:
-        words = f"the pod of attempt {status.attempt} is being created"
+        halt = lifecycle.halted(o)
+        words = halt.why if halt is not None else f"the pod of attempt {status.attempt} is being created"
         return (False, Reason.WAITING_FOR_POD, words) if known else None
     if silent := [p for p in there if not _node_ready(p, o)]:
         return _node_not_ready(o, silent[0])

@@ -15,6 +15,7 @@ from spottrain_operator.api.kueue import (
     Told,
     WorkloadView,
     digest,
+    nodes_of,
     status_patch,
     workload_view,
 )
@@ -22,7 +23,9 @@ from spottrain_operator.api.node_pools import Pool, of_node
 from spottrain_operator.api.observed import Discard, Observed, Plan, PodView, Provide, Tell
 from spottrain_operator.api.training_job import Job, RankRecord, Status
 from spottrain_operator.api.validation import parse_job
+from spottrain_operator.control.apply import Changed, Context, apply
 from spottrain_operator.control.plan import plan
+from spottrain_operator.errors import ApiError
 from spottrain_operator.names import (
     PINNED_ANNOTATION,
     QUEUE_LABEL,
@@ -78,6 +81,7 @@ def workload_of(job: Job, **more: Any) -> WorkloadView:
         "job": KEY,
         "resource_version": 7,
         "made_for": digest(job.spec),
+        "pool": nodes_of(POOL),
         "queue": "team",
     }
     return WorkloadView(**(values | more))
@@ -178,6 +182,27 @@ def test_a_workload_that_does_not_fit_the_job_any_more_is_replaced(
     job = queued_job(Status(), labels)
     planned = plan(seen(job, workload=workload_of(job, **change)))
     assert made(planned, Discard) and not asked(planned), "the new one comes when the old one is gone"
+
+
+@pytest.mark.parametrize(
+    ("change", "replaced"), [({}, True), ({"active": False}, False), (ADMITTED, False), (PREEMPTED, False)]
+)
+def test_a_workload_that_waits_follows_the_pools_of_the_spec(change: Json, replaced: bool) -> None:
+    pools = {
+        name: Pool(name=name, platform=Platform.AWS, node_selector={"gpu": name}) for name in ("a100", "h100")
+    }
+    before = queued_job(Status(), capacity={"pools": [{"name": "a100"}]})
+    o = replace(seen(before), pools=pools)
+    (asks,) = asked(plan(o))
+    meta = asks["metadata"] | {"uid": "w-1", "resourceVersion": "7", "namespace": KEY.namespace}
+    view = workload_view(asks | {"metadata": meta})
+    assert view is not None
+    same = plan(replace(seen(before, workload=view), pools=pools))
+    assert not made(same, Discard) and not asked(same)
+    job = queued_job(Status(), capacity={"pools": [{"name": "h100"}]})
+    flavors = {"spot": kueue.NOTHING}
+    planned = plan(replace(seen(job, workload=replace(view, **change), flavors=flavors), pools=pools))
+    assert bool(made(planned, Discard)) is replaced
 
 
 def test_an_admitted_workload_is_not_replaced_because_another_queue_is_named_now() -> None:
@@ -354,15 +379,20 @@ def test_an_eviction_ends_the_attempt_as_a_suspension_does() -> None:
     assert status_of(again).attempt == 2 and manifests(again)
 
 
-def test_a_gang_is_not_pinned_to_the_nodes_that_it_had_before_an_eviction() -> None:
+def test_a_gang_is_not_pinned_to_the_nodes_that_it_had_before_another_admission() -> None:
     """They may be others' by now, and of another flavor."""
     before = (RankRecord(rank=0, node="node-a"),)
     record = replace(running().attempts[0], cause=str(Cause.SUSPENDED), ended=NOW, workers=2, ranks=before)
-    for reason, pinned in ((Reason.EVICTED, False), (Reason.SUSPENDED, True)):
-        job = queued_job(replace(running(), attempts=(replace(record, reason=str(reason)),)), workers=2)
+    for reason in (Reason.EVICTED, Reason.SUSPENDED, Reason.WAITING_FOR_QUEUE):
+        status = replace(running(), attempts=(replace(record, reason=str(reason)),))
+        job, plain = queued_job(status, workers=2), make_job(raw_spec(workers=2), status=status)
         pods = manifests(plan(seen(job, workload=workload_of(job, **ADMITTED))))
-        assert len(pods) == 2
-        assert any(PINNED_ANNOTATION in pod["metadata"]["annotations"] for pod in pods) is pinned
+        assert len(pods) == 2 and not pinned(pods)
+        assert reason != Reason.SUSPENDED or pinned(manifests(plan(make_observed(job=plain)))), "as without"
+
+
+def pinned(pods: list[Json]) -> bool:
+    return any(PINNED_ANNOTATION in pod["metadata"]["annotations"] for pod in pods)
 
 
 def test_an_eviction_is_told_once_by_an_event() -> None:
@@ -416,6 +446,26 @@ def test_a_suspended_job_holds_no_quota_and_asks_again_with_what_it_says_by_then
     resumed = queued_job(_over(Cause.SUSPENDED), workers=4)
     (workload,) = asked(plan(seen(resumed)))
     assert workload["spec"]["podSets"][0]["count"] == 4
+
+
+def test_while_a_job_waits_for_its_queue_no_condition_says_that_a_pod_is_being_created() -> None:
+    job = queued_job(running())
+    known = status_of(plan(seen(job, make_pod(), workload=workload_of(job, **ADMITTED))))
+    ended = replace(known.attempts[0], cause=str(Cause.SUSPENDED), ended=NOW)
+    for suspend in (True, False):
+        job = queued_job(replace(known, attempts=(ended,)), suspend=suspend)
+        running_ = condition(plan(seen(job, workload=workload_of(job))), Condition.RUNNING)
+        assert running_.status == "False" and "is being created" not in running_.message
+
+
+def test_an_ended_job_is_looked_at_again_until_kueue_knows_its_end() -> None:
+    job = queued_job(running())
+    done = status_of(plan(seen(job, told(Outcome.DONE), workload=workload_of(job, **ADMITTED))))
+    over = queued_job(done)
+    held = plan(seen(over, workload=workload_of(over, **ADMITTED), api=False, missing="cannot be read"))
+    assert not made(held, Tell) and held.recheck_after is not None
+    known = plan(seen(over, workload=workload_of(over, finished=True, **ADMITTED)))
+    assert not made(known, Tell) and known.recheck_after is None
 
 
 @pytest.mark.parametrize(
@@ -485,7 +535,32 @@ def test_a_gang_is_not_completed_while_its_flavors_are_unknown() -> None:
 )
 def test_a_job_never_asks_by_its_workload_and_by_its_pods(spec: Json) -> None:
     job = parse_job(raw_job(raw_spec(**spec), labels={QUEUE_LABEL: "team"}))
-    assert job.spec is None and "leave one of the two out" in job.invalid
+    planned = plan(seen(job))
+    accepted = condition(planned, Condition.ACCEPTED)
+    assert accepted.status == "False" and "leave one of the two out" in accepted.message
+    assert not asked(planned) and not manifests(planned) and status_of(planned).attempt == 0
+
+
+def test_a_running_job_with_both_queues_is_told_of_a_notice_and_its_end_is_recorded() -> None:
+    job = queued_job(running(), queueName="other")
+    assert not removed(plan(seen(job, make_pod()))), "the pod has the admission that it asked for itself"
+    planned = plan(seen(job, make_pod(notice=notice(seconds=5))))
+    assert removed(planned)
+    saved = ended_pod(code=75, message=word(Outcome.INTERRUPTED, step=9, durableStep=9), notice=notice())
+    planned = plan(seen(job, saved))
+    status = status_of(planned)
+    assert status.attempts[0].cause == Cause.SPOT_NOTICE and status.known_durable_step == 9
+    assert status.attempt == 1 and not manifests(planned) and not asked(planned)
+    done = plan(seen(job, told(Outcome.DONE)))
+    assert status_of(done).phase == Phase.SUCCEEDED
+
+
+def test_a_job_with_both_queues_still_gives_back_what_its_workload_holds() -> None:
+    job = queued_job(running(), queueName="other")
+    assert removed(plan(seen(job, make_pod(), workload=workload_of(job, **PREEMPTED))))
+    over = queued_job(_over(Cause.SUSPENDED), queueName="other")
+    (tell,) = made(plan(seen(over, workload=workload_of(over, **PREEMPTED))), Tell)
+    assert tell.release
 
 
 # --- the operator's process, killed at any write --------------------------------------------------------
@@ -510,6 +585,67 @@ async def preempted_and_admitted_again(w: World) -> None:
     await w.settle()
     w.cluster.end(w.pod(2), 0, word(Outcome.DONE, step=20, durableStep=20, startStep=9))
     await w.settle()
+
+
+async def ready_to_start(w: World) -> None:
+    await w.settle()
+    w.cluster.admit("spot")
+
+
+async def test_a_job_that_ends_while_its_flavor_cannot_be_read_gives_its_quota_back() -> None:
+    w = World(queue="team")
+    await ready_to_start(w)
+    await w.settle()
+    w.cluster.bind(w.pod(1), "node-a")
+    await w.settle()
+    w.pass_time(60)
+    w.refuse("get_custom", ApiError(503, "no answer"), "spot")
+    w.cluster.end(w.pod(1), 0, word(Outcome.DONE, step=20, durableStep=20, startStep=0))
+    await w.settle()
+    assert w.status.phase == Phase.SUCCEEDED and said_of(w)["Finished"] == "True"
+
+
+async def test_no_pod_is_made_while_its_flavor_cannot_be_read() -> None:
+    w = World(queue="team")
+    await ready_to_start(w)
+    w.refuse("get_custom", ApiError(503, "no answer"), "spot")
+    await w.settle()
+    assert not w.cluster.pods
+    scheduled = w.status.condition(Condition.SCHEDULED)
+    assert scheduled is not None and "an assigned ResourceFlavor cannot be read" in scheduled.message
+
+
+async def test_a_refused_workload_is_forgotten_once_it_is_made() -> None:
+    w = World(queue="team")
+    create = w.cluster.create
+    w.refuse("create", ApiError(403, "no such queue"), "workloads")
+    await w.settle()
+    refused = w.status.condition(Condition.ACCEPTED)
+    assert refused is not None and refused.status == "False" and w.cluster.workload is None
+    w.cluster.create = create  # type: ignore[method-assign]
+    w.pass_time(60)
+    await w.settle()
+    assert w.cluster.workload is not None and not w.memory.refusals
+    accepted = w.status.condition(Condition.ACCEPTED)
+    assert accepted is not None and accepted.status == "True" and w.status.phase == Phase.WAITING
+
+
+async def test_an_admission_that_the_watch_has_not_brought_yet_is_not_given_back() -> None:
+    w = World(queue="team")
+    await ready_to_start(w)
+    w.cluster.evict()
+    assert w.cluster.workload is not None
+    stale = workload_view(w.cluster.workload)
+    assert stale is not None
+    w.cluster.admit("on-demand")
+    words = (Told("QuotaReserved", False, "Pending", "gone"),)
+    tell = Tell(api=KueueApi.V1BETA2, workload=stale, words=words, release=True)
+    job = w.caches.jobs.get(KEY)
+    assert job is not None
+    context = Context(cluster=w.cluster, caches=w.caches, memory=w.memory, now=w.cluster.now)
+    result = await apply(job, Plan(reason="", message="", status=None, before=(tell,)), context)
+    assert isinstance(result, Changed) and said_of(w)["QuotaReserved"] == "True"
+    assert w.cluster.workload["status"]["admission"]
 
 
 def said_of(w: World) -> dict[str, str]:
