@@ -197,8 +197,10 @@ async def _admission(
     found = caches.workloads.of(job.key)
     if not job.queue and found is None:
         return None
-    if kueue.api is None or job.spec is None:
+    if kueue.api is None:
         return Admission(missing=kueue.missing, workload=found)
+    if job.spec is None:  # it may still end, and give its quota back
+        return Admission(api=kueue.api, missing="", workload=found)
     try:
         if found is None and (pods or job.status.is_true(Condition.ADMITTED)):
             found = await _workload(job, kueue.api, cluster)

@@ -174,21 +174,18 @@ def _next(
     if o.job.spec is None:
         return None
     if not occupied(o):
-        if (
-            suspended
-            or found.finished
-            or unfit(o, found)
-            or (pool is not None and _elsewhere(o, found, pool))
-        ):
+        if suspended or found.finished or unfit(o, found) or _elsewhere(o, found, pool):
             return Step.DISCARD
         if found.evicted and found.reserved:
             return Step.RELEASE
     return Step.SHOW_READY if _shows_other(o, found) else None
 
 
-def _elsewhere(o: Observed, found: WorkloadView, pool: ChosenPool) -> bool:
+def _elsewhere(o: Observed, found: WorkloadView, pool: ChosenPool | None) -> bool:
     """Returns whether the Workload asks, or is admitted, for other nodes than those of the next pods."""
-    waits = not found.reserved and found.active  # a new one would be active, whoever has deactivated this one
+    if pool is None:
+        return False
+    waits = not found.reserved and found.active  # an administrator's spec.active: false must last
     return bool(conflict(o, pool)) or (waits and found.pool != kueue.nodes_of(pool))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 from typing import Any
 
@@ -25,7 +26,7 @@ from spottrain_operator.api.training_job import Job, RankRecord, Status
 from spottrain_operator.api.validation import parse_job
 from spottrain_operator.control.apply import Changed, Context, apply
 from spottrain_operator.control.plan import plan
-from spottrain_operator.errors import ApiError
+from spottrain_operator.errors import ApiError, Incomplete
 from spottrain_operator.names import (
     PINNED_ANNOTATION,
     QUEUE_LABEL,
@@ -603,6 +604,26 @@ async def test_a_job_that_ends_while_its_flavor_cannot_be_read_gives_its_quota_b
     w.cluster.end(w.pod(1), 0, word(Outcome.DONE, step=20, durableStep=20, startStep=0))
     await w.settle()
     assert w.status.phase == Phase.SUCCEEDED and said_of(w)["Finished"] == "True"
+
+
+async def test_an_ended_job_whose_spec_cannot_be_read_any_more_gives_its_quota_back() -> None:
+    w = World(queue="team")
+    await ready_to_start(w)
+    await w.settle()
+    w.cluster.bind(w.pod(1), "node-a")
+    await w.settle()
+    patch = w.cluster.patch_custom_status
+    w.refuse("patch_custom_status", ApiError(503, "no answer"))
+    w.cluster.end(w.pod(1), 0, word(Outcome.DONE, step=20, durableStep=20, startStep=0))
+    for _ in range(3):
+        with contextlib.suppress(Incomplete):
+            await w.look()
+    assert w.status.phase == Phase.SUCCEEDED and "Finished" not in said_of(w)
+    w.cluster.jobs[KEY.name]["spec"]["workers"] = "many"
+    w.cluster._bump(w.cluster.jobs[KEY.name])
+    w.cluster.patch_custom_status = patch  # type: ignore[method-assign]
+    await w.settle()
+    assert said_of(w)["Finished"] == "True"
 
 
 async def test_no_pod_is_made_while_its_flavor_cannot_be_read() -> None:
