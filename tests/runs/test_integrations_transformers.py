@@ -317,7 +317,8 @@ def test_neither_saves_nor_the_load_of_the_best_model_are_waits_for_data(lab: La
     assert split is not None
     assert split.checkpointStall >= len(saves) * 1.0 and split.other >= 1.0
     assert split.dataWait >= 17 * 8 * 0.01, "also after evaluations that no save follows"
-    assert split.productive >= 3 * (32 + 24) * 0.01, "all of both datasets, but for the second's first batch"
+    all_read = 3 * (32 + 24) * 0.01  # both datasets, but for the second's first batch
+    assert split.productive >= 0.95 * all_read, "a moment at each of their ends counts as other time"
 
 
 def test_a_training_that_an_evaluation_ends_is_done_for_early_stopping(lab: Lab) -> None:
