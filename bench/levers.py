@@ -103,47 +103,26 @@ GOODPUT: Final = ("settings", "save 30 s, restart 180 s")
 STOPPED: Final = ("stopped_sight", "*")
 """As the operator asks for spot: the job stands still meanwhile."""
 FREE: Final = "bound: availability known for free: "
+
+
+def _to_cheapest(name: str, rule: str, where: Where, ours: Where | None = None) -> Lever:
+    """`where`: the group of figures of the rule that is replaced, and of ours if that has no other."""
+    return Lever(
+        name=name,
+        measure="dollars of the job",
+        benchmark="policy",
+        before=(*where, rule),
+        after=(*(ours or where), "ours"),
+        money=of_dollars,
+    )
+
+
 PRICE: Final = (
-    Lever(
-        name="on-demand -> spot by `Cheapest`",
-        measure="dollars of the job",
-        benchmark="policy",
-        before=(*CONFIGURATIONS, "on_demand"),
-        after=(*STOPPED, "ours"),
-        money=of_dollars,
-    ),
-    Lever(
-        name="Uniform Progress (NSDI'24) -> `Cheapest`",
-        measure="dollars of the job",
-        benchmark="policy",
-        before=(*STOPPED, "uniform_progress"),
-        after=(*STOPPED, "ours"),
-        money=of_dollars,
-    ),
-    Lever(
-        name=f"{FREE}spot until it gets late (greedy) -> `Cheapest`",
-        measure="dollars of the job",
-        benchmark="policy",
-        before=(*CONFIGURATIONS, "greedy"),
-        after=(*CONFIGURATIONS, "ours"),
-        money=of_dollars,
-    ),
-    Lever(
-        name=f"{FREE}spot, else on-demand -> `Cheapest`",
-        measure="dollars of the job",
-        benchmark="policy",
-        before=(*CONFIGURATIONS, "spot_else_on_demand"),
-        after=(*CONFIGURATIONS, "ours"),
-        money=of_dollars,
-    ),
-    Lever(
-        name=f"{FREE}Uniform Progress -> `Cheapest`",
-        measure="dollars of the job",
-        benchmark="policy",
-        before=(*CONFIGURATIONS, "uniform_progress"),
-        after=(*CONFIGURATIONS, "ours"),
-        money=of_dollars,
-    ),
+    _to_cheapest("on-demand -> spot by `Cheapest`", "on_demand", CONFIGURATIONS, STOPPED),
+    _to_cheapest("Uniform Progress (NSDI'24) -> `Cheapest`", "uniform_progress", STOPPED),
+    _to_cheapest(f"{FREE}spot until it gets late (greedy) -> `Cheapest`", "greedy", CONFIGURATIONS),
+    _to_cheapest(f"{FREE}spot, else on-demand -> `Cheapest`", "spot_else_on_demand", CONFIGURATIONS),
+    _to_cheapest(f"{FREE}Uniform Progress -> `Cheapest`", "uniform_progress", CONFIGURATIONS),
     Lever(
         name=f"interruptions without notice -> {RECALL:.0%} of them with notice and a last save",
         measure="saved work / paid time",

@@ -245,7 +245,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("traces", nargs="?", default=os.environ.get("SPOTTRAIN_TRACES"), help="their folder")
     parser.add_argument(
-        "--every", type=int, default=4, help="with requests, replay every so-many-th window only"
+        "--every", type=int, default=4, help="with requests, replay only one window in this many"
     )
     options = parser.parse_args()
     if not options.traces:

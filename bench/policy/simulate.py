@@ -113,7 +113,7 @@ class View:
 
     @property
     def available(self) -> bool:
-        """Whether spot can be had, as far as it is known: a rule that asks whenever it may sees it so."""
+        """Whether spot may be available: True too where the rule does not know, because then it may ask."""
         return self.spot is not False
 
 

@@ -70,7 +70,7 @@ class Api:
     async def watch(self, path: str, *, table: bool) -> AsyncIterator[tuple[str, Json]]:
         """Events with whole objects, or with rows of a table, which are a tenth of the size of a pod.
 
-        Never ends. What vanished while no watch was open is told as DELETED.
+        Never ends. An object that vanished while no watch was open is reported as DELETED.
         """
         known: dict[str, Json] = {}
         while True:
