@@ -420,8 +420,8 @@ class AttemptTime:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TimeSums:
-    """Seconds of attempts, by where they went."""
+class TimeParts:
+    """Seconds, by where they went."""
 
     productive: Decimal = Decimal(0)
     startup: Decimal = Decimal(0)
@@ -431,23 +431,21 @@ class TimeSums:
     rollback: Decimal = Decimal(0)
     waiting: Decimal = Decimal(0)
     other: Decimal = Decimal(0)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TimeSums(TimeParts):
+    """Sums over attempts, by where their time went."""
+
     productive_node_seconds: Decimal = Decimal(0)
     on_demand_ideal: Decimal = Decimal(0)
     """US dollars: as in CostStatus."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class GoodputStatus:
-    """Where the time went, in seconds. The first eight are one partition of `wanted`."""
+class GoodputStatus(TimeParts):
+    """Where the time went, in seconds. Its parts add up to `wanted`."""
 
-    productive: Decimal = Decimal(0)
-    startup: Decimal = Decimal(0)
-    data_wait: Decimal = Decimal(0)
-    checkpoint_stall: Decimal = Decimal(0)
-    restore: Decimal = Decimal(0)
-    rollback: Decimal = Decimal(0)
-    waiting: Decimal = Decimal(0)
-    other: Decimal = Decimal(0)
     wanted: Decimal = Decimal(0)
     """From the first start to the end without suspensions; attempts that overlap count twice."""
     allocated: Decimal = Decimal(0)

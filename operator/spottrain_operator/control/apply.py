@@ -80,8 +80,8 @@ CHANGED_AT_A_TIME: Final = 32
 """Maximum number of other actions of one job: more than the client sends at once."""
 MAX_NAMED = 3
 """Maximum number of failures in one message."""
-PATHS: Final = {names.CLAIMS: "spec.dataCache", kueue.WORKLOADS: f"the Workload for {names.QUEUE_LABEL}"}
-"""From which field of the job an object of a kind comes, where that is not the template."""
+TEMPLATE: Final = "spec.template"
+"""The field of the job that pods come from."""
 REJECTIONS: Final = frozenset(
     {
         ApiFailure.BAD_REQUEST,
@@ -488,7 +488,7 @@ async def _provide(action: Provide, key: JobKey, context: Context) -> Done | Rej
             context.memory.ungrouped.add(key)
             return Changed(why=f"{key}: the next plan does without groups")
         if error.kind in REJECTIONS:
-            return Rejected(refusal=_refusal(error, action.generation, context.now, action.kind))
+            return Rejected(refusal=_refusal(error, action.generation, context.now, _field(action)))
         if exists and action.kind == names.CLAIMS:  # new since the last read, owner unknown
             return Changed(why=f"{key}: {error}")
         if not error.stale:
@@ -566,15 +566,21 @@ def _remember(raw: dict[str, Any], context: Context) -> PodView | None:
     return pod
 
 
-def _refusal(error: ApiError, generation: int, now: datetime, kind: str = "") -> Refusal:
+def _field(action: Provide) -> str:
+    """Returns the field of the job that an object comes from."""
+    if action.group.startswith(kueue.API_GROUP):
+        return f"the Workload for {names.QUEUE_LABEL}"
+    return "spec.dataCache" if action.kind == names.CLAIMS else TEMPLATE
+
+
+def _refusal(error: ApiError, generation: int, now: datetime, field: str = TEMPLATE) -> Refusal:
     """Classifies a rejection. Raises the error where there was no response, or a retry is enough."""
     words = admission_words(str(error))
     match error.kind:
         case ApiFailure.UNREACHABLE | ApiFailure.CONFLICT | ApiFailure.TOO_MANY_REQUESTS:
             raise error
         case ApiFailure.BAD_REQUEST | ApiFailure.INVALID:
-            path = PATHS.get(kind, "spec.template")
-            reason, words, retry = Reason.INVALID_TEMPLATE, f"{path}: {words}", RETRY_INVALID
+            reason, words, retry = Reason.INVALID_TEMPLATE, f"{field}: {words}", RETRY_INVALID
         case ApiFailure.QUOTA_EXCEEDED:
             reason, retry = Reason.QUOTA_EXCEEDED, RETRY_QUOTA
         case _:

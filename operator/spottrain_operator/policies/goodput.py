@@ -31,6 +31,7 @@ from spottrain_operator.api.training_job import (
     CostStatus,
     GoodputStatus,
     Status,
+    TimeParts,
     TimeSums,
 )
 from spottrain_operator.api.wire import camel
@@ -41,17 +42,7 @@ from spottrain_operator.policies.ledger import CENT_FRACTION, MILLISECOND, UNKNO
 NODE_FRACTION: Final = Decimal("0.000001")
 LONGEST: Final = 1e9
 """Seconds: no container runs longer, whatever its image reports."""
-PARTS: Final = (
-    "productive",
-    "startup",
-    "data_wait",
-    "checkpoint_stall",
-    "restore",
-    "rollback",
-    "waiting",
-    "other",
-)
-"""Fields of TimeSums and GoodputStatus that add up to the wanted time."""
+PARTS: Final = tuple(part.name for part in fields(TimeParts))
 REPORTED: Final = {name: camel(name) for name in PARTS if name != "rollback"}
 """The fields of TimeSplit for these parts."""
 

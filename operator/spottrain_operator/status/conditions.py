@@ -223,9 +223,7 @@ def _running(status: Status, o: Observed, pods: Sequence[PodView]) -> Verdict | 
         return False, Reason.STOPPING, f"attempt {status.attempt} saves and ends: {record.evidence}"
     there = [p for p in pods if not pod_ended(p, o)]
     if not there:
-        halt = lifecycle.halted(o)
-        words = halt.why if halt is not None else f"the pod of attempt {status.attempt} is being created"
-        return (False, Reason.WAITING_FOR_POD, words) if known else None
+        return (False, Reason.WAITING_FOR_POD, _without_pods(status, o)) if known else None
     if silent := [p for p in there if not _node_ready(p, o)]:
         return _node_not_ready(o, silent[0])
     if going := [p for p in there if p.running_since is not None and p.deleted is not None]:
@@ -234,6 +232,15 @@ def _running(status: Status, o: Observed, pods: Sequence[PodView]) -> Verdict | 
     if len(pods) == gang.size_of(o, status) and not late:
         return _beside(o, pods, _training(status, o))
     return _starting(status, o, late[0] if late else pods[0])
+
+
+def _without_pods(status: Status, o: Observed) -> str:
+    if (halt := lifecycle.halted(o)) is not None:
+        return halt.why
+    accepted = _accepted(o, "")
+    if accepted is not None and not accepted[0]:
+        return f"no pod is created while {Condition.ACCEPTED} is False"
+    return f"the pod of attempt {status.attempt} is being created"
 
 
 def _node_ready(pod: PodView, o: Observed) -> bool:

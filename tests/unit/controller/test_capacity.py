@@ -266,10 +266,12 @@ def test_what_runs_in_it_runs_on_and_is_told_of_its_end() -> None:
 
 
 def test_no_attempt_is_made_for_it_until_it_is_put_right() -> None:
+    ran = status_of(plan(make_observed(make_pod(), job=make_job(raw_spec(), status=started()))))
     ended = told(Outcome.INTERRUPTED, step=9, durableStep=9, pod=deleted())
-    made = plan(make_observed(ended, job=make_job(raw_spec(capacity=UNKNOWN), status=started())))
+    made = plan(make_observed(ended, job=make_job(raw_spec(capacity=UNKNOWN), status=ran)))
     assert made.status is not None and made.status.attempt == 1 and made.status.attempts[0].cause
     assert made.status.phase == Phase.INVALID
+    assert condition(made, Condition.RUNNING).message == "no pod is created while Accepted is False"
     right = plan(make_observed(job=make_job(raw_spec(), status=made.status)))
     assert right.status is not None and right.status.attempt == 2
 

@@ -15,11 +15,12 @@ from spottrain_operator.control.memory import Memory
 from spottrain_operator.control.plan import plan
 from spottrain_operator.control.resync import discover
 from spottrain_operator.errors import ApiError
-from spottrain_operator.names import PINNED_ANNOTATION, pod_name
+from spottrain_operator.names import PINNED_ANNOTATION, Condition, pod_name
 from spottrain_operator.settings import Settings
 
 from tests.builders import (
     KEY,
+    condition,
     deleted,
     ended_pod,
     make_job,
@@ -233,6 +234,16 @@ async def test_where_the_group_cannot_be_made_its_pods_are_made_without(no: ApiE
     w.cluster.serves = served(GangApi.V1BETA1)
     await discover(w.cluster, memory)
     assert not memory.ungrouped, "it is tried again"
+
+
+@EACH
+async def test_a_group_that_the_server_calls_invalid_is_said_of_the_template(api: GangApi) -> None:
+    w = World({"workers": SIZE})
+    w.reconciler.memory.gang_api = api
+    w.refuse("create", ApiError(422, "spec.podGroups: Invalid value"), api.resource)
+    await w.settle()
+    found = condition(w.status, Condition.ACCEPTED)
+    assert found.message == "spec.template: spec.podGroups: Invalid value" and not w.cluster.pods
 
 
 def test_it_can_be_switched_off() -> None:
