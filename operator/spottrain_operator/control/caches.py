@@ -265,6 +265,10 @@ class NodeCache(Newest[str, NodeView]):
     def karpenter(self, fetched: Collection[NodeView] = ()) -> bool:
         return bool(self._by_karpenter) or any(node.karpenter for node in fetched)
 
+    def marked(self) -> tuple[str, ...]:
+        """Returns the names of all nodes that are faulty, have a notice, or are taken out of service."""
+        return tuple(self._marked)
+
     def noticed(self) -> Mapping[str, NodeView]:
         """Returns by name the nodes that are faulty, have a notice, or are taken out of service.
 
@@ -303,3 +307,13 @@ class Caches:
         self.workloads = WorkloadCache()
         self.pods = PodCache()
         self.nodes = NodeCache()
+
+    def urgent(self) -> set[JobKey]:
+        """Returns the jobs to which something has happened that may not have been reacted to yet.
+
+        These are new, changed and deleted jobs, and jobs with pods that end or whose nodes are marked.
+        """
+        changed = {j.key for j in self.jobs if j.deleting or j.generation != j.status.observed_generation}
+        ends = (p for p in self.pods if p.holds_outcome and (p.deleted is not None or trainer_ended(p)))
+        ending = {pod.job for pod in ends}
+        return changed.union(ending, *map(self.pods.jobs_on, self.nodes.marked()))

@@ -197,12 +197,13 @@ class Service:
     def _lead(self) -> None:
         """Begins the work on every job, as after a restart: the caches are up to date, the queue is empty.
 
-        A new event does not wait behind all of them.
+        A new event does not wait behind all of them, nor does what has happened while nobody led.
         """
         LEADER.set(1)
         self.queue.open = True
+        urgent = self.caches.urgent()
         for key in {*self.caches.jobs.keys(), *self.caches.pods.jobs()}:
-            self.queue.add(key, Lane.RESYNC)
+            self.queue.add(key, Lane.EVENT if key in urgent else Lane.RESYNC)
         show_jobs(self.caches.jobs)
 
     async def _keep_resyncing(self, cluster: Cluster, informers: Informers) -> None:

@@ -8,15 +8,29 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from spottrain_operator.api.observed import PodView
 from spottrain_operator.api.training_job import ConditionStatus, Job, JobKey
 from spottrain_operator.control.caches import Caches
 from spottrain_operator.control.informer import Informers
 from spottrain_operator.control.resync import list_jobs, look_again
+from spottrain_operator.control.service import Service
 from spottrain_operator.control.work_queue import Lane, WorkQueue
 from spottrain_operator.errors import ApiError
 from spottrain_operator.names import Condition
+from spottrain_operator.settings import Settings
 
-from tests.builders import KEY, NOW, make_job, make_pod, raw_spec, started
+from tests.builders import (
+    KEY,
+    NOW,
+    deleted,
+    ended_pod,
+    make_job,
+    make_node,
+    make_pod,
+    notice,
+    raw_spec,
+    started,
+)
 from tests.support.virtualtime import run_virtually
 from tests.unit.controller.fake_cluster import FakeCluster, KeySet
 
@@ -150,3 +164,26 @@ async def test_a_list_enqueues_the_jobs_that_the_watch_has_missed() -> None:
     del cluster.jobs[KEY.name]
     assert await listed() == {KEY} and caches.jobs.get(KEY) is None
     assert await listed() == set()
+
+
+async def test_a_new_leader_begins_with_what_has_happened_while_nobody_led() -> None:
+    service = Service(Settings())
+    rests = started(observed_generation=1)
+
+    def put(uid: str, *pods: PodView, **job: Any) -> None:
+        service.caches.jobs.put(_job(uid, status=rests, **job))
+        for pod in pods:
+            service.caches.pods.put(replace(pod, uid=f"pod-of-{uid}", job=_key(uid)))
+
+    for number in range(5):
+        put(f"rests-{number}", make_pod(node="node-z"))
+    put("is-over", ended_pod(node="node-z", holds_outcome=False))
+    put("changed", make_pod(node="node-z"), generation=2)
+    put("goes", make_pod(node="node-z"), deleted=NOW)
+    put("ended", ended_pod(node="node-z"))
+    put("pod-goes", make_pod(node="node-z", **deleted()))
+    put("noticed", make_pod(node="node-a"))
+    service.caches.nodes.put(make_node("node-a", notice=notice()))
+    service._lead()
+    first = {(await service.queue.take()).uid for _ in range(5)}
+    assert first == {"changed", "goes", "ended", "pod-goes", "noticed"}
