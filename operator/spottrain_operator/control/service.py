@@ -138,8 +138,7 @@ class Service:
                 await cluster.close()
 
     async def _run(self, cluster: Cluster, informers: Informers) -> None:
-        await informers.synced()
-        await self._read_jobs(cluster, informers)
+        await asyncio.gather(informers.synced(), self._read_jobs(cluster, informers))
         if self._workloads is not None:
             await self._workloads.synced(WORKLOADS_SECONDS)
         self._synced = True
