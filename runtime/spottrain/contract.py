@@ -81,6 +81,28 @@ class Env(StrEnum):
     """`host:port` on pod 0 of the rendezvous of all ranks; set if the gang has several pods."""
 
 
+class SyncEnv(StrEnum):
+    """Environment variables of `checkpoint.mode: Sync`, beside those of `Env` that say which job and store.
+
+    The operator sets all but RESUMED on the sidecar that runs `spottrain sync`.
+    """
+
+    PATH = "SPOTTRAIN_SYNC_PATH"
+    """Absolute path of the folder that is restored and uploaded. Also on the script's container."""
+    WHEN = "SPOTTRAIN_SYNC_WHEN"
+    """`SyncWhen` as JSON; absent: 30 quiet seconds."""
+    RESULT_FILE = "SPOTTRAIN_SYNC_RESULT_FILE"
+    """Path to which `SyncResult` is written as JSON once the folder is restored and the script may start."""
+    LAST_EXIT = "SPOTTRAIN_SYNC_LAST_EXIT"
+    """Exit code of the script in the attempt before; absent: none, or unknown.
+
+    A checkpoint of a folder whose script had ended by a code other than 0 may be cut off (`SyncManifest`)."""
+    RESUMED = "SPOTTRAIN_RESUMED"
+    """`true` or `false`, for the script: whether the folder holds a restored checkpoint.
+
+    The operator sets it where it knows; `spottrain sync -- COMMAND` always does."""
+
+
 PROFILE: Final = "SPOTTRAIN_PROFILE"
 """Environment variable with the steps to profile, as JSON (`core.profile_window.Window`).
 
@@ -141,6 +163,61 @@ class OnExisting(StrEnum):
     FAIL = "Fail"
     RESUME = "Resume"
     FRESH = "Fresh"
+
+
+QUIET_SECONDS: Final = 30.0
+"""Default of `checkpoint.syncWhen.quietSeconds`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SyncWhen:
+    """`spec.checkpoint.syncWhen`: what says that a checkpoint in the folder is whole. One field is set."""
+
+    quietSeconds: float | None = None
+    """Nothing below the folder has changed for so long."""
+    marker: str = ""
+    """Name of the file that is written last. With a slash, a pattern: `checkpoint-*/trainer_state.json`."""
+    renamed: str = ""
+    """Pattern of files and folders that get their name by a rename when they are whole: `step_*`."""
+
+    def to_json(self) -> str:
+        return json.dumps({k: v for k, v in asdict(self).items() if v is not None and v != ""})
+
+    @classmethod
+    def from_json(cls, text: str) -> SyncWhen:
+        """Raises ValueError with a sentence."""
+        raw: Any = json.loads(text or "{}")
+        known = {f.name for f in fields(cls)}
+        if not isinstance(raw, dict) or len(raw) > 1 or not set(raw) <= known:
+            raise ValueError(f"must be an object with one of {', '.join(sorted(known))}")
+        if not raw:
+            return cls(quietSeconds=QUIET_SECONDS)
+        name, value = next(iter(raw.items()))
+        if name == "quietSeconds":
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not number or not math.isfinite(value) or value <= 0:
+                raise ValueError("quietSeconds must be a number of seconds above 0")
+            return cls(quietSeconds=float(value))
+        parts = value.split("/") if isinstance(value, str) else [""]
+        if not all(parts) or not {".", "..", "**"}.isdisjoint(parts):
+            raise ValueError(f"{name} must be a path below the folder, without `..` and `**`, such as `step_*`")
+        return cls(**{name: value})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SyncResult:
+    """What the restore of a folder has found: content of `SyncEnv.RESULT_FILE`."""
+
+    resumed: bool
+    """Whether the folder holds a restored checkpoint."""
+    step: int = 0
+    """Number of that checkpoint: 1 is the first that was ever committed at the URI."""
+    key: str = ""
+    files: int = 0
+    bytes: int = 0
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
 
 
 class CompileCacheMode(StrEnum):
@@ -429,6 +506,8 @@ HEAD_KEY: Final = "HEAD"
 CHECKPOINTS_PREFIX: Final = "checkpoints/"
 FINAL_PREFIX: Final = "final/"
 MANIFEST_NAME: Final = "manifest.json"
+BLOBS_PREFIX: Final = "blobs/"
+"""Contents of files that `spottrain sync` stores, which several checkpoints may share."""
 LOGS_PREFIX: Final = "logs/"
 PROFILES_PREFIX: Final = "profiles/"
 COMPILE_CACHE_PREFIX: Final = "compile-cache/"
@@ -468,6 +547,17 @@ def term_of_key(key: str) -> int | None:
     name = key.removeprefix(CHECKPOINTS_PREFIX)
     head = name.split("-", 1)[0]
     return int(head[1:]) if key != name and head[:1] == "t" and head[1:].isdigit() else None
+
+
+def blobs_key(term: int, step: int, nonce: str) -> str:
+    """Folder of the contents that one commit of `spottrain sync` sends. Never the same twice."""
+    return f"{BLOBS_PREFIX}t{term:06d}-s{step:09d}-{nonce}/"
+
+
+def term_of_blob(key: str) -> int | None:
+    """Returns the term in the key of such a content; None if the key has another form."""
+    found = re.match(rf"{BLOBS_PREFIX}t(\d+)-", key)
+    return int(found[1]) if found else None
 
 
 # --- inside the pod ---------------------------------------------------------------------------------
