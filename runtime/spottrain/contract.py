@@ -96,7 +96,7 @@ class SyncEnv(StrEnum):
     LAST_EXIT = "SPOTTRAIN_SYNC_LAST_EXIT"
     """Exit code of the script in the attempt before; absent: none, or unknown.
 
-    A checkpoint of a folder whose script had ended by a code other than 0 may be cut off (`SyncManifest`)."""
+    A checkpoint of a folder whose script had ended by a code other than 0 may be cut off (docs/sync.md)."""
     RESUMED = "SPOTTRAIN_RESUMED"
     """`true` or `false`, for the script: whether the folder holds a restored checkpoint.
 
@@ -200,7 +200,7 @@ class SyncWhen:
             return cls(quietSeconds=float(value))
         parts = value.split("/") if isinstance(value, str) else [""]
         if not all(parts) or not {".", "..", "**"}.isdisjoint(parts):
-            raise ValueError(f"{name} must be a path below the folder, without `..` and `**`, such as `step_*`")
+            raise ValueError(f"{name} must be a path below the folder without `..` and `**`, as `step_*`")
         return cls(**{name: value})
 
 
@@ -549,9 +549,9 @@ def term_of_key(key: str) -> int | None:
     return int(head[1:]) if key != name and head[:1] == "t" and head[1:].isdigit() else None
 
 
-def blobs_key(term: int, step: int, nonce: str) -> str:
-    """Folder of the contents that one commit of `spottrain sync` sends. Never the same twice."""
-    return f"{BLOBS_PREFIX}t{term:06d}-s{step:09d}-{nonce}/"
+def blobs_of(key: str) -> str:
+    """Folder of the contents that the commit of this checkpoint's key sends. Never the same twice."""
+    return BLOBS_PREFIX + key.removeprefix(CHECKPOINTS_PREFIX)
 
 
 def term_of_blob(key: str) -> int | None:
