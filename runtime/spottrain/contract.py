@@ -113,6 +113,11 @@ LOG_FORMAT: Final = "SPOTTRAIN_LOG_FORMAT"
 
 Set by `--log-format` or by the user, never by the operator. `auto`: text in a terminal, else logfmt."""
 
+AUTO_ATTACH: Final = "SPOTTRAIN_AUTO_ATTACH"
+"""Environment variable, `true` (default) or `false`: whether `spottrain run` attaches to known libraries.
+
+Set by `--no-auto-attach` or by the user."""
+
 
 class ExitCode(IntEnum):
     """Exit codes of `spottrain run`. Any other non-zero code counts as a failure."""

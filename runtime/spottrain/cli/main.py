@@ -24,11 +24,12 @@ from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 from spottrain.cli import profile
-from spottrain.contract import LOG_FORMAT, Env, OnExisting, Outcome, Reason
+from spottrain.contract import AUTO_ATTACH, LOG_FORMAT, Env, OnExisting, Outcome, Reason
 from spottrain.core.process_start import process_start
 from spottrain.core.run_config import LOG_FORMATS
 from spottrain.core.startup_signals import hold_signals, release_signals
 from spottrain.errors import ConfigurationError, RunError
+from spottrain.integrations import attach
 from spottrain.lifecycle.endings import Ending
 from spottrain.lifecycle.launcher import Launcher
 from spottrain.lifecycle.log_capture.outputs import MARK, capture
@@ -103,6 +104,7 @@ def _run_here(session: Session, command: Command) -> int:
     try:
         session.prepare(command.script)
         session.script = command.script
+        attach.install(session)
         _run(command)
         code: int = session.end_of_script()
     except SystemExit as exit_:
@@ -160,13 +162,20 @@ def _add_flags(parser: argparse.ArgumentParser) -> list[str]:
         parser.add_argument(
             flag, dest=name, metavar=metavar, choices=choices.get(flag), help=f"{text} [{name}]"
         )
+    parser.add_argument(
+        attach.FLAG,
+        dest=AUTO_ATTACH,
+        action="store_const",
+        const="false",
+        help=f"leave the Trainers of transformers and Lightning as they are [{AUTO_ATTACH}=false]",
+    )
     nproc = "number of processes in this pod, or auto (default): one per GPU, at least one"
     parser.add_argument("--nproc", default="auto", metavar="N", help=nproc)
     module = "SCRIPT is a module's name, as of python -m"
     parser.add_argument("-m", dest="module", action="store_true", help=module)
     parser.add_argument("script", metavar="SCRIPT", help="path of the script; with -m, the name of a module")
     parser.add_argument("args", metavar="ARGS", nargs=argparse.REMAINDER, help="arguments of the script")
-    return [name for _, name, _, _ in flags]
+    return [AUTO_ATTACH, *(name for _, name, _, _ in flags)]
 
 
 class _Parser(argparse.ArgumentParser):

@@ -34,6 +34,7 @@ INFO: Final[Mapping[str, str]] = {
     "override": "{setting} is overridden: {rest}",
     "deterministic": "Deterministic mode, {threads} threads",
     "device": "Training on {name} ({device}), torch {torch}",
+    "attached": "Attached to {library} {version} ({what}); {off} turns this off",
     "claimed": "Owns the checkpoint URI[; its newest checkpoint is of step {step}]",
     "restored": "Resumed from step {step} in {seconds:duration} ({key})",
     "new-rank": "{why}",
@@ -44,6 +45,7 @@ INFO: Final[Mapping[str, str]] = {
     "save-advised": "Advised to save at step {step}[, not done: {skipped}]",
     "save-skipped": "No save at step {step}: step {uploading} is still being uploaded",
     "committed": "Saved step {step} in {seconds:duration}[, {bytes:size}] ({key})",
+    "trained": "Trained {step} steps; the job is done when the script ends",
     "done": "Training is done after {step} steps[; weights: {output}]",
     "end": "Ended ({outcome}, exit code {code}): {message}",
     # a stop

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from spottrain.contract import (
+    AUTO_ATTACH,
     LOG_FORMAT,
     STORE_WAIT_SECONDS,
     CompileCacheMode,
@@ -109,6 +110,8 @@ class RunConfig:
     """One of `LOG_FORMATS`. The log reads the environment itself: it is needed before this is checked."""
     logs: bool = False
     """Whether the ranks' output is stored beside the checkpoints (log capture)."""
+    auto_attach: bool = True
+    """Whether `spottrain run` attaches to known libraries (`integrations.attach`)."""
     folder: Path = field(default_factory=Path.cwd)
     """Working directory at the start. A relative URI refers to it, even if the script changes directory."""
 
@@ -153,6 +156,7 @@ class RunConfig:
             hang_timeout=_read(env, Env.HANG_TIMEOUT, _limit, None),
             store_wait=_read(env, Env.STORE_WAIT, _limit, float(STORE_WAIT_SECONDS)),
             log_format=_read(env, LOG_FORMAT, _one_of(LOG_FORMATS), AUTO),
+            auto_attach=_read(env, AUTO_ATTACH, _either("true", "false"), True),
             logs=_read(env, Env.LOGS, _either("keep", "off"), not local) and uri is not None,
         )
 

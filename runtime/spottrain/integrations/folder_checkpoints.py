@@ -28,6 +28,8 @@ from spottrain.training import job_settings
 from spottrain.training.engine import Engine
 from spottrain.training.loop import map_items
 
+OFF: Final = "use spottrain run --no-auto-attach"
+"""How a script is run as without `integrations.attach`."""
 OURS: Final = ".spottrain-"
 """Prefix of the names of these folders."""
 
@@ -108,14 +110,19 @@ def _delete(folders: Iterable[Path], world: World) -> None:
 
 
 class CallbackEngine(Engine):
-    """The engine of a callback in another library's trainer. `call`: how a script resumes with it."""
+    """The engine of a callback in another library's trainer.
+
+    `call`: how a script resumes with it. `attached`: whether `integrations.attach` made the callback, for a
+    script that does not know of it. Then the job is done when the script ends, not with its training.
+    """
 
     checkpoints: FolderCheckpoints | None = None
     """Set by `resume`."""
 
-    def __init__(self, call: str) -> None:
+    def __init__(self, call: str, *, attached: bool = False) -> None:
         super().__init__(current())
-        self._call = call
+        self.attached = attached
+        self._remedy = f"do not resume elsewhere, or {OFF}" if attached else f"call {call}"
 
     def resume(self, checkpoints: FolderCheckpoints) -> Path | None:
         """Claims the checkpoint URI and downloads the last checkpoint. Returns its folder."""
@@ -133,7 +140,7 @@ class CallbackEngine(Engine):
 
     def require_resume(self, callback: str) -> None:
         if self.checkpoints is None:
-            raise ConfigurationError(f"{callback}.resume() was not called: call {self._call}")
+            raise ConfigurationError(f"{callback}.resume() was not called: {self._remedy}")
 
     def start_at(
         self, step: int, *, last: int | None, total_steps: int | None, device: torch.device, log_every: int
@@ -148,23 +155,31 @@ class CallbackEngine(Engine):
             elif step != self.coordinator.step:
                 raise ConfigurationError(
                     f"the training begins at step {step}, and the newest checkpoint is of step "
-                    f"{self.coordinator.step}: call {self._call}"
+                    f"{self.coordinator.step}: {self._remedy}"
                 )
         self.coordinator.total_steps = last
         job_settings.advise(self.session)
         self.start(step=step, total_steps=total_steps, device=device, log_every=log_every)
 
     def finish_with(self, model: torch.nn.Module, ended_early: str) -> None:
-        self.finish(lambda: plain_state.model_state(model), ended_early=ended_early)
+        self.finish(
+            lambda: plain_state.model_state(model), ended_early=ended_early, with_script=self.attached
+        )
+
+    def fail_in_script(self, error: BaseException) -> None:
+        """Releases HEAD at an exception in the training, unless the training was over."""
+        if hasattr(self, "coordinator") and not self.ended:
+            self.failed(error)
 
 
-def link_tree(source: Path, target: Path) -> None:
+def link_tree(source: Path, target: Path, *, without: tuple[str, ...] = ()) -> None:
     """Hard-links the files of `source` into `target`; copies them if the file system has no hard links.
 
     Deleting a file in `source` keeps the link. Writing in place changes both: delete the file first.
+    `without`: prefixes of names in `source` that are left out.
     """
     for path in sorted(source.rglob("*")):
-        if path.is_file():
+        if path.is_file() and not path.relative_to(source).parts[0].startswith(without):
             link = target / path.relative_to(source)
             link.parent.mkdir(parents=True, exist_ok=True)
             try:

@@ -8,26 +8,35 @@ A checkpoint holds what `trainer.save_checkpoint` writes, and the random state o
 omits. It is taken right after a step, before a validation due there and before the epoch's end. After a
 restart Lightning skips both; the callback makes it run them (`_before_validation`). Lightning's handling of
 SIGTERM is switched off: its handler runs collectives, and exits without a save.
+
+`run_attached` does the same for a script that knows nothing of it.
 """
 
 from __future__ import annotations
 
 import signal
+import sys
+from collections.abc import Callable
+from inspect import BoundArguments
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-try:
-    import lightning.pytorch as pl
-except ImportError:
-    import pytorch_lightning as pl  # type: ignore[no-redef]
+if TYPE_CHECKING or "lightning.pytorch" in sys.modules or "pytorch_lightning" not in sys.modules:
+    try:
+        import lightning.pytorch as pl
+    except ImportError:
+        import pytorch_lightning as pl
+else:
+    import pytorch_lightning as pl  # the one that the script uses
 
 from spottrain.checkpoint import outside_parameters
 from spottrain.checkpoint.kinds import TrainingState
 from spottrain.core import device as devices
 from spottrain.core import log
 from spottrain.core.preemption import SIGNALS
+from spottrain.core.uri import is_path
 from spottrain.data.sampler import Cursor
 from spottrain.errors import ConfigurationError
 from spottrain.integrations.folder_checkpoints import CallbackEngine, FolderCheckpoints, packed, unpacked
@@ -43,10 +52,11 @@ class LightningCallback(pl.Callback):
     Args:
         folder: on a disk with room for one checkpoint; the same for all ranks of a machine.
         log_every: optimizer steps between two log lines.
+        attached: set by `run_attached`: the job is done when the script ends, not with its training.
     """
 
-    def __init__(self, *, folder: str | Path = ".", log_every: int = 10) -> None:
-        self._engine = CallbackEngine(CALL)
+    def __init__(self, *, folder: str | Path = ".", log_every: int = 10, attached: bool = False) -> None:
+        self._engine = CallbackEngine(CALL, attached=attached)
         self.session = self._engine.session
         self._folder, self._log_every = Path(folder), log_every
         self._handlers = {number: signal.getsignal(number) for number in SIGNALS}
@@ -163,8 +173,7 @@ class LightningCallback(pl.Callback):
     def on_exception(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
     ) -> None:
-        if self._engine.checkpoints is not None and not self._engine.ended:
-            self._engine.failed(exception)
+        self._engine.fail_in_script(exception)
 
     # --- private --------------------------------------------------------------------------------------
     def _restore_random(self) -> None:
@@ -280,3 +289,36 @@ def _loss(outputs: Any) -> float | None:
 
 def _rate(trainer: pl.Trainer) -> float | None:
     return float(trainer.optimizers[0].param_groups[0]["lr"]) if trainer.optimizers else None
+
+
+def run_attached(call: BoundArguments, fit: Callable[..., Any]) -> Any:
+    """Calls `Trainer.fit`, saved and resumed by a callback that is made for this call.
+
+    A checkpoint at the checkpoint URI replaces `ckpt_path`, which counts for the first start.
+    """
+    trainer: pl.Trainer = call.arguments["self"]
+    root = trainer.default_root_dir
+    spot = LightningCallback(
+        folder=root if is_path(root) else ".", log_every=trainer.log_every_n_steps or 10, attached=True
+    )
+    _put_before_checkpoints(trainer, spot)
+    try:
+        given, restored = call.arguments.get("ckpt_path"), spot.resume()
+        if restored is not None:
+            if given is not None:
+                log.event("override", setting="ckpt_path", checkpoint=restored, script=given)
+            call.arguments["ckpt_path"] = restored
+            if "weights_only" in call.signature.parameters:
+                call.arguments["weights_only"] = False  # it is of this job, and may hold hyperparameters
+        return fit(*call.args, **call.kwargs)
+    except BaseException as error:
+        spot._engine.fail_in_script(error)
+        raise
+    finally:
+        trainer.callbacks = [each for each in trainer.callbacks if each is not spot]
+
+
+def _put_before_checkpoints(trainer: pl.Trainer, spot: LightningCallback) -> None:
+    """Adds the callback behind all others but those that save, as Lightning orders them."""
+    saving = [i for i, each in enumerate(trainer.callbacks) if isinstance(each, pl.callbacks.Checkpoint)]
+    trainer.callbacks.insert(saving[0] if saving else len(trainer.callbacks), spot)

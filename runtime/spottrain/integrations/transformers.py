@@ -12,6 +12,8 @@ requested are deleted from output_dir.
 At an epoch's last step a periodic save comes after the epoch's end, because an evaluation may follow. A stop
 cannot wait for an evaluation or an epoch's end: it skips them, and the next attempt does them before its
 first step (`_Owed`). For this, and for the loss of a partial logging window, the callback needs the Trainer.
+
+`run_attached` does the same for a script that knows nothing of it.
 """
 
 from __future__ import annotations
@@ -19,8 +21,9 @@ from __future__ import annotations
 import math
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from inspect import BoundArguments
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -33,13 +36,18 @@ from spottrain.core import device as devices
 from spottrain.core import log
 from spottrain.core.time_split import CHECKPOINT_STALL, DATA_WAIT, OTHER, PRODUCTIVE
 from spottrain.errors import ConfigurationError
-from spottrain.integrations.folder_checkpoints import CallbackEngine, FolderCheckpoints, link_tree
+from spottrain.integrations.folder_checkpoints import OFF, OURS, CallbackEngine, FolderCheckpoints, link_tree
 
 if TYPE_CHECKING:
     from transformers import Trainer
 
 
 CALL: Final = "trainer.train(resume_from_checkpoint=spot.resume(trainer))"
+STATE_FILE: Final = "trainer_state.json"
+BEST: Final = "best-model"
+"""Folder of a checkpoint with the files of the best model so far, if the Trainer loads that at the end."""
+NO_MODEL: Final = ("optimizer", "scheduler", "scaler", "rng_state")
+"""Prefixes of files that the best model does not need."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,10 +60,14 @@ class _Owed:
 
 
 class TransformersCallback(TrainerCallback):
-    """Saves, stops and resumes Hugging Face's Trainer. Create one per process and Trainer."""
+    """Saves, stops and resumes Hugging Face's Trainer. Create one per process and Trainer.
 
-    def __init__(self) -> None:
-        self._engine = CallbackEngine(CALL)
+    Args:
+        attached: set by `run_attached`: the job is done when the script ends, not with its training.
+    """
+
+    def __init__(self, *, attached: bool = False) -> None:
+        self._engine = CallbackEngine(CALL, attached=attached)
         self.session = self._engine.session
         self._save_due = self._stopping = False
         """Whether to upload the Trainer's next checkpoint, and whether to stop after it."""
@@ -75,8 +87,8 @@ class TransformersCallback(TrainerCallback):
         self._owed = _Owed()
         self._restored: Mapping[str, Any] = {}
         """This rank's part of the checkpoint."""
-        self._over = False
-        """Whether an evaluation skipped by the last attempt has ended training."""
+        self._over: str | None = None
+        """Why training is over before its last step, or "" if it is over for no known reason."""
         self._rate: float | None = None
         """The learning rate of the last step, as the Trainer logs it."""
         self._random: Any = None
@@ -107,10 +119,13 @@ class TransformersCallback(TrainerCallback):
             place=Path(self._args.output_dir or "."),
             write=self._link,
             target=self._folder,
-            written=lambda step: self._folder(step).is_dir(),  # not after an early end by a callback
+            written=lambda step: self._source(step).is_dir(),  # a callback may have ended it between saves
         )
         restored = self._engine.resume(checkpoints)
-        return None if restored is None else str(restored)
+        if restored is None:
+            return None
+        self._place_best(restored)
+        return str(restored)
 
     # --- hooks of TrainerCallback ---------------------------------------------------------------------
     def on_init_end(
@@ -155,16 +170,18 @@ class TransformersCallback(TrainerCallback):
         )
         self._note_best(state)
         if self._engine.restored:
+            self._restore_callbacks(state)
             self._make_up(state, control)
+        if state.global_step >= state.max_steps or self._over is not None:
+            self._skip_steps(control)
 
     def on_step_begin(
         self, args: Any, state: TrainerState, control: Any, model: torch.nn.Module | None = None, **_: Any
     ) -> None:
         self._epoch_ended = False
         self.session.board.clock.between_steps(PRODUCTIVE)
-        over = state.global_step >= state.max_steps  # the last attempt ended before it stored the weights
-        if over or self._over:
-            self._finish(model, self._early(state.global_step))
+        if state.global_step >= state.max_steps or self._over is not None:  # see `_skip_steps`
+            self._finish(model)
             self.session.end_done()
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -186,7 +203,7 @@ class TransformersCallback(TrainerCallback):
             self._owed = _Owed(evaluation=control.should_evaluate, epoch_end=last_of_epoch)
             control.should_evaluate = False  # it may take longer than the notice
         save_now = self._save_due and not last_of_epoch  # otherwise at the epoch's end
-        if save_now or self._stopping or step >= state.max_steps:
+        if save_now or self._stopping or control.should_training_stop:
             self._save_too(step, control)
         self._random = devices.random_state() if control.should_evaluate else None
         self._time_next(control)
@@ -205,6 +222,8 @@ class TransformersCallback(TrainerCallback):
         if self._random is not None:
             devices.set_random_state(self._random)
         self._note_best(state)
+        if control.should_training_stop and not self._engine.ended:
+            self._save_too(state.global_step, control)  # early stopping: the last checkpoint of the training
         self.session.board.clock.mark()
         best_only = args.save_strategy == "best"  # then the Trainer decides about a save after this
         self._time_next(control, saves=self._is_best(args, state) if best_only else None)
@@ -230,6 +249,9 @@ class TransformersCallback(TrainerCallback):
         """Uploads the checkpoint, now that this rank's files are complete; after a stop request it ends."""
         if state.best_global_step == self._ours:
             self._ours = None
+        self._note_early_end(state, control)
+        if control.should_training_stop:
+            self._keep_last(state.global_step)
         if self._stopping:
             self._engine.stop()
         if self._save_due:
@@ -255,8 +277,10 @@ class TransformersCallback(TrainerCallback):
         model: torch.nn.Module | None = None,
         **_: Any,
     ) -> None:
-        early = state.global_step < state.max_steps and control.should_training_stop
-        self._finish(model, self._early(state.global_step) if early else "")
+        if self._trainer is not None:
+            vars(self._trainer).pop("_run_epoch", None)  # of `_skip_steps`
+        self._note_early_end(state, control)
+        self._finish(model)
 
     # --- private --------------------------------------------------------------------------------------
     def _time_next(self, control: TrainerControl, saves: bool | None = None) -> None:
@@ -323,7 +347,51 @@ class TransformersCallback(TrainerCallback):
         control.should_save = control.should_log = False
         with self.session.board.clock.part(PRODUCTIVE):  # although it comes before the first step
             self._do_owed(trainer, owed, state, control)
-        self._over = control.should_training_stop
+        self._note_early_end(state, control)
+
+    def _skip_steps(self, control: TrainerControl) -> None:
+        """Makes the Trainer end this training as usual, without a step: the last attempt has done them all.
+
+        Without the Trainer, or with transformers 4, `on_step_begin` ends the script instead.
+        """
+        if self._trainer is not None and hasattr(self._trainer, "_run_epoch"):
+            vars(self._trainer)["_run_epoch"] = lambda **_: None
+            control.should_training_stop = True
+
+    def _note_early_end(self, state: TrainerState, control: TrainerControl) -> None:
+        """Notes that a callback has ended the training. A checkpoint taken from now on contains it."""
+        early = control.should_training_stop and state.global_step < state.max_steps
+        if early and self._over is None:
+            self._over = self._early(state.global_step)
+
+    def _restore_callbacks(self, state: TrainerState) -> None:
+        """Restores what the checkpoint has of callbacks such as EarlyStoppingCallback."""
+        handler = getattr(self._trainer, "callback_handler", None)
+        for callback in handler.callbacks if handler is not None else ():
+            saved = (state.stateful_callbacks or {}).get(type(callback).__name__)
+            if isinstance(saved, dict):
+                vars(callback).update(saved.get("attributes", {}))
+
+    def _best(self) -> Path | None:
+        """Returns the folder of the best model, if the Trainer loads it at the end of the training."""
+        trainer = self._trainer
+        if trainer is None or not trainer.args.load_best_model_at_end:
+            return None
+        best = trainer.state.best_model_checkpoint
+        return Path(best) if best and Path(best).is_dir() else None
+
+    def _place_best(self, restored: Path) -> None:
+        """Moves the best model of a restored checkpoint to where the Trainer looks for it."""
+        found, manager = restored / BEST, self._engine.coordinator.checkpoints
+        if self.session.world.first_here and found.is_dir():
+            state = TrainerState.load_from_json(str(restored / STATE_FILE))
+            place = restored.parent / Path(state.best_model_checkpoint or BEST).name
+            if place.exists():
+                shutil.rmtree(found)
+            else:
+                found.rename(place)
+        assert manager is not None
+        manager.meet()  # all ranks look for it
 
     def _do_owed(self, trainer: Trainer, owed: _Owed, state: TrainerState, control: TrainerControl) -> None:
         if owed.evaluation:
@@ -358,9 +426,11 @@ class TransformersCallback(TrainerCallback):
             [inner], [model], "Make its module a part of the model, such as model.loss = module"
         )
 
-    def _finish(self, model: torch.nn.Module | None, ended_early: str) -> None:
+    def _finish(self, model: torch.nn.Module | None) -> None:
         assert model is not None, "the Trainer gives its callbacks the model"
-        self._engine.finish_with(model, ended_early)
+        self._engine.finish_with(model, self._over or "")
+        if self.session.world.first_here:
+            shutil.rmtree(self._kept(self._engine.coordinator.step), ignore_errors=True)
 
     def _take_max_steps(self, args: TrainingArguments, lr_scheduler: Any) -> None:
         """Applies the manifest's maxSteps before the Trainer makes its scheduler of that length."""
@@ -386,18 +456,34 @@ class TransformersCallback(TrainerCallback):
         assert self._args is not None
         return Path(self._args.output_dir or ".").resolve() / f"checkpoint-{step}"
 
+    def _kept(self, step: int) -> Path:
+        return self._folder(step).with_name(f"{OURS}last-{step}")
+
+    def _source(self, step: int) -> Path:
+        """Returns the folder with the Trainer's checkpoint of this step."""
+        written, kept = self._folder(step), self._kept(step)
+        return kept if kept.is_dir() and not written.is_dir() else written
+
+    def _keep_last(self, step: int) -> None:
+        """Links the last checkpoint, which the Trainer deletes with save_total_limit=1 if another is best."""
+        if self.session.world.first_here:
+            shutil.rmtree(self._kept(step), ignore_errors=True)  # of a save before the end of the epoch
+            link_tree(self._folder(step), self._kept(step))
+
     def _link(self, folder: Path) -> None:
         coordinator = self._engine.coordinator
         assert coordinator.checkpoints is not None
         coordinator.checkpoints.meet()  # other ranks may still be writing
         if self.session.world.first_here:
-            written = self._folder(coordinator.step)
+            written, best = self._source(coordinator.step), self._best()
             link_tree(written, folder)
+            if best is not None and best.resolve() != written:
+                link_tree(best, folder / BEST, without=NO_MODEL)
             if self._ours == coordinator.step:
                 shutil.rmtree(written, ignore_errors=True)
 
     def _shared(self) -> dict[str, Any]:
-        return self._engine.coordinator.record() | {"owed": asdict(self._owed)}
+        return self._engine.coordinator.record() | {"owed": asdict(self._owed), "over": self._over}
 
     def _own(self) -> dict[str, Any]:
         trainer = self._trainer
@@ -409,4 +495,41 @@ class TransformersCallback(TrainerCallback):
     def _load(self, shared: Any, own: Any, new_rank: bool) -> None:
         self._engine.coordinator.load_record(shared)
         self._owed = _Owed(**shared.get("owed", {}))
+        self._over = shared.get("over")
         self._restored = {} if new_rank else own
+
+
+def run_attached(call: BoundArguments, train: Callable[..., Any]) -> Any:
+    """Calls `Trainer.train`, saved and resumed by a callback that is made for this call.
+
+    A checkpoint at the checkpoint URI replaces `resume_from_checkpoint`, which counts for the first start.
+    """
+    trainer: Trainer = call.arguments["self"]
+    spot = TransformersCallback(attached=True)
+    _require_attachable(spot, trainer)
+    trainer.add_callback(spot)
+    try:
+        given, restored = call.arguments.get("resume_from_checkpoint"), spot.resume(trainer)
+        if restored is not None:
+            if isinstance(given, str):
+                log.event("override", setting="resume_from_checkpoint", checkpoint=restored, script=given)
+            call.arguments["resume_from_checkpoint"] = restored
+        return train(*call.args, **call.kwargs)
+    except BaseException as error:
+        spot._engine.fail_in_script(error)
+        raise
+    finally:
+        trainer.remove_callback(spot)
+
+
+def _require_attachable(spot: TransformersCallback, trainer: Trainer) -> None:
+    """Raises ConfigurationError for settings that no checkpoint of ours can serve."""
+    try:
+        if getattr(trainer.args, "enable_jit_checkpoint", False):
+            raise ConfigurationError(
+                "TrainingArguments(enable_jit_checkpoint=True) saves at SIGTERM too, and takes the signal; "
+                "remove it"
+            )
+        spot.on_init_end(trainer.args, trainer.state, trainer.control, lr_scheduler=trainer.lr_scheduler)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{error}; or, to train without saves at a notice, {OFF}") from None

@@ -50,6 +50,8 @@ ADVISED: Final = "advised"
 """Control message: the ranks of other pods report an advice to save to rank 0."""
 SETTLE_SECONDS: Final = 60.0
 """Seconds for an upload in progress to finish when the script fails."""
+REST_SHARE: Final = 0.5
+"""Share of a notice that the script gets for what it does after its training."""
 MEASURED_AFTER: Final = 3
 """Steps of this attempt after which a step no longer includes compilation."""
 
@@ -364,6 +366,49 @@ class Coordinator:
         `weights` returns the tensors by name; all ranks call it. `beside`: names of tensors that are not the
         model's own. Returns the URI and the digest of the weights.
         """
+        result = self._store_result(weights, beside)
+        self._complete(*result)
+        return result
+
+    def finish_with_script(
+        self, weights: Callable[[], Mapping[str, Any]], beside: Collection[str] = ()
+    ) -> tuple[str, str]:
+        """Stores what `finish` stores. The job is done when the script ends on all ranks without an error.
+
+        Until then this attempt keeps HEAD. If it ends in another way, the next attempt resumes at the last
+        step and runs the rest of the script. A stop leaves the rest a part of the notice.
+        """
+        uri, digest = self._store_result(weights, beside)
+        session = self.session
+        session.outage.patient = False
+        session.complete = lambda: self._complete_with_script(uri, digest)
+        session.broken = lambda then: session.conclude(self._interrupted_after_training().then(then))
+        session.at_end.append(lambda outcome, left: self._release())
+        session.board.update(state="Done")  # no step is expected any more
+        self.clock.completed()
+        log.event("trained", step=self.step, digest=digest)
+        session.preemption.let_end(
+            lambda: session.end_now(self._interrupted_after_training()), after=REST_SHARE
+        )
+        return uri, digest
+
+    def _complete_with_script(self, uri: str, digest: str) -> None:
+        if self.checkpoints is not None:
+            self.checkpoints.meet()  # the script has to end on all ranks
+        self.session.preemption.let_end(None)
+        self._wait_for_store()
+        self._complete(uri, digest)
+
+    def _interrupted_after_training(self) -> Ending:
+        return endings.interrupted_after_training(self.step, self.session.lost_after_training)
+
+    def _release(self) -> None:
+        if self.checkpoints is not None:
+            self.checkpoints.release()
+
+    def _store_result(
+        self, weights: Callable[[], Mapping[str, Any]], beside: Collection[str]
+    ) -> tuple[str, str]:
         self.session.preemption.let_end(None)
         self.clock.enter(OTHER)
         uri = ""
@@ -381,6 +426,11 @@ class Coordinator:
             uri = self.checkpoints.final_uri
             if self.session.compile_cache is not None:
                 self.session.compile_cache.save_if_changed()
+        return uri, digest
+
+    def _complete(self, uri: str, digest: str) -> None:
+        """Releases HEAD as done: from here on nothing can be lost."""
+        if self.checkpoints is not None:
             self.checkpoints.release(done=True)
             self.session.outage.patient = False
         self.clock.completed()
@@ -390,7 +440,6 @@ class Coordinator:
         self.close()
         log.event("done", step=self.step, digest=digest, output=uri or None)
         self.session.preemption.let_end(lambda: self.session.end_now(self.session.done))
-        return uri, digest
 
     def _wait_for_store(self) -> None:
         """Allows store outages as long as the unsaved steps took to train, and `store_wait` at least."""

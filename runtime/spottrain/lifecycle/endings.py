@@ -13,7 +13,7 @@ from spottrain.contract import Outcome, Reason
 from spottrain.core.progress import ProgressFacts
 from spottrain.errors import RunError
 
-LOOPS: Final = ("lifecycle.coordinator", "training", "integrations", "data")
+LOOPS: Final = ("lifecycle.coordinator", "training", "data")
 """Modules of which a script that uses spottrain has imported one before its first step."""
 
 
@@ -78,6 +78,15 @@ def interrupted_before_training(script: str) -> Ending:
         f"Interrupted, and nothing that {script} has done was saved: it does not use spottrain, "
         "so the next start begins from scratch. Train with spottrain.Trainer, or add spottrain.Run "
         "to the loop (docs/own-loop.md).",
+    )
+
+
+def interrupted_after_training(step: int, lost: str) -> Ending:
+    """The result of the training is stored, and the script had not ended. `lost`: what is lost besides."""
+    return Ending(
+        Outcome.INTERRUPTED_LOST if lost else Outcome.INTERRUPTED,
+        f"Interrupted between the end of the training, whose {step} steps are saved, and the end of the "
+        f"script. The next start runs the lines after the training again. {lost}".strip(),
     )
 
 

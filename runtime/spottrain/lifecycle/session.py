@@ -99,6 +99,12 @@ class Session:
         """Set once a training has begun: saves the state if the script ends too early."""
         self.at_end: list[Callable[[Outcome, float], None]] = []
         """Called with the outcome and the seconds left, once the termination message is written."""
+        self.complete: Callable[[], None] | None = None
+        """Set once a result is stored whose job is done only with the script: marks the job as done."""
+        self.lost_after_training = ""
+        """What an interruption between the end of the training and the script's end loses, as a sentence."""
+        self.attaches: Callable[[], bool] = lambda: False
+        """Whether the script uses a library that `spottrain run` attaches to."""
         self.broken: Callable[[str], None] | None = None
         """Set with `unfinished`: saves, and writes the message plus the given text, after a stop."""
         self.asked: set[str] = set()
@@ -245,7 +251,10 @@ class Session:
 
     def end_idle(self) -> NoReturn:
         """Ends the process before a training has begun: no work of ours can be lost."""
-        self.end_now(endings.interrupted_before_training(self.script))
+        self.end_now(self._interrupted_before_training())
+
+    def _interrupted_before_training(self) -> Ending:
+        return endings.interrupted_before_training("" if self.attaches() else self.script)
 
     def _forced(self) -> None:
         """Ends the process when its time is up."""
@@ -281,7 +290,7 @@ class Session:
         if self.broken is not None and not self.completed:
             self.broken(then)
             return
-        ending = self.done if self.completed else endings.interrupted_before_training(self.script)
+        ending = self.done if self.completed else self._interrupted_before_training()
         self.conclude(ending.then(then))
 
     def fail(self, error: BaseException, script: str) -> ExitCode:
@@ -299,6 +308,11 @@ class Session:
 
     def end_of_script(self) -> ExitCode:
         """Writes the termination message of a script that ended by itself."""
+        if self.complete is not None and not self.completed:
+            try:
+                self.complete()
+            except RunError as error:
+                return self.conclude(Ending.of(error))
         if self.completed:
             return self.conclude(self.done)
         if self.unfinished is None:

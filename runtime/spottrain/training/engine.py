@@ -80,7 +80,7 @@ class Engine:
             return self.coordinator.begin()
 
     def _require_first(self) -> None:
-        if self.session.completed:
+        if self.session.completed or self.session.complete is not None:
             raise ConfigurationError("a second training in one run: a run trains once; make it two scripts")
 
     def incompatible(self, why: str) -> CheckpointError:
@@ -166,16 +166,19 @@ class Engine:
         beside: Collection[str] = (),
         *,
         ended_early: str = "",
+        with_script: bool = False,
     ) -> tuple[str, str]:
         """Writes the last checkpoint and the final weights, which completes the job.
 
-        `ended_early`: why training ends before its last step; "" if it does not. For the other arguments and
-        the result see `Coordinator.finish`. Raises RunError.
+        `ended_early`: why training ends before its last step; "" if it does not. `with_script`: the job is
+        done only when the script ends. For the other arguments and the result see `Coordinator.finish`.
+        Raises RunError.
         """
         self.ended = True
         self.session.board.update(ended_early=ended_early)
+        finish = self.coordinator.finish_with_script if with_script else self.coordinator.finish
         with closing(self), self.failures():
-            return self.coordinator.finish(weights, beside)
+            return finish(weights, beside)
 
     def give_up(self) -> None:
         """Ends without a result: waits for an upload in progress, then releases HEAD."""

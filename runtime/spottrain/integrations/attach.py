@@ -1,0 +1,267 @@
+"""Attaches to the training libraries of a script, so that it survives interruptions unchanged.
+
+`install` waits for the script's import of a library, and then wraps the method that trains: `Trainer.train`
+of transformers, `Trainer.fit` of Lightning. The first training of the script gets the callback that
+`integrations` has for it, and resumes from the checkpoint URI. The job is done when the script ends.
+Accelerate has no such method: a script that saves its state by itself is told what to do.
+
+Nothing is imported that the script does not import. A script that imports the callback itself is left alone.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.metadata
+import importlib.util
+import inspect
+import os
+import re
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final
+
+from spottrain.core import log
+from spottrain.lifecycle.session import Session
+
+FLAG: Final = "--no-auto-attach"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Library:
+    """A library whose `module.Trainer.method` trains. Versions from `least` on and below `below` fit."""
+
+    name: str
+    """Of the distribution."""
+    module: str
+    method: str
+    integration: str
+    """Module with the callback, and with `run_attached(call, method)`."""
+    least: tuple[int, int]
+    below: tuple[int, int]
+    tested: str
+
+
+LIBRARIES: Final = (
+    Library(
+        name="transformers",
+        module="transformers.trainer",
+        method="train",
+        integration="spottrain.integrations.transformers",
+        least=(5, 10),
+        below=(6, 0),
+        tested="5.23",
+    ),
+    Library(
+        name="lightning",
+        module="lightning.pytorch.trainer.trainer",
+        method="fit",
+        integration="spottrain.integrations.lightning",
+        least=(2, 6),
+        below=(3, 0),
+        tested="2.6",
+    ),
+    Library(
+        name="pytorch-lightning",
+        module="pytorch_lightning.trainer.trainer",
+        method="fit",
+        integration="spottrain.integrations.lightning",
+        least=(2, 6),
+        below=(3, 0),
+        tested="2.6",
+    ),
+)
+ACCELERATE: Final = "accelerate.accelerator"
+NAMES: Final = re.compile(r"\b(transformers|trl|lightning|pytorch_lightning)\b.*\b\w*Trainer\b", re.DOTALL)
+"""What a script contains that is going to train with one of the libraries."""
+NO_LOOP: Final = (
+    "Accelerate has no training loop to attach to: nothing of this script is saved at a notice. Put "
+    "AccelerateRun around its loop (docs/own-loop.md)"
+)
+SECOND: Final = (
+    "the script trains a second time. Only its first training is saved: after an interruption the second one "
+    "begins again. To save both, make them two scripts with two checkpoint URIs"
+)
+LOST: Final = "A second training had begun, which is not saved: it begins again."
+SEARCH: Final = (
+    "a hyperparameter search is not saved, nor a training after it, because after an interruption the search "
+    "may find other parameters. Train with the found ones in a script of its own"
+)
+CHILD: Final = (
+    "a process that the script has started trains: nothing is saved at a notice. Start the processes by "
+    "spottrain run --nproc N, and let each of them train by itself"
+)
+
+
+def install(session: Session) -> None:
+    """Attaches to libraries from now on. Call it after `session.prepare`, before the script runs."""
+    if session.run.auto_attach and session.run.checkpoint_uri is not None:
+        Attachment(session).install()
+
+
+class Attachment:
+    """What is attached to in this process."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._process = os.getpid()
+        self._imported: set[str] = set()
+        """Integrations that were imported here, not by the script."""
+        self._began = self._failed = self._left_out = False
+        """Whether a training was attached to, has failed, or was left out."""
+        self._advised: set[str] = set()
+
+    def install(self) -> None:
+        hooks: dict[str, Callable[[ModuleType], None]] = {
+            each.module: functools.partial(self._wrap, each) for each in LIBRARIES
+        }
+        hooks[ACCELERATE] = self._wrap_accelerator
+        self._session.attaches = self._serves
+        sys.meta_path.insert(0, _Finder(hooks))
+        for name, hook in hooks.items():
+            if name in sys.modules:
+                hook(sys.modules[name])
+
+    def _wrap(self, library: Library, module: ModuleType) -> None:
+        method = getattr(module.Trainer, library.method)
+        signature = inspect.signature(method)
+
+        @functools.wraps(method)
+        def attached(*args: Any, **kwargs: Any) -> Any:
+            call = signature.bind(*args, **kwargs)
+            if not self._takes(library, call):
+                return method(*args, **kwargs)
+            return self._run(library, call, method)
+
+        setattr(module.Trainer, library.method, attached)
+
+    def _run(self, library: Library, call: inspect.BoundArguments, method: Callable[..., Any]) -> Any:
+        self._imported.add(library.integration)
+        integration = importlib.import_module(library.integration)
+        if self._session.world.first:
+            what = f"{type(call.arguments['self']).__name__}.{library.method}"
+            log.event("attached", library=library.name, version=_version(library), what=what, off=FLAG)
+        self._began, self._failed = True, False
+        try:
+            return integration.run_attached(call, method)
+        except BaseException:
+            self._failed = True  # the script may catch it, and try again
+            raise
+
+    def _takes(self, library: Library, call: inspect.BoundArguments) -> bool:
+        """Whether to attach to this call. What is left out for a reason gets a sentence."""
+        session = self._session
+        if library.integration in sys.modules and library.integration not in self._imported:
+            return False  # the script has imported it, and uses its callback
+        if any(getattr(each, "_early_exit", False) for each in _callbacks(call)):
+            return False  # a trial of Lightning's Tuner, no training
+        if session.complete is not None or session.completed:
+            session.lost_after_training = LOST
+            return self._leave_out(SECOND)
+        if session.unfinished is not None and not (self._began and self._failed):
+            return False  # the training of a Run or Trainer of ours
+        if os.getpid() != self._process:
+            return self._leave_out(CHILD)
+        if call.arguments.get("trial") is not None or SEARCH in self._advised:
+            return self._leave_out(SEARCH)
+        if getattr(call.arguments["self"], "fast_dev_run", False):
+            return self._leave_out("fast_dev_run tries the script out, and is not saved")
+        if why := _unfit(library):
+            return self._leave_out(why)
+        return True
+
+    def _leave_out(self, why: str) -> bool:
+        self._left_out = True
+        self._advise(why)
+        return False
+
+    def _advise(self, text: str) -> None:
+        if text not in self._advised:
+            self._advised.add(text)
+            log.event("advice", about="attach", text=text)
+
+    def _wrap_accelerator(self, module: ModuleType) -> None:
+        for name in ("save_state", "load_state"):
+            setattr(module.Accelerator, name, self._advising(getattr(module.Accelerator, name)))
+
+    def _advising(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(method)
+        def advising(*args: Any, **kwargs: Any) -> Any:
+            if self._session.unfinished is None:  # otherwise an AccelerateRun calls it
+                self._leave_out(NO_LOOP)
+            return method(*args, **kwargs)
+
+        return advising
+
+    def _serves(self) -> bool:
+        """Whether the script has imported a library, or is going to: its training has not begun yet."""
+        if self._left_out:
+            return False
+        if any(each.module in sys.modules for each in LIBRARIES):
+            return True
+        try:
+            return NAMES.search(Path(self._session.script).read_text(errors="replace")) is not None
+        except OSError:
+            return False
+
+
+class _Finder(MetaPathFinder):
+    """Calls a hook with a module after its first execution. `hooks`: by the module's name."""
+
+    def __init__(self, hooks: dict[str, Callable[[ModuleType], None]]) -> None:
+        self._hooks = hooks
+        self._searching: set[str] = set()
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname not in self._hooks or fullname in self._searching:
+            return None
+        self._searching.add(fullname)
+        try:
+            spec = importlib.util.find_spec(fullname)  # by the other finders
+        finally:
+            self._searching.remove(fullname)
+        if spec is not None and spec.loader is not None:
+            _run_after(spec.loader, self._hooks[fullname])
+        return spec
+
+
+def _run_after(loader: Any, hook: Callable[[ModuleType], None]) -> None:
+    execute = loader.exec_module
+
+    def exec_module(module: ModuleType) -> None:
+        execute(module)
+        hook(module)
+
+    loader.exec_module = exec_module
+
+
+def _callbacks(call: inspect.BoundArguments) -> Sequence[Any]:
+    return getattr(call.arguments["self"], "callbacks", None) or ()
+
+
+def _unfit(library: Library) -> str:
+    """Returns why this version cannot be attached to; "" if it can."""
+    found = _version(library)
+    match = re.match(r"(\d+)\.(\d+)", found)
+    if match and library.least <= (int(match[1]), int(match[2])) < library.below:
+        return ""
+    least, below = (".".join(map(str, each)) for each in (library.least, library.below))
+    return (
+        f"{library.name} {found} is not attached to, so nothing is saved at a notice: it has to be at least "
+        f"{least} and below {below} (tested: {library.tested}). Install such a version, or use the callback "
+        f"of {library.integration} (docs/own-loop.md)"
+    )
+
+
+def _version(library: Library) -> str:
+    try:
+        return importlib.metadata.version(library.name)
+    except importlib.metadata.PackageNotFoundError:
+        return "of unknown version"

@@ -1,0 +1,347 @@
+"""Scripts with Hugging Face's Trainer that know nothing of spottrain, under `spottrain run`."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+
+import pytest
+import spottrain
+from spottrain.checkpoint.final_weights import digest
+from spottrain.contract import AUTO_ATTACH, Env, ExitCode, Outcome, Reason
+
+from tests.runs.conftest import Lab, Start, two_ranks_stop_at_one_step_and_go_on_bit_by_bit
+from tests.runs.launched import OURS
+from tests.support.zygote import Zygote
+
+pytest.importorskip("transformers")
+
+HEAD = """\
+import os, signal, time
+import torch
+from transformers import (
+    EarlyStoppingCallback, GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments,
+    enable_full_determinism,
+)
+
+enable_full_determinism(1)
+PAUSE, STOP = (float(os.environ.get(name, "0")) for name in ("PAUSE", "STOP"))
+
+
+class Text(torch.utils.data.Dataset):
+    def __len__(self):
+        return 32
+
+    def __getitem__(self, i):
+        time.sleep(PAUSE)
+        tokens = torch.randint(16, (8,), generator=torch.Generator().manual_seed(i))
+        return {"input_ids": tokens, "labels": tokens}
+
+
+class Stop(TrainerCallback):
+    def on_pre_optimizer_step(self, args, state, control, **_):
+        if state.global_step + 1 == STOP:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+class Fine(Trainer):  # as TRL's trainers are
+    def train(self, *args, **kwargs):
+        print("fine-tunes", flush=True)
+        return super().train(*args, **kwargs)
+
+    def compute_loss(self, model, inputs, return_outputs=False, **more):
+        return super().compute_loss(model, inputs, return_outputs, **more)
+
+
+def trainer(*callbacks, kind=Trainer, **arguments):
+    config = GPT2Config(
+        vocab_size=16, n_positions=8, n_embd=8, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0
+    )
+    usual = dict(
+        output_dir="output",
+        max_steps=18,
+        per_device_train_batch_size=4,
+        gradient_accumulation_steps=2,
+        learning_rate=1e-2,
+        save_strategy="no",
+        logging_steps=1,
+        report_to="none",
+        disable_tqdm=True,
+        use_cpu=True,
+    )
+    return kind(
+        model=GPT2LMHeadModel(config),
+        args=TrainingArguments(**usual | arguments),
+        train_dataset=Text(),
+        eval_dataset=Text(),
+        callbacks=[*callbacks, Stop()],
+    )
+
+
+theirs = trainer(*eval(os.environ.get("CALLBACKS", "[]")), **eval(os.environ.get("ARGUMENTS", "{}")))
+"""
+SCRIPT = (
+    HEAD
+    + """\
+result = theirs.train(**eval(os.environ.get("TRAIN", "{}")))
+print("after train", result.global_step, flush=True)
+time.sleep(float(os.environ.get("REST", "0")))
+theirs.save_model("model")
+print("saved the model", flush=True)
+"""
+)
+SUBCLASS = {"ARGUMENTS": "dict(kind=Fine)"}
+
+
+@pytest.fixture(scope="module")
+def zygote() -> Iterator[Zygote]:
+    zygote = Zygote()
+    zygote.preload("transformers.trainer")
+    yield zygote
+    zygote.close()
+
+
+@pytest.mark.parametrize("kind", ["Trainer", "a subclass"])
+def test_an_unchanged_script_ends_with_the_weights_of_one_that_was_not_interrupted(
+    lab: Lab, others: Lab, kind: str
+) -> None:
+    env = SUBCLASS if kind != "Trainer" else {}
+    plain = others.alone(SCRIPT, env)
+    first = lab.run(SCRIPT, attempt=1, env=env | {"PAUSE": "0.05"}).until("step=6/").stopped()
+    assert first.message.outcome is Outcome.INTERRUPTED
+    assert first.message.durableStep == first.message.step and first.message.totalSteps == 18
+    second = lab.run(SCRIPT, attempt=2, interval="3steps", env=env | {"PAUSE": "0.05"})
+    second.until("event=committed").until(f"step={min(second.losses) + 5}/").killed()
+    third = lab.run(SCRIPT, attempt=3, env=env).done()
+    assert first.losses | second.losses | third.losses == plain.losses
+    assert third.digest == plain.digest
+    assert "after train 18" in third.log and "saved the model" in third.log
+    saved = digest(spottrain.load_weights(lab.folder / "store/final/model.safetensors"))
+    assert saved == plain.digest
+    whose = "Fine" if env else "Trainer"
+    assert third.log.count("event=attached") == 1
+    assert f"library=transformers version=5.23.0 what={whose}.train off=--no-auto-attach" in third.log
+
+
+@pytest.mark.parametrize("step", [1, 4, 11, 18])
+def test_a_stop_at_any_step_is_gone_on_from(lab: Lab, others: Lab, step: int) -> None:
+    plain = others.alone(SCRIPT)
+    code = ExitCode.DONE if step == 18 else ExitCode.INTERRUPTED
+    first = lab.run(SCRIPT, attempt=1, interval="1h", env={"STOP": str(step)}).ends(code)
+    assert first.message.durableStep == step
+    shutil.rmtree(lab.folder / "output")
+    second = lab.run(SCRIPT, attempt=2, interval="1h").done()
+    if step < 18:
+        assert first.losses | second.losses == plain.losses and second.digest == plain.digest
+    else:
+        assert first.digest == plain.digest and "done already" in second.message.message
+
+
+def test_a_stop_after_the_training_has_the_rest_of_the_script_run_again(lab: Lab, others: Lab) -> None:
+    plain = others.alone(SCRIPT)
+    env = {Env.GRACE_SECONDS: "4", "REST": "60"}
+    first = lab.run(SCRIPT, attempt=1, env=env).until("after train 18").stopped()
+    assert first.message.outcome is Outcome.INTERRUPTED and first.message.durableStep == 18
+    assert "runs the lines after the training again" in first.message.message
+    assert json.loads((lab.folder / "store/HEAD").read_text())["state"] == "released"
+    shutil.rmtree(lab.folder / "output")
+    second = lab.run(SCRIPT, attempt=2).done()
+    assert not second.losses and "after train 18" in second.log and "saved the model" in second.log
+    assert second.digest == plain.digest
+    assert json.loads((lab.folder / "store/HEAD").read_text())["state"] == "done"
+
+
+def test_a_short_rest_of_the_script_ends_within_the_notice(lab: Lab) -> None:
+    env = {Env.GRACE_SECONDS: "20", "REST": "1"}
+    run = lab.run(SCRIPT, env=env).until("after train 18").send().done()
+    assert run.message.outcome is Outcome.DONE and "saved the model" in run.log
+
+
+def test_a_kill_after_the_training_does_not_lose_the_rest_of_the_script(lab: Lab, others: Lab) -> None:
+    lab.run(SCRIPT, attempt=1, env={"REST": "60"}).until("after train 18").killed()
+    second = lab.run(SCRIPT, attempt=2).done()
+    assert not second.losses and "saved the model" in second.log
+    assert second.digest == others.alone(SCRIPT).digest
+
+
+def test_a_script_that_fails_after_its_training_is_not_done(lab: Lab) -> None:
+    failing = SCRIPT.replace('theirs.save_model("model")', 'open("absent").close()')
+    first = lab.run(failing, attempt=1).ends(ExitCode.FAILED)
+    assert "absent" in first.message.message
+    assert json.loads((lab.folder / "store/HEAD").read_text())["state"] == "released"
+    second = lab.run(SCRIPT, attempt=2).done()
+    assert not second.losses and "saved the model" in second.log
+
+
+def test_an_exit_code_of_the_script_after_its_training_stays(lab: Lab) -> None:
+    run = lab.run(SCRIPT + "raise SystemExit(3)\n").ends(3)
+    assert run.message.outcome is Outcome.FAILED
+    assert json.loads((lab.folder / "store/HEAD").read_text())["state"] == "released"
+
+
+def test_the_best_model_is_loaded_at_the_end_although_it_was_measured_before_the_interruption(
+    lab: Lab, others: Lab
+) -> None:
+    """The loss falls, so with `greater_is_better` the first evaluation is the best."""
+    arguments = (
+        "dict(save_strategy='steps', save_steps=4, eval_strategy='steps', eval_steps=4, save_total_limit=1, "
+        "metric_for_best_model='loss', greater_is_better=True, load_best_model_at_end=True)"
+    )
+    env = {"ARGUMENTS": arguments}
+    plain = others.alone(SCRIPT, env)
+    assert plain.digest != others.alone(SCRIPT).digest
+    lab.run(SCRIPT, attempt=1, interval="1h", env=env | {"STOP": "10"}).ends(ExitCode.INTERRUPTED)
+    shutil.rmtree(lab.folder / "output")
+    second = lab.run(SCRIPT, attempt=2, interval="1h", env=env | {"REST": "60"})
+    second.until("after train 18").killed()
+    shutil.rmtree(lab.folder / "output")
+    third = lab.run(SCRIPT, attempt=3, interval="1h", env=env).done()
+    assert not third.losses and third.digest == plain.digest
+    assert not list((lab.folder / "output").glob(".spottrain-last*"))
+
+
+STOPPING = {
+    "CALLBACKS": "[EarlyStoppingCallback(2, 1e9)]",
+    "ARGUMENTS": "dict(eval_strategy='steps', eval_steps=3, metric_for_best_model='loss')",
+}
+
+
+def test_early_stopping_goes_on_counting_after_an_interruption(lab: Lab, others: Lab) -> None:
+    plain = others.alone(SCRIPT, STOPPING)
+    assert plain.message.step == 9 and plain.message.reason == Reason.EARLY_STOPPED
+    lab.run(SCRIPT, attempt=1, interval="1h", env=STOPPING | {"STOP": "7"}).ends(ExitCode.INTERRUPTED)
+    second = lab.run(SCRIPT, attempt=2, interval="1h", env=STOPPING | {"REST": "60"})
+    second.until("after train 9").killed()
+    third = lab.run(SCRIPT, attempt=3, interval="1h", env=STOPPING).done()
+    assert not third.losses and "after train 9" in third.log
+    assert third.digest == plain.digest and third.message.reason == Reason.EARLY_STOPPED
+
+
+@pytest.mark.parametrize("given", ["'output/checkpoint-6'", "True"])
+def test_the_scripts_own_checkpoint_counts_for_the_first_start(lab: Lab, given: str) -> None:
+    saving = {"ARGUMENTS": "dict(save_strategy='steps', save_steps=6, save_total_limit=1, max_steps=6)"}
+    lab.run(SCRIPT, env=saving | {AUTO_ATTACH: "false"}).done()
+    env = {"TRAIN": f"dict(resume_from_checkpoint={given})"}
+    first = lab.run(SCRIPT, attempt=1, interval="1h", env=env | {"STOP": "10"}).ends(ExitCode.INTERRUPTED)
+    assert min(first.losses) == 7
+    second = lab.run(SCRIPT, attempt=2, env=env).done()
+    assert min(second.losses) == 11
+    assert ("event=override setting=resume_from_checkpoint" in second.log) == (given != "True")
+
+
+def test_a_second_training_is_done_and_not_saved_and_says_so(lab: Lab) -> None:
+    """The Trainer goes on with the model, so the second one begins where the first one ended."""
+    twice = SCRIPT.replace("result = ", 'theirs.train()\nprint("between", flush=True)\nresult = ')
+    env = {Env.GRACE_SECONDS: "4", "PAUSE": "0.02"}
+    first = lab.run(twice, attempt=1, env=env).until("between", "about=attach")
+    first.send().ends(ExitCode.INTERRUPTED_LOST)
+    assert "second training had begun, which is not saved" in first.message.message
+    second = lab.run(twice, attempt=2).done()
+    assert not second.losses and "between" in second.log and "saved the model" in second.log
+    assert "the script trains a second time" in second.log
+
+
+def test_trials_of_a_hyperparameter_search_are_left_alone(lab: Lab) -> None:
+    searching = SCRIPT.replace("result = ", "theirs.train(trial={'learning_rate': 1e-3})\nresult = ")
+    run = lab.run(searching).done()
+    assert run.message.outcome is Outcome.UNTRAINED and "event=attached" not in run.log
+    assert run.log.count("a hyperparameter search is not saved") == 1
+
+
+def test_a_script_that_only_evaluates_claims_nothing(lab: Lab) -> None:
+    run = lab.run(HEAD + "print(theirs.evaluate()['eval_loss'])\n").done()
+    assert run.message.outcome is Outcome.UNTRAINED and "event=attached" not in run.log
+    assert not (lab.folder / "store/HEAD").exists()
+
+
+def test_a_training_that_failed_may_be_tried_again(lab: Lab) -> None:
+    again = SCRIPT.replace(
+        "result = ",
+        "own, theirs.train_dataset = theirs.train_dataset, [{}] * 32\n"
+        "try:\n"
+        "    theirs.train()\n"
+        "except Exception as error:\n"
+        "    print('caught', type(error), flush=True)\n"
+        "theirs.train_dataset = own\n"
+        "result = ",
+    )
+    run = lab.run(again).done()
+    assert "caught" in run.log and run.message.step == 18
+    assert json.loads((lab.folder / "store/HEAD").read_text())["state"] == "done"
+
+
+def test_the_manifest_ends_it(lab: Lab) -> None:
+    run = lab.run(SCRIPT, training='{"maxSteps": 6}').done()
+    assert "event=override setting=max_steps manifest=6 script=18" in run.log and run.message.step == 6
+
+
+def test_two_ranks_stop_and_go_on(lab: Lab) -> None:
+    two_ranks_stop_at_one_step_and_go_on_bit_by_bit(lab, SCRIPT, {"ARGUMENTS": "dict(ddp_backend='gloo')"})
+
+
+@pytest.mark.parametrize("how", ["flag", "environment"])
+def test_a_switch_turns_it_off(lab: Lab, how: str) -> None:
+    if how == "flag":
+        (lab.folder / "train.py").write_text(SCRIPT)
+        run = lab.start(["--no-auto-attach", "train.py"], {Env.CHECKPOINT_URI: "store"})
+    else:
+        run = lab.run(SCRIPT, env={AUTO_ATTACH: "false"})
+    run.done()
+    assert run.message.outcome is Outcome.UNTRAINED and "event=attached" not in run.log
+    assert "saved the model" in run.log
+
+
+def test_a_bad_value_of_the_switch_is_refused(lab: Lab) -> None:
+    run = lab.run(SCRIPT, env={AUTO_ATTACH: "no"}).ends(ExitCode.BAD_CONFIGURATION)
+    assert f"{AUTO_ATTACH}='no': must be true or false" in run.message.message
+
+
+def test_a_version_that_does_not_fit_is_left_alone_and_named(lab: Lab) -> None:
+    found = lab.folder / "transformers-4.57.0.dist-info"  # beside the script, so found before the real one
+    found.mkdir()
+    (found / "METADATA").write_text("Metadata-Version: 2.1\nName: transformers\nVersion: 4.57.0\n")
+    run = lab.run(SCRIPT).done()
+    assert run.message.outcome is Outcome.UNTRAINED and "event=attached" not in run.log
+    assert "transformers 4.57.0 is not attached to" in run.log
+    assert "at least 5.10 and below 6.0" in run.log and "saved the model" in run.log
+
+
+REFUSED = {
+    "save_only_model=True": "leaves the optimizer out of checkpoints",
+    "enable_jit_checkpoint=True": "saves at SIGTERM too",
+}
+
+
+@pytest.mark.parametrize("setting", REFUSED)
+def test_a_setting_that_cannot_be_served_is_refused_by_name(lab: Lab, setting: str) -> None:
+    run = lab.run(SCRIPT, env={"ARGUMENTS": f"dict({setting})"}).ends(ExitCode.BAD_CONFIGURATION)
+    assert setting in run.message.message and REFUSED[setting] in run.message.message
+    assert "--no-auto-attach" in run.message.message
+    assert not (lab.folder / "store/HEAD").exists()
+
+
+def test_the_callback_of_a_script_that_has_one_stays_alone(lab: Lab) -> None:
+    own = SCRIPT.replace(
+        "result = ",
+        "from spottrain.integrations.transformers import TransformersCallback\n"
+        "spot = TransformersCallback()\n"
+        "theirs.add_callback(spot)\n"
+        "spot.on_init_end(theirs.args, theirs.state, theirs.control)\n"
+        "theirs.train(resume_from_checkpoint=spot.resume(theirs))\n"
+        "raise SystemExit\n",
+    )
+    run = lab.run(own).done()
+    assert run.message.step == 18 and "event=attached" not in run.log
+
+
+def test_a_fresh_process_is_attached_to_when_it_imports_the_library_and_its_children_are_not(
+    start: Start,
+) -> None:
+    code = "import transformers.trainer as t; print('wrapped', hasattr(t.Trainer.train, '__wrapped__'))"
+    script = (
+        SCRIPT + f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {code!r}], check=True)\n"
+    )
+    run = start(script, *OURS, "train.py").done(300)
+    assert run.message.step == 18 and "event=attached library=transformers" in run.log
+    assert "saved the model" in run.log and "wrapped False" in run.log
