@@ -27,7 +27,7 @@ if TYPE_CHECKING or "lightning.pytorch" in sys.modules or "pytorch_lightning" no
     try:
         import lightning.pytorch as pl
     except ImportError:
-        import pytorch_lightning as pl
+        import pytorch_lightning as pl  # type: ignore[no-redef]
 else:
     import pytorch_lightning as pl  # the one that the script uses
 
@@ -69,6 +69,8 @@ class LightningCallback(pl.Callback):
         """Random state before a validation, restored after it, so that validations do not affect training."""
         self._resumed = False
         """Whether the run resumed from our checkpoint and its first epoch is not over."""
+        self._over: str | None = None
+        """Why training was over before its last step, or "" if it was over for no known reason."""
         self._metrics: dict[str, torch.Tensor] = {}
         """Metrics of a validation before the checkpoint, for schedulers that step at the epoch's end."""
 
@@ -112,7 +114,9 @@ class LightningCallback(pl.Callback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._take_signals(trainer)
-        if self._resumed:
+        if self._over is not None:
+            trainer.should_stop = True  # before the first batch
+        elif self._resumed:
             trainer._logger_connector._callback_metrics.update(self._metrics)
             if _go_on(trainer):
                 self._restore_random()
@@ -165,7 +169,9 @@ class LightningCallback(pl.Callback):
             devices.set_random_state(self._unvalidated)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._finish(pl_module, _early(trainer))
+        if trainer.should_stop and self._over is None:
+            self._over = _early(trainer)
+        self._finish(pl_module)
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._finish(pl_module)  # without a step left there is no on_train_end
@@ -189,9 +195,9 @@ class LightningCallback(pl.Callback):
             signal.signal(number, handler)
         trainer._signal_connector.received_sigterm = False
 
-    def _finish(self, module: torch.nn.Module, ended_early: str = "") -> None:
+    def _finish(self, module: torch.nn.Module) -> None:
         if not self._engine.ended:
-            self._engine.finish_with(module, ended_early)
+            self._engine.finish_with(module, self._over or "")
 
     def _take_max_steps(self, trainer: pl.Trainer) -> None:
         """Applies the manifest's maxSteps as the only end of the run, before the scheduler is made."""
@@ -211,13 +217,14 @@ class LightningCallback(pl.Callback):
         assert self._trainer is not None
         logged = self._trainer.callback_metrics
         metrics = {name: float(value) for name, value in logged.items() if value.numel() == 1}
-        return self._engine.coordinator.record() | {"metrics": metrics}
+        return self._engine.coordinator.record() | {"metrics": metrics, "over": self._over}
 
     def _own(self) -> dict[str, Any]:
         return {"random": packed(devices.random_state())}
 
     def _load(self, shared: Any, own: Any, new_rank: bool) -> None:
         self._engine.coordinator.load_record(shared)
+        self._over = shared.get("over")
         self._metrics = {name: torch.tensor(each) for name, each in shared.get("metrics", {}).items()}
         self._random_due, self._random = True, None if new_rank else unpacked(own["random"])
 
@@ -296,7 +303,7 @@ def run_attached(call: BoundArguments, fit: Callable[..., Any]) -> Any:
 
     A checkpoint at the checkpoint URI replaces `ckpt_path`, which counts for the first start.
     """
-    trainer: pl.Trainer = call.arguments["self"]
+    trainer: Any = call.arguments["self"]
     root = trainer.default_root_dir
     spot = LightningCallback(
         folder=root if is_path(root) else ".", log_every=trainer.log_every_n_steps or 10, attached=True
@@ -318,7 +325,7 @@ def run_attached(call: BoundArguments, fit: Callable[..., Any]) -> Any:
         trainer.callbacks = [each for each in trainer.callbacks if each is not spot]
 
 
-def _put_before_checkpoints(trainer: pl.Trainer, spot: LightningCallback) -> None:
+def _put_before_checkpoints(trainer: Any, spot: LightningCallback) -> None:
     """Adds the callback behind all others but those that save, as Lightning orders them."""
     saving = [i for i, each in enumerate(trainer.callbacks) if isinstance(each, pl.callbacks.Checkpoint)]
     trainer.callbacks.insert(saving[0] if saving else len(trainer.callbacks), spot)

@@ -366,9 +366,10 @@ class TransformersCallback(TrainerCallback):
 
     def _restore_callbacks(self, state: TrainerState) -> None:
         """Restores what the checkpoint has of callbacks such as EarlyStoppingCallback."""
+        states: Any = state.stateful_callbacks or {}
         handler = getattr(self._trainer, "callback_handler", None)
         for callback in handler.callbacks if handler is not None else ():
-            saved = (state.stateful_callbacks or {}).get(type(callback).__name__)
+            saved = states.get(type(callback).__name__)
             if isinstance(saved, dict):
                 vars(callback).update(saved.get("attributes", {}))
 

@@ -382,7 +382,7 @@ class Coordinator:
         session = self.session
         session.outage.patient = False
         session.complete = lambda: self._complete_with_script(uri, digest)
-        session.broken = lambda then: session.conclude(self._interrupted_after_training().then(then))
+        session.broken = self._conclude_rest
         session.at_end.append(lambda outcome, left: self._release())
         session.board.update(state="Done")  # no step is expected any more
         self.clock.completed()
@@ -398,6 +398,9 @@ class Coordinator:
         self.session.preemption.let_end(None)
         self._wait_for_store()
         self._complete(uri, digest)
+
+    def _conclude_rest(self, then: str) -> None:
+        self.session.conclude(self._interrupted_after_training().then(then))
 
     def _interrupted_after_training(self) -> Ending:
         return endings.interrupted_after_training(self.step, self.session.lost_after_training)

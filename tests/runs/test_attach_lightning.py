@@ -1,0 +1,178 @@
+"""Scripts with Lightning's Trainer that know nothing of spottrain, under `spottrain run`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+from spottrain.contract import AUTO_ATTACH, Env, ExitCode, Outcome, Reason
+
+from tests.runs.conftest import Lab, Start
+from tests.runs.launched import OURS
+from tests.support.zygote import Zygote
+
+pytest.importorskip("lightning")
+
+HEAD = """\
+import os, signal, time
+import torch
+import lightning.pytorch as L
+
+L.seed_everything(1)
+PAUSE, STOP = (float(os.environ.get(name, "0")) for name in ("PAUSE", "STOP"))
+
+
+class Sums(torch.utils.data.Dataset):
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, i):
+        x = torch.randn(4, generator=torch.Generator().manual_seed(i))
+        return x, x.sum()
+
+
+class Model(L.LightningModule):
+    def __init__(self, kind=tuple):
+        super().__init__()
+        self.save_hyperparameters()  # a class, which torch.load refuses unless it is told to trust the file
+        self.inner = torch.nn.Sequential(
+            torch.nn.Linear(4, 16), torch.nn.BatchNorm1d(16), torch.nn.Dropout(0.1), torch.nn.Linear(16, 1)
+        )
+        self.lr = 1e-2
+
+    def training_step(self, batch, batch_idx):
+        time.sleep(PAUSE)
+        if self.global_step + 1 == STOP:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return torch.nn.functional.mse_loss(self.inner(batch[0]).squeeze(-1), batch[1])
+
+    def validation_step(self, batch, batch_idx):
+        self.log("v", torch.nn.functional.mse_loss(self.inner(batch[0]).squeeze(-1), batch[1]))
+
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.parameters(), lr=self.lr)
+
+
+def trainer(*callbacks, **arguments):
+    usual = dict(
+        max_epochs=4,
+        accelerator="cpu",
+        deterministic=True,
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        log_every_n_steps=1,
+    )
+    return L.Trainer(callbacks=list(callbacks), **usual | arguments)
+
+
+loader = torch.utils.data.DataLoader(Sums(), batch_size=8)
+held_out = torch.utils.data.DataLoader(Sums(), batch_size=8)
+theirs = trainer(*eval(os.environ.get("CALLBACKS", "[]")), **eval(os.environ.get("ARGUMENTS", "{}")))
+"""
+SCRIPT = (
+    HEAD
+    + """\
+theirs.fit(Model(), loader, held_out, **eval(os.environ.get("FIT", "{}")))
+print("after fit", theirs.global_step, flush=True)
+time.sleep(float(os.environ.get("REST", "0")))
+theirs.validate(Model(), held_out, verbose=False)
+print("validated", flush=True)
+"""
+)
+
+
+@pytest.fixture(scope="module")
+def zygote() -> Iterator[Zygote]:
+    zygote = Zygote()
+    zygote.preload("lightning.pytorch")
+    yield zygote
+    zygote.close()
+
+
+@pytest.mark.parametrize("step", [5, 10, 15])
+def test_an_unchanged_script_that_is_stopped_at_an_epochs_end_goes_on_exactly(
+    lab: Lab, others: Lab, step: int
+) -> None:
+    plain = others.alone(SCRIPT)
+    assert max(plain.losses) == 20
+    first = lab.run(SCRIPT, attempt=1, interval="1h", env={"STOP": str(step)}).ends(ExitCode.INTERRUPTED)
+    assert first.message.durableStep == step
+    second = lab.run(SCRIPT, attempt=2, interval="1h").done()
+    assert first.losses | second.losses == plain.losses and second.digest == plain.digest
+    assert second.log.count("event=attached") == 1
+    assert "library=lightning version=2.6.6 what=Trainer.fit off=--no-auto-attach" in second.log
+
+
+def test_a_stop_in_the_middle_of_an_epoch_and_a_kill_are_gone_on_from(lab: Lab) -> None:
+    first = lab.run(SCRIPT, attempt=1, env={"PAUSE": "0.05"}).until("step=7/").stopped()
+    assert first.message.durableStep == first.message.step and first.message.totalSteps == 20
+    second = lab.run(SCRIPT, attempt=2, interval="3steps", env={"PAUSE": "0.05"})
+    second.until("event=committed").until(f"step={min(second.losses) + 5}/").killed()
+    third = lab.run(SCRIPT, attempt=3).done()
+    assert sorted({*first.losses, *second.losses, *third.losses}) == list(range(1, 21))
+    assert "validated" in third.log and not list(lab.folder.glob(".spottrain-*"))
+
+
+def test_a_stop_after_the_training_has_the_rest_of_the_script_run_again(lab: Lab, others: Lab) -> None:
+    env = {Env.GRACE_SECONDS: "4", "REST": "60"}
+    first = lab.run(SCRIPT, attempt=1, env=env).until("after fit 20").stopped()
+    assert first.message.outcome is Outcome.INTERRUPTED and first.message.durableStep == 20
+    assert json.loads((lab.folder / "store/HEAD").read_text())["state"] == "released"
+    second = lab.run(SCRIPT, attempt=2).done()
+    assert not second.losses and "after fit 20" in second.log and "validated" in second.log
+    assert second.digest == others.alone(SCRIPT).digest
+    assert json.loads((lab.folder / "store/HEAD").read_text())["state"] == "done"
+
+
+def test_early_stopping_ends_it_again_after_an_interruption_of_the_rest(lab: Lab) -> None:
+    env = {"CALLBACKS": "[L.callbacks.EarlyStopping('v', patience=1, min_delta=1e9)]"}
+    first = lab.run(SCRIPT, attempt=1, env=env | {"REST": "60"}).until("after fit 10").killed()
+    second = lab.run(SCRIPT, attempt=2, env=env).done()
+    assert not second.losses and "after fit 10" in second.log
+    assert second.digest == first.digest and second.message.reason == Reason.EARLY_STOPPED
+
+
+def test_the_scripts_own_checkpoint_counts_for_the_first_start(lab: Lab) -> None:
+    saving = {"ARGUMENTS": "dict(max_epochs=2)", AUTO_ATTACH: "false"}
+    own = SCRIPT + "theirs.save_checkpoint('own.ckpt')\n"
+    lab.run(own, env=saving).done()
+    env = {"FIT": "dict(ckpt_path='own.ckpt', weights_only=False)"}
+    first = lab.run(SCRIPT, attempt=1, interval="1h", env=env | {"STOP": "15"}).ends(ExitCode.INTERRUPTED)
+    assert min(first.losses) == 11
+    second = lab.run(SCRIPT, attempt=2, env=env).done()
+    assert min(second.losses) == 16
+    assert "event=override setting=ckpt_path" in second.log and "script=own.ckpt" in second.log
+
+
+def test_what_the_tuner_and_a_try_out_train_is_left_alone(lab: Lab) -> None:
+    tuned = SCRIPT.replace("        self.save_hyperparameters()", "        # nothing more").replace(
+        "theirs.fit(",
+        "trainer(fast_dev_run=True).fit(Model(), loader, held_out)\n"
+        "L.tuner.Tuner(theirs).lr_find(Model(), loader, num_training=5)\n"
+        "theirs.fit(",
+    )
+    run = lab.run(tuned).done()
+    assert run.message.step == 20 and run.log.count("event=attached") == 1
+    assert "fast_dev_run tries the script out" in run.log
+
+
+def test_the_switch_turns_it_off(lab: Lab) -> None:
+    run = lab.run(SCRIPT, env={AUTO_ATTACH: "false"}).done()
+    assert run.message.outcome is Outcome.UNTRAINED and "event=attached" not in run.log
+
+
+def test_two_ranks_stop_and_go_on(lab: Lab) -> None:
+    env = {"ARGUMENTS": "dict(devices=2, strategy='ddp', max_epochs=4)"}
+    first = lab.run(SCRIPT, nproc=2, attempt=1, env=env | {"PAUSE": "0.05"}).until("step=4/", seconds=300)
+    assert first.stopped().message.outcome is Outcome.INTERRUPTED
+    second = lab.run(SCRIPT, nproc=2, attempt=2, env=env).done(300)
+    assert second.message.step == 12 and second.log.count("validated") == 2
+
+
+@pytest.mark.parametrize("name", ["lightning.pytorch", "pytorch_lightning"])
+def test_a_fresh_process_is_attached_to_when_it_imports_the_library(start: Start, name: str) -> None:
+    run = start(SCRIPT.replace("lightning.pytorch", name), *OURS, "train.py").done(300)
+    library = "pytorch-lightning" if name == "pytorch_lightning" else "lightning"
+    assert run.message.step == 20 and f"event=attached library={library} " in run.log
