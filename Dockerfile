@@ -97,12 +97,21 @@ RUN install-locked /opt/spottrain/runtime.txt \
        > /opt/venv/bin/spottrain \
     && chmod +x /opt/venv/bin/spottrain
 
+# What `make wheel` builds, unpacked: the package, and its metadata with the entry points that other libraries read.
+FROM base AS wheel
+ARG CA_BUNDLE
+RUN python3 -m venv /opt/build && PIP_CERT=$CA_BUNDLE /opt/build/bin/pip install -q --no-cache-dir hatchling==1.27.0
+COPY pyproject.toml README.md LICENSE /src/
+COPY runtime/spottrain /src/runtime/spottrain
+RUN cd /src && /opt/build/bin/python -m hatchling build --target wheel --directory /tmp/dist \
+    && python3 -m zipfile -e /tmp/dist/*.whl /out && find /out -exec touch -d @0 {} +
+
 FROM packages AS runtime
-COPY runtime/spottrain /opt/spottrain/lib/spottrain
+COPY --from=wheel /out /opt/spottrain/lib
 COPY examples /opt/spottrain/examples
 RUN python3 -m compileall -q /opt/spottrain/lib \
     && python3 -c "import torch, boto3, google.cloud.storage, pynvml, safetensors, spottrain" \
-    && spottrain --help > /dev/null \
+    && spottrain --help > /dev/null && spottrain inject /tmp/injected > /dev/null && rm -r /tmp/injected \
     && for foreign in kopf kubernetes; do \
          if python3 -c "import $foreign" 2>/dev/null; then echo "$foreign got into the runtime image"; exit 1; fi; \
        done

@@ -6,10 +6,14 @@ UV_VERSION := 0.13.9
 UV := $(shell command -v uv || echo .tools/bin/uv)
 PY := .venv/bin/python
 RECORD := $(PY) bench/record.py
+WHEEL = $(CURDIR)/dist/spottrain-$(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)-py3-none-any.whl
+TORCH ?= 2.6.0
+TORCH_PYTHON = $(or $(PYTHON),3.11)
+TORCH_ENV = $(CURDIR)/.torch/$(TORCH)-python$(TORCH_PYTHON)
 SOURCES := operator runtime dev bench examples tests
 
 .PHONY: help setup lint format test test-fast test-native-gangs test-kubernetes test-helm-4 test-karpenter test-kueue \
-	test-prometheus test-matrix chaos-runtime chaos-operator demo demo-local cluster-up cluster-status \
+	test-prometheus test-torch wheel test-matrix chaos-runtime chaos-operator demo demo-local cluster-up cluster-status \
 	cluster-down binaries sync golden bench-checkpoint bench-restart bench-loop bench-techniques bench-data \
 	bench-gpu bench-diagnosis bench-notice bench-failover bench-scale bench-scale-singles bench-scale-gang \
 	bench-storm bench-capacity bench-soak bench-informer bench-policy bench-goodput bench-head clean
@@ -61,6 +65,15 @@ test-kueue: .venv/.synced ## the real Kueue that you have: KUEUE=/path/of/checko
 
 test-prometheus: .venv/.synced ## a real Prometheus scrapes a real run with a reclaim (builds it once, 5 to 10 minutes)
 	$(PY) -m pytest tests/prometheus
+
+wheel: .venv/.synced ## dist/spottrain-VERSION-py3-none-any.whl: the runtime for an image of your own; needs no network
+	$(PY) -m hatchling build --target wheel --directory dist
+
+test-torch: wheel ## the wheel beside another torch, in an environment of its own: TORCH=2.6.0 PYTHON=3.11 (5 to 7 GB)
+	$(UV) venv --quiet --allow-existing --python $(TORCH_PYTHON) $(TORCH_ENV)
+	$(UV) pip install --quiet --python $(TORCH_ENV) torch==$(TORCH)
+	$(UV) pip install --quiet --python $(TORCH_ENV) --reinstall-package spottrain "spottrain[s3] @ file://$(WHEEL)"
+	SPOTTRAIN_TORCH=$(TORCH_ENV)/bin/python $(PY) -m pytest -n 0 tests/torch_versions
 
 test-matrix: .venv/.synced ## exactness after a kill: precision x accumulation x compile x workers x ranks, all 72
 	$(PY) -m tests.chaos.matrix
@@ -159,4 +172,4 @@ bench-head: .venv/.synced ## 1000 races for HEAD on the real S3 server behind a 
 	$(RECORD) head_race -- $(PY) bench/head_race.py --rounds 1000
 
 clean: ## remove what this checkout made (not the cluster's binaries)
-	rm -rf .venv .tools .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv .tools .torch dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

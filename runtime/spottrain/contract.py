@@ -119,6 +119,12 @@ AUTO_ATTACH: Final = "SPOTTRAIN_AUTO_ATTACH"
 Set by `--no-auto-attach` or by the user."""
 
 
+LAUNCHER: Final = "SPOTTRAIN_LAUNCHER"
+"""Environment variable with the path of the injected launcher, by which further ranks are started.
+
+Set by that launcher (`cli/launch.py`), never by the operator."""
+
+
 class ExitCode(IntEnum):
     """Exit codes of `spottrain run`. Any other non-zero code counts as a failure."""
 

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from itertools import pairwise
 from math import prod
 from pathlib import Path
 from typing import Any, Final
 
-import safetensors.torch
 import torch
 
 from spottrain.checkpoint.layout import SAFETENSORS, SHARD_BYTES, file_header, grouped
+from spottrain.checkpoint.tensor_memory import byte_view
 from spottrain.contract import Reason
 from spottrain.core.container import ContainerMemory, gib
 from spottrain.distributed import dtensor
@@ -89,7 +89,7 @@ class FinalWeights:
                 if first:
                     self._digests[name] = _taken(tensor, file[start:end] if keep else None)
             if keep:
-                yield self._name(number), file.numpy().data
+                yield self._name(number), byte_view(file)
 
     def _name(self, number: int) -> str:
         count = len(self._groups)
@@ -142,7 +142,7 @@ def _taken(tensor: torch.Tensor, place: torch.Tensor | None) -> str:
         place = tensor.cpu().contiguous().reshape(-1).view(torch.uint8)
     else:
         place.view(tensor.dtype).view(tensor.shape).copy_(tensor)
-    return hashlib.sha256(place.numpy().data).hexdigest()
+    return hashlib.sha256(byte_view(place)).hexdigest()
 
 
 def digest(tensors: Mapping[str, torch.Tensor]) -> str:
@@ -172,17 +172,30 @@ def load_weights(path: str | Path, of: str = "") -> dict[str, torch.Tensor]:
 
     Raises:
         OSError: A file is missing or cannot be read.
+        ConfigurationError: The package safetensors is not installed.
     """
+    load = _loader()
     found: dict[str, torch.Tensor] = {}
     beside: set[str] = set()
     for file in _files(Path(path)):
         body = file.read_bytes()
         metadata = json.loads(body[8 : 8 + int.from_bytes(body[:8], "little")]).get("__metadata__", {})
         beside |= set(json.loads(metadata.get(BESIDE, "[]")))
-        found |= safetensors.torch.load(body)
+        found |= load(body)
     if not of:
         return {name: each for name, each in found.items() if name not in beside}
     return {name.removeprefix(f"{of}."): found[name] for name in beside if name.startswith(f"{of}.")}
+
+
+def _loader() -> Callable[[bytes], dict[str, torch.Tensor]]:
+    """Returns safetensors' function that reads a file's bytes. A training does not need that package."""
+    try:
+        import safetensors.torch
+    except ModuleNotFoundError as error:
+        raise ConfigurationError(
+            f"load_weights needs the package safetensors ({error}); install it: pip install safetensors"
+        ) from error
+    return safetensors.torch.load
 
 
 def _files(path: Path) -> list[Path]:

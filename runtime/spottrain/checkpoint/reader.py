@@ -20,6 +20,7 @@ from typing import Any, Final
 import torch
 
 from spottrain.checkpoint.manifest import Damaged, File, Manifest, Shard, StoredTensor
+from spottrain.checkpoint.tensor_memory import byte_view
 from spottrain.checkpoint.tree import unflatten
 from spottrain.contract import MANIFEST_NAME
 from spottrain.distributed.dtensor import Box
@@ -203,11 +204,11 @@ class _Reading:
         length = _chunk_length(self._manifest, shard, number)
         only = sinks[0]
         if len(sinks) == 1 and only.begin <= begin and begin + length <= only.end:
-            memory = only.memory[begin - only.begin : begin - only.begin + length]
-            fetch_chunk(self._store, self._key, self._manifest, shard, number, memory.numpy().data)
+            part = only.memory[begin - only.begin : begin - only.begin + length]
+            fetch_chunk(self._store, self._key, self._manifest, shard, number, byte_view(part))
             return
         buffer = self._buffer()[:length]
-        fetch_chunk(self._store, self._key, self._manifest, shard, number, buffer.numpy().data)
+        fetch_chunk(self._store, self._key, self._manifest, shard, number, byte_view(buffer))
         for sink in sinks:
             first, last = max(sink.begin, begin), min(sink.end, begin + length)
             sink.memory[first - sink.begin : last - sink.begin].copy_(buffer[first - begin : last - begin])

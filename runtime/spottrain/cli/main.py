@@ -37,6 +37,8 @@ from spottrain.lifecycle.rendezvous import meet
 from spottrain.lifecycle.session import Session, leave, show, use
 from spottrain.lifecycle.topology import Gang, count_gpus
 
+OTHERS = ("checkpoints", "cost", "inject", "plan")
+"""Commands that do not train. Each is a module beside this one, imported only for it."""
 ABOUT = "Trains on spot capacity: saves before an interruption, and resumes from there."
 DESCRIPTION = """Runs a training script that saves a checkpoint before it is interrupted and resumes from it.
 Outside Kubernetes, Ctrl-C saves and stops; the same command resumes."""
@@ -58,21 +60,9 @@ class Command(NamedTuple):
 
 def main(argv: list[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else argv
-    if words[:1] == ["checkpoints"]:
+    if words and words[0] in OTHERS:
         release_signals()
-        from spottrain.cli import checkpoints
-
-        return checkpoints.main(words[1:])
-    if words[:1] == ["plan"]:
-        release_signals()
-        from spottrain.cli import plan
-
-        return plan.main(words[1:])
-    if words[:1] == ["cost"]:
-        release_signals()
-        from spottrain.cli import cost
-
-        return cost.main(words[1:])
+        return int(importlib.import_module(f"spottrain.cli.{words[0]}").main(words[1:]))
     hold_signals()  # blocked already, unless the caller is not `entry`
     try:
         command = _read_command(words)
@@ -127,6 +117,7 @@ def _read_command(argv: list[str]) -> Command:
     commands.add_parser("plan", help="what a training needs and costs: time, memory, network, hardware")
     commands.add_parser("cost", help="what a job, or a namespace's jobs, cost, saved and lost")
     commands.add_parser("checkpoints", help="inspect and manage checkpoints: list, verify, prune, copy, ...")
+    commands.add_parser("inject", help="write the runtime to a folder, for an image that lacks it")
     names = _add_flags(run)
     profile.add_flags(profiled)
     _add_flags(profiled)

@@ -1,4 +1,4 @@
-"""Device and reproducibility: device choice, seeds, random state.
+"""torch, device and reproducibility: oldest version, device choice, seeds, random state.
 
 Scripts call `seed()` too, so that the model's initial weights are the same in every run.
 """
@@ -8,9 +8,11 @@ from __future__ import annotations
 import gc
 import os
 import random
+import re
 import sys
 import time
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 import torch
 
@@ -18,7 +20,33 @@ from spottrain.contract import Env
 from spottrain.core import log
 from spottrain.errors import ConfigurationError
 
+OLDEST_TORCH: Final = (2, 6)
+"""The oldest version that the runtime is tested with (docs/own-image.md)."""
+
 _seeded: int | None = None
+
+
+def require_torch() -> None:
+    """Raises ConfigurationError if torch is older than OLDEST_TORCH, which pip checks only with the extra."""
+    numbers = re.match(r"(\d+)\.(\d+)", torch.__version__)  # such as 2.6.0a0+ecf3bae40a.nv25.01
+    if numbers and tuple(map(int, numbers.groups())) < OLDEST_TORCH:
+        raise ConfigurationError(
+            f"torch {torch.__version__} at {Path(torch.__file__).parent} is older than "
+            f"{'.'.join(map(str, OLDEST_TORCH))}, the oldest that spottrain supports; use a newer one"
+        )
+
+
+def float32_matmul() -> str:
+    """Returns torch's format for products of fp32 matrices: `tf32`, `ieee`, or `none` if nothing was set.
+
+    It reads the newer of torch's two settings, which is correct whichever was set. If a script sets only
+    `fp32_precision`, `torch.get_float32_matmul_precision()` raises RuntimeError (torch 2.15). Before torch
+    2.9 only the older setting exists.
+    """
+    matmul: Any = torch.backends.cuda.matmul
+    if hasattr(matmul, "fp32_precision"):
+        return str(matmul.fp32_precision)
+    return "none" if torch.get_float32_matmul_precision() == "highest" else "tf32"
 
 
 def seed(default: int = 0) -> int:

@@ -17,6 +17,7 @@ from typing import Final
 import torch
 
 from spottrain.core import log
+from spottrain.core.device import float32_matmul
 from spottrain.core.gpu_catalogue import known_gpu
 
 FORMATS: Final = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -87,12 +88,8 @@ def peak_flops(name: str, precision: str, *, tf32: bool = False) -> float | None
 
 
 def uses_tf32() -> bool:
-    """Whether torch multiplies fp32 matrices in TF32; by default it does not.
-
-    It reads the newer of torch's two settings, which is correct whichever was set. If a script sets only
-    `fp32_precision`, `torch.get_float32_matmul_precision()` raises RuntimeError (torch 2.15).
-    """
-    return bool(torch.backends.cuda.matmul.fp32_precision == "tf32")
+    """Whether torch multiplies fp32 matrices in TF32; by default it does not."""
+    return float32_matmul() == "tf32"
 
 
 # --- a CPU, measured --------------------------------------------------------------------------------

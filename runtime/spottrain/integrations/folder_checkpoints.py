@@ -21,6 +21,7 @@ from spottrain.checkpoint.kinds import TrainingState
 from spottrain.checkpoint.manager import CheckpointManager
 from spottrain.checkpoint.saver import Save
 from spottrain.checkpoint.selection import Restored
+from spottrain.checkpoint.tensor_memory import byte_view
 from spottrain.distributed.world import World
 from spottrain.errors import ConfigurationError
 from spottrain.lifecycle.session import current
@@ -194,9 +195,9 @@ def link_tree(source: Path, target: Path, *, without: tuple[str, ...] = ()) -> N
 def packed(value: Any) -> Any:
     """Converts a rank's state to plain values for the manifest: these checkpoints have no tensor shards."""
     if isinstance(value, torch.Tensor):
-        bytes_of = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        flat = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
         dtype = str(value.dtype).removeprefix("torch.")
-        return {"bytes of a tensor": bytes_of, "dtype": dtype, "shape": list(value.shape)}
+        return {"bytes of a tensor": byte_view(flat).tobytes(), "dtype": dtype, "shape": list(value.shape)}
     return map_items(value, packed)
 
 

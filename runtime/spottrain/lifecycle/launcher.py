@@ -23,6 +23,7 @@ from typing import Final
 
 from spottrain.contract import (
     EXIT_CODE_OF,
+    LAUNCHER,
     TIME_BEFORE,
     Env,
     Outcome,
@@ -210,9 +211,7 @@ class Launcher:
         if self._outputs is not None:
             env.update(MARK)
         env.setdefault("OMP_NUM_THREADS", str(threads_of_each(self._gang.nproc)))
-        # As a module, Python puts the working directory first on the path; `spottrain run` does not.
-        safe = [] if os.getcwd() in sys.path else ["-P"]
-        argv = [sys.executable, *safe, "-m", "spottrain", "run", *self._command]
+        argv = [sys.executable, *_program(self._env), *self._command]
         launcher = os.getpid()
         pid = os.fork()
         if pid:
@@ -402,6 +401,15 @@ class Launcher:
             basis = replace(basis, step=self._lost.step, durableStep=self._lost.durableStep)
             then += f" Before the ranks were started again: {self._lost.message}"
         return replace(basis, outcome=worst.outcome, reason=reason, message=worst.words + then)
+
+
+def _program(env: Mapping[str, str]) -> list[str]:
+    """How Python starts `spottrain run` again. An injected package is found by its launcher only."""
+    if env.get(LAUNCHER):
+        return [env[LAUNCHER]]
+    # As a module, Python puts the working directory first on the path; `spottrain run` does not.
+    safe = [] if os.getcwd() in sys.path else ["-P"]
+    return [*safe, "-m", "spottrain", "run"]
 
 
 def _step(message: TerminationMessage | None) -> int:

@@ -14,7 +14,7 @@ For a custom loop:
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Final
@@ -23,6 +23,7 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from spottrain.core import log
+from spottrain.core.device import float32_matmul
 from spottrain.distributed import process_group
 from spottrain.distributed.world import World
 from spottrain.errors import ConfigurationError, TrainingFailed
@@ -62,9 +63,16 @@ def facts_of(device: torch.device) -> DeviceFacts:
         with torch.cuda.device(device):  # torch checks the current one (torch 2.15)
             tf32 = torch.cuda.is_tf32_supported()
         return DeviceFacts(type="cuda", name=name, bf16=ampere or rocm, tf32=tf32)
-    has = torch.cpu.get_capabilities() if device.type == "cpu" else {}
+    has = _cpu_capabilities() if device.type == "cpu" else {}
     name = str(has.get("cpu_name", device.type))
     return DeviceFacts(type=device.type, name=name, bf16=any(has.get(each) for each in CPU_BF16), tf32=False)
+
+
+def _cpu_capabilities() -> Mapping[str, Any]:
+    if hasattr(torch.cpu, "get_capabilities"):
+        return dict(torch.cpu.get_capabilities())
+    older: Any = torch.cpu
+    return {"avx512_bf16": older._is_avx512_bf16_supported(), "amx_bf16": older._is_amx_tile_supported()}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,16 +95,16 @@ class Precision:
         if self.dtype is not None:
             return
         tf32 = self.name == "tf32"
-        before = torch.backends.cuda.matmul.fp32_precision
+        before = float32_matmul()
         if before not in ("none", "tf32" if tf32 else "ieee"):  # none: not set by the script
             log.event("override", setting="float32 matmul", ours=self.name, script=before)
         # It sets old and new flags alike; with the new ones alone, reading the old ones raises RuntimeError
         # (torch 2.15).
         torch.set_float32_matmul_precision("high" if tf32 else "highest")
         torch.backends.cudnn.allow_tf32 = tf32
-        cudnn: Any = torch.backends.cudnn  # its annotations lack conv and rnn
-        for each in (cudnn.conv, cudnn.rnn):
-            if not tf32 and each.fp32_precision == "tf32":  # from a setting that allow_tf32 keeps
+        for name in ("conv", "rnn"):  # since torch 2.9
+            each = getattr(torch.backends.cudnn, name, None)
+            if not tf32 and each and each.fp32_precision == "tf32":  # from a setting that allow_tf32 keeps
                 each.fp32_precision = "ieee"
         log.event("precision", name=self.name, matmul=torch.get_float32_matmul_precision(), conv_tf32=tf32)
 

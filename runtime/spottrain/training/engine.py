@@ -45,6 +45,7 @@ class Engine:
     def __init__(
         self, session: Session, *, explain: Callable[[BaseException], RunError | None] = lambda error: None
     ) -> None:
+        devices.require_torch()
         self.session = session
         self.ended = False
         """Whether the training was finished, stopped or given up: nothing more can be counted or saved."""

@@ -1,0 +1,149 @@
+"""A runtime that was injected into an image with torch alone trains, stops and resumes like any other."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from spottrain.cli.inject import inject
+from spottrain.contract import Env, ExitCode, Outcome, Reason
+
+from tests.runs.conftest import SCRIPT
+from tests.runs.launched import WAITS, Launched
+from tests.support.pid1 import HELD, NAMESPACE, holds_signals, needs_root, once, pid_1_below
+from tests.support.plainenv import plain_python
+
+Begin = Callable[..., Launched]
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return plain_python(tmp_path_factory.mktemp("image"))
+
+
+@pytest.fixture(scope="module")
+def launcher(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("volume")
+    inject(folder)
+    return folder / "launch.py"
+
+
+@pytest.fixture
+def begin(tmp_path: Path, python: Path, launcher: Path) -> Iterator[Begin]:
+    """Starts `python LAUNCHER WORDS...` in a folder of its own. All of them share one checkpoint URI."""
+    open_: list[Launched] = []
+
+    def begin(script: str, *words: str, before: list[str] | None = None, **env: str) -> Launched:
+        folder = tmp_path / str(len(open_))
+        folder.mkdir()
+        (folder / "train.py").write_text(script)
+        basic: dict[str, str] = {Env.CHECKPOINT_URI: str(tmp_path / "store"), Env.JOB_UID: "uid"}
+        command = [*(before or []), str(python), str(launcher), *(words or ["train.py"])]
+        open_.append(Launched(folder, command, **(basic | env)))
+        return open_[-1]
+
+    yield begin
+    for each in open_:
+        each.close()
+
+
+def losses(*runs: Launched) -> dict[int, str]:
+    return {
+        int(step): loss for run in runs for step, loss in re.findall(r" step=(\d+)\S* loss=(\S+)", run.log)
+    }
+
+
+def test_a_stopped_training_goes_on_bit_for_bit_with_what_the_installed_runtime_computes(
+    begin: Begin, tmp_path: Path
+) -> None:
+    (tmp_path / "alone").mkdir()
+    (tmp_path / "alone" / "train.py").write_text(SCRIPT)
+    installed = [sys.executable, "-m", "spottrain", "run", "train.py"]
+    alone = Launched(tmp_path / "alone", installed, **{Env.JOB_UID: "uid"}).done()
+    first = begin(SCRIPT, PAUSE="0.1", **{Env.ATTEMPT: "1"}).until(" step=5/24")
+    first.stopped()
+    second = begin(SCRIPT, **{Env.ATTEMPT: "2"}).done()
+    assert first.message.outcome is Outcome.INTERRUPTED
+    assert second.message.outcome is Outcome.DONE and second.message.startStep == first.message.step
+    assert losses(first, second) == losses(alone)
+    assert len(losses(alone)) == 24
+
+
+def test_two_ranks_are_started_by_the_injected_launcher(begin: Begin) -> None:
+    says = 'import os, spottrain; print("rank", os.environ["RANK"], spottrain.__file__, flush=True)\n'
+    run = begin(says + SCRIPT, "--nproc", "2", "train.py", **{Env.ATTEMPT: "1"}).done()
+    assert re.findall(r"rank (\d) \S+/volume\S*/lib/spottrain/__init__.py", run.log).count("1") == 1
+    assert run.message.outcome is Outcome.DONE
+
+
+def test_what_the_script_prints_is_kept_by_the_injected_log_capture(begin: Begin, tmp_path: Path) -> None:
+    begin('print("words of the script")', **{Env.LOGS: "keep", Env.ATTEMPT: "1"}).done()
+    [part] = (tmp_path / "store" / "logs").rglob("*.log")
+    assert "words of the script" in part.read_text()
+
+
+PACKAGES = """
+import sys, os
+before = [p for p in sys.path if p != os.path.dirname(os.path.abspath(__file__))]
+injected = os.path.dirname(before[-1])
+assert before[-1] == injected + "/lib" and not any(p.startswith(injected) for p in before[:-1]), before
+import jmespath, urllib3
+print("jmespath of", jmespath.WHOSE, "urllib3 at", urllib3.__file__)
+print("argv", sys.argv)
+"""
+
+
+def test_packages_of_the_image_come_before_those_of_the_launcher(begin: Begin, tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "jmespath.py").write_text("WHOSE = 'the image'")
+    run = begin(PACKAGES, "train.py", "--lr", "1", PYTHONPATH=str(own)).done()
+    assert "jmespath of the image" in run.log
+    assert re.search(r"urllib3 at \S+/volume\S*/lib/urllib3/", run.log)
+    assert "argv ['train.py', '--lr', '1']" in run.log
+
+
+def test_a_module_is_run_as_python_does_it(begin: Begin) -> None:
+    run = begin("import sys; print('main is', __name__, __spec__.name)", "-m", "train").done()
+    assert "main is __main__ train" in run.log
+
+
+def test_an_error_of_the_script_keeps_its_exit_code(begin: Begin) -> None:
+    run = begin("import sys; sys.exit(7)").ends(7)
+    assert run.message.outcome is Outcome.FAILED
+
+
+@needs_root
+@pytest.mark.parametrize("after", [0.0, 0.2, 1.0])
+@pytest.mark.parametrize("held", [True, False])
+def test_a_signal_at_pid_1_ends_it_with_75(begin: Begin, after: float, held: bool) -> None:
+    """`held`: by `env --block-signal`; else from the launcher's first statement on."""
+    env = ["env", *HELD[:-1]] if held else []
+    run = begin(WAITS, before=[*NAMESPACE, *env])
+    pid = pid_1_below(run.pid)
+    once(lambda: holds_signals(pid), "held SIGTERM")
+    time.sleep(after)
+    os.kill(pid, signal.SIGTERM)
+    assert run.end() == ExitCode.INTERRUPTED, run.log
+    assert run.message.outcome is Outcome.INTERRUPTED
+
+
+OLDER = """
+import runpy, sys
+sys.version_info = (3, 9, 18, "final", 0)
+runpy.run_path(sys.argv[1], run_name="__main__")
+"""
+
+
+def test_a_python_that_is_too_old_gets_a_sentence(tmp_path: Path, launcher: Path) -> None:
+    run = Launched(tmp_path, [sys.executable, "-c", OLDER, str(launcher)]).ends(ExitCode.BAD_CONFIGURATION)
+    assert "is Python 3.9.18, and spottrain needs 3.11 or newer" in run.log
+    assert run.message.outcome is Outcome.BAD_CONFIGURATION
+    assert run.message.reason == Reason.BAD_CONFIGURATION
+    assert run.message.message in run.log

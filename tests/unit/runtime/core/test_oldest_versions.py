@@ -1,0 +1,60 @@
+"""What an image brings may be too old, for pip does not check it without extras: a sentence says so."""
+
+from __future__ import annotations
+
+import re
+import sys
+import tomllib
+from pathlib import Path
+
+import botocore
+import pytest
+import torch
+from spottrain.checkpoint.final_weights import load_weights
+from spottrain.core.device import OLDEST_TORCH, require_torch
+from spottrain.errors import ConfigurationError
+from spottrain.storage.open import open_store
+
+ROOT = Path(__file__).resolve().parents[4]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+@pytest.mark.parametrize(
+    "version", ["2.6.0", "2.6.0a0+ecf3bae40a.nv25.01", "2.15.0+cu130", "3.0.0", "unknown"]
+)
+def test_a_torch_that_is_new_enough_is_taken(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    monkeypatch.setattr(torch, "__version__", version)
+    require_torch()
+
+
+@pytest.mark.parametrize("version", ["2.5.1", "1.13.0+cu117"])
+def test_a_torch_that_is_too_old_is_refused(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    monkeypatch.setattr(torch, "__version__", version)
+    with pytest.raises(ConfigurationError, match=rf"^torch {re.escape(version)} at \S+ is older than 2\.6"):
+        require_torch()
+
+
+def test_the_wheel_and_the_docs_name_the_same_oldest_versions() -> None:
+    oldest = ".".join(map(str, OLDEST_TORCH))
+    assert PROJECT["optional-dependencies"]["torch"] == [f"torch>={oldest}"]
+    page = (ROOT / "docs" / "own-image.md").read_text()
+    assert f"| torch | {oldest} and newer" in page
+    assert f"| Python | {PROJECT['requires-python'].removeprefix('>=')} and newer" in page
+
+
+def test_a_botocore_that_is_too_old_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(botocore, "__version__", "1.35.99")
+    with pytest.raises(
+        ConfigurationError, match=r"botocore 1\.35\.99 at \S+ is too old .* conditional writes"
+    ):
+        open_store("s3://bucket/prefix", "http://127.0.0.1:9")
+
+
+def test_weights_are_loaded_by_safetensors_or_a_sentence_asks_for_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "safetensors.torch", None)
+    with pytest.raises(
+        ConfigurationError, match=r"load_weights needs the package safetensors .* pip install"
+    ):
+        load_weights(tmp_path)
