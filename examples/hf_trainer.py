@@ -1,4 +1,4 @@
-"""Hugging Face's Trainer, kept from being lost. A tiny model and random text, so that it runs anywhere.
+"""Hugging Face's Trainer, unchanged: spottrain run attaches to it. A tiny model and random text.
 
 spottrain run --checkpoint checkpoints/hf examples/hf_trainer.py       # Ctrl-C saves; again: goes on
 """
@@ -6,7 +6,6 @@ spottrain run --checkpoint checkpoints/hf examples/hf_trainer.py       # Ctrl-C 
 import os
 
 import torch
-from spottrain.integrations.transformers import TransformersCallback
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments, set_seed
 
 STEPS = int(os.environ.get("STEPS", "300"))
@@ -26,8 +25,9 @@ def main() -> None:
     config = GPT2Config(
         vocab_size=64, n_positions=32, n_embd=32, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0
     )
+    output = os.environ.get("OUTPUT", "hf-output")
     arguments = TrainingArguments(
-        output_dir=os.environ.get("OUTPUT", "hf-output"),
+        output_dir=output,
         max_steps=STEPS,
         per_device_train_batch_size=8,
         gradient_accumulation_steps=2,
@@ -37,9 +37,9 @@ def main() -> None:
         disable_tqdm=True,
         use_cpu=not torch.cuda.is_available(),
     )
-    spot = TransformersCallback()
-    trainer = Trainer(model=GPT2LMHeadModel(config), args=arguments, train_dataset=Text(), callbacks=[spot])
-    trainer.train(resume_from_checkpoint=spot.resume(trainer))
+    trainer = Trainer(model=GPT2LMHeadModel(config), args=arguments, train_dataset=Text())
+    trainer.train()
+    trainer.save_model(output)  # also after an interruption here: the job is done when the script ends
 
 
 if __name__ == "__main__":

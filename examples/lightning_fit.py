@@ -1,4 +1,4 @@
-"""Lightning's Trainer, kept from being lost by three lines: those with `spot`.
+"""Lightning's Trainer, unchanged: spottrain run attaches to it.
 
 spottrain run --checkpoint checkpoints/lightning examples/lightning_fit.py   # Ctrl-C saves; again: goes on
 """
@@ -6,9 +6,7 @@ spottrain run --checkpoint checkpoints/lightning examples/lightning_fit.py   # C
 import os
 
 import lightning.pytorch as L
-import spottrain
 import torch
-from spottrain.integrations.lightning import LightningCallback
 
 STEPS = int(os.environ.get("STEPS", "2000"))
 
@@ -37,21 +35,19 @@ class Model(L.LightningModule):
 
 
 def main() -> None:
-    spottrain.seed(1)
-    spot = LightningCallback(log_every=100)
+    L.seed_everything(1)
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     trainer = L.Trainer(
-        callbacks=[spot],
         max_steps=STEPS,
         devices=ranks,
         strategy="ddp" if ranks > 1 else "auto",
-        use_distributed_sampler=False,  # the loader below gives each rank its own share
         enable_checkpointing=False,  # when to save is decided by --interval
+        log_every_n_steps=100,
         logger=False,
         enable_progress_bar=False,
     )
-    loader = spottrain.data.loader(Sums(), batch_size=32, shuffle=True)
-    trainer.fit(Model(), loader, ckpt_path=spot.resume())
+    loader = torch.utils.data.DataLoader(Sums(), batch_size=32, shuffle=True)
+    trainer.fit(Model(), loader)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import spottrain
@@ -91,6 +92,7 @@ theirs.save_model("model")
 print("saved the model", flush=True)
 """
 )
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "hf_trainer.py"
 SUBCLASS = {"ARGUMENTS": "dict(kind=Fine)"}
 
 
@@ -333,6 +335,19 @@ def test_the_callback_of_a_script_that_has_one_stays_alone(lab: Lab) -> None:
     )
     run = lab.run(own).done()
     assert run.message.step == 18 and "event=attached" not in run.log
+
+
+def test_the_example_is_an_unchanged_script(start: Start) -> None:
+    env = {"STEPS": "12", Env.CHECKPOINT_INTERVAL: "4steps"}
+    start("", *OURS, str(EXAMPLE), **env).until("committed step=4", seconds=300).stopped()
+    again = start("", *OURS, str(EXAMPLE), **env).done(300)
+    assert again.message.step == 12 and "event=restored" in again.log
+
+
+def test_a_stop_before_the_training_has_lost_nothing(start: Start) -> None:
+    script = "from transformers import Trainer\nimport time\nprint('imported', flush=True)\ntime.sleep(60)\n"
+    run = start(script, *OURS, "train.py").until("imported", seconds=300).stopped()
+    assert run.message.message == "Interrupted before the training began; nothing was lost."
 
 
 def test_a_fresh_process_is_attached_to_when_it_imports_the_library_and_its_children_are_not(

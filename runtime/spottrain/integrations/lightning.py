@@ -40,6 +40,7 @@ from spottrain.core.uri import is_path
 from spottrain.data.sampler import Cursor
 from spottrain.errors import ConfigurationError
 from spottrain.integrations.folder_checkpoints import CallbackEngine, FolderCheckpoints, packed, unpacked
+from spottrain.integrations.loader_position import LoaderPosition
 from spottrain.training.loop import cursor_of
 
 FILE: Final = "lightning.ckpt"
@@ -61,6 +62,8 @@ class LightningCallback(pl.Callback):
         self._folder, self._log_every = Path(folder), log_every
         self._handlers = {number: signal.getsignal(number) for number in SIGNALS}
         self._trainer: pl.Trainer | None = None
+        self._position: LoaderPosition | None = None
+        """Set by `run_attached`: a script that knows of us uses a loader with a state."""
         self._random_due = False
         """Whether `_random` is to be restored, when the first batch begins: until then Lightning draws."""
         self._random: Any = None
@@ -220,10 +223,13 @@ class LightningCallback(pl.Callback):
         return self._engine.coordinator.record() | {"metrics": metrics, "over": self._over}
 
     def _own(self) -> dict[str, Any]:
-        return {"random": packed(devices.random_state())}
+        position = self._position.state() if self._position is not None else None
+        return {"random": packed(devices.random_state()), "data": packed(position)}
 
     def _load(self, shared: Any, own: Any, new_rank: bool) -> None:
         self._engine.coordinator.load_record(shared)
+        if self._position is not None and not new_rank:
+            self._position.load(unpacked(own.get("data")))
         self._over = shared.get("over")
         self._metrics = {name: torch.tensor(each) for name, each in shared.get("metrics", {}).items()}
         self._random_due, self._random = True, None if new_rank else unpacked(own["random"])
@@ -308,6 +314,7 @@ def run_attached(call: BoundArguments, fit: Callable[..., Any]) -> Any:
     spot = LightningCallback(
         folder=root if is_path(root) else ".", log_every=trainer.log_every_n_steps or 10, attached=True
     )
+    spot._position = LoaderPosition(trainer, spot._restore_random)
     _put_before_checkpoints(trainer, spot)
     try:
         given, restored = call.arguments.get("ckpt_path"), spot.resume()
@@ -317,7 +324,8 @@ def run_attached(call: BoundArguments, fit: Callable[..., Any]) -> Any:
             call.arguments["ckpt_path"] = restored
             if "weights_only" in call.signature.parameters:
                 call.arguments["weights_only"] = False  # it is of this job, and may hold hyperparameters
-        return fit(*call.args, **call.kwargs)
+        with spot._position.followed():
+            return fit(*call.args, **call.kwargs)
     except BaseException as error:
         spot._engine.fail_in_script(error)
         raise

@@ -1,0 +1,103 @@
+"""Resumes a plain DataLoader within an epoch of Lightning's Trainer, which would begin its data again.
+
+The batches of an epoch follow from the random state when the loader's iterator is made, and from that when
+the first batch is fetched. Both are part of a checkpoint. A resume makes the iterator from them, reads the
+batches that were used, and sets the random state of the last step before the next batch is fetched.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+from torch.utils.data import DataLoader
+
+from spottrain.core import device as devices
+
+WARNING: Final = "You're resuming from a checkpoint that ended before the epoch ended"
+
+
+class LoaderPosition:
+    """The position in the only train loader of `trainer`, unless the loader has a state of its own.
+
+    `before_batch` is called before the first batch after a resume is fetched.
+    """
+
+    def __init__(self, trainer: Any, before_batch: Callable[[], None]) -> None:
+        self._trainer, self._before_batch = trainer, before_batch
+        self._made: Any = None
+        self._first: Any = None
+        """Random states when this epoch's iterator was made, and when its first batch was fetched."""
+        self._saved: dict[str, Any] | None = None
+
+    def state(self) -> dict[str, Any] | None:
+        """Returns the position for a checkpoint; None at the end of an epoch, or if it is not known."""
+        epoch_loop = self._trainer.fit_loop.epoch_loop
+        if self._first is None or epoch_loop._num_ready_batches_reached():
+            return None
+        used = epoch_loop.batch_progress.current.ready
+        return {"made": self._made, "first": self._first, "batches": used}
+
+    def load(self, saved: dict[str, Any] | None) -> None:
+        """Makes the next iterator begin at this position."""
+        self._saved = saved
+
+    @contextmanager
+    def followed(self) -> Iterator[None]:
+        """Within the block, the train loader's iterators are followed."""
+        usual = DataLoader.__iter__
+
+        def iterate(loader: Any) -> Any:
+            return self._iterate(loader, usual) if self._follows(loader) else usual(loader)
+
+        DataLoader.__iter__ = iterate  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            DataLoader.__iter__ = usual  # type: ignore[method-assign]
+
+    def _follows(self, loader: Any) -> bool:
+        combined = self._trainer.fit_loop._combined_loader
+        loaders = [] if combined is None else combined.flattened
+        alone = len(loaders) == 1 and loaders[0] is loader
+        return alone and self._trainer.training and not hasattr(loader, "state_dict")
+
+    def _iterate(self, loader: Any, usual: Callable[[Any], Iterator[Any]]) -> Iterator[Any]:
+        saved, self._saved = self._saved, None
+        if saved is not None:
+            return self._resume(saved, lambda: usual(loader), ahead=not _sized(loader))
+        self._made, self._first = devices.random_state(), None
+        return self._begin(usual(loader))
+
+    def _begin(self, batches: Iterator[Any]) -> Iterator[Any]:
+        self._first = devices.random_state()
+        yield from batches
+
+    def _resume(
+        self, saved: dict[str, Any], make: Callable[[], Iterator[Any]], *, ahead: bool
+    ) -> Iterator[Any]:
+        """Makes the iterator when its first batch is fetched: by then the sampler knows its epoch.
+
+        `ahead`: Lightning fetches a batch while it trains on the one before, because the end is not known.
+        """
+        warnings.filterwarnings("ignore", message=WARNING)
+        self._made, self._first = saved["made"], saved["first"]
+        now = devices.random_state()
+        devices.set_random_state(self._made)
+        batches = make()
+        devices.set_random_state(self._first)
+        for _ in range(saved["batches"]):
+            next(batches, None)
+        devices.set_random_state(now)
+        if not ahead:
+            self._before_batch()
+        yield from batches
+
+
+def _sized(loader: Any) -> bool:
+    try:
+        return len(loader) > 0
+    except TypeError:
+        return False
