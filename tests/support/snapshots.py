@@ -15,7 +15,7 @@ from spottrain.checkpoint.staging_buffer import StagingBuffer
 from spottrain.checkpoint.tree import Flattened
 from spottrain.contract import CHUNK_BYTES, MANIFEST_NAME
 from spottrain.distributed.dtensor import Box
-from spottrain.storage.base import Body, KeyMissing, Object, Stat, Truncated, never
+from spottrain.storage.base import Body, FilePart, KeyMissing, Object, Stat, Truncated, never
 
 KEY: Final = "checkpoints/t000001-s000000003-abc/"
 
@@ -46,6 +46,9 @@ class Memory:
     def upload(self, key: str, body: memoryview, *, cancelled: Callable[[], bool] = never) -> list[str]:
         self.put(key, body)
         return chunks_of(self.bodies[key], self._chunk_bytes)
+
+    def put_part(self, key: str, part: FilePart, *, cancelled: Callable[[], bool] = never) -> None:
+        raise NotImplementedError
 
     def read_into(self, key: str, offset: int, buffer: memoryview) -> None:
         if key not in self.bodies:

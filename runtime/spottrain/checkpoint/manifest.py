@@ -107,9 +107,10 @@ class Manifest:
         """Parses a manifest. Raises Damaged, or CheckpointError if it has another format."""
         try:
             raw: Any = json.loads(text)
-            _require_format(raw["format"])
+            require_format(raw["format"])
             if raw.pop("sha256") != hashlib.sha256(canonical(raw)).hexdigest():
                 raise Damaged("the manifest's checksum does not match")
+            _require_state(raw["kind"])
             return cls(
                 step=raw["step"],
                 world=raw["world"],
@@ -138,7 +139,8 @@ def shard(raw: dict[str, Any]) -> Shard:
     return Shard(name=raw["name"], bytes=raw["bytes"], chunks=tuple(raw["chunks"]))
 
 
-def _require_format(number: Any) -> None:
+def require_format(number: Any) -> None:
+    """Raises CheckpointError unless this is the format that is read here."""
     if number == FORMAT:
         return
     newer = isinstance(number, int) and number > FORMAT
@@ -147,6 +149,15 @@ def _require_format(number: Any) -> None:
         f"one reads format {FORMAT}. Use the image that wrote it, or another checkpoint URI",
         reason=Reason.CHECKPOINT_INCOMPATIBLE,
     )
+
+
+def _require_state(kind: Any) -> None:
+    if kind == "sync":
+        raise CheckpointError(
+            "the checkpoint is a folder that `spottrain sync` has stored, of files that another "
+            "library wrote; `spottrain sync` restores it. For `spottrain run` use another checkpoint URI",
+            reason=Reason.CHECKPOINT_INCOMPATIBLE,
+        )
 
 
 def canonical(value: Any) -> bytes:

@@ -11,9 +11,11 @@ from typing import Final
 from spottrain.checkpoint.head.admin import Deleting, leftovers, require_ended
 from spottrain.checkpoint.head.owner import Walker
 from spottrain.checkpoint.head.state import Head, folder_of
+from spottrain.cli.contents import named
 from spottrain.cli.output import Answer, confirm
 from spottrain.cli.reading import head_of
 from spottrain.contract import (
+    BLOBS_PREFIX,
     CHECKPOINTS_PREFIX,
     COMPILE_CACHE_PREFIX,
     LOGS_PREFIX,
@@ -35,6 +37,7 @@ def delete(store: Store, job_uid: str = "", *, earlier_jobs: bool = False, sure:
     """
     keys = store.list(CHECKPOINTS_PREFIX)  # before HEAD is read
     rest = [key for folder in BESIDE for key in store.list(folder)]  # before another job can claim HEAD
+    stored = store.list(BLOBS_PREFIX)  # of folders: earlier jobs' checkpoints may name some
     walker = Walker(store)
     head = walker.read()
     if head is None:
@@ -47,7 +50,8 @@ def delete(store: Store, job_uid: str = "", *, earlier_jobs: bool = False, sure:
     walker.change(Deleting(job_uid=job_uid, earlier_jobs=earlier_jobs, only_idle=only_idle))
     head = head_of(store)
     doomed = [key for key in keys if folder_of(key) not in head.keys]
-    doomed = sorted({*doomed, *leftovers(keys, head)}) + rest
+    contents = [key for key in stored if key not in named(store, head)]
+    doomed = sorted({*doomed, *leftovers(keys, head)}) + rest + contents
     store.delete(doomed)
     store.sweep_uploads(CHECKPOINTS_PREFIX, lambda key: folder_of(key) not in head.keys)
     words = f"deleted {counted(len(doomed), 'object')} at {store.uri}; the final weights stay"

@@ -1,7 +1,11 @@
-"""`spottrain checkpoints list`: shows what is at a URI, even while a job uses it. Reads only HEAD's body."""
+"""`spottrain checkpoints list`: shows what is at a URI, even while a job uses it. Reads HEAD alone.
+
+Of a folder that `spottrain sync` keeps it also reads the manifests, which say where the contents are.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -11,11 +15,13 @@ from typing import Any, Final
 from spottrain.checkpoint.head.admin import leftovers
 from spottrain.checkpoint.head.owner import Walker
 from spottrain.checkpoint.head.state import Entry, Head, folder_of
+from spottrain.checkpoint.manifest import Damaged
 from spottrain.cli.output import Answer, size, table
-from spottrain.contract import CHECKPOINTS_PREFIX, MANIFEST_NAME
+from spottrain.contract import BLOBS_PREFIX, CHECKPOINTS_PREFIX, MANIFEST_NAME
 from spottrain.core.log_format import duration
 from spottrain.core.text import counted
 from spottrain.storage.base import Stat, Store
+from spottrain.sync.checkpoints import manifest_or_none
 
 ASKING: Final = 16
 """Concurrent requests for the sizes of objects."""
@@ -33,11 +39,16 @@ class Inventory:
     under_way: tuple[str, ...]
     """Keys that HEAD does not name but a running job's next commit may name."""
 
+    folders: Mapping[str, bool]
+    """Whether all contents are there, by key of the checkpoints that `spottrain sync` wrote."""
+
     def of(self, entry: Entry) -> dict[str, Stat]:
         return {key: stat for key, stat in self.objects.items() if folder_of(key) == entry.key}
 
     def condition(self, entry: Entry) -> str:
         """ "incomplete", "archived" or "restoring"; empty if the objects exist and are readable."""
+        if entry.key in self.folders:
+            return "" if self.folders[entry.key] else "incomplete"
         mine = self.of(entry)
         if entry.key + MANIFEST_NAME not in mine or sum(s.bytes for s in mine.values()) < entry.bytes:
             return "incomplete"
@@ -70,7 +81,18 @@ def look(store: Store) -> Inventory:
         objects=objects,
         orphans=tuple(key for key in unnamed if key in orphans),
         under_way=tuple(key for key in unnamed if key not in orphans),
+        folders=_folders(store, head) if head else {},
     )
+
+
+def _folders(store: Store, head: Head) -> dict[str, bool]:
+    there = set(store.list(BLOBS_PREFIX))
+    found: dict[str, bool] = {}
+    for entry in head.checkpoints if there else ():
+        with contextlib.suppress(Damaged):  # then it has no manifest, and is shown as incomplete
+            if manifest := manifest_or_none(store, entry.key):
+                found[entry.key] = manifest.blobs <= there
+    return found
 
 
 def _objects(store: Store) -> dict[str, Stat]:

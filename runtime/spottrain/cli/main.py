@@ -64,6 +64,10 @@ def main(argv: list[str] | None = None) -> int:
         release_signals()
         return int(importlib.import_module(f"spottrain.cli.{words[0]}").main(words[1:]))
     hold_signals()  # blocked already, unless the caller is not `entry`
+    if words[:1] == ["sync"]:
+        from spottrain.cli import sync
+
+        return sync.main(words[1:])
     try:
         command = _read_command(words)
         _require_script(command)  # before creating a checkpoint folder or ranks for it
@@ -116,6 +120,7 @@ def _read_command(argv: list[str]) -> Command:
     profiled = commands.add_parser("profile", help=about, description=profile.ABOUT)
     commands.add_parser("plan", help="what a training needs and costs: time, memory, network, hardware")
     commands.add_parser("cost", help="what a job, or a namespace's jobs, cost, saved and lost")
+    commands.add_parser("sync", help="keep a folder of any program's checkpoints in a store")
     commands.add_parser("checkpoints", help="inspect and manage checkpoints: list, verify, prune, copy, ...")
     commands.add_parser("inject", help="write the runtime to a folder, for an image that lacks it")
     names = _add_flags(run)

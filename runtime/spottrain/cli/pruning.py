@@ -11,6 +11,7 @@ from typing import Any
 from spottrain.checkpoint.head.admin import Pruning, leftovers, prunable, require_idle
 from spottrain.checkpoint.head.owner import Walker
 from spottrain.checkpoint.head.state import Entry, Head
+from spottrain.cli import contents
 from spottrain.cli.listing import Inventory, look
 from spottrain.cli.output import Answer, confirm, size
 from spottrain.cli.reading import NO_HEAD
@@ -55,6 +56,8 @@ def prune(
         _drop(store, seen.head, doomed)
     if orphans:
         _sweep(store, seen.head, unused)
+    if seen.folders:
+        store.delete(contents.unused(store))
     return Answer(facts=facts | {"deleted": True}, lines=[*lines, "deleted"])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
@@ -13,6 +14,8 @@ from spottrain.contract import CHUNK_BYTES, Reason
 from spottrain.core.text import counted
 from spottrain.errors import CheckpointArchived, CheckpointError
 from spottrain.storage.base import Store
+from spottrain.sync.manifest import read_manifest
+from spottrain.sync.restore import damage
 
 ALL: Final = "all"
 OK: Final = "ok"
@@ -50,6 +53,9 @@ def problems_of(store: Store, entry: Entry) -> tuple[str, list[str]]:
     except CheckpointArchived as error:
         return ARCHIVED, [str(error)]
     except CheckpointError as error:
+        with contextlib.suppress(CheckpointError, Damaged):
+            problems = damage(store, read_manifest(store, entry.key))
+            return (DAMAGED if problems else OK), problems
         other = error.reason == Reason.CHECKPOINT_INCOMPATIBLE
         return (OTHER_FORMAT if other else DAMAGED), [str(error)]
     except Damaged as error:

@@ -58,6 +58,10 @@ INFO: Final[Mapping[str, str]] = {
     "rendezvous-complete": "All {pods} pods are there after {seconds:duration}",
     "rendezvous-left": "Left the rendezvous of {pods} pods after {seconds:duration}: told to stop",
     "waiting-for-rank": "Waiting for another rank, for {seconds:duration} so far: {what}",
+    # a synced folder
+    "sync-committed": "Saved checkpoint {step} of the folder in {seconds:duration}, {bytes:size}, of which "
+    "{sent:size} were sent ({key})",
+    "sync-replaced": "Moved {files} files that the checkpoint does not have so out of {folder}",
     # the store
     "store-reachable": "{store} responds again",
     # techniques
@@ -106,6 +110,8 @@ WARNINGS: Final[Mapping[str, str]] = {
     "ranks-killed": "Killed ranks {ranks}: their time is up",
     # the rendezvous of several pods or ranks
     "accept-failed": "A connection could not be accepted: {error}; {next}",
+    # a synced folder
+    "sync-link-out": "{path} leads to {target}, outside the folder: only the link itself is stored",
     # trouble with the store
     "waiting-for-store": "{store} has not responded for {seconds:duration}[ (limit {limit:duration})]: {why}",
     "store-unreachable": "{store} has not responded for {seconds:duration}: {why}",

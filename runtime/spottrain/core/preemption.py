@@ -84,6 +84,11 @@ class Preemption:
         return self.signalled_at is not None
 
     @property
+    def signal_arrived(self) -> bool:
+        """Whether SIGTERM or SIGINT is among the requests to stop."""
+        return self._signal_seen
+
+    @property
     def forced_exit_at(self) -> float:
         """Unix seconds; infinite until a stop is requested."""
         if self.signalled_at is None:

@@ -36,6 +36,10 @@ class Cancelled(Exception):
     """upload: `cancelled` returned True."""
 
 
+class Changed(Exception):
+    """put_part: the file was written to since its SHA-256 was computed."""
+
+
 def never() -> bool:
     """Default of `cancelled`: the upload is not cancelled."""
     return False
@@ -58,6 +62,20 @@ class Stat:
     """Whether it must be restored before it can be read."""
     restoring: bool
     """Whether such a restore is in progress."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FilePart:
+    """A part of an open file, which is sent without holding it in memory."""
+
+    file: int
+    """Descriptor, open for reading."""
+    offset: int
+    bytes: int
+    sha256: str
+    """Hexadecimal."""
+    changed: Callable[[], bool] = never
+    """Whether the file is known to have changed since."""
 
 
 class Store(Protocol):
@@ -85,6 +103,13 @@ class Store(Protocol):
         Returns the SHA-256 (hex) of each CHUNK_BYTES of `body`. Raises AlreadyExists, or Cancelled once
         `cancelled`, which is called in this thread, returns True. On any error the parts sent so far are
         removed; the object itself may still appear if the store gave no response.
+        """
+
+    def put_part(self, key: str, part: FilePart, *, cancelled: Callable[[], bool] = never) -> None:
+        """Writes an object from a file, replacing what is there; thread-safe.
+
+        Raises Changed unless exactly the bytes of `part.sha256` were stored, or Cancelled once `cancelled`,
+        which is called in this thread, returns True.
         """
 
     def read_into(self, key: str, offset: int, buffer: memoryview) -> None:

@@ -26,6 +26,7 @@ from spottrain.storage.base import (
     AlreadyExists,
     Body,
     Cancelled,
+    FilePart,
     KeyMissing,
     Object,
     PreconditionFailed,
@@ -33,6 +34,7 @@ from spottrain.storage.base import (
     Truncated,
     never,
 )
+from spottrain.storage.requests import slices
 
 PRIVATE: Final = ".spottrain"
 """Folder of the lock and the temporary files; it holds no keys."""
@@ -96,6 +98,15 @@ class FolderStore:
 
         self._publish(key, write, _absent)
         return digests
+
+    def put_part(self, key: str, part: FilePart, *, cancelled: Callable[[], bool] = never) -> None:
+        def write(file: BinaryIO) -> None:
+            for each in slices(part):
+                if cancelled():
+                    raise Cancelled(key)
+                file.write(each)
+
+        self._publish(key, write)
 
     def read_into(self, key: str, offset: int, buffer: memoryview) -> None:
         left = buffer.cast("B")

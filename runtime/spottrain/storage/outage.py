@@ -18,7 +18,7 @@ from typing import Final, TypeVar
 
 from spottrain.contract import COMPILE_CACHE_PREFIX, HEAD_KEY
 from spottrain.errors import StoreUnavailable
-from spottrain.storage.base import Body, Object, Stat, Store, never
+from spottrain.storage.base import Body, FilePart, Object, Stat, Store, never
 
 T = TypeVar("T")
 
@@ -221,6 +221,10 @@ class PatientStore:
     def upload(self, key: str, body: memoryview, *, cancelled: Callable[[], bool] = never) -> list[str]:
         with self._outage.request(f"PUT {key}", brief=False):
             return self._store.upload(key, body, cancelled=cancelled)
+
+    def put_part(self, key: str, part: FilePart, *, cancelled: Callable[[], bool] = never) -> None:
+        with self._outage.request(f"PUT {key}", brief=False):
+            self._store.put_part(key, part, cancelled=cancelled)
 
     def read_into(self, key: str, offset: int, buffer: memoryview) -> None:
         self._outage.through(f"GET {key}", lambda: self._store.read_into(key, offset, buffer), brief=False)

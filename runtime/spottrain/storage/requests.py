@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import io
+import os
 import random
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final, TypeVar
 
 from spottrain.errors import StoreUnavailable, StoreUnsuitable
-from spottrain.storage.base import AlreadyExists, PreconditionFailed, Store
+from spottrain.storage.base import AlreadyExists, Changed, FilePart, PreconditionFailed, Store
 
 T = TypeVar("T")
 CHANCE: Final = random.SystemRandom()
@@ -57,6 +58,52 @@ class RequestBody:
         base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: len(self._view)}[whence]
         self._at = max(0, base + offset)
         return self._at
+
+
+class PartBody:
+    """A part of a file as a body that is read in slices while it is sent.
+
+    `check` is called before each read. A file that has changed stops the body; then `changed` is set.
+    """
+
+    def __init__(self, part: FilePart, check: Callable[[], None] = unchecked) -> None:
+        self.changed = False
+        self._part = part
+        self._check = check
+        self._at = 0
+
+    def __len__(self) -> int:
+        return self._part.bytes
+
+    def read(self, size: int = -1) -> bytes:
+        self._check()
+        left = self._part.bytes - self._at
+        wanted = left if size < 0 else min(left, max(size, SLICE))
+        found = os.pread(self._part.file, wanted, self._part.offset + self._at) if wanted else b""
+        if (wanted and not found) or self._part.changed():
+            self.changed = True
+            raise Stopped
+        self._at += len(found)
+        return found
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: len(self)}[whence]
+        self._at = max(0, base + offset)
+        return self._at
+
+
+def slices(part: FilePart) -> Iterator[bytes]:
+    """Yields the part's bytes, and raises Changed after the last unless they match its SHA-256."""
+    digest = hashlib.sha256()
+    for at in range(0, part.bytes, SLICE):
+        found = os.pread(part.file, min(SLICE, part.bytes - at), part.offset + at)
+        digest.update(found)
+        yield found
+    if digest.hexdigest() != part.sha256:
+        raise Changed
 
 
 def digests(view: memoryview, chunk_bytes: int) -> list[str]:

@@ -33,6 +33,8 @@ from spottrain.storage.base import (
     AlreadyExists,
     Body,
     Cancelled,
+    Changed,
+    FilePart,
     KeyMissing,
     Object,
     PreconditionFailed,
@@ -40,7 +42,16 @@ from spottrain.storage.base import (
     Truncated,
     never,
 )
-from spottrain.storage.requests import SLICE, RequestBody, Stopped, digests, probe_conditions, tried
+from spottrain.storage.requests import (
+    SLICE,
+    PartBody,
+    RequestBody,
+    Stopped,
+    digests,
+    probe_conditions,
+    slices,
+    tried,
+)
 from spottrain.storage.s3_client import clients
 from spottrain.storage.s3_errors import FAILURES, RequestTarget, translate
 
@@ -137,6 +148,32 @@ class S3Store:
         self, key: str, body: memoryview, *, cancelled: Callable[[], bool] = never
     ) -> builtins.list[str]:
         return Upload(self, key, body.cast("B"), cancelled).run()
+
+    def put_part(self, key: str, part: FilePart, *, cancelled: Callable[[], bool] = never) -> None:
+        def unless_cancelled() -> None:
+            if cancelled():
+                raise Stopped
+
+        def body() -> bytearray | PartBody:
+            """A small body as in `_sent`."""
+            small = part.bytes <= SLICE
+            return bytearray(b"".join(slices(part))) if small else PartBody(part, unless_cancelled)
+
+        def put() -> None:
+            sent = body()
+            unless_cancelled()
+            try:
+                self.ask_bulk("put_object", key, Body=sent, ChecksumSHA256=digest, **self.encryption)
+            except Stopped:
+                if isinstance(sent, PartBody) and sent.changed:
+                    raise Changed(key) from None
+                raise
+
+        digest = _base64(part.sha256)
+        try:
+            self._again(put)
+        except Stopped:
+            raise Cancelled(key) from None
 
     def read_into(self, key: str, offset: int, buffer: memoryview) -> None:
         left = buffer.cast("B")

@@ -1,0 +1,27 @@
+"""Contents of files that `spottrain sync` has stored beside its checkpoints: which belong to none of them."""
+
+from __future__ import annotations
+
+from spottrain.checkpoint.head.owner import Walker
+from spottrain.checkpoint.head.state import Head, HeadState
+from spottrain.contract import BLOBS_PREFIX
+from spottrain.storage.base import Store
+from spottrain.sync.blobs import unnamed
+from spottrain.sync.checkpoints import manifest_or_none
+
+
+def unused(store: Store) -> list[str]:
+    """Returns the keys of contents that no checkpoint can name any more. Raises Damaged if one is unreadable.
+
+    While a job runs, contents of its own term may belong to its next checkpoint.
+    """
+    keys = store.list(BLOBS_PREFIX)  # before HEAD is read
+    head = Walker(store).read() if keys else None
+    if head is None:
+        return keys
+    return unnamed(keys, named(store, head), below=head.term + (head.state is not HeadState.ACTIVE))
+
+
+def named(store: Store, head: Head) -> set[str]:
+    manifests = (manifest_or_none(store, entry.key) for entry in head.checkpoints)
+    return {key for manifest in manifests if manifest for key in manifest.blobs}

@@ -1,0 +1,86 @@
+"""`spottrain sync PATH --to URI [-- COMMAND...]`: keeps a folder of any program's checkpoints in a store."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import MutableMapping, Sequence
+from typing import NoReturn
+
+from spottrain.contract import LOG_FORMAT, Env, OnExisting, SyncEnv
+from spottrain.core.run_config import LOG_FORMATS
+from spottrain.errors import ConfigurationError, RunError
+from spottrain.sync.program import Program
+
+ABOUT = """Restores the newest checkpoint of a folder from a store, starts COMMAND, and uploads what it writes
+there once it is whole. COMMAND needs nothing of spottrain. Ctrl-C stops it; the same command resumes. Without
+COMMAND it watches until it is told to stop. Each option's environment variable is in brackets."""
+QUIET = "quiet"
+
+
+def main(argv: Sequence[str]) -> int:
+    try:
+        command = read_command(argv, os.environ)
+    except RunError as error:
+        print(f"spottrain: {error}", file=sys.stderr)
+        return int(Program(os.environ, ()).refuse(error))
+    return Program(os.environ, command).run()
+
+
+def read_command(argv: Sequence[str], env: MutableMapping[str, str]) -> list[str]:
+    """Sets the environment variables of the options. Returns COMMAND. Raises ConfigurationError."""
+    words = list(argv)
+    at = words.index("--") if "--" in words else len(words)
+    values = vars(_parser().parse_args(words[:at]))
+    if at < len(words) and not words[at + 1 :]:
+        raise ConfigurationError("there is no command after --; name one, or leave -- out")
+    when = values.pop("when")
+    env.update({name: value for name, value in values.items() if value is not None})
+    if when is not None:
+        env[SyncEnv.WHEN] = when_of(when)
+    return words[at + 1 :]
+
+
+def when_of(text: str) -> str:
+    """Returns `SyncWhen` as JSON for `quiet=30`, `marker=latest` or `renamed=step_*`."""
+    name, found, value = text.partition("=")
+    if name not in (QUIET, "marker", "renamed") or not found or not value:
+        raise ConfigurationError(
+            f"--when {text!r} is not valid: use quiet=SECONDS, marker=NAME or renamed=NAME"
+        )
+    if name != QUIET:
+        return json.dumps({name: value})
+    try:
+        return json.dumps({"quietSeconds": float(value.removesuffix("s"))}, allow_nan=False)
+    except ValueError:
+        raise ConfigurationError(f"--when {text!r} is not valid: give seconds, such as quiet=30") from None
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.print_usage(sys.stderr)
+        raise ConfigurationError(f"{message}; see {self.prog} --help")
+
+
+def _parser() -> argparse.ArgumentParser:
+    usage = "spottrain sync PATH --to URI [options] [-- COMMAND...]"
+    parser = _Parser(prog="spottrain sync", usage=usage, description=ABOUT)
+    on_existing = "if another job left checkpoints there: fail (default), resume from them, or start fresh"
+    flags = (
+        ("--to", Env.CHECKPOINT_URI, "URI", "s3://bucket/prefix, gs://bucket/prefix or a folder"),
+        ("--endpoint", Env.CHECKPOINT_ENDPOINT, "URL", "URL of an S3-compatible server"),
+        ("--keep", Env.CHECKPOINT_KEEP, "N", "number of checkpoints to keep, at least 2 (default 3)"),
+        ("--on-existing", Env.CHECKPOINT_ON_EXISTING, None, on_existing),
+        ("--log-format", LOG_FORMAT, None, "default: text in a terminal, logfmt elsewhere"),
+    )
+    choices = {"--on-existing": [each.lower() for each in OnExisting], "--log-format": list(LOG_FORMATS)}
+    parser.add_argument(SyncEnv.PATH, metavar="PATH", nargs="?", help=f"the folder [{SyncEnv.PATH}]")
+    for flag, name, metavar, text in flags:
+        parser.add_argument(
+            flag, dest=name, metavar=metavar, choices=choices.get(flag), help=f"{text} [{name}]"
+        )
+    about = "what says that a checkpoint is whole: quiet=SECONDS (default 30), marker=NAME or renamed=NAME"
+    parser.add_argument("--when", metavar="RULE", help=f"{about} [{SyncEnv.WHEN}]")
+    return parser

@@ -1,0 +1,16 @@
+"""Keeps a folder of checkpoints that any program writes in an object store (`spottrain sync`).
+
+    tree            what is in the folder: one look at it
+    whole           which part of that is a whole checkpoint; pure
+    manifest        what a checkpoint of the folder consists of
+    blobs           which stored contents no checkpoint needs any more; pure
+    upload          sends what is not stored yet, with bounded memory
+    restore         fills the folder; `record` notes what the folder holds
+    budget          whether a commit still fits before a deadline; pure
+    checkpoints     the checkpoints of one run: claim, restore, commit, delete
+    watch           looks at the folder again and again, and commits what is whole
+    command         the user's command as a child process
+    program         one run of `spottrain sync`: environment, signals, ends
+
+No module here imports torch, numpy or a library beyond the store's: it runs beside images of any kind.
+"""

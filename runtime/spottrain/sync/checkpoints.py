@@ -1,0 +1,286 @@
+"""The checkpoints of one run of `spottrain sync`: claim, restore, commit, delete what is not needed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from spottrain.checkpoint.head.owner import Claim, ClaimPolicy, Entry, HeadOwner, Identity, Walker
+from spottrain.checkpoint.head.state import Head, present
+from spottrain.checkpoint.manifest import Damaged
+from spottrain.contract import BLOBS_PREFIX, CHUNK_BYTES, MANIFEST_NAME, Reason, SyncResult, blobs_of
+from spottrain.core import log
+from spottrain.core.text import counted
+from spottrain.errors import CheckpointError, ConfigurationError, RunError
+from spottrain.storage.base import Changed, Store, never
+from spottrain.sync.blobs import unnamed
+from spottrain.sync.manifest import SyncManifest, read_manifest
+from spottrain.sync.record import Record, Start, decide
+from spottrain.sync.restore import adopt, first_that_counts, restore
+from spottrain.sync.tree import Kind, Node, Tree, look
+from spottrain.sync.upload import Contents, Known
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Commit:
+    """A checkpoint that HEAD names."""
+
+    step: int
+    key: str
+    time: float
+    """Unix seconds of its start."""
+    seconds: float
+    bytes: int
+    sent: int
+    """Bytes that the store did not hold yet."""
+    sent_seconds: float
+
+
+class FolderCheckpoints:
+    """The checkpoints of the folder `root`. Order of calls: `claim`, `restore`, any number of `commit`."""
+
+    def __init__(
+        self,
+        root: Path,
+        store: Store,
+        who: Identity,
+        policy: ClaimPolicy | None = None,
+        *,
+        keep: int,
+        run: str,
+        last_exit: int | None = None,
+        chunk_bytes: int = CHUNK_BYTES,
+    ) -> None:
+        """`run` tells this start from others (see `Record`); `last_exit`: see `SyncEnv.LAST_EXIT`."""
+        self.committed: Tree = {}
+        """What the newest checkpoint holds; empty without one."""
+        self.step = 0
+        """Number of the newest commit that was tried; a later one has a higher number."""
+        self._root = root
+        self._store = store
+        self._owner = HeadOwner(store, who, policy)
+        self._keep = keep
+        self._record = Record(uri=store.uri, run=run, ready=True)
+        self._last_exit = last_exit
+        self._contents = Contents(store, chunk_bytes=chunk_bytes)
+        self._chunk_bytes = chunk_bytes
+        self._known: Mapping[str, Known] = {}
+        self._manifests: dict[str, SyncManifest | None] = {}
+        """Of the checkpoints in HEAD, by key; None: of another kind."""
+        self._uncounted: set[str] = set()
+        """Keys of checkpoints that no restart uses, so they do not count towards `keep`."""
+        self._claim: Claim | None = None
+
+    # --- start ------------------------------------------------------------------------------------------
+    def claim(self, gate_until: float, stopping: Callable[[], bool], patience: float) -> bool:
+        """Waits for the predecessor, and claims HEAD. Returns False if stopped first. Raises RunError."""
+        if not self._owner.wait_at_gate(gate_until, stopping):
+            return False
+        claim = self._owner.claim(stopping, patience=patience)
+        if claim is None:
+            return False
+        if claim.done:
+            raise ConfigurationError(
+                f"the job at {self._store.uri} is done: `spottrain run` finished it; use another "
+                "checkpoint URI",
+                reason=Reason.URI_IN_USE,
+            )
+        self._claim = claim
+        self.step = max((entry.step for entry in claim.resume), default=0)
+        log.event("claimed", term=claim.term, step=self.step or None)
+        return True
+
+    def restore(self) -> SyncResult:
+        """Makes the folder equal to the newest checkpoint that counts, and deletes unused contents.
+
+        A damaged checkpoint is skipped. Raises CheckpointError if all are: then nothing is overwritten.
+        """
+        found = Record.read(self._root)
+        empty = not look(self._root)
+        begin = decide(found, self._record, empty=empty, stored=bool(self._resumable), folder=self._root)
+        result = self._restored(write=begin is Start.RESTORE) or SyncResult(resumed=False)
+        self._record.write(self._root)
+        self._sweep()
+        return result
+
+    @property
+    def _resumable(self) -> tuple[Entry, ...]:
+        assert self._claim is not None, "restore comes after claim"
+        return self._claim.resume
+
+    def _restored(self, *, write: bool) -> SyncResult | None:
+        """Restores, or with `write` false only compares the folder with its newest checkpoint."""
+        failures: list[str] = []
+        while chosen := first_that_counts(self._readable(failures), self._last_exit, self._skip):
+            key, manifest = chosen
+            try:
+                self._fill(key, manifest, write=write)
+            except Damaged as error:
+                self._damaged(key, str(error), failures)
+                continue
+            return SyncResult(
+                resumed=True, step=manifest.step, key=key, files=len(manifest.files), bytes=manifest.size
+            )
+        if failures and len(failures) == len(self._resumable):
+            raise CheckpointError(
+                f"none of the {counted(len(failures), 'checkpoint')} at {self._store.uri} can be read "
+                f"({'; '.join(failures)}). Nothing was overwritten: restore the objects from a backup or "
+                "from older versions, or use another URI",
+                reason=Reason.CHECKPOINT_DAMAGED,
+            )
+        return None
+
+    def _readable(self, failures: list[str]) -> Iterator[tuple[str, SyncManifest]]:
+        for entry in self._resumable:
+            if entry.key in self._uncounted:
+                continue
+            try:
+                yield entry.key, read_manifest(self._store, entry.key)
+            except Damaged as error:
+                self._damaged(entry.key, str(error), failures)
+
+    def _skip(self, key: str, why: str) -> None:
+        self._uncounted.add(key)
+        log.event("no-last-checkpoint", step=self._step_of(key), why=f"it does not count: {why}")
+
+    def _damaged(self, key: str, why: str, failures: list[str]) -> None:
+        self._uncounted.add(key)
+        failures.append(f"step {self._step_of(key)}: {why}")
+        log.event("damaged", step=self._step_of(key), key=key, error=why)
+
+    def _step_of(self, key: str) -> int:
+        return next(entry.step for entry in self._resumable if entry.key == key)
+
+    def _fill(self, key: str, manifest: SyncManifest, *, write: bool) -> None:
+        began = time.time()
+        if write:
+            Record(uri=self._record.uri, run=self._record.run, ready=False).write(self._root)
+            moved = restore(self._store, manifest, self._root)
+            if moved:
+                log.event("sync-replaced", files=moved, folder=self._root)
+            log.event("restored", step=manifest.step, key=key, seconds=time.time() - began)
+        self._contents.add(manifest.blobs)
+        self._known, self.committed = adopt(manifest, look(self._root))
+
+    # --- commits ----------------------------------------------------------------------------------------
+    def unsent(self, tree: Tree) -> int:
+        """Returns the most bytes that a commit of `tree` can send."""
+        return self._contents.unsent(tree, self._known)
+
+    def commit(
+        self,
+        tree: Tree,
+        same: Callable[[], bool],
+        *,
+        at_end: bool = False,
+        cancelled: Callable[[], bool] = never,
+        patience: float | None = None,
+    ) -> Commit:
+        """Stores `tree` and makes it the newest checkpoint.
+
+        Args:
+            tree: What is whole.
+            same: Whether the folder still holds it; called when all is sent.
+            at_end: See `SyncManifest`.
+            cancelled: Whether to give up.
+            patience: Seconds to wait for HEAD.
+
+        Raises:
+            Changed: A file changed meanwhile. Cancelled, FolderError, RunError: nothing was committed; after
+                StoreUnavailable it may yet be, and the next commit finds out.
+        """
+        began, looked_ns = time.time(), time.time_ns()
+        self.step += 1
+        key = self._owner.new_key(self.step)
+        sent = self._contents.send(self._root, tree, self._known, blobs_of(key), cancelled)
+        if not same():
+            raise Changed("the folder")
+        manifest = SyncManifest(
+            step=self.step,
+            files=sent.files,
+            links={path: node.target for path, node in tree.items() if node.kind is Kind.LINK},
+            folders={path: node.mode for path, node in tree.items() if node.kind is Kind.FOLDER},
+            atEnd=at_end,
+            chunk_bytes=self._chunk_bytes,
+        )
+        self._store.put_if_absent(key + MANIFEST_NAME, manifest.to_bytes())
+        entry = Entry(key=key, step=self.step, time=began, bytes=manifest.size)
+        dropped = self._owner.commit(entry, self._keep, damaged=frozenset(self._uncounted), patience=patience)
+        self._known = self._after(tree, sent.files, looked_ns)
+        self.committed = dict(tree)
+        self._manifests[key] = manifest
+        self._delete(dropped)
+        return Commit(
+            step=self.step,
+            key=key,
+            time=began,
+            seconds=time.time() - began,
+            bytes=manifest.size,
+            sent=sent.bytes,
+            sent_seconds=sent.seconds,
+        )
+
+    def _after(self, tree: Tree, files: Mapping[str, object], looked_ns: int) -> dict[str, Known]:
+        known: dict[str, Known] = {}
+        for path, stored in files.items():
+            node: Node = tree[path]
+            before = self._known.get(path)
+            kept = before is not None and before.stored is stored
+            looked = before.looked_ns if before is not None and kept else looked_ns
+            known[path] = Known(node=node, stored=stored, looked_ns=looked)  # type: ignore[arg-type]
+        return known
+
+    def check(self) -> None:
+        """Raises Superseded if another process owns HEAD, StoreError if that is not known."""
+        self._owner.check()
+
+    def release(self, patience: float) -> None:
+        self._owner.release(patience=patience)
+        log.event("released")
+
+    # --- contents that no checkpoint needs --------------------------------------------------------------
+    def _delete(self, dropped: tuple[str, ...]) -> None:
+        """After a commit: deletes what it has dropped, and what was sent in vain. Failure is harmless."""
+        try:
+            head = self._head()
+            gone = {key: self._manifests.pop(key, None) for key in dropped}
+            candidates = set(self._contents.keys).union(*(each.blobs for each in gone.values() if each))
+            doomed = sorted(candidates - self._named(head))
+            self._contents.forget(doomed)
+            self._owner.prune(dropped)
+            self._store.delete(doomed)
+        except (RunError, Damaged) as error:
+            log.event("prune-failed", error=str(error))
+
+    def _sweep(self) -> None:
+        """At the start: deletes what earlier attempts have left. Failure is harmless."""
+        try:
+            assert self._claim is not None
+            keys = self._store.list(BLOBS_PREFIX)  # before HEAD is read (see `blobs`)
+            self._store.delete(unnamed(keys, self._named(self._head()), below=self._claim.term))
+            self._owner.sweep_orphans()
+        except (RunError, Damaged) as error:
+            log.event("prune-failed", error=str(error))
+
+    def _head(self) -> Head:
+        """Returns HEAD. Raises Superseded unless it is still ours."""
+        self._owner.check()
+        return present(Walker(self._store).read())
+
+    def _named(self, head: Head) -> set[str]:
+        """Returns the contents that the checkpoints in HEAD name. Raises Damaged: then nothing may go."""
+        for key in head.keys - self._manifests.keys():
+            self._manifests[key] = manifest_or_none(self._store, key)
+        return {blob for key in head.keys if (each := self._manifests[key]) for blob in each.blobs}
+
+
+def manifest_or_none(store: Store, key: str) -> SyncManifest | None:
+    """Returns the manifest; None if `spottrain run` wrote the checkpoint. Raises Damaged."""
+    try:
+        return read_manifest(store, key)
+    except CheckpointError as error:
+        if error.reason != Reason.CHECKPOINT_INCOMPATIBLE:
+            raise
+        return None

@@ -1,0 +1,144 @@
+"""The manifest of a folder's checkpoint: paths, modes, times, links, and where the contents are stored."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+from typing import Any, Final
+
+from spottrain.checkpoint.manifest import FORMAT, Damaged, canonical, require_format
+from spottrain.contract import CHUNK_BYTES, MANIFEST_NAME, Reason
+from spottrain.errors import CheckpointError
+from spottrain.storage.base import Store
+from spottrain.sync.tree import PRIVATE
+
+SYNC: Final = "sync"
+"""`kind` of such a manifest."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoredFile:
+    size: int
+    mode: int
+    mtime_ns: int
+    chunks: tuple[str, ...]
+    """Key of the content of each `chunkBytes` bytes; it ends with the SHA-256."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SyncManifest:
+    step: int
+    files: Mapping[str, StoredFile] = field(default_factory=dict)
+    links: Mapping[str, str] = field(default_factory=dict)
+    folders: Mapping[str, int] = field(default_factory=dict)
+    """Modes by path."""
+    atEnd: bool = False
+    """Committed because all containers had ended, without a sign that it is whole. It counts if the script's
+    exit code was 0; otherwise its last write may have been cut off."""
+    chunk_bytes: int = CHUNK_BYTES
+
+    @property
+    def blobs(self) -> frozenset[str]:
+        return frozenset(key for file in self.files.values() for key in file.chunks)
+
+    @property
+    def size(self) -> int:
+        return sum(file.size for file in self.files.values())
+
+    def chunks_of(self, file: StoredFile) -> Iterator[tuple[str, int, int]]:
+        """Yields key, offset and bytes of each part of a file."""
+        for number, key in enumerate(file.chunks):
+            offset = number * self.chunk_bytes
+            yield key, offset, min(self.chunk_bytes, file.size - offset)
+
+    def to_bytes(self) -> bytes:
+        places: dict[str, int] = {}
+        body = {
+            "format": FORMAT,
+            "kind": SYNC,
+            "step": self.step,
+            "atEnd": self.atEnd,
+            "chunkBytes": self.chunk_bytes,
+            "folders": dict(self.folders),
+            "links": dict(self.links),
+            "files": {path: _file_facts(file, places) for path, file in self.files.items()},
+        }
+        body["places"] = list(places)
+        return canonical(body | {"sha256": hashlib.sha256(canonical(body)).hexdigest()})
+
+    @classmethod
+    def from_bytes(cls, text: bytes) -> SyncManifest:
+        """Raises Damaged, or CheckpointError if something else than `spottrain sync` wrote it."""
+        try:
+            raw: Any = json.loads(text)
+            require_format(raw["format"])
+            if raw.pop("sha256") != hashlib.sha256(canonical(raw)).hexdigest():
+                raise Damaged("the manifest's checksum does not match")
+            if raw["kind"] != SYNC:
+                raise CheckpointError(
+                    f"the checkpoint is of kind {raw['kind']}: `spottrain run` wrote it, and `spottrain "
+                    "sync` cannot make a folder of it. Use another checkpoint URI",
+                    reason=Reason.CHECKPOINT_INCOMPATIBLE,
+                )
+            found = cls(
+                step=raw["step"],
+                atEnd=raw["atEnd"],
+                chunk_bytes=raw["chunkBytes"],
+                folders=raw["folders"],
+                links=raw["links"],
+                files={path: _file(facts, raw["places"]) for path, facts in raw["files"].items()},
+            )
+        except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+            raise Damaged(f"the manifest is not readable ({type(error).__name__}: {error})") from error
+        found.require_sound()
+        return found
+
+    def require_sound(self) -> None:
+        """Raises Damaged if a path leads out of the folder, or if a file is not described as a whole."""
+        paths = [*self.files, *self.links, *self.folders]
+        for path in paths:
+            parts = path.split("/")
+            if not all(parts) or "\0" in path or not {".", "..", PRIVATE}.isdisjoint(parts):
+                raise Damaged(f"the manifest has the invalid path {path!r}")
+            above = {str(each) for each in PurePosixPath(path).parents} - {"."}
+            if not above <= self.folders.keys():
+                raise Damaged(f"the manifest does not list the folders of {path!r}")
+        if len(paths) != len(set(paths)):
+            raise Damaged("the manifest lists a path twice")
+        for path, file in self.files.items():
+            if len(file.chunks) != -(-file.size // self.chunk_bytes):
+                raise Damaged(f"the manifest does not describe all of {path!r}")
+
+
+def _file_facts(file: StoredFile, places: dict[str, int]) -> list[Any]:
+    """Of a key only the last part is written out: many share their folder."""
+    chunks = []
+    for key in file.chunks:
+        place, _, digest = key.rpartition("/")
+        chunks.append(f"{places.setdefault(place, len(places))}/{digest}")
+    return [file.size, file.mode, file.mtime_ns, chunks]
+
+
+def _file(facts: list[Any], places: list[str]) -> StoredFile:
+    size, mode, mtime_ns, chunks = facts
+    keys = []
+    for each in chunks:
+        place, _, digest = each.partition("/")
+        keys.append(f"{places[int(place)]}/{digest}")
+    return StoredFile(size=size, mode=mode, mtime_ns=mtime_ns, chunks=tuple(keys))
+
+
+def digest_of(key: str) -> str:
+    """Returns the SHA-256 (hex) of the content at the key."""
+    return key.rpartition("/")[2]
+
+
+def read_manifest(store: Store, key: str) -> SyncManifest:
+    """Raises Damaged if it is missing or invalid, CheckpointError if something else wrote the checkpoint."""
+    found = store.get(key + MANIFEST_NAME)
+    if found is None:
+        raise Damaged("the manifest is missing")
+    return SyncManifest.from_bytes(found.body)

@@ -1,0 +1,387 @@
+"""One run of `spottrain sync`: environment, store, signals, and the ways in which it ends.
+
+With a command, this process is its parent, and ends after it. Without one it is a sidecar: it ends by
+SIGTERM, which Kubernetes sends once all other containers have ended. A deadline in the deadline file comes
+before that. Then it commits what is whole, as long as there is time, and leaves its termination message in
+case that no SIGTERM comes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from spottrain.checkpoint.head.owner import ClaimPolicy, Identity
+from spottrain.checkpoint.head.state import Head
+from spottrain.contract import (
+    EXIT_CODE_OF,
+    HEAD_KEY,
+    Env,
+    Outcome,
+    Reason,
+    Stop,
+    SyncEnv,
+    SyncResult,
+    SyncWhen,
+    TerminationMessage,
+)
+from spottrain.core import log, progress, run_config
+from spottrain.core.preemption import Preemption
+from spottrain.core.uri import is_path
+from spottrain.errors import ConfigurationError, RunError, StoreUnavailable
+from spottrain.lifecycle import termination_message
+from spottrain.lifecycle.endings import Ending
+from spottrain.lifecycle.notice_budget import COMMIT_SECONDS
+from spottrain.storage.base import Store
+from spottrain.storage.open import open_store
+from spottrain.storage.outage import Outage, PatientStore, Silence, watch
+from spottrain.sync.checkpoints import FolderCheckpoints
+from spottrain.sync.command import Command
+from spottrain.sync.tree import look
+from spottrain.sync.watch import Watcher
+
+POLL_SECONDS: Final = 0.1
+STALE_SECONDS: Final = 60.0
+"""A deadline that passed so long ago does not hold: the node was not taken away."""
+RELEASE_SECONDS: Final = 5.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settings:
+    folder: Path
+    when: SyncWhen
+    config: run_config.RunConfig
+    result_file: Path | None = None
+    last_exit: int | None = None
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str]) -> Settings:
+        """Reads the environment. Raises ConfigurationError with a sentence."""
+        path = env.get(SyncEnv.PATH, "")
+        if not path:
+            raise ConfigurationError(f"no folder is named; write spottrain sync PATH, or set {SyncEnv.PATH}")
+        folder = Path(path).absolute()
+        config = run_config.RunConfig.from_env(env, script=str(folder))
+        if not env.get(Env.CHECKPOINT_URI):
+            raise ConfigurationError(
+                f"no checkpoint URI is named; write spottrain sync PATH --to URI, or set {Env.CHECKPOINT_URI}"
+            )
+        _require_apart(folder, str(config.where["uri"]))
+        result, last_exit = env.get(SyncEnv.RESULT_FILE), env.get(SyncEnv.LAST_EXIT, "")
+        return cls(
+            folder=folder,
+            when=_when(env),
+            config=config,
+            result_file=Path(result) if result else None,
+            last_exit=int(last_exit) if last_exit.isdecimal() else None,
+        )
+
+
+def _when(env: Mapping[str, str]) -> SyncWhen:
+    text = env.get(SyncEnv.WHEN, "")
+    try:
+        return SyncWhen.from_json(text)
+    except ValueError as error:
+        raise ConfigurationError(f"{SyncEnv.WHEN}={text!r}: {error}") from error
+
+
+def _require_apart(folder: Path, uri: str) -> None:
+    """Raises ConfigurationError if the store's folder and the watched one lie in each other."""
+    place = Path(uri if is_path(uri) else uri.removeprefix("file://"))
+    if not place.is_absolute():
+        return
+    one, other = folder.resolve(), place.resolve()
+    if one == other or one in other.parents or other in one.parents:
+        raise ConfigurationError(
+            f"the checkpoint URI {uri} and the folder {folder} lie in each other; name two separate folders"
+        )
+
+
+class Program:
+    """One run. `command`: empty for a sidecar."""
+
+    def __init__(self, env: Mapping[str, str], command: Sequence[str]) -> None:
+        self._env = env
+        self._words = command
+        self._child: Command | None = None
+        self._watcher: Watcher | None = None
+        self._checkpoints: FolderCheckpoints | None = None
+        self._board = progress.ProgressBoard()
+        self._outage = Outage()
+        self._message = threading.Lock()
+        self._ended = False
+        self.preemption = Preemption(
+            grace=run_config.grace_seconds(env), deadline_file=run_config.deadline_file(env)
+        )
+
+    def run(self) -> int:
+        """Returns the exit code. The termination message is written by then."""
+        self.preemption.forced = self._forced
+        self.preemption.let_end(self._pass_on)
+        self.preemption.install()
+        try:
+            return self._run(Settings.from_env(self._env))
+        except RunError as error:
+            if self._child is not None:
+                self._end_child()
+            return self._end(Ending.of(error))
+
+    def refuse(self, error: RunError) -> int:
+        """Ends before it began, because of the command line. Returns the exit code."""
+        return self._end(Ending.of(error))
+
+    def _run(self, settings: Settings) -> int:
+        config = settings.config
+        self._prepare_folder(settings.folder)
+        self._board.update(attempt=config.attempt or 1, job_uid=self._env.get(Env.JOB_UID, ""))
+        if config.progress_port is not None:
+            log.event(
+                "progress-served", port=progress.serve(self._board, config.progress_port, self._accept_stop)
+            )
+        store = self._open_store(config)
+        store.probe()
+        attempt = config.attempt or self._attempt_after_head(store)
+        self._board.update(attempt=attempt, state="Gated")
+        log.event(
+            "start",
+            job=config.job,
+            attempt=attempt,
+            world=None,
+            checkpoints=f"{settings.folder} at {config.checkpoint_uri}",
+            grace=self.preemption.grace,
+        )
+        self._checkpoints = FolderCheckpoints(
+            settings.folder,
+            store,
+            Identity(job_uid=config.job_uid, job=config.job, attempt=attempt),
+            ClaimPolicy(on_existing=config.on_existing, known_durable_step=config.known_durable_step),
+            keep=config.keep,
+            run=self._run_id(attempt),
+            last_exit=settings.last_exit,
+        )
+        if not self._checkpoints.claim(config.gate_until, self._stopping, config.store_wait):
+            return self._end(Ending(Outcome.INTERRUPTED, "Interrupted before the restore; nothing was lost."))
+        self._board.update(state="Restoring")
+        result = self._checkpoints.restore()
+        self._outage.patient = False
+        step = result.step or None
+        self._board.update(
+            state="Training", step=self._checkpoints.step, start_step=step, durable_step=step, key=result.key
+        )
+        if settings.result_file is not None:
+            _write_whole(settings.result_file, result.to_json())
+        self._watcher = Watcher(
+            settings.folder,
+            settings.when,
+            self._checkpoints,
+            self._board,
+            self._left,
+            grace=self.preemption.grace,
+        )
+        if self._words:
+            return self._with_command(self._watcher, settings, result)
+        return self._as_sidecar(self._watcher)
+
+    # --- two ways to run --------------------------------------------------------------------------------
+    def _with_command(self, watcher: Watcher, settings: Settings, result: SyncResult) -> int:
+        if self.preemption.stopping:
+            return self._finish(Ending(Outcome.INTERRUPTED, "Interrupted before the command began."))
+        told: dict[str, str] = {
+            SyncEnv.RESUMED: "true" if result.resumed else "false",
+            SyncEnv.PATH: str(settings.folder),
+            Env.ATTEMPT: str(self._board.facts.attempt),
+        }
+        self._child = child = Command(self._words, {**self._env, **told})
+        while child.code is None:
+            watcher.step()
+            child.wait(POLL_SECONDS)
+        code = child.code
+        stopped = self.preemption.stopping
+        give_up_at = time.time() + settings.config.store_wait
+        covered = watcher.last(
+            everything=code == 0,
+            at_end=False,
+            until=lambda: self._left() <= 0 or time.time() >= give_up_at,
+        )
+        return self._finish(self._ending(covered, stopped, code), code)
+
+    def _as_sidecar(self, watcher: Watcher) -> int:
+        told: Ending | None = None
+        while not self.preemption.signal_arrived:
+            watcher.step()
+            if self.preemption.stopping:  # by the deadline: the others may still run when SIGKILL comes
+                ending = self._ending(watcher.covered, True, 0)
+                if ending != told:
+                    told = ending
+                    self._write(self._message_of(ending))
+            time.sleep(POLL_SECONDS)
+        noticed = self.preemption.source != signal.SIGTERM.name
+        covered = watcher.last(everything=True, at_end=True, until=lambda: self._left() <= 0)
+        return self._finish(self._ending(covered, noticed, 0), None)
+
+    # --- the end ----------------------------------------------------------------------------------------
+    def _ending(self, covered: bool, stopped: bool, code: int) -> Ending:
+        """Returns how it ends. `code`: the command's, 0 where it is not known."""
+        facts = self._board.facts
+        watcher = self._watcher
+        failure = watcher.failure if watcher is not None else None
+        newest = f"checkpoint {facts.durable_step}" if facts.durable_step else "no checkpoint"
+        if code and not stopped:
+            return Ending(
+                Outcome.FAILED,
+                f"The command ended with {code}; {newest} is the newest that is stored.",
+                Reason.SCRIPT_FAILED,
+            )
+        if covered:
+            outcome = Outcome.INTERRUPTED if stopped else Outcome.DONE
+            empty = watcher is not None and watcher.empty
+            if empty and stopped and not facts.durable_step:
+                return Ending(Outcome.INTERRUPTED_LOST, "Interrupted, and the folder is empty.")
+            words = "The folder is empty" if empty else f"All of the folder is stored as {newest}"
+            return Ending(outcome, f"{'Interrupted. ' if stopped else ''}{words}.")
+        why = f": {failure}" if failure else ", for nothing said that it is whole"
+        text = f"What the folder holds beyond {newest} is not stored{why}."
+        if stopped:
+            return Ending(Outcome.INTERRUPTED_LOST, f"Interrupted. {text}")
+        if isinstance(failure, StoreUnavailable):
+            return Ending(Outcome.STORE_UNREACHABLE, text, Reason.STORE_UNAVAILABLE)
+        return Ending(Outcome.INTERRUPTED_LOST, text)
+
+    def _finish(self, ending: Ending, code: int | None = None) -> int:
+        """Releases the URI, and returns the exit code. `code`: the command's, which a failure ends with."""
+        with contextlib.suppress(RunError):
+            if self._checkpoints is not None:
+                self._checkpoints.release(RELEASE_SECONDS)
+        ended = self._end(ending)
+        return code if code and ending.outcome is Outcome.FAILED else ended
+
+    def _end(self, ending: Ending) -> int:
+        message = self._message_of(ending)
+        with self._message:
+            self._ended = True
+            self._board.update(state="Done")
+            self._write(message)
+        code = int(EXIT_CODE_OF[ending.outcome])
+        log.unhindered(
+            "end",
+            outcome=message.outcome,
+            code=code,
+            reason=message.reason or None,
+            message=message.message,
+        )
+        return code
+
+    def _message_of(self, ending: Ending) -> TerminationMessage:
+        message = self._board.message(
+            ending.outcome, ending.text, reason=ending.reason, signalled_at=self.preemption.signalled_at
+        )
+        return replace(message, timeSplit=None)
+
+    def _write(self, message: TerminationMessage) -> None:
+        path = self._env.get(Env.TERMINATION_MESSAGE)
+        if not path:
+            return
+        try:  # this process alone writes the file, so the newest message counts
+            termination_message.revise(Path(path), lambda found: message, since=float("inf"))
+        except OSError as error:
+            log.unhindered("termination-message-not-written", path=path, error=str(error))
+
+    def _forced(self) -> None:
+        """The time is up. A sidecar has left its message already, and stays: it would be started again."""
+        if not self._words and not self.preemption.signal_arrived:
+            return
+        if not self._message.acquire(blocking=False):
+            return
+        if self._ended:
+            self._message.release()
+            return
+        if self._child is not None:
+            self._child.kill()
+        ending = self._ending(self._watcher is not None and self._watcher.covered, True, 0)
+        self._write(self._message_of(ending))
+        log.flush()
+        os._exit(int(EXIT_CODE_OF[ending.outcome]))
+
+    def _end_child(self) -> None:
+        assert self._child is not None
+        self._child.stop(signal.SIGTERM)
+        self._child.wait(self.preemption.grace)
+        self._child.kill()
+
+    # --- stops ------------------------------------------------------------------------------------------
+    def _stopping(self) -> bool:
+        return self.preemption.stopping
+
+    def _pass_on(self) -> None:
+        """Passes the request to stop on to the command; called again and again once it has come."""
+        if self._child is not None:
+            interrupt = self.preemption.source == signal.SIGINT.name
+            self._child.stop(signal.SIGINT if interrupt else signal.SIGTERM)
+
+    def _left(self) -> float:
+        """Seconds in which a commit must be done; infinite without a deadline, or long after one."""
+        if not self.preemption.stopping or time.time() > self.preemption.deadline + STALE_SECONDS:
+            return float("inf")
+        return self.preemption.seconds_left() - COMMIT_SECONDS / 2
+
+    def _accept_stop(self, order: Stop) -> bool:
+        meant = bool(order.podUID) and order.podUID == self._env.get(Env.POD_UID)
+        if meant:
+            self.preemption.stop_by(order.deadline, "operator")
+        return meant
+
+    # --- the start --------------------------------------------------------------------------------------
+    def _prepare_folder(self, folder: Path) -> None:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError) as error:
+            raise ConfigurationError(f"{folder} is not a folder; name one, or a path that is free") from error
+        except OSError as error:
+            raise ConfigurationError(
+                f"the folder {folder} cannot be made: {error.strerror}; in a pod, mount a volume there"
+            ) from error
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise ConfigurationError(f"{folder} is not writable for user {os.getuid()}; change its mode")
+        look(folder)  # raises FolderError if it cannot be listed
+
+    def _run_id(self, attempt: int) -> str:
+        pod = self._env.get(Env.POD_UID, "")
+        return f"{pod}/{attempt}" if pod else f"{os.getpid()}/{time.time_ns()}"
+
+    def _open_store(self, config: run_config.RunConfig) -> Store:
+        """Opens the store. Until the folder is restored, a store that does not respond is waited for."""
+        store = open_store(**config.where)
+        self._outage.patient = True
+        acts = (self._outage, self._report_outage, self._give_up_store, lambda: config.store_wait)
+        threading.Thread(target=watch, args=acts, name="spottrain-outage", daemon=True).start()
+        return PatientStore(store, self._outage)
+
+    def _attempt_after_head(self, store: Store) -> int:
+        """Returns the attempt number outside Kubernetes: a run may continue its own interrupted one."""
+        found = self._outage.through("GET HEAD", lambda: store.get(HEAD_KEY))
+        return Head.from_json(found.body).attempt + 1 if found else 1
+
+    def _report_outage(self, silence: Silence | None) -> None:
+        words = f"no answer for {silence.seconds:.0f} s: {silence.why}"[:1000] if silence else ""
+        self._board.update(waiting_for=words, waits=bool(silence) and self._outage.patient)
+
+    def _give_up_store(self, silence: Silence) -> None:
+        if self.preemption.stopping:
+            return
+        words = f"The checkpoint store did not answer for {silence.seconds:.0f} s: {silence.why}"
+        self._end(Ending(Outcome.STORE_UNREACHABLE, words, Reason.STORE_UNAVAILABLE))
+        log.flush()
+        os._exit(int(EXIT_CODE_OF[Outcome.STORE_UNREACHABLE]))
+
+
+def _write_whole(path: Path, text: str) -> None:
+    fresh = path.with_name(f".{path.name}.new")
+    fresh.write_text(text)
+    os.replace(fresh, path)

@@ -1,0 +1,246 @@
+"""Makes the folder equal to a checkpoint. Everything is downloaded and verified before anything is replaced.
+
+A file of the folder that is not in the checkpoint, or differs from it, is never deleted: it is moved to
+`.spottrain-sync/replaced`, which holds what the last restore has moved.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final
+
+from spottrain.checkpoint.manifest import Damaged
+from spottrain.errors import ConfigurationError
+from spottrain.storage.base import KeyMissing, Store, Truncated
+from spottrain.sync.manifest import StoredFile, SyncManifest, digest_of
+from spottrain.sync.tree import PRIVATE, Kind, Node, Tree, look
+from spottrain.sync.upload import Known
+
+WINDOW: Final = 4 << 20
+"""Bytes of one read request, and of one buffer."""
+CONNECTIONS: Final = 6
+INCOMING: Final = "incoming"
+REPLACED: Final = "replaced"
+
+
+class NoRoom(ConfigurationError):
+    """The file system of the folder has too little space."""
+
+
+def restore(store: Store, manifest: SyncManifest, root: Path) -> int:
+    """Fills the folder. Returns how many of its own files were moved away.
+
+    Raises Damaged, before anything was changed; NoRoom, before anything was written; StoreError.
+    """
+    tree = look(root)
+    files = manifest.files.items()
+    same = {path for path, file in files if _equal(root / path, tree.get(path), file, manifest)}
+    missing = {path: file for path, file in manifest.files.items() if path not in same}
+    _require_room(root, sum(file.size for file in missing.values()))
+    incoming = root / PRIVATE / INCOMING
+    shutil.rmtree(incoming, ignore_errors=True)
+    incoming.mkdir(parents=True)
+    try:
+        names = {path: incoming / str(number) for number, path in enumerate(missing)}
+        _Download(store, manifest).run(missing, names)
+        moved = _move_away(root, tree, manifest, same)
+        _put_in_place(root, manifest, names)
+        return moved
+    finally:
+        shutil.rmtree(incoming, ignore_errors=True)
+
+
+def _equal(path: Path, node: Node | None, file: StoredFile, manifest: SyncManifest) -> bool:
+    """Whether the folder's file has this content already."""
+    if node is None or node.kind is not Kind.FILE or node.size != file.size:
+        return False
+    with path.open("rb", buffering=0) as opened:
+        for key, _, size in manifest.chunks_of(file):
+            digest = hashlib.sha256()
+            while size and (part := opened.read(min(size, 1 << 20))):
+                digest.update(part)
+                size -= len(part)
+            if digest.hexdigest() != digest_of(key):
+                return False
+    return True
+
+
+def _require_room(root: Path, bytes: int) -> None:
+    found = os.statvfs(root)
+    free = found.f_bavail * found.f_frsize
+    if bytes > free:
+        raise NoRoom(
+            f"no room to restore the checkpoint into {root}: it needs {bytes / 1e9:.2f} GB and "
+            f"{free / 1e9:.2f} GB are free, so {(bytes - free) / 1e9:.2f} GB are missing; nothing was "
+            "written. Use a larger volume, or keep fewer checkpoints in the folder"
+        )
+
+
+class _Download:
+    def __init__(self, store: Store, manifest: SyncManifest) -> None:
+        self._store = store
+        self._manifest = manifest
+        self._buffers = threading.local()
+
+    def run(self, files: Mapping[str, StoredFile], names: Mapping[str, Path]) -> None:
+        for path, file in files.items():
+            with names[path].open("wb") as out:
+                out.truncate(file.size)
+        work = iter(
+            [
+                (names[path], *chunk)
+                for path, file in files.items()
+                for chunk in self._manifest.chunks_of(file)
+            ]
+        )
+        lock = threading.Lock()
+        failed = threading.Event()
+
+        def fetch() -> None:
+            while not failed.is_set():
+                with lock:
+                    each = next(work, None)
+                if each is None:
+                    return
+                try:
+                    self._chunk(*each)
+                except BaseException:
+                    failed.set()
+                    raise
+
+        with ThreadPoolExecutor(CONNECTIONS, thread_name_prefix="spottrain-restore") as pool:
+            futures = [pool.submit(fetch) for _ in range(CONNECTIONS)]
+        for future in futures:
+            future.result()
+
+    def _chunk(self, name: Path, key: str, offset: int, size: int) -> None:
+        if not hasattr(self._buffers, "window"):
+            self._buffers.window = memoryview(bytearray(WINDOW))
+        with name.open("r+b", buffering=0) as out:
+            for view in read_content(self._store, key, size, self._buffers.window):
+                _write_all(out.fileno(), view, offset)
+                offset += len(view)
+
+
+def read_content(store: Store, key: str, size: int, window: memoryview) -> Iterator[memoryview]:
+    """Yields a content piece by piece, each in `window`. Raises Damaged, also after the last."""
+    digest = hashlib.sha256()
+    for at in range(0, size, len(window)):
+        view = window[: min(len(window), size - at)]
+        try:
+            store.read_into(key, at, view)
+        except (KeyMissing, Truncated) as error:
+            raise Damaged(f"{key} is missing or too short") from error
+        digest.update(view)
+        yield view
+    if digest.hexdigest() != digest_of(key):
+        raise Damaged(f"{key} does not match its checksum")
+
+
+def damage(store: Store, manifest: SyncManifest) -> list[str]:
+    """Reads all contents of a checkpoint, and returns what is wrong with them."""
+    found = []
+    window = memoryview(bytearray(WINDOW))
+    sizes = {key: size for file in manifest.files.values() for key, _, size in manifest.chunks_of(file)}
+    for key, size in sizes.items():
+        try:
+            for _ in read_content(store, key, size, window):
+                pass
+        except Damaged as error:
+            found.append(str(error))
+    return found
+
+
+def _write_all(file: int, view: memoryview, offset: int) -> None:
+    while view:
+        count = os.pwrite(file, view, offset)
+        view, offset = view[count:], offset + count
+
+
+def _move_away(root: Path, tree: Tree, manifest: SyncManifest, same: set[str]) -> int:
+    """Moves what differs from the checkpoint to a folder of its own; returns how many files and links."""
+    replaced = root / PRIVATE / REPLACED
+    shutil.rmtree(replaced, ignore_errors=True)
+    moved = 0
+    gone: set[str] = set()
+    for path, node in tree.items():
+        inside = any(path.startswith(f"{each}/") for each in gone)
+        if not inside and _stays(path, node, manifest, same):
+            continue
+        moved += node.kind is not Kind.FOLDER
+        if not inside:
+            target = replaced / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            os.rename(root / path, target)
+            gone |= {path} if node.kind is Kind.FOLDER else set()
+    return moved
+
+
+def _stays(path: str, node: Node, manifest: SyncManifest, same: set[str]) -> bool:
+    if node.kind is Kind.FOLDER:
+        return path in manifest.folders
+    if node.kind is Kind.LINK:
+        return manifest.links.get(path) == node.target
+    return path in same
+
+
+def _put_in_place(root: Path, manifest: SyncManifest, names: Mapping[str, Path]) -> None:
+    for path in sorted(manifest.folders):
+        (root / path).mkdir(exist_ok=True)
+        (root / path).chmod(0o700)  # its own mode comes last: it may forbid to write
+    for path, file in manifest.files.items():
+        place = names.get(path, root / path)
+        place.chmod(file.mode)
+        os.utime(place, ns=(file.mtime_ns, file.mtime_ns))
+        if path in names:
+            os.rename(place, root / path)
+    for path, target in manifest.links.items():
+        with contextlib.suppress(FileExistsError):  # the same link: `_move_away` has left no other
+            os.symlink(target, root / path)
+    for path in sorted(manifest.folders, reverse=True):
+        (root / path).chmod(manifest.folders[path])
+
+
+def adopt(manifest: SyncManifest, tree: Tree) -> tuple[dict[str, Known], dict[str, Node]]:
+    """Compares the folder with its checkpoint by size and time.
+
+    Returns the files that need not be read, and the tree as the checkpoint has it: a path whose node there
+    is not the folder's has changed, or is gone.
+    """
+    known: dict[str, Known] = {}
+    committed: dict[str, Node] = {}
+    for path, file in manifest.files.items():
+        node = tree.get(path)
+        facts = (node.kind, node.size, node.mtime_ns, node.mode) if node else None
+        if node and facts == (Kind.FILE, file.size, file.mtime_ns, file.mode):
+            known[path] = Known(node=node, stored=file)
+            committed[path] = node
+        else:
+            committed[path] = Node(kind=Kind.FILE, mode=file.mode, size=file.size, mtime_ns=file.mtime_ns)
+    for path, target in manifest.links.items():
+        committed[path] = Node(kind=Kind.LINK, target=target)
+    for path, mode in manifest.folders.items():
+        committed[path] = Node(kind=Kind.FOLDER, mode=mode)
+    return known, dict(sorted(committed.items()))
+
+
+def first_that_counts(
+    candidates: Iterator[tuple[str, SyncManifest]], last_exit: int | None, skipped: Callable[[str, str], None]
+) -> tuple[str, SyncManifest] | None:
+    """Returns the newest checkpoint that a restart may use, of those given newest first.
+
+    One that was committed because all containers had ended counts if the script's exit code was 0.
+    """
+    for number, (key, manifest) in enumerate(candidates):
+        if not manifest.atEnd or (last_exit == 0 and number == 0):
+            return key, manifest
+        exit_code = "is not known" if last_exit is None else f"was {last_exit}"
+        skipped(key, f"the script's exit code {exit_code}, so its last write may have been cut off")
+    return None

@@ -1,0 +1,123 @@
+"""One look at a folder: its files, links and folders, without their contents."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path, PurePosixPath
+from typing import Final
+
+from spottrain.errors import RunError
+
+PRIVATE: Final = ".spottrain-sync"
+"""Folder of our own notes and half-done downloads, at the top of the folder; it is never uploaded."""
+
+
+class FolderError(RunError):
+    """The folder cannot be read now. It is looked at again later."""
+
+
+class Kind(StrEnum):
+    FILE = "file"
+    LINK = "link"
+    FOLDER = "folder"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Node:
+    """A file, a symbolic link or a folder. Two equal nodes have equal contents."""
+
+    kind: Kind
+    mode: int = 0
+    size: int = 0
+    mtime_ns: int = 0
+    ctime_ns: int = 0
+    inode: int = 0
+    target: str = ""
+    """Of a link, as it is stored: it is never followed."""
+    stamp: int = field(default=0, compare=False)
+    """Nanoseconds of the last change of any kind, a rename included."""
+
+
+Tree = Mapping[str, Node]
+"""By path below the folder, with slashes. The folder itself is not in it."""
+
+
+def node_of(found: os.stat_result, path: str = "") -> Node | None:
+    """Returns the node; None if it is neither file, link nor folder. `path`: of a link."""
+    mode = stat.S_IMODE(found.st_mode)
+    stamp = max(found.st_mtime_ns, found.st_ctime_ns)
+    if stat.S_ISDIR(found.st_mode):
+        return Node(kind=Kind.FOLDER, mode=mode, stamp=stamp)
+    if stat.S_ISLNK(found.st_mode):
+        return Node(kind=Kind.LINK, target=os.readlink(path), stamp=stamp)
+    if not stat.S_ISREG(found.st_mode):
+        return None
+    return Node(
+        kind=Kind.FILE,
+        mode=mode,
+        size=found.st_size,
+        mtime_ns=found.st_mtime_ns,
+        ctime_ns=found.st_ctime_ns,
+        inode=found.st_ino,
+        stamp=stamp,
+    )
+
+
+def look(root: Path) -> dict[str, Node]:
+    """Lists the folder. What disappears meanwhile is left out; sockets, pipes and devices always are.
+
+    Raises FolderError if a folder in it cannot be listed, or if it is gone itself.
+    """
+    try:
+        found = dict(_below(str(root), ""))
+    except OSError as error:
+        raise FolderError(
+            f"{error.filename} cannot be listed: {error.strerror}; make it readable for user {os.getuid()}"
+        ) from error
+    return dict(sorted(found.items()))
+
+
+def _below(folder: str, prefix: str) -> Iterator[tuple[str, Node]]:
+    try:
+        entries = list(os.scandir(folder))
+    except FileNotFoundError:
+        if not prefix:
+            raise
+        return  # deleted since its parent was listed
+    for entry in entries:
+        path = prefix + entry.name
+        if path == PRIVATE:
+            continue
+        try:
+            node = node_of(entry.stat(follow_symlinks=False), entry.path)
+        except FileNotFoundError:
+            continue
+        if node is None:
+            continue
+        yield path, node
+        if node.kind is Kind.FOLDER:
+            yield from _below(entry.path, f"{path}/")
+
+
+def leads_out(path: str, target: str) -> bool:
+    """Whether a link at `path` has a target outside the folder. Such a link is stored, its target is not."""
+    if target.startswith("/"):
+        return True
+    depth = 0
+    for part in (*PurePosixPath(path).parent.parts, *target.split("/")):
+        depth += {"..": -1, ".": 0, "": 0}.get(part, 1)
+        if depth < 0:
+            return True
+    return False
+
+
+def with_parents(tree: Tree, paths: set[str]) -> dict[str, Node]:
+    """Returns the nodes of these paths and of the folders that they are in."""
+    wanted = set(paths)
+    for path in paths:
+        wanted.update(str(parent) for parent in PurePosixPath(path).parents)
+    return {path: node for path, node in tree.items() if path in wanted}

@@ -1,0 +1,237 @@
+"""Sends the contents of files to the store: only what is not there yet, in parts, with bounded memory.
+
+A part is read twice: first to compute its SHA-256, then, if the store lacks it, as the body of its request.
+Neither reading holds more than a slice of it. A file that changes in between, or since the look at the
+folder, stops the upload: what was sent so far stays, and is found again by the next try.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from spottrain.contract import CHUNK_BYTES
+from spottrain.storage.base import Cancelled, Changed, FilePart, Store, never
+from spottrain.storage.requests import SLICE
+from spottrain.sync.manifest import StoredFile, digest_of
+from spottrain.sync.tree import FolderError, Kind, Node, Tree, node_of
+
+CONNECTIONS: Final = 6
+SETTLED_NS: Final = 2 * 10**9
+"""A file that was written to less than this before a look may change again without a new time."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Known:
+    """A file as it was when its content was stored."""
+
+    node: Node
+    stored: StoredFile
+    looked_ns: int = 0
+    """Unix nanoseconds of the look at the folder; 0: long after the file was written."""
+
+    def covers(self, node: Node) -> bool:
+        settled = not self.looked_ns or self.looked_ns - node.stamp > SETTLED_NS
+        return settled and node == self.node
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sent:
+    files: Mapping[str, StoredFile]
+    bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Part:
+    path: str
+    node: Node
+    number: int
+    offset: int
+    bytes: int
+
+
+class Contents:
+    """The contents that the store holds, and the way to add some. Not for several uploads at once."""
+
+    def __init__(
+        self, store: Store, *, connections: int = CONNECTIONS, chunk_bytes: int = CHUNK_BYTES
+    ) -> None:
+        self.store = store
+        self.chunk_bytes = chunk_bytes
+        self._connections = connections
+        self._keys: dict[str, str] = {}
+        """By SHA-256: where this content is stored for certain."""
+        self._sending: dict[str, Future[str]] = {}
+        self._lock = threading.Lock()
+        self._buffers = threading.local()
+
+    @property
+    def keys(self) -> frozenset[str]:
+        return frozenset(self._keys.values())
+
+    def add(self, keys: Collection[str]) -> None:
+        """Notes contents that the store holds."""
+        self._keys |= {digest_of(key): key for key in keys}
+
+    def forget(self, keys: Collection[str]) -> None:
+        """Notes contents that are about to be deleted."""
+        gone = set(keys)
+        self._keys = {digest: key for digest, key in self._keys.items() if key not in gone}
+
+    def unsent(self, tree: Tree, known: Mapping[str, Known]) -> int:
+        """Returns the bytes of the files that must be read, which is the most that an upload can send."""
+        return sum(node.size for path, node in tree.items() if not _is_known(path, node, known))
+
+    def send(
+        self,
+        root: Path,
+        tree: Tree,
+        known: Mapping[str, Known],
+        place: str,
+        cancelled: Callable[[], bool] = never,
+    ) -> Sent:
+        """Stores the files of `tree`; new contents at keys below `place`. `known`: files by path.
+
+        Raises Changed, Cancelled, FolderError or StoreError.
+        """
+        files = {path: node for path, node in tree.items() if node.kind is Kind.FILE}
+        chunks: dict[str, list[str]] = {
+            path: [""] * -(-node.size // self.chunk_bytes)
+            for path, node in files.items()
+            if not _is_known(path, node, known)
+        }
+        self._sending = {}
+        self._sent = 0
+        began = time.monotonic()
+        self._work_off(root, self._parts(files, chunks), chunks, place, cancelled)
+        stored = {
+            path: StoredFile(
+                size=node.size, mode=node.mode, mtime_ns=node.mtime_ns, chunks=tuple(chunks[path])
+            )
+            if path in chunks
+            else known[path].stored
+            for path, node in files.items()
+        }
+        return Sent(files=stored, bytes=self._sent, seconds=time.monotonic() - began)
+
+    def _parts(self, files: Tree, wanted: Collection[str]) -> Iterator[_Part]:
+        for path in wanted:
+            node = files[path]
+            for number, offset in enumerate(range(0, node.size, self.chunk_bytes)):
+                size = min(self.chunk_bytes, node.size - offset)
+                yield _Part(path=path, node=node, number=number, offset=offset, bytes=size)
+
+    def _work_off(
+        self,
+        root: Path,
+        parts: Iterator[_Part],
+        chunks: dict[str, list[str]],
+        place: str,
+        cancelled: Callable[[], bool],
+    ) -> None:
+        failed = threading.Event()
+
+        def over() -> bool:
+            return failed.is_set() or cancelled()
+
+        def work() -> None:
+            while not over():
+                with self._lock:
+                    part = next(parts, None)
+                if part is None:
+                    return
+                chunks[part.path][part.number] = self._store_part(root, part, place, over)
+
+        with ThreadPoolExecutor(self._connections, thread_name_prefix="spottrain-sync") as pool:
+            futures = [pool.submit(work) for _ in range(self._connections)]
+            wait(futures, return_when=FIRST_EXCEPTION)
+            failed.set()  # without an error all are done
+        errors = [error for future in futures if (error := future.exception())]
+        for error in sorted(errors, key=lambda each: isinstance(each, Cancelled)):  # the cause first
+            raise error
+        if cancelled() and any("" in keys for keys in chunks.values()):
+            raise Cancelled(place)
+
+    def _store_part(self, root: Path, part: _Part, place: str, over: Callable[[], bool]) -> str:
+        """Returns the key of the part's content."""
+        with _opened(root, part) as file:
+
+            def changed() -> bool:
+                return node_of(os.fstat(file)) != part.node
+
+            digest = self._digest(file, part)
+            if changed():
+                raise Changed(part.path)
+            mine, theirs = self._claim(digest)
+            if mine is None:
+                return theirs if isinstance(theirs, str) else theirs.result()
+            body = FilePart(file=file, offset=part.offset, bytes=part.bytes, sha256=digest, changed=changed)
+            try:
+                self.store.put_part(place + digest, body, cancelled=over)
+            except BaseException as error:
+                mine.set_exception(error)
+                raise
+            with self._lock:
+                self._sent += part.bytes
+                self._keys[digest] = place + digest
+            mine.set_result(place + digest)
+            return place + digest
+
+    def _claim(self, digest: str) -> tuple[Future[str] | None, str | Future[str]]:
+        """Returns a future to fill if this thread is to send the content; else its key, or who sends it."""
+        with self._lock:
+            if digest in self._keys:
+                return None, self._keys[digest]
+            if digest in self._sending:
+                return None, self._sending[digest]
+            self._sending[digest] = Future()
+            return self._sending[digest], ""
+
+    def _digest(self, file: int, part: _Part) -> str:
+        if not hasattr(self._buffers, "slice"):
+            self._buffers.slice = memoryview(bytearray(SLICE))
+        view: memoryview = self._buffers.slice
+        digest = hashlib.sha256()
+        at, end = part.offset, part.offset + part.bytes
+        while at < end:
+            count = os.preadv(file, [view[: min(SLICE, end - at)]], at)
+            if not count:
+                raise Changed(part.path)
+            digest.update(view[:count])
+            at += count
+        return digest.hexdigest()
+
+
+def _is_known(path: str, node: Node, known: Mapping[str, Known]) -> bool:
+    if node.kind is not Kind.FILE:
+        return True
+    return path in known and known[path].covers(node)
+
+
+@contextlib.contextmanager
+def _opened(root: Path, part: _Part) -> Iterator[int]:
+    """Opens the file if it is still what was seen. Raises Changed or FolderError."""
+    path = root / part.path
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except PermissionError as error:
+        raise FolderError(
+            f"{path} cannot be read: {error.strerror}; make it readable for user {os.getuid()}"
+        ) from error
+    except OSError as error:  # deleted, or replaced by a link
+        raise Changed(part.path) from error
+    try:
+        yield file
+    except OSError as error:
+        raise FolderError(f"{path} cannot be read: {error.strerror or error}") from error
+    finally:
+        os.close(file)

@@ -1,0 +1,242 @@
+"""Looks at the folder again and again, and commits what is whole."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from spottrain.contract import SyncWhen
+from spottrain.core import log
+from spottrain.core.progress import ProgressBoard
+from spottrain.errors import RunError, StoreUnavailable, Superseded
+from spottrain.lifecycle.notice_budget import NoticeBudget
+from spottrain.storage.base import Cancelled, Changed
+from spottrain.sync.budget import Bandwidth, commit_seconds, hopeless
+from spottrain.sync.checkpoints import Commit, FolderCheckpoints
+from spottrain.sync.tree import Kind, Tree, leads_out, look
+from spottrain.sync.whole import Verdict, View, has_files, judge, same, settled
+
+LOOK_SECONDS: Final = 1.0
+"""Between two looks; more if a look at many files takes long."""
+LOOK_SHARE: Final = 0.1
+"""Largest share of the time that looks may take."""
+CHECK_SECONDS: Final = 30.0
+"""Between two readings of HEAD without a commit."""
+TELL_SECONDS: Final = 600.0
+"""After so long without a commit, although something has changed, the reason is logged."""
+RETRY_SECONDS: Final = 5.0
+PATIENCE: Final = 30.0
+"""Seconds to wait for HEAD in a commit."""
+
+
+class Watcher:
+    """Watches one folder.
+
+    Args:
+        left: Returns the seconds in which a commit must be done; infinite while no end is near.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        when: SyncWhen,
+        checkpoints: FolderCheckpoints,
+        board: ProgressBoard,
+        left: Callable[[], float],
+        *,
+        grace: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.failure: RunError | None = None
+        """Why the last try of a commit failed; None once one has succeeded."""
+        self._root = root
+        self._when = when
+        self._checkpoints = checkpoints
+        self._board = board
+        self._left = left
+        self._grace = grace
+        self._clock = clock
+        self._view = settled(View().then(look(root), when, 0.0))
+        self._bandwidth = Bandwidth()
+        self._look_at = self._try_at = float("-inf")
+        self._check_at = clock() + CHECK_SECONDS
+        self._tell_at = clock() + TELL_SECONDS
+        self._told: set[str] = set()
+        self._links_told: set[str] = set()
+
+    @property
+    def covered(self) -> bool:
+        """Whether the newest checkpoint holds all that was seen in the folder."""
+        return self._view.tree == self._checkpoints.committed
+
+    @property
+    def empty(self) -> bool:
+        return not has_files(self._view.tree)
+
+    def step(self) -> None:
+        """Looks if it is time to, and commits what is whole. Raises Superseded."""
+        now = self._clock()
+        if now < self._look_at:
+            return
+        if not self._look():
+            return
+        verdict = judge(self._when, self._view, self._checkpoints.committed, self._clock())
+        if verdict.tree is not None and now >= self._try_at:
+            self._try(verdict.tree, at_end=False)
+        self._tell(verdict)
+        self._check()
+
+    def last(self, *, everything: bool, at_end: bool, until: Callable[[], bool]) -> bool:
+        """Commits what is left, once the script has ended. Returns whether all of the folder is durable.
+
+        Args:
+            everything: Whether the folder counts as whole; otherwise only what a rule says is whole.
+            at_end: See `SyncManifest`; of what only `everything` makes whole.
+            until: Whether to give up trying.
+        """
+        ended = self._clock()
+        while True:
+            if self._look():
+                verdict = judge(self._when, self._view, self._checkpoints.committed, ended)
+                by_rule = verdict.tree
+                if by_rule is None and everything and not self.covered and not self.empty:
+                    by_rule, final = self._view.tree, at_end
+                else:
+                    final = False
+                if by_rule is None:
+                    return self.covered or self.empty
+                if self._try(by_rule, at_end=final):
+                    continue
+            if until():
+                return False
+            time.sleep(LOOK_SECONDS)
+
+    # --- internal ---------------------------------------------------------------------------------------
+    def _look(self) -> bool:
+        began = self._clock()
+        try:
+            tree = look(self._root)
+        except RunError as error:
+            self._failed(error)
+            self._look_at = self._clock() + RETRY_SECONDS
+            return False
+        now = self._clock()
+        self._view = self._view.then(tree, self._when, now)
+        self._look_at = now + max(LOOK_SECONDS, (now - began) / LOOK_SHARE)
+        return True
+
+    def _same(self, tree: Tree) -> Callable[[], bool]:
+        """Returns whether the folder still holds `tree`, by another look."""
+        all_of_it = tree == self._view.tree
+
+        def still() -> bool:
+            return self._look() and same(tree, self._view.tree, all_of_it=all_of_it)
+
+        return still
+
+    def _try(self, tree: Tree, *, at_end: bool) -> bool:
+        """Commits `tree`. Returns whether it is committed. Raises Superseded."""
+        left = self._left()
+        if why := hopeless(self._checkpoints.unsent(tree), self._bandwidth, left):
+            self._failed(StoreUnavailable(why))
+            return False
+        self._warn_of_links(tree)
+        self._board.update(state="Saving")
+        try:
+            done = self._checkpoints.commit(
+                tree,
+                self._same(tree),
+                at_end=at_end,
+                cancelled=lambda: self._left() <= 0,
+                patience=max(1.0, min(PATIENCE, left)),
+            )
+        except Superseded:
+            raise
+        except Changed as error:
+            self._failed(RunError(f"{error} changed while it was read"))
+            return False
+        except Cancelled:
+            self._failed(StoreUnavailable("the time was up before all was sent"))
+            return False
+        except RunError as error:
+            self._failed(error)
+            return False
+        finally:
+            self._board.update(state="Training")
+        self._committed(done)
+        return True
+
+    def _committed(self, done: Commit) -> None:
+        self.failure = None
+        self._told.clear()
+        self._tell_at = self._clock() + TELL_SECONDS
+        self._check_at = self._clock() + CHECK_SECONDS
+        self._bandwidth = self._bandwidth.after(done.sent, done.sent_seconds)
+        log.event(
+            "sync-committed",
+            step=done.step,
+            seconds=done.seconds,
+            bytes=done.bytes,
+            sent=done.sent,
+            key=done.key,
+        )
+        self._board.update(
+            step=done.step,
+            durable_step=done.step,
+            durable_time=done.time,
+            key=done.key,
+            saves=self._board.facts.saves + 1,
+            save_seconds=done.seconds,
+            **self._budget(done.sent),
+        )
+
+    def _budget(self, bytes: int) -> dict[str, object]:
+        """Returns what a commit of so much takes at a notice, for the board."""
+        if not self._bandwidth.rate:
+            return {}
+        budget = NoticeBudget(
+            bytes=bytes, bandwidth=self._bandwidth.rate, step_seconds=0, copy_seconds=0, grace=self._grace
+        )
+        return {
+            "emergency_seconds": commit_seconds(bytes, self._bandwidth),
+            "grace_seconds": self._grace,
+            "warning": budget.warning,
+        }
+
+    def _failed(self, error: RunError) -> None:
+        self.failure = error
+        self._try_at = self._clock() + RETRY_SECONDS
+        self._board.save_failed(str(error))
+        log.event(
+            "save-failed",
+            step=self._checkpoints.step,
+            error=str(error),
+            seconds_left=self._left() if self._left() < float("inf") else None,
+            next=f"it is tried again from {RETRY_SECONDS:g} s on",
+        )
+
+    def _warn_of_links(self, tree: Tree) -> None:
+        for path, node in tree.items():
+            if node.kind is Kind.LINK and path not in self._links_told and leads_out(path, node.target):
+                self._links_told.add(path)
+                log.event("sync-link-out", path=path, target=node.target)
+
+    def _tell(self, verdict: Verdict) -> None:
+        if verdict.why and self._clock() >= self._tell_at and verdict.why not in self._told:
+            self._told.add(verdict.why)
+            log.event("no-checkpoints", why=f"for {TELL_SECONDS:g} s {verdict.why}")
+            self._board.update(warning=f"No checkpoint for {TELL_SECONDS:g} s: {verdict.why}")
+
+    def _check(self) -> None:
+        if self._clock() < self._check_at:
+            return
+        self._check_at = self._clock() + CHECK_SECONDS
+        try:
+            self._checkpoints.check()
+        except Superseded:
+            raise
+        except RunError as error:
+            log.event("head-check-failed", error=str(error))

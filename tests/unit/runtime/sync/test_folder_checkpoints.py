@@ -1,0 +1,332 @@
+"""Checkpoints of a folder in a store that is a folder: what is sent, restored, deleted, refused."""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+
+import pytest
+from spottrain.checkpoint.head.owner import ClaimPolicy, Identity
+from spottrain.contract import BLOBS_PREFIX, OnExisting, SyncResult
+from spottrain.errors import CheckpointError, ConfigurationError, StoreUnavailable, Superseded
+from spottrain.storage.base import Body, Changed, FilePart, never
+from spottrain.storage.local import FolderStore
+from spottrain.sync.blobs import unnamed
+from spottrain.sync.budget import Bandwidth, hopeless
+from spottrain.sync.checkpoints import Commit, FolderCheckpoints
+from spottrain.sync.manifest import SyncManifest
+from spottrain.sync.record import Record, Start, decide
+from spottrain.sync.restore import first_that_counts
+from spottrain.sync.tree import PRIVATE, look
+
+CHUNK = 1000
+
+
+class Place:
+    """A store, and a new folder for each attempt."""
+
+    def __init__(self, root: Path, store: FolderStore | None = None) -> None:
+        self.root = root
+        self.store = store or FolderStore(root / "store")
+        self.attempts = 0
+
+    def attempt(
+        self,
+        *,
+        folder: Path | None = None,
+        number: int = 0,
+        uid: str = "u",
+        last_exit: int | None = None,
+        run: str = "",
+        policy: ClaimPolicy | None = None,
+    ) -> Attempt:
+        self.attempts = number or self.attempts + 1
+        folder = folder or self.root / f"folder-{self.attempts}"
+        folder.mkdir(exist_ok=True)
+        who = Identity(job_uid=uid, job="j", attempt=self.attempts)
+        run = run or f"pod/{self.attempts}"
+        checkpoints = FolderCheckpoints(
+            folder, self.store, who, policy, keep=2, run=run, last_exit=last_exit, chunk_bytes=CHUNK
+        )
+        assert checkpoints.claim(0.0, never, 5.0)
+        return Attempt(folder, checkpoints)
+
+    def blobs(self) -> set[str]:
+        return set(self.store.list(BLOBS_PREFIX))
+
+
+class Attempt:
+    def __init__(self, folder: Path, checkpoints: FolderCheckpoints) -> None:
+        self.folder = folder
+        self.checkpoints = checkpoints
+        self.result: SyncResult | None = None
+
+    def restored(self) -> Attempt:
+        self.result = self.checkpoints.restore()
+        return self
+
+    def write(self, path: str, content: bytes) -> None:
+        (self.folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (self.folder / path).write_bytes(content)
+
+    def commit(self, *, at_end: bool = False) -> Commit:
+        tree = look(self.folder)
+        return self.checkpoints.commit(tree, lambda: look(self.folder) == tree, at_end=at_end)
+
+
+def content(folder: Path) -> dict[str, tuple[int, object]]:
+    """Modes, and contents or targets, by path."""
+    found: dict[str, tuple[int, object]] = {}
+    for path, node in look(folder).items():
+        what = node.target or ((folder / path).read_bytes() if node.size else b"")
+        found[path] = (node.mode, what)
+    return found
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path)
+
+
+def test_a_folder_comes_back_as_it_was(place: Place) -> None:
+    first = place.attempt().restored()
+    first.write("a/weights", random.Random(1).randbytes(3 * CHUNK + 7))
+    first.write("a/empty", b"")
+    (first.folder / "empty folder").mkdir(mode=0o700)
+    (first.folder / "a/weights").chmod(0o640)
+    os.utime(first.folder / "a/weights", ns=(10**18, 10**18 + 1))
+    (first.folder / "latest").symlink_to("a")
+    (first.folder / "out").symlink_to("/nowhere")
+    first.commit()
+    second = place.attempt().restored()
+    assert second.result and (second.result.resumed, second.result.step) == (True, 1)
+    assert content(second.folder) == content(first.folder)
+    assert (second.folder / "a/weights").stat().st_mtime_ns == 10**18 + 1
+    assert second.checkpoints.committed == look(second.folder), "nothing is to be committed"
+
+
+def test_unchanged_and_equal_contents_are_not_sent_again(place: Place) -> None:
+    first = place.attempt().restored()
+    first.write("a", b"x" * 2500)
+    assert first.commit().sent == 1500, "two of three parts are equal"
+    first.write("copy", b"x" * 2500)
+    first.write("new", b"y" * 10)
+    assert first.commit().sent == 10
+    second = place.attempt().restored()
+    assert second.checkpoints.unsent(look(second.folder)) == 0, "nothing is even read"
+    os.utime(second.folder / "a")
+    assert second.commit().sent == 0
+    (second.folder / "copy").unlink()
+    second.commit()
+    assert "copy" not in content(place.attempt().restored().folder)
+
+
+def test_a_file_that_changes_while_it_is_read_is_not_committed(place: Place) -> None:
+    first = place.attempt().restored()
+    first.write("a", b"1")
+    first.commit()
+    first.write("a", b"22")
+    tree = look(first.folder)
+    first.write("a", b"333")
+    with pytest.raises(Changed):
+        first.checkpoints.commit(tree, lambda: True)
+    with pytest.raises(Changed):
+        first.checkpoints.commit(look(first.folder), lambda: False)
+    assert content(place.attempt().restored().folder)["a"][1] == b"1"
+
+
+def test_contents_that_no_checkpoint_names_are_deleted_and_all_others_stay(place: Place) -> None:
+    chance = random.Random(4)
+    attempt = place.attempt().restored()
+    for _ in range(30):
+        attempt.write(f"f{chance.randrange(4)}", bytes([chance.randrange(5)]) * chance.randrange(1, 3000))
+        if chance.random() < 0.3:
+            attempt.checkpoints.step += 1  # an upload in vain
+            tree = look(attempt.folder)
+            with pytest.raises(Changed):
+                attempt.checkpoints.commit(tree, lambda: False)
+        attempt.commit()
+        if chance.random() < 0.2:
+            attempt = place.attempt().restored()
+        keys = place.store.list("checkpoints/")
+        manifests = [SyncManifest.from_bytes(o.body) for key in keys if (o := place.store.get(key))]
+        assert len(manifests) <= 2 and place.blobs() == {b for m in manifests for b in m.blobs}
+
+
+def test_a_stale_attempt_is_fenced_out_and_deletes_nothing(place: Place) -> None:
+    old = place.attempt().restored()
+    old.write("a", b"1")
+    old.commit()
+    new = place.attempt().restored()
+    new.write("a", b"2")
+    new.commit()
+    old.write("a", b"3")
+    with pytest.raises(Superseded):
+        old.commit()
+    assert content(place.attempt().restored().folder)["a"][1] == b"2"
+    with pytest.raises(Superseded):
+        place.attempt(number=1)
+
+
+def test_another_job_is_refused_at_a_uri_in_use(place: Place) -> None:
+    place.attempt().restored()
+    with pytest.raises(ConfigurationError, match="in use by job j"):
+        place.attempt(uid="other", policy=ClaimPolicy(on_existing=OnExisting.RESUME))
+
+
+def test_a_damaged_checkpoint_is_skipped_and_if_all_are_the_folder_stays(place: Place) -> None:
+    first = place.attempt().restored()
+    first.write("a", b"1")
+    first.commit()
+    first.write("a", b"2")
+    newest = first.commit()
+    for key in place.blobs():
+        if newest.key.split("/")[1] in key:
+            place.store.delete([key])
+    assert content(place.attempt().restored().folder)["a"][1] == b"1"
+    place.store.delete(sorted(place.blobs()))
+    last = place.attempt()
+    last.write("b", b"mine")
+    Record(uri=place.store.uri, run="x", ready=True).write(last.folder)
+    with pytest.raises(CheckpointError, match="none of the 2 checkpoints"):
+        last.restored()
+    assert content(last.folder)["b"][1] == b"mine"
+
+
+def test_files_that_differ_are_moved_away_and_never_deleted(place: Place) -> None:
+    first = place.attempt().restored()
+    first.write("a", b"1")
+    first.write("d/same", b"same")
+    first.commit()
+    first.write("a", b"half")
+    first.write("e/more", b"2")
+    again = place.attempt(folder=first.folder).restored()
+    assert sorted(content(again.folder)) == ["a", "d", "d/same"]
+    moved = again.folder / PRIVATE / "replaced"
+    assert (moved / "a").read_bytes() == b"half" and (moved / "e/more").read_bytes() == b"2"
+
+
+def test_a_start_of_the_same_pod_goes_on_with_the_folder(place: Place) -> None:
+    first = place.attempt().restored()
+    first.write("a", b"1")
+    first.commit()
+    first.write("a", b"22")
+    again = place.attempt(folder=first.folder, number=1).restored()
+    assert (again.folder / "a").read_bytes() == b"22"
+    assert again.commit().step == 2
+
+
+def test_no_room_is_said_before_anything_is_written(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = place.attempt().restored()
+    first.write("a", b"1" * 5000)
+    first.commit()
+    second = place.attempt()
+    full = os.statvfs_result((1, 1, 100, 100, 100, 0, 0, 0, 0, 255))
+    monkeypatch.setattr(os, "statvfs", lambda path: full)
+    with pytest.raises(ConfigurationError, match=r"0\.00 GB are missing; nothing was written"):
+        second.restored()
+    assert content(second.folder) == {}
+
+
+def test_a_checkpoint_of_an_end_counts_only_after_exit_code_0(place: Place) -> None:
+    first = place.attempt().restored()
+    first.write("a", b"whole")
+    first.commit()
+    first.write("a", b"cut o")
+    first.commit(at_end=True)
+    assert content(place.attempt().restored().folder)["a"][1] == b"whole"
+    assert content(place.attempt(last_exit=137).restored().folder)["a"][1] == b"whole"
+    assert content(place.attempt(last_exit=0).restored().folder)["a"][1] == b"cut o"
+
+
+def test_checkpoints_of_an_end_do_not_push_out_the_whole_one(place: Place) -> None:
+    first = place.attempt().restored()
+    first.write("a", b"whole")
+    first.commit()
+    for number in range(5):
+        attempt = place.attempt().restored()
+        assert content(attempt.folder)["a"][1] == b"whole"
+        attempt.write("a", b"cut off %d" % number)
+        attempt.commit(at_end=True)
+
+
+def test_only_the_newest_end_counts() -> None:
+    end, whole = SyncManifest(step=2, atEnd=True), SyncManifest(step=1)
+    found = first_that_counts(iter([("x", end), ("y", end), ("z", whole)]), 1, lambda key, why: None)
+    assert found == ("z", whole)
+
+
+class Unreachable(FolderStore):
+    down = False
+
+    def put_part(self, key: str, part: FilePart, **more: object) -> None:
+        if self.down:
+            raise StoreUnavailable("no answer")
+        super().put_part(key, part)
+
+    def put_if_match(self, key: str, body: Body, etag: str) -> str:
+        return super().put_if_match(key, body, etag)
+
+
+def test_what_was_sent_before_an_outage_is_not_sent_again(tmp_path: Path) -> None:
+    store = Unreachable(tmp_path / "store")
+    attempt = Place(tmp_path, store).attempt().restored()
+    attempt.write("a", b"1" * CHUNK)
+    tree = look(attempt.folder)
+    with pytest.raises(Changed):
+        attempt.checkpoints.commit(tree, lambda: False)
+    store.down = True
+    attempt.write("b", b"2")
+    with pytest.raises(StoreUnavailable):
+        attempt.commit()
+    store.down = False
+    assert attempt.commit().sent == 1
+
+
+# --- pure rules -----------------------------------------------------------------------------------------
+def test_what_happens_to_a_folder_at_the_start(tmp_path: Path) -> None:
+    mine = Record(uri="s3://b", run="pod/2", ready=True)
+    before = Record(uri="s3://b", run="pod/1", ready=True)
+    cut_off = Record(uri="s3://b", run="pod/2", ready=False)
+
+    def start(found: Record | None, *, empty: bool = False, stored: bool = True) -> Start:
+        return decide(found, mine, empty=empty, stored=stored, folder=tmp_path)
+
+    assert start(None, stored=False) is Start.KEEP
+    assert start(None, empty=True) is Start.RESTORE
+    assert start(before) is Start.RESTORE
+    assert start(cut_off) is Start.RESTORE
+    assert start(mine) is Start.KEEP
+    for found in (None, Record(uri="s3://other", run="pod/1", ready=True)):
+        with pytest.raises(ConfigurationError, match="is not empty"):
+            start(found)
+
+
+def test_only_unnamed_contents_of_earlier_terms_may_go() -> None:
+    keys = [
+        "blobs/t000001-s000000001-a/1",
+        "blobs/t000001-s000000001-a/2",
+        "blobs/t000003-s000000001-b/3",
+        "blobs/x",
+    ]
+    assert unnamed(keys, {keys[0]}, below=3) == [keys[1]]
+
+
+def test_a_commit_that_cannot_be_done_in_time_is_known_by_the_bandwidth() -> None:
+    measured = Bandwidth().after(100 * 2**20, 1.0)
+    assert measured.after(10, 5.0) == measured, "too little says nothing"
+    assert not hopeless(10**12, Bandwidth(), 5.0)
+    assert not hopeless(100 * 2**20, measured, 5.0)
+    assert "5 s are left" in hopeless(10**9, measured, 5.0)
+
+
+@pytest.mark.parametrize("path", ["../a", "/a", "a//b", ".spottrain-sync/record.json", "link/a"])
+def test_a_manifest_that_leads_out_of_the_folder_is_damaged(path: str) -> None:
+    from spottrain.checkpoint.manifest import Damaged
+    from spottrain.sync.manifest import StoredFile
+
+    file = StoredFile(size=0, mode=0o644, mtime_ns=0, chunks=())
+    body = SyncManifest(step=1, files={path: file}, links={"link": "/etc"}).to_bytes()
+    with pytest.raises(Damaged, match=r"invalid path|does not list the folders"):
+        SyncManifest.from_bytes(body)
