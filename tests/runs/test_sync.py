@@ -1,0 +1,355 @@
+"""`spottrain sync` as a real process: what it ends with, and what a restart finds after kills."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from spottrain.contract import Env, Outcome, Progress, SyncEnv, TerminationMessage
+from spottrain.storage.local import FolderStore
+
+from tests.support.ports import free_port
+
+SECONDS = 40.0
+QUICK = ("--when", "renamed=step_*")
+HEAVY = ("torch", "numpy", "transformers", "jax", "tensorflow")
+
+# Writes step after step by a rename. Each file of a step holds its number. Goes on from the newest.
+TRAIN = """
+import os, pathlib, sys, time
+folder = pathlib.Path(os.environ["SPOTTRAIN_SYNC_PATH"])
+last = max((int(each.name[5:]) for each in folder.glob("step_*")), default=0)
+assert (os.environ["SPOTTRAIN_RESUMED"] == "true") == bool(last), (last, os.environ["SPOTTRAIN_RESUMED"])
+for step in range(last + 1, 10_000):
+    fresh = folder / f"tmp_{step}"
+    fresh.mkdir(exist_ok=True)
+    for name in "abc":
+        (fresh / name).write_text(str(step) * 5000)
+        time.sleep(0.01)
+    fresh.rename(folder / f"step_{step}")
+    old = folder / f"step_{step - 2}"
+    if old.exists():
+        for each in old.iterdir():
+            each.unlink()
+        old.rmdir()
+    time.sleep(0.05)
+"""
+
+
+class Place:
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.folder = root / "ckpt"
+        self.store = root / "store"
+        self.message = root / "message"
+        self.running: list[subprocess.Popen[str]] = []
+
+    def start(self, *words: str, env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
+        """Starts `spottrain sync` in a process group of its own."""
+        ours = {key: value for key, value in os.environ.items() if not key.startswith("SPOTTRAIN_")}
+        ours |= {Env.TERMINATION_MESSAGE: str(self.message), Env.GRACE_SECONDS: "20", **(env or {})}
+        command = [
+            sys.executable,
+            "-m",
+            "spottrain",
+            "sync",
+            str(self.folder),
+            "--to",
+            str(self.store),
+            *words,
+        ]
+        process = subprocess.Popen(
+            command, env=ours, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, process_group=0
+        )
+        self.running.append(process)
+        return process
+
+    def ended(self, process: subprocess.Popen[str]) -> tuple[int, str]:
+        output, _ = process.communicate(timeout=SECONDS)
+        return process.returncode, output
+
+    def run(self, *words: str, env: Mapping[str, str] | None = None) -> tuple[int, str]:
+        return self.ended(self.start(*words, env=env))
+
+    def told(self) -> TerminationMessage:
+        found = TerminationMessage.from_json(self.message.read_text())
+        assert found is not None
+        return found
+
+    def commits(self) -> int:
+        """Number of the newest commit; 0 without one."""
+        head = FolderStore(self.store).get("HEAD")
+        entries = json.loads(head.body)["checkpoints"] if head else []
+        return max((entry["step"] for entry in entries), default=0)
+
+    def wait_for_commit(self, number: int) -> None:
+        wait(lambda: self.commits() >= number, f"commit {number}")
+
+
+def wait(until: object, what: str) -> None:
+    give_up = time.monotonic() + SECONDS
+    while time.monotonic() < give_up:
+        if until():  # type: ignore[operator]
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"{what} did not come")
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    place = Place(tmp_path)
+    yield place
+    for process in place.running:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+def shell(text: str) -> tuple[str, ...]:
+    return ("--", "sh", "-c", text)
+
+
+def test_it_never_imports_torch_or_numpy(place: Place) -> None:
+    text = (
+        "import sys\nfrom spottrain.cli.main import main\n"
+        f"code = main(['sync', {str(place.folder)!r}, '--to', {str(place.store)!r}, '--', 'touch', "
+        f"{str(place.folder / 'a')!r}])\n"
+        f"print('heavy:', [name for name in {HEAVY!r} if name in sys.modules], code)"
+    )
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=SECONDS)
+    assert "heavy: [] 0" in done.stdout, done.stdout + done.stderr
+
+
+def test_after_exit_code_0_everything_is_stored_and_comes_back(place: Place) -> None:
+    code, output = place.run(*shell('test $SPOTTRAIN_RESUMED = false && echo 1 > "$SPOTTRAIN_SYNC_PATH/a"'))
+    assert code == 0, output
+    assert place.told().outcome is Outcome.DONE
+    (place.folder / "a").unlink()
+    code, output = place.run(*shell('test $SPOTTRAIN_RESUMED = true && cat "$SPOTTRAIN_SYNC_PATH/a"; exit 7'))
+    assert code == 7 and "\n1\n" in output, output
+    assert place.told().outcome is Outcome.FAILED
+
+
+def test_a_command_that_fails_commits_only_what_is_whole(place: Place) -> None:
+    code, output = place.run(
+        *QUICK,
+        *shell("cd $SPOTTRAIN_SYNC_PATH; echo 1 > step_1; echo 2 > half; exit 3"),
+    )
+    assert code == 3, output
+    place.run(*shell("true"))
+    assert sorted(each.name for each in place.folder.iterdir() if not each.name.startswith(".")) == ["step_1"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_program_that_saves_at_a_signal_loses_nothing(place: Place, number: signal.Signals) -> None:
+    trap = (
+        'trap "echo saved > $SPOTTRAIN_SYNC_PATH/last; exit 0" TERM INT; echo up; while :; do sleep 0.1; done'
+    )
+    process = place.start(*shell(trap))
+    assert process.stdout is not None
+    while "up" not in (line := process.stdout.readline()):
+        assert line
+    process.send_signal(number)
+    code, output = place.ended(process)
+    assert code == 75, output
+    assert place.told().outcome is Outcome.INTERRUPTED and place.told().durableStep == 1
+
+
+def test_a_program_that_dies_of_the_signal_with_unfinished_files_ends_with_79(place: Place) -> None:
+    process = place.start(
+        *QUICK, *shell('cd "$SPOTTRAIN_SYNC_PATH"; echo 1 > step_1; echo 2 > half; exec sleep 60')
+    )
+    place.wait_for_commit(1)
+    process.terminate()
+    code, output = place.ended(process)
+    assert code == 79, output
+    assert place.told().outcome is Outcome.INTERRUPTED_LOST and "checkpoint 1" in place.told().message
+
+
+def test_a_deadline_stops_the_command(place: Place) -> None:
+    deadline = place.root / "deadline"
+    words = shell('cd "$SPOTTRAIN_SYNC_PATH"; echo 1 > step_1; exec sleep 60')
+    process = place.start(*QUICK, *words, env={Env.DEADLINE_FILE: str(deadline)})
+    place.wait_for_commit(1)
+    deadline.write_text(datetime.fromtimestamp(time.time() + 15, UTC).isoformat())
+    code, output = place.ended(process)
+    assert code == 75, output
+
+
+def test_a_command_that_ignores_the_signal_is_ended_before_the_grace_period_is_over(place: Place) -> None:
+    ignore = 'trap "" TERM; echo up; while :; do sleep 0.1; done'
+    process = place.start(*shell(ignore), env={Env.GRACE_SECONDS: "3"})
+    assert process.stdout is not None
+    while "up" not in (line := process.stdout.readline()):
+        assert line
+    process.terminate()
+    assert place.ended(process)[0] == 79
+    assert place.told().outcome is Outcome.INTERRUPTED_LOST
+
+
+def test_a_newer_start_fences_out_the_older_one(place: Place) -> None:
+    old = place.start(*QUICK, "--", sys.executable, "-c", TRAIN)
+    place.wait_for_commit(1)
+    first, place.folder = place.folder, place.root / "other" / "ckpt"  # the same name: the same local job
+    new = place.start(*QUICK, "--", sys.executable, "-c", TRAIN)
+    code, output = place.ended(old)
+    assert code == 76, output
+    number = place.commits()
+    place.wait_for_commit(number + 1)
+    new.terminate()
+    place.ended(new)
+    assert first.is_dir()
+
+
+def test_killed_at_random_points_a_restart_finds_a_whole_state(place: Place) -> None:
+    chance = random.Random(int(os.environ.get("SEED", "1")))
+    newest = 0
+    for _ in range(6):
+        number = place.commits()
+        process = place.start(*QUICK, "--", sys.executable, "-c", TRAIN)
+        place.wait_for_commit(number + 1)
+        time.sleep(chance.uniform(0, 1.5))
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        process_ended(place.folder)
+        if chance.random() < 0.5:
+            place.folder = place.root / f"node-{newest}" / "ckpt"  # another node: the folder is gone
+        found = restored_steps(place)
+        assert found and max(found) >= newest, (found, newest)
+        newest = max(found)
+
+
+def process_ended(folder: Path) -> None:
+    """Waits until nobody writes: the command dies with its parent, but not in the same moment."""
+    before: object = None
+
+    def still() -> bool:
+        nonlocal before
+        now = sorted((str(each), each.stat().st_mtime_ns) for each in folder.iterdir())
+        same, before = now == before, now
+        time.sleep(0.2)
+        return same
+
+    wait(still, "a quiet folder")
+
+
+def restored_steps(place: Place) -> list[int]:
+    """Restores into the folder and requires each step in it to be whole."""
+    code, output = place.run(
+        *QUICK, *shell('ls "$SPOTTRAIN_SYNC_PATH" > "$SPOTTRAIN_SYNC_PATH/../ls"; exit 9')
+    )
+    assert code == 9, output
+    names = (place.folder / ".." / "ls").read_text().split()
+    for name in names:
+        assert name.startswith("step_"), names
+        for file in "abc":
+            assert (place.folder / name / file).read_text() == name[5:] * 5000, name
+    return [int(name[5:]) for name in names]
+
+
+# --- as a sidecar ---------------------------------------------------------------------------------------
+POD: dict[str, str] = {
+    Env.JOB_UID: "uid",
+    Env.JOB_NAME: "job",
+    Env.POD_UID: "pod-1",
+    Env.ATTEMPT: "1",
+    SyncEnv.WHEN: '{"renamed": "step_*"}',
+}
+
+
+def test_a_sidecar_stores_everything_when_all_others_have_ended(place: Place) -> None:
+    port, result = free_port(), place.root / "result"
+    env = {**POD, Env.PROGRESS_PORT: str(port), SyncEnv.RESULT_FILE: str(result)}
+    process = place.start(env=env)
+    wait(result.exists, "the result of the restore")
+    assert json.loads(result.read_text())["resumed"] is False
+    (place.folder / "step_1").write_text("1")
+    place.wait_for_commit(1)
+    (place.folder / "final").write_text("2")
+    wait(lambda: progress_of(port).durableStep == 1, "the commit in /progress")
+    process.terminate()
+    code, output = place.ended(process)
+    assert code == 0, output
+    assert place.told().outcome is Outcome.DONE and place.told().durableStep == 2
+    again = {**POD, Env.ATTEMPT: "2", Env.POD_UID: "pod-2"}
+    for last_exit, expected in (("", False), ("137", False), ("0", True)):
+        result.unlink()
+        place.folder = place.root / f"pod-{last_exit}"
+        process = place.start(env={**again, SyncEnv.RESULT_FILE: str(result), SyncEnv.LAST_EXIT: last_exit})
+        wait(result.exists, "the result of the restore")
+        assert (place.folder / "final").exists() is expected
+        process.kill()
+
+
+def progress_of(port: int) -> Progress:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/progress", timeout=5) as reply:
+        return Progress.from_json(reply.read().decode())
+
+
+def test_a_sidecar_leaves_its_message_before_a_deadline_and_goes_on(place: Place) -> None:
+    deadline = place.root / "deadline"
+    process = place.start(env={**POD, Env.DEADLINE_FILE: str(deadline)})
+    wait(place.folder.is_dir, "the folder")
+    (place.folder / "step_1").write_text("1")
+    place.wait_for_commit(1)
+    deadline.write_text(datetime.fromtimestamp(time.time() + 60, UTC).isoformat())
+    wait(lambda: place.message.exists() and place.message.read_text(), "a message")
+    assert place.told().outcome is Outcome.INTERRUPTED and place.told().durableStep == 1
+    (place.folder / "step_2").write_text("2")
+    place.wait_for_commit(2)
+    process.terminate()
+    assert place.ended(process)[0] == 75
+    assert place.told().outcome is Outcome.INTERRUPTED and place.told().durableStep == 2
+
+
+# --- bad input ------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("--when", "often"), "--when 'often' is not valid"),
+        (("--when", "marker=../x"), "must be a path below the folder"),
+        (("--keep", "1"), "must be a whole number, at least 2"),
+        (("--",), "there is no command after --"),
+        (("--", "no-such-program"), "cannot be started"),
+        (("--to", "ftp://x"), "is not valid: use s3://"),
+    ],
+)
+def test_bad_input_gets_a_sentence(place: Place, words: tuple[str, ...], sentence: str) -> None:
+    code, output = place.run(*words)
+    assert code == 64 and sentence in output, output
+    assert place.told().outcome is Outcome.BAD_CONFIGURATION
+
+
+def test_a_path_that_is_no_folder_gets_a_sentence(place: Place) -> None:
+    place.folder.write_text("")
+    code, output = place.run(*shell("true"))
+    assert code == 64 and "is not a folder" in output, output
+
+
+def test_a_store_inside_the_folder_gets_a_sentence(place: Place) -> None:
+    place.store = place.folder / "store"
+    code, output = place.run(*shell("true"))
+    assert code == 64 and "lie in each other" in output, output
+
+
+def test_a_folder_with_files_of_a_person_is_left_alone(place: Place) -> None:
+    assert place.run(*shell('echo 1 > "$SPOTTRAIN_SYNC_PATH/a"'))[0] == 0
+    place.folder = place.root / "mine" / "ckpt"
+    place.folder.mkdir(parents=True)
+    (place.folder / "thesis").write_text("mine")
+    code, output = place.run(*shell("true"))
+    assert code == 64 and "is not empty" in output, output
+    assert [each.name for each in place.folder.iterdir()] == ["thesis"]
