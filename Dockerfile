@@ -1,8 +1,9 @@
-# Three images from one file and one lock: `operator` (no torch, no boto3), `runtime` (no kopf, no Kubernetes
-# client) and `prices` (boto3 alone), which only the price CronJob needs. Each ends in a check that fails when
-# the others' dependencies got in. The code is the last, small layer, so that a change of code rebuilds and loads
-# in seconds. Built by dev/localcluster/images.py, or by `docker build --target runtime .`. A fourth one,
-# `runtime-tests`, is never shipped: `runtime` and Accelerate.
+# Four images from one file and one lock: `operator` (no torch, no boto3), `runtime` (no kopf, no Kubernetes
+# client), `sync` (the stores' libraries, no torch), the sidecar of checkpoint.mode Sync, and `prices` (boto3 alone),
+# which only the price CronJob needs. Each ends in a check that fails when the others' dependencies got in. The code
+# is the last, small layer, so that a change of code rebuilds and loads in seconds. Built by
+# dev/localcluster/images.py, or by `docker build --target runtime .`. A fifth one, `runtime-tests`, is never shipped:
+# `runtime` and Accelerate.
 ARG BASE_IMAGE=debian:bookworm-slim
 # Whom the build trusts when it fetches packages; a machine behind a proxy mounts its own bundle and names it.
 ARG CA_BUNDLE=/etc/ssl/certs/ca-certificates.crt
@@ -24,6 +25,7 @@ RUN cd /lock && export UV_PYTHON=/usr/bin/python3 UV_PYTHON_DOWNLOADS=never UV_N
     && mkdir /out \
     && $export --extra operator > /out/operator.txt \
     && $export --extra prices > /out/prices.txt \
+    && $export --extra s3 --extra gcs > /out/sync.txt \
     && $export --extra runtime --extra gcs > /out/runtime.txt \
     && $export --extra runtime --extra gcs --no-emit-package torch --no-emit-package triton > /out/cuda.txt \
     && /opt/uv/bin/uv export --quiet --frozen --only-dev --no-emit-project --no-header --no-annotate > /out/dev.txt \
@@ -78,6 +80,27 @@ RUN python3 -m compileall -q /opt/spottrain/lib \
        done
 USER 65532:65532
 ENTRYPOINT ["python3", "-m", "spottrain_prices"]
+
+# The whole package without torch, so that `spottrain checkpoints` is there too: it deletes a deleted job's checkpoints.
+FROM installer AS sync
+ARG CA_BUNDLE
+RUN useradd --uid 1000 --user-group --no-create-home --home-dir /tmp spottrain
+COPY --from=lock /out/sync.txt /opt/spottrain/
+RUN install-locked /opt/spottrain/sync.txt \
+    && printf '%s\n' '#!/usr/bin/env -S --block-signal=TERM,INT /opt/venv/bin/python3' \
+         'import sys' 'from spottrain.cli.entry import main' 'sys.exit(main())' \
+       > /opt/venv/bin/spottrain \
+    && chmod +x /opt/venv/bin/spottrain
+COPY runtime/spottrain /opt/spottrain/lib/spottrain
+RUN python3 -m compileall -q /opt/spottrain/lib \
+    && python3 -c "import boto3, google.cloud.storage, spottrain" \
+    && spottrain sync --help > /dev/null && spottrain checkpoints --help > /dev/null \
+    && for foreign in torch numpy kopf kubernetes; do \
+         if python3 -c "import $foreign" 2>/dev/null; then echo "$foreign got into the image sync"; exit 1; fi; \
+       done
+ENV HOME=/tmp
+USER 1000:1000
+ENTRYPOINT ["spottrain", "sync"]
 
 FROM installer AS packages
 ARG CA_BUNDLE

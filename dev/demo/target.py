@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from localcluster.api import Cluster
-from localcluster.layout import OPERATOR_IMAGE, RUNTIME_IMAGE, default_paths
+from localcluster.layout import OPERATOR_IMAGE, RUNTIME_IMAGE, SYNC_IMAGE, default_paths
 from localcluster.store import loaded
 
 from demo.kubectl import Kubectl
@@ -138,6 +138,7 @@ def install_local_chart(kubectl: Kubectl) -> None:
         "image.operator.pullPolicy=Never",
         *image_values(RUNTIME_IMAGE, "runtime"),
         "image.runtime.pullPolicy=Never",
+        *image_values(SYNC_IMAGE, "sync"),
         f"podAnnotations.image={image_id}",
         "prices[0].instanceType=local.gpu,prices[0].capacityType=Spot",
         f"prices[0].usdPerHour={LOCAL_DOLLARS_PER_HOUR}",

@@ -21,7 +21,11 @@ _HOST_BUNDLE = Path("/etc/ssl/certs/ca-certificates.crt")
 _INNER_BUNDLE = "/run/host-ca.crt"
 # More than this is not copied into each running node; nodes that start afterwards share it.
 _LARGEST_SENT_GB = 1.0
-PROJECT_IMAGES = {layout.OPERATOR_IMAGE: "operator", layout.RUNTIME_IMAGE: "runtime"}
+PROJECT_IMAGES = {
+    layout.OPERATOR_IMAGE: "operator",
+    layout.RUNTIME_IMAGE: "runtime",
+    layout.SYNC_IMAGE: "sync",
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -30,6 +30,7 @@ GPUS_PER_NODE = 4
 PAUSE_IMAGE = "localhost/spottrain-pause:dev"
 OPERATOR_IMAGE = "localhost/spottrain-operator:dev"
 RUNTIME_IMAGE = "localhost/spottrain-runtime:dev"
+SYNC_IMAGE = "localhost/spottrain-sync:dev"
 TESTS_IMAGE = (
     "localhost/spottrain-runtime-tests:dev"  # the runtime's, and what the cluster tests need beside it
 )

@@ -119,7 +119,7 @@ def applied(job: Job, namespace: JobDefaults, chart: JobDefaults) -> AppliedDefa
 def _place(
     spec: TrainingJobSpec, key: JobKey, namespace: JobDefaults, chart: JobDefaults
 ) -> CheckpointDefaults | None:
-    if spec.checkpoint.uri or not spec.checkpoint.managed:
+    if spec.checkpoint.uri or not spec.checkpoint.ours:
         return None
     levels = (namespace,) if namespace.checkpoint_prefix else (namespace, chart)
     prefix = levels[-1].checkpoint_prefix

@@ -32,6 +32,15 @@ class Ended:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class SyncView:
+    """The sidecar that restores and uploads a pod's folder (checkpoint.mode Sync)."""
+
+    running: bool = False
+    ended: Ended | None = None
+    """How it ended; where the kubelet is about to restart it, how it ended last. None while it runs."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Waiting:
     """Why a container does not run yet, as the kubelet reports it."""
 
@@ -119,6 +128,11 @@ class PodView:
     waiting: Waiting | None = None
     """The first error of any container, init containers first; otherwise why its trainer waits."""
     ended: Ended | None = None
+    """How its trainer ended. With a sidecar that uploads, only when that has ended too."""
+    sync: SyncView | None = None
+    """None without such a sidecar."""
+    uploading: Ended | None = None
+    """How its trainer ended, while that sidecar goes on."""
     unschedulable: str = ""
     queued: bool = False
     """Whether a scheduling gate, such as Kueue's, holds it back from the scheduler."""
@@ -316,6 +330,8 @@ class Observed:
     annotated_at: Mapping[str, datetime] = field(default_factory=dict)
     """By UID of a pod of the current attempt: when this process first saw its deadline annotation, or first
     failed to write it. The pod's DELETE comes `Limits.annotation_lead` later."""
+    sync_image: str = ""
+    """Image of the sidecar that uploads a folder (checkpoint.mode Sync)."""
     zoned: bool = True
     """Whether this cluster's nodes have a zone label."""
     claims: Mapping[str, ClaimView | None] = field(default_factory=dict)

@@ -12,7 +12,7 @@ from decimal import Decimal
 from enum import StrEnum
 from typing import Any, Final
 
-from spottrain.contract import OnExisting, TimeSplit
+from spottrain.contract import OnExisting, SyncWhen, TimeSplit
 
 from spottrain_operator import names
 from spottrain_operator.api import gpus, volumes, wire
@@ -38,6 +38,8 @@ class CheckpointMode(StrEnum):
     """The spottrain runtime in the image. It also reports progress and the outcome."""
     SELF = "Self"
     """The image itself, or nobody."""
+    SYNC = "Sync"
+    """A sidecar of the operator's, which uploads a folder of the pod and reports what is durable."""
 
 
 class CompileCache(StrEnum):
@@ -89,6 +91,8 @@ class Encryption:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointSpec:
     mode: CheckpointMode = CheckpointMode.RUNTIME
+    sync_path: str = ""
+    sync_when: SyncWhen | None = None
     uri: str = ""
     interval: str = "10m"
     keep: int = 3
@@ -106,6 +110,16 @@ class CheckpointSpec:
     def managed(self) -> bool:
         """Whether our runtime is in the image. If not, only their order keeps attempts from overlapping."""
         return self.mode is CheckpointMode.RUNTIME
+
+    @property
+    def synced(self) -> bool:
+        """Whether our sidecar uploads a folder of the pod."""
+        return self.mode is CheckpointMode.SYNC
+
+    @property
+    def ours(self) -> bool:
+        """Whether a program of ours saves and reports, in the image or beside it."""
+        return self.mode is not CheckpointMode.SELF
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -575,7 +589,7 @@ class Job:
             return False
         if status.attempt or status.defaults is not None or status.is_true(Condition.ACCEPTED):
             return False
-        complete = spec.checkpoint.uri or not spec.checkpoint.managed
+        complete = spec.checkpoint.uri or not spec.checkpoint.ours
         return not (complete and spec.capacity.pools and spec.service_account)
 
     # --- names of its objects ---

@@ -18,7 +18,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails, PydanticSerializationError, to_json
 from spottrain.contract import TimeSplit
 
-from spottrain_operator.api import data_cache, gpus, template, volumes
+from spottrain_operator.api import data_cache, gpus, sync, template, volumes
 from spottrain_operator.api.node_pools import CapacityType, Pool, type_asked_for
 from spottrain_operator.api.training_job import (
     AppliedDefaults,
@@ -225,8 +225,10 @@ def _problem(spec: TrainingJobSpec) -> str:
     if problem := template.template_problem(spec.template) or gpus.problem(pod, spec.gpus_per_worker):
         return problem
     if problem := _other_capacity(spec) or template.collision(
-        spec.template, gang=spec.workers > 1, managed=checkpoint.managed, queue=spec.queue_name
+        spec.template, gang=spec.workers > 1, managed=checkpoint.ours, queue=spec.queue_name
     ):
+        return problem
+    if problem := sync.problem(spec):
         return problem
     if checkpoint.ca_bundle is not None and (problem := volumes.ca_problem(pod)):
         return problem
@@ -275,6 +277,8 @@ def place_problem(spec: TrainingJobSpec, status: Status) -> str:
     )
     if status.defaults is not None or status.attempt:  # nothing is filled in any more, and a URI is refused
         where = "this job was accepted without one, so create the job again with checkpoint.uri"
+    if checkpoint.synced and not checkpoint.uri:
+        return f"checkpoint.mode Sync needs checkpoint.uri, to which the folder is uploaded; {where}"
     if spec.on_spot and checkpoint.managed and not checkpoint.uri:
         return (
             f"spot capacity needs checkpoint.uri, because the work is lost with a reclaimed node; {where}; "

@@ -9,7 +9,16 @@ from typing import Any, Final
 from spottrain_operator import names
 from spottrain_operator.api import gpus, native_gangs, node_signals
 from spottrain_operator.api.node_pools import of_node
-from spottrain_operator.api.observed import ClaimView, Ended, NodeView, Notice, PodEvents, PodView, Waiting
+from spottrain_operator.api.observed import (
+    ClaimView,
+    Ended,
+    NodeView,
+    Notice,
+    PodEvents,
+    PodView,
+    SyncView,
+    Waiting,
+)
 from spottrain_operator.api.template import judged
 from spottrain_operator.api.training_job import JobKey
 from spottrain_operator.api.wire import optional_timestamp, timestamp, unix_timestamp
@@ -29,6 +38,8 @@ def pod_view(raw: Raw) -> PodView | None:
     trainer = _trainer(annotations, spec)
     name = str(trainer.get("name", ""))
     state = _state(status, name)
+    ended, sync = _ended(state), _sync(spec, status)
+    uploads = sync is not None and _uploads(status)
     return PodView(
         name=meta["name"],
         namespace=meta["namespace"],
@@ -58,7 +69,9 @@ def pod_view(raw: Raw) -> PodView | None:
         running_since=optional_timestamp((state.get("running") or {}).get("startedAt")),
         bound=_bound(status),
         waiting=_why_waiting(status, name),
-        ended=_ended(state),
+        ended=None if uploads else ended,
+        sync=sync,
+        uploading=ended if uploads else None,
         unschedulable=_unschedulable(status),
         queued=bool(spec.get("schedulingGates")),
         disruption=_disruption(status),
@@ -114,6 +127,28 @@ def _state(status: Raw, name: str) -> Raw:
     return next(states, {})
 
 
+def _sync(spec: Raw, status: Raw) -> SyncView | None:
+    """Returns the state of the sidecar that uploads a folder; None where the pod has none."""
+    if not any(c.get("name") == names.SYNC_CONTAINER for c in spec.get("initContainers") or ()):
+        return None
+    found = _sync_status(status)
+    state, last = found.get("state") or {}, found.get("lastState") or {}
+    running = "running" in state
+    return SyncView(running=running, ended=None if running else _ended(state) or _ended(last))
+
+
+def _sync_status(status: Raw) -> Raw:
+    found = (s for s in status.get("initContainerStatuses") or () if s["name"] == names.SYNC_CONTAINER)
+    return next(found, {})
+
+
+def _uploads(status: Raw) -> bool:
+    """Returns whether the sidecar may still upload: the kubelet ends it after all other containers."""
+    if status.get("phase") in ("Succeeded", "Failed"):
+        return False
+    return "terminated" not in (_sync_status(status).get("state") or {})
+
+
 def _others_run(status: Raw, name: str) -> bool:
     others = (s for s in status.get("containerStatuses") or () if s["name"] != name)
     return any("running" in (s.get("state") or {}) for s in others)
@@ -131,9 +166,11 @@ def _waiting(status: Raw) -> Waiting | None:
     found = (status.get("state") or {}).get("waiting")
     if not found:
         return None
-    return Waiting(
-        reason=found.get("reason", ""), message=found.get("message", ""), container=status.get("name", "")
-    )
+    message, name = found.get("message", ""), status.get("name", "")
+    if name == names.SYNC_CONTAINER and (last := _ended(status.get("lastState") or {})) is not None:
+        said = last.message.strip()[-MAX_WORDS:] or f"exit code {last.exit_code}"
+        message = f"{message}; it ended last with: {said}"  # the kubelet says only that it waits
+    return Waiting(reason=found.get("reason", ""), message=message, container=name)
 
 
 def _bound(status: Raw) -> datetime | None:

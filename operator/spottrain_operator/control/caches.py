@@ -120,7 +120,8 @@ class PodCache(Newest[str, PodView]):
         self._lives: dict[tuple[str, str], dict[JobKey, None]] = defaultdict(dict)
         """Jobs with pods, by namespace and name: more than one where a job was created again."""
         self._trainers: dict[str, PodView] = {}
-        """Running pods of rank 0, by UID: those that can be asked for their progress."""
+        """Running pods of rank 0, by UID: those that can be asked for their progress. With checkpoint.mode
+        Sync the sidecar answers, before the trainer starts and after it has ended."""
 
     def of(self, key: JobKey) -> tuple[PodView, ...]:
         return tuple(sorted(self._by_job.get(key, {}).values(), key=lambda p: p.attempt))
@@ -135,7 +136,8 @@ class PodCache(Newest[str, PodView]):
         self._lives[_name(pod.job)][pod.job] = None
         if pod.node:
             self._by_node[pod.node][pod.uid] = pod
-        if pod.rank == 0 and pod.running_since is not None and pod.ip and not trainer_ended(pod):
+        runs = pod.running_since is not None or (pod.sync is not None and pod.sync.running)
+        if pod.rank == 0 and runs and pod.ip and not trainer_ended(pod):
             self._trainers[pod.uid] = pod
         else:
             self._trainers.pop(pod.uid, None)

@@ -136,9 +136,17 @@ def hold_first(o: Observed) -> Iterator[Action]:
         yield Hold(on=cleanup.wanted(o))
 
 
+SYNC_STOP: Final = 120
+"""Seconds that a script with checkpoint.mode Sync has at most when the operator stops it. Its pod's own grace
+period is for the last upload after a normal end, and a script may ignore SIGTERM for all of it."""
+
+
 def removal(o: Observed, pod: PodView) -> Delete:
     """Returns a deletion with the pod's own grace period; forced where no kubelet can end the pod."""
-    return Delete(pod=pod, grace=0 if node_lost(pod, o) and not trainer_ended(pod) else None)
+    if node_lost(pod, o) and not trainer_ended(pod):
+        return Delete(pod=pod, grace=0)
+    running = pod.sync is not None and pod.running_since is not None
+    return Delete(pod=pod, grace=min(pod.grace, SYNC_STOP) if running else None)
 
 
 def after(o: Observed, status: Status, before: tuple[Action, ...]) -> Iterator[Action]:
@@ -161,7 +169,8 @@ def _delete_checkpoints(o: Observed) -> Iterator[Action]:
     """Creates the pod that deletes a deleted job's checkpoints, once no trainer is left."""
     wanted = o.job.holds_checkpoints and cleanup.wanted(o) and cleanup.trainers_ended(o)
     if wanted and not o.cleaning and not cleanup.gives_up(o):
-        yield Provide(kind="pods", manifest=objects.cleanup(o.job, capacity.pool_of(o, o.job.status)))
+        pool = capacity.pool_of(o, o.job.status)
+        yield Provide(kind="pods", manifest=objects.cleanup(o.job, pool, sync_image=o.sync_image))
 
 
 def _remove(o: Observed, status: Status, pod: PodView, going: bool) -> Iterator[Action]:
@@ -222,7 +231,7 @@ def _start(o: Observed, status: Status) -> Iterator[Action]:
     pool, pinned = capacity.pool_of(o, status), placement.pins(o, status)
     assigned = admission.assigned(o)
     places = (replace(p, assigned=assigned) for p in placement.placements(o, status, pool, pinned, api))
-    for manifest in trainer_pod.pods(o.job, status, pool, places):
+    for manifest in trainer_pod.pods(o.job, status, pool, places, sync_image=o.sync_image):
         yield Create(manifest=manifest, generation=o.job.generation, attempt=status.attempt)
 
 
@@ -235,7 +244,7 @@ def _ask_queue(o: Observed, status: Status) -> Iterator[Action]:
         return
     if step is admission.Step.CREATE:
         if pool is not None and not _rejected(o):
-            manifest = objects.workload(o.job, status, pool, seen.api, seen.priority)
+            manifest = objects.workload(o.job, status, pool, seen.api, seen.priority, sync_image=o.sync_image)
             yield Provide(
                 kind=kueue.WORKLOADS, group=seen.api.group, manifest=manifest, generation=o.job.generation
             )

@@ -65,6 +65,7 @@ async def observe(
     prices: PriceList = NO_PRICES,
     defaults: JobDefaults = NO_DEFAULTS,
     kueue: Kueue = NO_KUEUE,
+    sync_image: str = "",
 ) -> tuple[Observed, Learned]:
     """Returns the observation, and what was learned beyond it. Changes neither the caches nor the memory."""
     job, filled_in = await _with_defaults(job, cluster, memory, defaults, pools)
@@ -107,6 +108,7 @@ async def observe(
         found=found,
         limits=replace(limits, progress_interval=max(limits.progress_interval, memory.write_interval)),
         prices=prices,
+        sync_image=sync_image,
     )
     events, error = await _events(observed, memory.events.get(job.key, {}), cluster)
     observed = replace(observed, heard={uid: read.events for uid, read in events.items()})

@@ -46,8 +46,9 @@ from spottrain_operator.policies import (
     runtime,
     starting,
 )
-from spottrain_operator.policies.cause import ending_by_notice, ending_of, notice_of, termination_message_of
+from spottrain_operator.policies.cause import ending_by_notice, ending_of, notice_of
 from spottrain_operator.policies.pod_end import saving_predecessor, trainer_ended
+from spottrain_operator.policies.termination import termination_message_of
 from spottrain_operator.status.changes import (
     with_condition,
     with_final_word,
@@ -122,8 +123,11 @@ def unreadable(o: Observed) -> Decision | None:
 
 
 def reported_done(o: Observed) -> Decision | None:
-    """Completes the job on rank 0's `done`; any attempt's is valid, as only the owner of HEAD reports it."""
-    said = ((p, termination_message_of(p)) for p in o.pods if p.rank == 0)
+    """Completes the job on rank 0's `done`; any attempt's is valid, as only the owner of HEAD reports it.
+
+    With checkpoint.mode Sync the script's exit code counts too (policies/sync.py).
+    """
+    said = ((p, termination_message_of(p)) for p in o.pods if p.rank == 0 and p.sync is None)
     pod = next((p for p, word in said if word is not None and word.outcome is Outcome.DONE), None)
     return _completed(o, pod, ending_of(pod, o)) if pod is not None else None
 
@@ -418,8 +422,8 @@ def _end_attempt(o: Observed, ending: Ending) -> Decision:
     assert o.job.spec is not None
     policy, old = o.job.spec.failure_policy, o.job.status
     status = _with_ending(o, with_pods(old, o), old.attempt, ending)
-    managed = o.job.spec.checkpoint.managed
-    status = restart.counted(status, ending, policy, o.now, managed=managed)
+    reports = o.job.spec.checkpoint.ours
+    status = restart.counted(status, ending, policy, o.now, reports=reports)
     status = capacity.with_reclaim(o, status, ending)
     if ending.cause is Cause.STORE_UNREACHABLE:
         status = with_store_unreachable(status, o, old.attempt, ending.evidence)

@@ -99,7 +99,7 @@ def turn(
     heard = sample is not None and sample.progress.attempt == pod.attempt
     known = heard and sample is not None and trains(sample.progress.state)
     silent = silence if silence is not None and silence.pod_uid == pod.uid else None
-    own_image = spec is not None and not spec.checkpoint.managed
+    own_image = spec is not None and not spec.checkpoint.ours
     if own_image and not heard and silent is not None and silent.lasted >= patience:
         return Turn.NEVER  # it need not respond. One that has responded may do so again
     return Turn.IN_TURN if known or (silent is not None and late) else Turn.SOON
@@ -222,7 +222,7 @@ class Poller:
         if _is_of(heard, pod, job):
             self._memory.silences.pop(pod.job, None)
             self._keep(pod, job.status, heard)
-            if missed_the_signal(pod, self._now()):
+            if missed_the_signal(pod, self._now()) or (pod.sync is not None and pod.deleted is not None):
                 await self._stop(session, pod)
 
     def _lengthened(self, silence: Silence, before: Silence | None) -> Silence:
@@ -294,6 +294,6 @@ def _is_of(progress: Progress, pod: PodView, job: Job) -> bool:
 
     The response of an image without our runtime may lack the job's UID.
     """
-    managed = job.spec is None or job.spec.checkpoint.managed
-    named = progress.jobUID == pod.job.uid or (not managed and not progress.jobUID)
+    ours = job.spec is None or job.spec.checkpoint.ours
+    named = progress.jobUID == pod.job.uid or (not ours and not progress.jobUID)
     return named and (progress.attempt, progress.worker) == (pod.attempt, pod.rank)

@@ -51,6 +51,7 @@ class Reconciler:
     kueue: Callable[[], Kueue] = Kueue
     """Returns what may be used of Kueue."""
     defaults: JobDefaults = NO_DEFAULTS
+    sync_image: str = ""
 
     async def __call__(self, key: JobKey) -> timedelta | None:
         """Reconciles a job; returns the delay until the next reconcile if no event comes before."""
@@ -71,6 +72,7 @@ class Reconciler:
             prices=self.prices(),
             defaults=self.defaults,
             kueue=self.kueue(),
+            sync_image=self.sync_image,
             now=self.now(),
         )
         remember(observed, learned, self.caches, self.memory)

@@ -155,6 +155,7 @@ class Service:
             now=self._now,
             prices=PriceFiles(self.settings.price_file, self.settings.fetched_price_file),
             defaults=self.settings.job_defaults,
+            sync_image=self.settings.sync_image,
             knows_pods=informers.knows_pods,
             kueue=self._workloads.kueue if self._workloads is not None else Kueue,
         )

@@ -17,12 +17,11 @@ from spottrain.contract import ExitCode, Outcome, TerminationMessage, gpu_fault
 from spottrain.contract import Reason as TrainerReason
 
 from spottrain_operator.api.observed import Ending, Notice, Observed, PodView
-from spottrain_operator.api.training_job import REASON_LIMIT, URI_LIMIT, WARNING_LIMIT
-from spottrain_operator.api.validation import well_typed
-from spottrain_operator.api.wire import cut, rfc3339
+from spottrain_operator.api.wire import rfc3339
 from spottrain_operator.names import Cause, Reason
-from spottrain_operator.policies import runtime
+from spottrain_operator.policies import runtime, sync
 from spottrain_operator.policies.pod_end import node_lost, trainer_ended
+from spottrain_operator.policies.termination import termination_message_of
 
 AFTERMATH: Final = timedelta(seconds=60)
 """A node may outlive its deadline by this; an end within it is still attributed to the notice."""
@@ -39,13 +38,6 @@ SIGNALLED: Final = frozenset(
 ENDED_BY_KUBELET: Final = frozenset({"Evicted", "DeadlineExceeded"})
 """The pod exceeded a limit of its own: storage, activeDeadlineSeconds."""
 MAX_CHARACTERS: Final = 2000
-MESSAGE_LIMITS: Final = {
-    "reason": REASON_LIMIT,
-    "outputURI": URI_LIMIT,
-    "warning": WARNING_LIMIT,
-    "ignoredSettings": WARNING_LIMIT,
-}
-"""Character limits of the termination message's fields that the status contains."""
 
 
 NO_MESSAGE: Final = "exit code 0, and no termination message of the spottrain runtime"
@@ -63,11 +55,18 @@ class Case:
     pod: PodView
     o: Observed
     word: TerminationMessage | None
+    """The trainer's; with checkpoint.mode Sync it has none, and only its exit code counts."""
+    sidecar: TerminationMessage | None = None
+    """That of the sidecar that uploads a folder."""
 
     @property
     def end(self) -> datetime:
-        """When the trainer ended; now, where that is unknown."""
+        """When the trainer ended, or an upload that it needed; now, where that is unknown."""
         finished = self.pod.ended.finished if self.pod.ended else None
+        unsaved = self.sidecar is None or self.sidecar.outcome is not Outcome.DONE
+        if finished is not None and self.pod.sync is not None and unsaved and _exit_code(self.pod) == 0:
+            last = self.pod.sync.ended.finished if self.pod.sync.ended else None
+            finished = max(finished, last or finished)
         return finished or self.o.now
 
     @property
@@ -85,7 +84,9 @@ Rule = Callable[[Case], Ending | None]
 
 def ending_of(pod: PodView, o: Observed) -> Ending:
     """Returns the ending of a pod that has ended or is to be given up: the first rule that matches."""
-    case = Case(pod=pod, o=o, word=termination_message_of(pod))
+    said = termination_message_of(pod)
+    by_sidecar = pod.sync is not None
+    case = Case(pod=pod, o=o, word=None if by_sidecar else said, sidecar=said if by_sidecar else None)
     found = next((e for rule in RULES if (e := rule(case)) is not None), None)
     return found or Ending(cause=Cause.POD_DELETED, evidence="the pod ended, and nothing shows why")
 
@@ -115,19 +116,14 @@ def _ended_by_signal(pod: PodView) -> bool:
     return pod.ended is not None and pod.ended.exit_code in SIGNALLED and not _oom_killed(pod)
 
 
+def _exit_code(pod: PodView) -> int | None:
+    return pod.ended.exit_code if pod.ended is not None else None
+
+
 def _deletion_requested(pod: PodView) -> datetime:
     """Returns the latest time at which its deletion was requested."""
     assert pod.deleted is not None
     return pod.deleted - timedelta(seconds=pod.deletion_grace)
-
-
-def termination_message_of(pod: PodView) -> TerminationMessage | None:
-    """Returns the trainer's termination message; None where it is not in our format."""
-    try:
-        word = TerminationMessage.from_json(pod.ended.message) if pod.ended and pod.ended.message else None
-    except RecursionError:  # [[[[[[...
-        return None
-    return cut(word, MESSAGE_LIMITS) if word is not None and well_typed(word) else None
 
 
 def notice_of(pod: PodView, o: Observed) -> Notice | None:
@@ -146,6 +142,29 @@ def _done(case: Case) -> Ending | None:
     if case.word is None or case.word.outcome is not Outcome.DONE:
         return None
     return Ending(cause=Cause.DONE, evidence="the trainer reports that the training is done")
+
+
+def _synced(case: Case) -> Ending | None:
+    """A script that ended with 0 before anything asked it to end is done, once all of its folder is stored.
+
+    What comes afterwards, such as a notice during the last upload, does not count.
+    """
+    if case.pod.sync is None or case.pod.reason in SHUTDOWN_REASONS or not _ended_by_itself(case):
+        return None
+    ending = sync.end(case.pod, case.sidecar)
+    return ending if ending is not None and ending.cause is Cause.DONE else None
+
+
+def _ended_by_itself(case: Case) -> bool:
+    asked = [notice.seen or case.pod.created for notice in case.notices]
+    asked += [case.pod.disrupted] if case.pod.disrupted is not None else []
+    return all(case.end < at - SKEW for at in asked) and (case.pod.deleted is None or _ended_first(case))
+
+
+def _sidecar_refuses(case: Case) -> Ending | None:
+    """A configuration that the sidecar refuses, such as another job's URI."""
+    refusal = sync.refused(case.sidecar)
+    return refusal if refusal is not None and refusal.cause is Cause.BAD_CONFIGURATION else None
 
 
 def _bad_configuration(case: Case) -> Ending | None:
@@ -232,7 +251,8 @@ def _pod_reason(case: Case) -> Ending | None:
     never_ran = pod.phase == "Failed" and pod.ended is None
     if pod.reason and pod.reason not in ENDED_BY_KUBELET and never_ran:
         # OutOfcpu, UnexpectedAdmissionError, ...: the kubelet rejected it, the trainer never ran.
-        return Ending(cause=Cause.POD_REJECTED, evidence=said)
+        hint = sync.OLD_KUBELET if pod.sync is not None and pod.reason == sync.NO_SIDECARS else ""
+        return Ending(cause=Cause.POD_REJECTED, evidence=f"{said}{hint}")
     return None
 
 
@@ -289,6 +309,10 @@ def _probe(case: Case) -> Ending | None:
 
 
 # --- the exit code -----------------------------------------------------------------------------------
+def _sidecar(case: Case) -> Ending | None:
+    return sync.end(case.pod, case.sidecar) if case.pod.sync is not None else None
+
+
 def _own_outcome(case: Case) -> Ending | None:
     outcome = case.word.outcome if case.word else None
     code = case.pod.ended.exit_code if case.pod.ended else None
@@ -375,6 +399,8 @@ def _with_message(case: Case, known: str) -> str:
 
 RULES: Final[tuple[Rule, ...]] = (
     _done,
+    _synced,
+    _sidecar_refuses,
     _bad_configuration,
     _under_notice,
     _node_silent,
@@ -386,6 +412,7 @@ RULES: Final[tuple[Rule, ...]] = (
     _ended_by_kubelet,
     _node_fault,
     _probe,
+    _sidecar,
     _own_outcome,
     _out_of_memory,
     _failed,

@@ -13,6 +13,7 @@ from typing import Final
 from spottrain_operator.api.observed import Ending, Observed, PodView
 from spottrain_operator.api.training_job import Status
 from spottrain_operator.names import Cause, cause_of
+from spottrain_operator.policies import sync
 from spottrain_operator.policies.cause import ending_of, without_our_deletion
 from spottrain_operator.policies.pod_end import pod_ended
 
@@ -97,15 +98,17 @@ def done(o: Observed) -> bool:
 
 def broken(o: Observed) -> bool:
     """Returns whether the attempt cannot continue: a rank has failed, or is being ended."""
-    managed = o.job.spec is None or o.job.spec.checkpoint.managed
-    return bool(vanished(o)) or any(_broke(p, o, managed) for p in team(o))
+    ours = o.job.spec is None or o.job.spec.checkpoint.ours
+    return bool(vanished(o)) or any(_broke(p, o, ours) for p in team(o))
 
 
-def _broke(pod: PodView, o: Observed, managed: bool) -> bool:
+def _broke(pod: PodView, o: Observed, ours: bool) -> bool:
     if pod_ended(pod, o):
         return ending_of(pod, o).cause is not Cause.DONE
+    if sync.refusal(pod) is not None:
+        return True
     # Ranks of our runtime stop together by themselves; those of others hang in a collective.
-    return pod.deleted is not None and not managed
+    return pod.deleted is not None and not ours
 
 
 def in_one_zone(o: Observed) -> bool:
@@ -134,7 +137,7 @@ def zone_note(o: Observed, pod: PodView) -> str:
 
 def preliminary_verdict(o: Observed) -> Ending:
     """Returns why the attempt breaks, as far as visible. A pod being ended explains its peers' ends."""
-    ending = (p for p in team(o) if pod_ended(p, o) or p.deleted is not None)
+    ending = (p for p in team(o) if pod_ended(p, o) or p.deleted is not None or sync.refusal(p) is not None)
     return gravest([*_vanishings(o), *(_named(p, o) for p in ending)])
 
 

@@ -36,8 +36,8 @@ from spottrain_operator.api.training_job import (
 )
 from spottrain_operator.api.wire import camel
 from spottrain_operator.names import Condition
-from spottrain_operator.policies.cause import termination_message_of
 from spottrain_operator.policies.ledger import CENT_FRACTION, MILLISECOND, UNKNOWN
+from spottrain_operator.policies.termination import termination_message_of
 
 NODE_FRACTION: Final = Decimal("0.000001")
 LONGEST: Final = 1e9

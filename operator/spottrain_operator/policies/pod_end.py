@@ -53,7 +53,8 @@ def pod_ended(pod: PodView, o: Observed) -> bool:
 
 def end_time(pod: PodView, o: Observed) -> datetime:
     """Returns when a pod that has ended did so; where nobody reported that, when it had at the latest."""
+    uploaded = pod.sync.ended.finished if pod.sync is not None and pod.sync.ended is not None else None
     if pod.ended is not None and pod.ended.finished is not None:
-        return pod.ended.finished
+        return max(pod.ended.finished, uploaded or pod.ended.finished)
     now = o.now.replace(microsecond=0)
     return min(now, max((at for at in (pod.deleted, pod.disrupted) if at is not None), default=now))

@@ -56,11 +56,11 @@ def interrupts(ending: Ending) -> bool:
 
 
 def counted(
-    status: Status, ending: Ending, policy: FailurePolicy, now: datetime, *, managed: bool = True
+    status: Status, ending: Ending, policy: FailurePolicy, now: datetime, *, reports: bool = True
 ) -> Status:
     """Adds the ending to the status' counters; `status` already includes the ending's record.
 
-    managed: whether our runtime reports what it has saved; otherwise nothing is known.
+    reports: whether a program of ours reports what is saved; otherwise nothing is known.
     """
     if ending.charged:
         return replace(status, failures=status.failures + 1)
@@ -69,7 +69,7 @@ def counted(
     status = replace(
         status,
         interruptions=status.interruptions + 1,
-        no_progress=_no_progress(status) if managed else 0,
+        no_progress=_no_progress(status) if reports else 0,
         interrupted_at_step=status.known_durable_step,
     )
     if policy.within_seconds is None:

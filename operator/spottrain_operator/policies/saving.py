@@ -14,9 +14,9 @@ from decimal import Decimal
 
 from spottrain_operator.api.observed import Observed
 from spottrain_operator.api.training_job import CostStatus, Status
-from spottrain_operator.policies.cause import termination_message_of
 from spottrain_operator.policies.goodput import percent, total
 from spottrain_operator.policies.ledger import UNKNOWN
+from spottrain_operator.policies.termination import termination_message_of
 
 
 def with_saving(status: Status, o: Observed) -> Status:

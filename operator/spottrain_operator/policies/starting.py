@@ -46,8 +46,12 @@ def pods_to_read(o: Observed) -> tuple[PodView, ...]:
 
 def _waits(pod: PodView, o: Observed) -> bool:
     """Returns whether the pod has a node, and its trainer has not started."""
-    never_started = bool(pod.node) and pod.running_since is None and pod.deleted is None
+    never_started = bool(pod.node) and not _began(pod) and pod.deleted is None
     return never_started and not pod_ended(pod, o)
+
+
+def _began(pod: PodView) -> bool:
+    return pod.running_since is not None or pod.uploading is not None
 
 
 def _sets_up(pod: PodView, o: Observed) -> bool:
@@ -90,12 +94,12 @@ def start_error(pod: PodView, o: Observed) -> Waiting | None:
     if _has_error(pod):
         return pod.waiting
     known = o.heard.get(pod.uid)
-    return known.trouble if known is not None and pod.running_since is None else None
+    return known.trouble if known is not None and not _began(pod) else None
 
 
 def blocked(o: Observed) -> tuple[PodView, Waiting] | None:
     """Returns the first pod of the attempt that cannot start, and why."""
-    found = ((p, w) for p in gang.team(o) if p.running_since is None and (w := start_error(p, o)) is not None)
+    found = ((p, w) for p in gang.team(o) if not _began(p) and (w := start_error(p, o)) is not None)
     return next(found, None)
 
 

@@ -6,13 +6,13 @@ import copy
 from typing import Any, Final
 
 from spottrain_operator import names
-from spottrain_operator.api import kueue, native_gangs, volumes
+from spottrain_operator.api import kueue, native_gangs, sync, volumes
 from spottrain_operator.api.data_cache import DataCache
 from spottrain_operator.api.kueue import KueueApi
 from spottrain_operator.api.node_pools import ChosenPool, Pool
 from spottrain_operator.api.template import judged
 from spottrain_operator.api.training_job import Job, Status
-from spottrain_operator.rendering import trainer_pod
+from spottrain_operator.rendering import sync_sidecar, trainer_pod
 
 Json = dict[str, Any]
 
@@ -83,7 +83,15 @@ def gang(job: Job, status: Status, api: native_gangs.GangApi, *, zoned: bool) ->
     return native_gangs.group(api, meta, job.spec, zoned=zoned)
 
 
-def workload(job: Job, status: Status, pool: ChosenPool, api: KueueApi, priority: int | None) -> Json:
+def workload(
+    job: Job,
+    status: Status,
+    pool: ChosenPool,
+    api: KueueApi,
+    priority: int | None,
+    *,
+    sync_image: str = "",
+) -> Json:
     """Returns the Workload with which a job asks its Kueue queue; one for all attempts of an admission.
 
     priority: the value of the class that the job names; None without one.
@@ -95,15 +103,18 @@ def workload(job: Job, status: Status, pool: ChosenPool, api: KueueApi, priority
         names.POD_SET_ANNOTATION: kueue.digest(job.spec),
         names.POOL_ANNOTATION: kueue.nodes_of(pool),
     }
-    pod = trainer_pod.pod(job, status, pool)
+    pod = trainer_pod.pod(job, status, pool, sync_image=sync_image)
     named = kueue.priority_of(api, *kueue.class_named(job.queue_priority, job.spec), priority)
     return kueue.workload(api, meta, pod, job.spec.workers, job.queue, named)
 
 
-def cleanup(job: Job, pool: Pool) -> Json:
-    """Returns the pod that deletes a deleted job's checkpoints, with its image and identity, in its pool."""
+def cleanup(job: Job, pool: Pool, *, sync_image: str = "") -> Json:
+    """Returns the pod that deletes a deleted job's checkpoints, with its image and identity, in its pool.
+
+    With checkpoint.mode Sync the image is the sidecar's.
+    """
     assert job.spec is not None
-    container = _cleaner(job)
+    container = _cleaner(job, sync_image)
     template, ca = job.spec.template["spec"], job.spec.checkpoint.ca_bundle
     body: Json = {name: copy.deepcopy(template[name]) for name in IDENTITY if name in template} | {
         "restartPolicy": "OnFailure",
@@ -121,13 +132,18 @@ def cleanup(job: Job, pool: Pool) -> Json:
     return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": body}
 
 
-def _cleaner(job: Job) -> Json:
+def _cleaner(job: Job, sync_image: str) -> Json:
     """Returns the cleanup container: the trainer's access to the store, without its GPUs and command."""
     assert job.spec is not None
     checkpoint, trainer = job.spec.checkpoint, judged(job.spec.template["spec"]["containers"])
     words = [checkpoint.uri, "--job-uid", job.key.uid, "--yes"]
     words += ["--endpoint", checkpoint.endpoint] if checkpoint.endpoint else []
-    kept = {name: copy.deepcopy(trainer[name]) for name in REACH if name in trainer}
+    kept: Json = {name: copy.deepcopy(trainer[name]) for name in REACH if name in trainer}
+    if checkpoint.synced:
+        kept = {"image": sync_image, "env": sync.store_variables(trainer)} | {
+            "securityContext": sync_sidecar.security(job.spec.template["spec"]),
+            "volumeMounts": kept.get("volumeMounts", []),
+        }
     container = kept | {"name": names.ROLE_CLEANUP, "command": ["spottrain", "checkpoints", "delete", *words]}
     container["env"] = list(kept.get("env") or ())
     little = {"cpu": "100m", "memory": "256Mi"}  # a ResourceQuota may require both

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import copy
 import json
-import math
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from datetime import datetime
 from typing import Any, Final
 
 from spottrain.contract import (
@@ -32,6 +30,7 @@ from spottrain_operator.api.template import PROGRESS_NAME, judged
 from spottrain_operator.api.training_job import CompileCache, Job, Logs, Status, TrainingJobSpec
 from spottrain_operator.names import Reason
 from spottrain_operator.policies import capacity
+from spottrain_operator.rendering import sync_sidecar, variables
 
 Json = dict[str, Any]
 
@@ -42,7 +41,6 @@ KEEP_ALIVE: Final = {
 """Annotations against voluntary disruption; they do not affect our DELETE, which is not an eviction."""
 REQUIRED: Final = "requiredDuringSchedulingIgnoredDuringExecution"
 PREFERRED: Final = "preferredDuringSchedulingIgnoredDuringExecution"
-TERMINATION_LOG: Final = "/dev/termination-log"
 FS_GROUP: Final = 1000
 """Group of the runtime image's user, so that it may write to mounted disks."""
 
@@ -51,8 +49,13 @@ SOLE: Final = Placement()
 
 
 def grace(spec: TrainingJobSpec, pool: ChosenPool) -> int:
-    """Returns terminationGracePeriodSeconds: the window or the template's value, on spot the shorter one."""
+    """Returns terminationGracePeriodSeconds: the window or the template's value, on spot the shorter one.
+
+    With checkpoint.mode Sync it limits the last upload after a normal end; a notice has a grace of its own.
+    """
     asked = spec.template["spec"].get("terminationGracePeriodSeconds")
+    if spec.checkpoint.synced:
+        return sync_sidecar.UPLOAD_GRACE if asked is None else int(asked)
     if asked is None:
         return pool.window
     return min(int(asked), pool.window) if pool.type is CapacityType.SPOT else int(asked)
@@ -61,7 +64,7 @@ def grace(spec: TrainingJobSpec, pool: ChosenPool) -> int:
 def grace_note(spec: TrainingJobSpec, pool: ChosenPool) -> str:
     """Returns a note about the requested grace period; "" where it equals the window."""
     asked, window = spec.template["spec"].get("terminationGracePeriodSeconds"), pool.window
-    if asked is None or pool.type is not CapacityType.SPOT or asked == window:
+    if asked is None or pool.type is not CapacityType.SPOT or asked == window or spec.checkpoint.synced:
         return ""
     if asked > window:
         return f"terminationGracePeriodSeconds {asked} is cut to {window}, the notice window of this capacity"
@@ -81,11 +84,15 @@ def notes(o: Observed, status: Status) -> dict[Reason, str]:
 
 def trial(o: Observed, status: Status) -> Json:
     """Returns the next attempt's pod of rank 0, for a dry run."""
-    return pod(o.job, replace(status, attempt=status.attempt + 1), capacity.choose(o, status))
+    next_one = replace(status, attempt=status.attempt + 1)
+    return pod(o.job, next_one, capacity.choose(o, status), sync_image=o.sync_image)
 
 
-def pod(job: Job, status: Status, pool: ChosenPool, place: Placement = SOLE) -> Json:
-    """Returns a pod of attempt `status.attempt`, on nodes of `pool`."""
+def pod(job: Job, status: Status, pool: ChosenPool, place: Placement = SOLE, *, sync_image: str = "") -> Json:
+    """Returns a pod of attempt `status.attempt`, on nodes of `pool`.
+
+    sync_image: image of the sidecar of checkpoint.mode Sync.
+    """
     assert job.spec is not None
     spec = job.spec
     body = copy.deepcopy(spec.template["spec"])
@@ -96,24 +103,28 @@ def pod(job: Job, status: Status, pool: ChosenPool, place: Placement = SOLE) -> 
     if spec.workers > 1:
         _join_gang(body, job, status, place)
     ca = spec.checkpoint.ca_bundle
-    volumes.equip(body, trainer, ca.source if ca else None)
+    volumes.equip(body, trainer, ca.source if ca and not spec.checkpoint.synced else None)
     if spec.data_cache is not None:
         data_cache.mount(body, trainer, spec.data_cache, spec.data_cache.claim(job.cache_claim_name))
     _equip_container(trainer, job, status, grace(spec, pool), place.rank)
+    if spec.checkpoint.synced:
+        sync_sidecar.add(body, trainer, job, status, sync_image)
     for container in (trainer, *(body.get("initContainers") or ())):
         container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
     restrict(body)
     return {"apiVersion": "v1", "kind": "Pod", "metadata": _metadata(job, status, place), "spec": body}
 
 
-def pods(job: Job, status: Status, pool: ChosenPool, places: Iterable[Placement]) -> Iterator[Json]:
+def pods(
+    job: Job, status: Status, pool: ChosenPool, places: Iterable[Placement], *, sync_image: str = ""
+) -> Iterator[Json]:
     """Yields the pods of an attempt. What those of a gang have in common is rendered once; they share it, so
     it must not be changed."""
     alike: dict[Placement, Json] = {}
     for place in places:
         common = replace(place, rank=0, pin="")
         if common not in alike:
-            alike[common] = pod(job, status, pool, common)
+            alike[common] = pod(job, status, pool, common, sync_image=sync_image)
         yield _of_rank(alike[common], job, status, place)
 
 
@@ -268,7 +279,8 @@ def _equip_container(trainer: Json, job: Job, status: Status, grace_seconds: int
     spec = job.spec
     given = {e.get("name"): e for e in trainer.get("env") or ()}
     ours = environment(job, status, grace_seconds, rank)
-    if spec.checkpoint.ca_bundle is not None:
+    beside = spec.checkpoint.synced  # access to the store is the sidecar's alone, and so is the progress port
+    if spec.checkpoint.ca_bundle is not None and not beside:
         ours[volumes.CA_VARIABLE] = f"{volumes.CA_DIR}/{volumes.CA_NAME}"
     writable = _WRITABLE if volumes.read_only(trainer) else {}
     silent = _CACHES | writable | data_cache.homes(spec.data_cache, trainer)
@@ -276,11 +288,11 @@ def _equip_container(trainer: Json, job: Job, status: Status, grace_seconds: int
     silent[PROCESSES] = "auto" if gpus is None else str(max(gpus, 1))  # auto: torchrun counts a DRA claim's
     defaults = {k: v for k, v in silent.items() if k not in given}
     kept = [e for e in trainer.get("env") or () if e.get("name") not in {*ours, Env.POD_UID}]
-    trainer["env"] = [*kept, *({"name": k, "value": v} for k, v in (defaults | ours).items()), _POD_UID]
-    if secret := spec.checkpoint.credentials_secret_ref:
+    trainer["env"] = [*kept, *variables.listed(defaults | ours), variables.POD_UID]
+    if (secret := spec.checkpoint.credentials_secret_ref) and not beside:
         trainer["envFrom"] = [*(trainer.get("envFrom") or ()), {"secretRef": {"name": secret.name}}]
     ports = trainer.get("ports") or []
-    if PROGRESS_PORT not in [port.get("containerPort") for port in ports]:
+    if not beside and PROGRESS_PORT not in [port.get("containerPort") for port in ports]:
         trainer["ports"] = [*ports, {"name": PROGRESS_NAME, "containerPort": PROGRESS_PORT}]
     if added := spec.gpus.added:
         resources = trainer.setdefault("resources", {})
@@ -288,7 +300,6 @@ def _equip_container(trainer: Json, job: Job, status: Status, grace_seconds: int
             resources[kind] = (resources.get(kind) or {}) | {names.GPU_RESOURCE: str(added)}
 
 
-_POD_UID: Final = {"name": str(Env.POD_UID), "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}}
 PROCESSES: Final = "PET_NPROC_PER_NODE"
 """torchrun's flag --nproc-per-node as an environment variable."""
 RANK_VARIABLES: Final = (str(Env.WORKER_INDEX), "NODE_RANK", "PET_NODE_RANK")
@@ -304,25 +315,24 @@ def environment(job: Job, status: Status, grace_seconds: int, rank: int = 0) -> 
     """Returns the contract's variables (`contract.Env`); those without a value are omitted."""
     assert job.spec is not None
     gpus = job.spec.gpus.count
-    values: dict[Env, str] = {
-        Env.JOB_NAME: job.key.name,
-        Env.JOB_NAMESPACE: job.key.namespace,
-        Env.JOB_UID: job.key.uid,
-        Env.ATTEMPT: str(status.attempt),
-        Env.GRACE_SECONDS: str(grace_seconds),
+    values = variables.identity(job, status) | {
         Env.GPUS: "" if gpus is None else str(gpus),
         Env.TRAINING: json.dumps(job.spec.training, sort_keys=True),
         Env.DEADLINE_FILE: f"{PODINFO_DIR}/{DEADLINE_NAME}",
         Env.SAVE_ADVISED_FILE: f"{PODINFO_DIR}/{SAVE_ADVISED_NAME}",
-        Env.TERMINATION_MESSAGE: TERMINATION_LOG,
-        Env.PROGRESS_PORT: str(PROGRESS_PORT),
         Env.CACHE_DIR: CACHE_DIR,
         Env.DATA_CACHE: job.spec.data_cache.path if job.spec.data_cache is not None else "",
     }
+    if job.spec.checkpoint.synced:
+        return variables.given(values) | sync_sidecar.of_script(job, status)
+    values |= {
+        Env.GRACE_SECONDS: str(grace_seconds),
+        Env.TERMINATION_MESSAGE: variables.TERMINATION_LOG,
+        Env.PROGRESS_PORT: str(PROGRESS_PORT),
+    }
     if job.spec.checkpoint.managed:
         values |= _saving(job.spec, status)
-    given = {str(name): str(value) for name, value in values.items() if value}
-    return given | (_gang(job, status, rank) if job.spec.workers > 1 else {})
+    return variables.given(values) | (_gang(job, status, rank) if job.spec.workers > 1 else {})
 
 
 def _gang(job: Job, status: Status, rank: int) -> dict[str, str]:
@@ -347,30 +357,18 @@ def _gang(job: Job, status: Status, rank: int) -> dict[str, str]:
     }
 
 
-def _saving(spec: TrainingJobSpec, status: Status) -> dict[Env, str]:
+def _saving(spec: TrainingJobSpec, status: Status) -> dict[str, str]:
     """Returns the variables that only our runtime reads."""
-    checkpoint, known = spec.checkpoint, status.known_durable_step
-    return {
-        Env.CHECKPOINT_URI: checkpoint.uri,
-        Env.CHECKPOINT_ENDPOINT: checkpoint.endpoint,
+    checkpoint = spec.checkpoint
+    return variables.store(spec, status) | {
         Env.CHECKPOINT_INTERVAL: checkpoint.interval,
-        Env.CHECKPOINT_KEEP: str(checkpoint.keep),
-        Env.CHECKPOINT_KEEP_BEST: _yes_or_no(checkpoint.keep_best),
-        Env.CHECKPOINT_PATH_STYLE: _yes_or_no(checkpoint.path_style),
-        Env.CHECKPOINT_KMS_KEY: checkpoint.encryption.kms_key if checkpoint.encryption else "",
-        Env.CHECKPOINT_ON_EXISTING: checkpoint.on_existing,
-        Env.KNOWN_DURABLE_STEP: "" if known is None else str(known),
-        Env.GATE_UNTIL: _unix(status.gate_until),
+        Env.CHECKPOINT_KEEP_BEST: variables.yes_or_no(checkpoint.keep_best),
         Env.COMPILE_CACHE: _compile_cache(checkpoint.compile_cache, status),
         Env.IMAGE_DIGEST: _digest(spec),
         Env.HANG_TIMEOUT: str(spec.failure_policy.hang_timeout_seconds or ""),
         Env.STORE_WAIT: str(min(STORE_WAIT_SECONDS, spec.failure_policy.store_outage_seconds)),
         Env.LOGS: "keep" if checkpoint.logs is Logs.KEEP else "off",
     }
-
-
-def _yes_or_no(value: bool | None) -> str:
-    return "" if value is None else str(value).lower()
 
 
 def _compile_cache(wanted: CompileCache, status: Status) -> str:
@@ -385,10 +383,6 @@ def _digest(spec: TrainingJobSpec) -> str:
     """Returns the digest of a pinned image; "" for a tag, which may change with the next pull."""
     image = str(judged(spec.template["spec"]["containers"]).get("image") or "")
     return image.partition("@")[2]
-
-
-def _unix(time: datetime | None) -> str:
-    return str(math.ceil(time.timestamp())) if time else "0"
 
 
 # --- security context --------------------------------------------------------------------------------

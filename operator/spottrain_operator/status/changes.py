@@ -23,8 +23,8 @@ from spottrain_operator.api.training_job import (
 )
 from spottrain_operator.names import UNKNOWN_STATE, Condition, Reason
 from spottrain_operator.policies import runtime
-from spottrain_operator.policies.cause import termination_message_of
 from spottrain_operator.policies.pod_end import end_time, pod_ended
+from spottrain_operator.policies.termination import termination_message_of
 
 N = TypeVar("N", int, float)
 MESSAGE_LIMIT = 8000
@@ -184,7 +184,9 @@ def with_progress(status: Status, o: Observed, sample: Sample) -> Status:
     record = status.record(progress.attempt)
     if record is not None:
         steps = _with_steps(record, progress.startStep, progress.step, progress.durableStep)
-        if steps.stepped is None and progress.step > (steps.start_step or 0):
+        # With mode Sync a step is a commit, and the first says nothing about the time of a start.
+        synced = o.job.spec is not None and o.job.spec.checkpoint.synced
+        if steps.stepped is None and progress.step > (steps.start_step or 0) and not synced:
             steps = replace(steps, stepped=sample.at.replace(microsecond=0))
             status = _with_start(status, steps, progress, o)
         status = with_record(status, steps)
@@ -246,7 +248,7 @@ def with_unknown_progress(status: Status, o: Observed) -> Status:
     spec, state = o.job.spec, status.state
     pod = next((p for p in o.pods if p.attempt == status.attempt and p.rank == 0), None)
     runs = pod is not None and pod.running_since is not None and not pod_ended(pod, o)
-    if spec is None or spec.checkpoint.managed or state or status.terminal or not runs:
+    if spec is None or spec.checkpoint.ours or state or status.terminal or not runs:
         return status
     old = status.progress or ProgressStatus()
     return replace(status, progress=replace(old, state=UNKNOWN_STATE, time=o.now.replace(microsecond=0)))
@@ -256,7 +258,8 @@ def _progress_status(
     progress: Progress, o: Observed, at: datetime, old: ProgressStatus, began: int
 ) -> ProgressStatus:
     """Converts progress; values not measured yet are the predecessor's, as job and grace are the same."""
-    unmeasured = progress.emergencySeconds is None
+    synced = o.job.spec is not None and o.job.spec.checkpoint.synced
+    unmeasured = progress.emergencySeconds is None and not synced
     return ProgressStatus(
         state=progress.state,
         step=progress.step,

@@ -28,9 +28,9 @@ from spottrain_operator.policies import (
     runtime,
     starting,
 )
-from spottrain_operator.policies.cause import termination_message_of
 from spottrain_operator.policies.pod_end import pod_ended, saving_predecessor
 from spottrain_operator.policies.runtime import Verdict
+from spottrain_operator.policies.termination import termination_message_of
 from spottrain_operator.status.changes import with_condition, without_condition
 
 NOT_FOR_NODES = frozenset(
@@ -62,7 +62,7 @@ def with_conditions(status: Status, o: Observed, *, note: str = "") -> Status:
         Condition.SCHEDULED: None if status.terminal else _scheduled(status, o, pods),
         Condition.RUNNING: _running(status, o, pods),
         Condition.STORE_REACHABLE: _store(status),
-        Condition.CHECKPOINT_DURABLE: _durable(status),
+        Condition.CHECKPOINT_DURABLE: _durable(status, o),
         Condition.SAVE_FITS: _save_fits(status, o),
         Condition.RUNTIME_ATTACHED: runtime.missed(status, o),
         Condition.SETTINGS_APPLIED: _settings(status, o, pods),
@@ -228,10 +228,25 @@ def _running(status: Status, o: Observed, pods: Sequence[PodView]) -> Verdict | 
         return _node_not_ready(o, silent[0])
     if going := [p for p in there if p.running_since is not None and p.deleted is not None]:
         return _ending(o, going[0])
+    if uploading := [p for p in there if p.uploading is not None]:
+        return _uploading(status, uploading[0])
     late = [p for p in there if p.running_since is None]
     if len(pods) == gang.size_of(o, status) and not late:
         return _beside(o, pods, _training(status, o))
     return _starting(status, o, late[0] if late else pods[0])
+
+
+def _uploading(status: Status, pod: PodView) -> Verdict:
+    """Describes a pod whose script has ended, and whose sidecar uploads the rest (checkpoint.mode Sync)."""
+    assert pod.uploading is not None
+    words = (
+        f"the script of attempt {status.attempt} has ended with exit code {pod.uploading.exit_code}, and its "
+        f"last checkpoint is being uploaded, for {pod.grace} s at most (terminationGracePeriodSeconds)"
+    )
+    if pod.others_run:
+        words += "; that begins when the pod's other containers have ended too"
+    stops = pod.deleted is not None
+    return not stops, Reason.STOPPING if stops else Reason.UPLOADING, words
 
 
 def _without_pods(status: Status, o: Observed) -> str:
@@ -306,7 +321,7 @@ def _training(status: Status, o: Observed) -> Verdict:
     state = status.state
     if state == GATED_STATE:
         return True, Reason.GATED, f"attempt {status.attempt} waits until its predecessor has saved"
-    if state == WAITING_FOR_STORE:
+    if state == WAITING_FOR_STORE and not _synced(o):  # there the script goes on
         words = status.progress.waiting_for if status.progress else ""
         return (
             True,
@@ -323,8 +338,23 @@ def _training(status: Status, o: Observed) -> Verdict:
 def _starting(status: Status, o: Observed, pod: PodView) -> Verdict:
     if (found := starting.blocked(o)) is not None:
         return False, found[1].reason, starting.sentence(o, status)
+    if pod.sync is not None and pod.sync.running:
+        return _restoring(status)
     slow = f": {said}" if (said := starting.slow_step(pod, o)) else ""
     return False, Reason.CONTAINER_STARTING, f"pod {pod.name} is being started{slow}"
+
+
+def _restoring(status: Status) -> Verdict:
+    """Describes a pod whose sidecar restores the folder, before its script starts (checkpoint.mode Sync)."""
+    if status.state == WAITING_FOR_STORE:
+        words = status.progress.waiting_for if status.progress else ""
+        said = f"the sidecar of attempt {status.attempt} waits for its checkpoint store: {words}"
+        return False, Reason.WAITING_FOR_STORE, said
+    return (
+        False,
+        Reason.RESTORING,
+        f"the sidecar of attempt {status.attempt} restores the last checkpoint; the script starts after that",
+    )
 
 
 def _beside(o: Observed, pods: Sequence[PodView], verdict: Verdict) -> Verdict:
@@ -356,10 +386,18 @@ def _store(status: Status) -> Verdict | None:
     return True, Reason.STORE_ANSWERS, "the checkpoint store responds again"
 
 
-def _durable(status: Status) -> Verdict:
+def _durable(status: Status, o: Observed) -> Verdict:
+    synced = _synced(o)
+    warning = status.progress.warning if synced and status.progress is not None else ""
+    note = f"; {warning}" if warning else ""  # such as a marker that does not come
     if status.known_durable_step is None:
-        return False, Reason.NO_CHECKPOINT, "no checkpoint is known to be in the store"
-    return True, Reason.DURABLE, f"step {status.known_durable_step} is in the store"
+        return False, Reason.NO_CHECKPOINT, f"no checkpoint is known to be in the store{note}"
+    what = "commit" if synced else "step"
+    return True, Reason.DURABLE, f"{what} {status.known_durable_step} is in the store{note}"
+
+
+def _synced(o: Observed) -> bool:
+    return o.job.spec is not None and o.job.spec.checkpoint.synced
 
 
 TIGHT: Final = 0.8

@@ -11,7 +11,8 @@ from datetime import datetime
 from spottrain_operator.api.observed import Measure, Measurement, Observed, PodView
 from spottrain_operator.api.training_job import AttemptRecord, Status
 from spottrain_operator.names import Cause, Condition
-from spottrain_operator.policies.cause import notices_of, termination_message_of
+from spottrain_operator.policies.cause import notices_of
+from spottrain_operator.policies.termination import termination_message_of
 
 
 def measurements_between(o: Observed, new: Status) -> tuple[Measurement, ...]:

@@ -211,7 +211,7 @@ def test_of_an_image_that_keeps_its_own_checkpoints_no_lack_of_progress_is_known
         )
         status = replace(status, attempt=at + 1, attempts=(record,))
         ending = Ending(cause=Cause.SPOT_NOTICE, evidence="x")
-        status = restart.counted(status, ending, FailurePolicy(), after(at), managed=False)
+        status = restart.counted(status, ending, FailurePolicy(), after(at), reports=False)
         assert restart.exhausted(status, FailurePolicy(), ending, NOW) is None
     assert status.interruptions == 40 and status.no_progress == 0
 

@@ -1,0 +1,158 @@
+"""Renders the sidecar of checkpoint.mode Sync, which restores a folder and uploads it as it grows. Pure.
+
+It is a native sidecar: an init container with restartPolicy Always. The kubelet starts the other containers
+when its startup probe has passed, which is when the folder is restored, and ends it after they have ended.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from spottrain.contract import (
+    DEADLINE_NAME,
+    PODINFO_DIR,
+    PROGRESS_PORT,
+    STORE_WAIT_SECONDS,
+    Env,
+    OnExisting,
+    SyncEnv,
+)
+
+from spottrain_operator import names
+from spottrain_operator.api import sync, volumes
+from spottrain_operator.api.template import PROGRESS_NAME, judged
+from spottrain_operator.api.training_job import Job, Status, TrainingJobSpec
+from spottrain_operator.rendering import variables
+
+Json = dict[str, Any]
+
+STATE_VOLUME: Final = "spottrain-sync-state"
+RESULT_FILE: Final = f"{volumes.TMP_DIR}/spottrain-restored.json"
+"""On a volume of the pod, so that a sidecar that is started again does not restore again."""
+UPLOAD_GRACE: Final = 600
+"""Default of terminationGracePeriodSeconds: after a normal end of the script it limits the last upload."""
+PROBE: Final = {"exec": {"command": ["test", "-s", RESULT_FILE]}, "periodSeconds": 1, "timeoutSeconds": 10}
+NEVER_FAILS: Final = {"failureThreshold": 2**31 - 1}
+"""A restore may take long, and the sidecar itself knows when to give up."""
+RESOURCES: Final = {
+    "requests": {"cpu": "100m", "memory": "256Mi"},
+    "limits": {"cpu": "2", "memory": "512Mi"},  # a ResourceQuota may require both
+}
+ROOTS_RIGHTS: Final = ["CHOWN", "DAC_OVERRIDE", "FOWNER"]
+"""What root needs to read and restore files of another user."""
+
+
+def add(body: Json, trainer: Json, job: Job, status: Status, image: str) -> None:
+    """Adds the sidecar, before other init containers, and the folder's volume; after `volumes.equip`."""
+    assert job.spec is not None
+    spec, given = job.spec, judged(job.spec.template["spec"]["containers"])
+    path = sync.folder(spec.checkpoint)
+    mount = sync.mount_of(given, path)
+    if mount is None:
+        mount = {"name": names.SYNC_CONTAINER, "mountPath": path}
+        trainer["volumeMounts"].append(mount)
+        body["volumes"].append({"name": names.SYNC_CONTAINER, "emptyDir": {}})
+    body["volumes"].append({"name": STATE_VOLUME, "emptyDir": {}})
+    mounts = {m["mountPath"]: m for m in (mount, *_store_mounts(spec, given))}
+    podinfo = next(m for m in trainer["volumeMounts"] if volumes.clean(m["mountPath"]) == PODINFO_DIR)
+    state = {"name": STATE_VOLUME, "mountPath": volumes.TMP_DIR}
+    container = access(spec, image, body) | {
+        "name": names.SYNC_CONTAINER,
+        "restartPolicy": "Always",
+        "args": [path],
+        "ports": [{"name": PROGRESS_NAME, "containerPort": PROGRESS_PORT}],
+        "startupProbe": PROBE | NEVER_FAILS,
+        "resources": RESOURCES,
+    }
+    ours = environment(job, status, int(body["terminationGracePeriodSeconds"]))
+    container["env"] = [*container["env"], *variables.listed(ours), variables.POD_UID]
+    container["volumeMounts"] = [*container["volumeMounts"], podinfo, state, *mounts.values()]
+    body["initContainers"] = [container, *(body.get("initContainers") or ())]
+
+
+def access(spec: TrainingJobSpec, image: str, body: Json) -> Json:
+    """Returns a container of the sidecar's image with the job's access to the store."""
+    checkpoint = spec.checkpoint
+    given = judged(spec.template["spec"]["containers"])
+    container: Json = {
+        "image": image,
+        "env": sync.store_variables(given),
+        "volumeMounts": [],
+        "securityContext": security(spec.template["spec"]),
+    }
+    if checkpoint.ca_bundle is not None:
+        container["env"].append({"name": volumes.CA_VARIABLE, "value": f"{volumes.CA_DIR}/{volumes.CA_NAME}"})
+        container["volumeMounts"].append(
+            {"name": volumes.CA_VOLUME, "mountPath": volumes.CA_DIR, "readOnly": True}
+        )
+        body["volumes"] = [
+            *(body.get("volumes") or ()),
+            {"name": volumes.CA_VOLUME} | checkpoint.ca_bundle.source,
+        ]
+    if secret := checkpoint.credentials_secret_ref:
+        container["envFrom"] = [{"secretRef": {"name": secret.name}}]
+    return container
+
+
+def _store_mounts(spec: TrainingJobSpec, trainer: Json) -> list[Json]:
+    """Returns the mount with the folder of a file:// URI."""
+    stored = sync.uri_folder(spec.checkpoint)
+    mount = sync.mount_of(trainer, stored) if stored else None
+    return [mount] if mount is not None else []
+
+
+def security(pod: Json) -> Json:
+    """Returns the sidecar's security context: the script's user, or root where the image says the user."""
+    user, group = sync.user(pod)
+    unprivileged: Json = {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "runAsUser": user or 0,
+        "runAsNonRoot": bool(user),
+        "capabilities": {"drop": ["ALL"]},
+    }
+    if not user:
+        unprivileged["capabilities"]["add"] = ROOTS_RIGHTS
+    return unprivileged | ({} if group is None else {"runAsGroup": group})
+
+
+# --- environment --------------------------------------------------------------------------------------
+def environment(job: Job, status: Status, grace_seconds: int) -> dict[str, str]:
+    """Returns the contract's variables for the sidecar; those without a value are omitted."""
+    assert job.spec is not None
+    checkpoint, last = job.spec.checkpoint, status.record(status.attempt - 1)
+    wait = min(STORE_WAIT_SECONDS, job.spec.failure_policy.store_outage_seconds)
+    values = variables.identity(job, status) | variables.store(job.spec, status)
+    values |= {
+        Env.GRACE_SECONDS: str(grace_seconds),
+        Env.DEADLINE_FILE: f"{PODINFO_DIR}/{DEADLINE_NAME}",
+        Env.TERMINATION_MESSAGE: variables.TERMINATION_LOG,
+        Env.PROGRESS_PORT: str(PROGRESS_PORT),
+        Env.STORE_WAIT: str(wait),
+        SyncEnv.PATH: sync.folder(checkpoint),
+        SyncEnv.WHEN: sync.when_of(checkpoint),
+        SyncEnv.RESULT_FILE: RESULT_FILE,
+        SyncEnv.LAST_EXIT: "" if last is None or last.exit_code is None else str(last.exit_code),
+    }
+    return variables.given(values)
+
+
+def of_script(job: Job, status: Status) -> dict[str, str]:
+    """Returns the variables that tell the script about its folder."""
+    assert job.spec is not None
+    values: dict[str, str] = {
+        SyncEnv.PATH: sync.folder(job.spec.checkpoint),
+        SyncEnv.RESUMED: _resumed(job.spec, status),
+    }
+    return variables.given(values)
+
+
+def _resumed(spec: TrainingJobSpec, status: Status) -> str:
+    """Returns whether the folder is restored, or "" where only the sidecar knows.
+
+    An earlier attempt may have committed what the operator has not seen.
+    """
+    if status.known_durable_step is not None:
+        return "true"
+    first = status.attempt <= 1 and spec.checkpoint.on_existing is not OnExisting.RESUME
+    return "false" if first else ""
