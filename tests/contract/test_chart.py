@@ -389,11 +389,20 @@ def test_a_digest_comes_before_a_tag() -> None:
     assert {t["spec"]["containers"][0]["image"] for t in changed.values()} == {f"r.example/o@{digest}"}
 
 
-IN_A_POD = OperatorSettings(lease_namespace="from the pod", identity="from the pod")
+CHART_VERSION = yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"]
+IN_A_POD = OperatorSettings(
+    lease_namespace="from the pod", identity="from the pod", sync_image=f"spottrain-sync:{CHART_VERSION}"
+)
 
 
 def test_the_operators_own_defaults_are_the_charts(objects: list[Object]) -> None:
     assert OperatorSettings.from_env(env_of(pod_templates(objects)["operator"])) == IN_A_POD
+
+
+def test_the_sidecar_of_mode_sync_has_the_image_that_the_values_name() -> None:
+    changed = render(f"image.sync.repository=r/sync,image.sync.digest=sha256:{'0a' * 32}")
+    settings = OperatorSettings.from_env(env_of(pod_templates(changed)["operator"]))
+    assert settings.sync_image == f"r/sync@sha256:{'0a' * 32}"
 
 
 def test_the_operator_reads_the_environment_that_the_chart_writes() -> None:

@@ -70,6 +70,14 @@ def test_the_runtime_opens_each_store_that_a_manifest_may_name(scheme: str, tmp_
         assert open_store(uri, "http://127.0.0.1:9").uri.startswith(scheme)
 
 
+def test_the_sidecars_image_has_the_library_of_each_store_and_no_torch() -> None:
+    layers = {name: options for options, name in re.findall(r"\$export (.*) > /out/(\w+)\.txt", DOCKERFILE)}
+    installed = set().union(*(extra(name) for name in re.findall(r"--extra (\w+)", layers["sync"])))
+    assert installed == {library[0] for library in LIBRARIES.values() if library}
+    assert re.search(r"for foreign in [^;]*\btorch\b", stage("sync"))
+    assert 'ENTRYPOINT ["spottrain", "sync"]' in stage("sync")
+
+
 def test_the_build_of_the_image_ends_where_nvml_cannot_be_imported() -> None:
     assert re.search(
         r'python3 -c "import [^"]*\bpynvml\b', DOCKERFILE.partition("FROM packages AS runtime")[2]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
-from spottrain.contract import PROGRESS_PORT, SyncWhen
+from spottrain.contract import PROGRESS_PORT, SyncEnv, SyncWhen
 
 from spottrain_operator.api import volumes
 from spottrain_operator.api.template import judged, trainer_path
@@ -131,6 +131,12 @@ def _pod_problem(pod: Mapping[str, Any]) -> str:
             f"{trainer_path(pod)}.ports must not have containerPort {PROGRESS_PORT}, on which the sidecar "
             "tells its progress; take another number"
         )
+    for variable in judged(pod["containers"]).get("env") or ():
+        if variable.get("name") in {str(name) for name in SyncEnv}:
+            return (
+                f"{trainer_path(pod)}.env must not have {variable['name']}, because the operator sets it; "
+                "leave it out"
+            )
     return ""
 
 

@@ -1,0 +1,544 @@
+"""checkpoint.mode Sync: the sidecar in the pod, what its end and the script's mean, what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from spottrain.contract import (
+    DEADLINE_NAME,
+    PODINFO_DIR,
+    PROGRESS_PORT,
+    Env,
+    Outcome,
+    Progress,
+    SyncEnv,
+    SyncWhen,
+)
+from spottrain_operator.api.node_pools import Pool
+from spottrain_operator.api.observed import Create, Delete, Ended, PodView, Sample, SyncView
+from spottrain_operator.api.training_job import AttemptRecord, Job, Status
+from spottrain_operator.api.validation import place_problem
+from spottrain_operator.api.views import pod_view
+from spottrain_operator.control import follow
+from spottrain_operator.control.caches import PodCache
+from spottrain_operator.control.plan import plan
+from spottrain_operator.control.progress import Turn, turn
+from spottrain_operator.names import SYNC_CONTAINER, Cause, Condition, Platform, Reason
+from spottrain_operator.policies.cause import ending_of
+from spottrain_operator.policies.pod_end import end_time
+from spottrain_operator.rendering import objects, sync_sidecar, trainer_pod
+
+from tests.builders import (
+    KEY,
+    NOW,
+    OWNER,
+    POOL,
+    after,
+    condition,
+    deleted,
+    make_job,
+    make_node,
+    make_observed,
+    make_pod,
+    notice,
+    raw_spec,
+    started,
+    status_of,
+    word,
+)
+
+Json = dict[str, Any]
+CHECKPOINT: Json = {"mode": "Sync", "syncPath": "/ckpt", "uri": "s3://bucket/run"}
+IMAGE = "example.com/sync:1"
+
+
+def spec(
+    checkpoint: Json | None = None, *, pod: Json | None = None, trainer: Json | None = None, **more: Any
+) -> Json:
+    container = {"name": "trainer", "image": "example.com/any:1"} | (trainer or {})
+    template = {"spec": {"containers": [container]} | (pod or {})}
+    return raw_spec(template=template, checkpoint=CHECKPOINT | (checkpoint or {}), **more)
+
+
+def job_of(raw: Json | None = None, status: Status | None = None) -> Job:
+    job = make_job(raw or spec(), status=status or started())
+    assert job.spec is not None, job.invalid
+    return job
+
+
+def rendered(raw: Json | None = None, status: Status | None = None) -> Json:
+    body: Json = trainer_pod.pod(job_of(raw), status or Status(attempt=1), POOL, sync_image=IMAGE)["spec"]
+    return body
+
+
+def sidecar(body: Json) -> Json:
+    found: Json = body["initContainers"][0]
+    assert found["name"] == SYNC_CONTAINER
+    return found
+
+
+def env(container: Json) -> dict[str, str]:
+    return {e["name"]: e.get("value", "") for e in container["env"]}
+
+
+def mounts(container: Json) -> dict[str, str]:
+    return {m["mountPath"]: m["name"] for m in container["volumeMounts"]}
+
+
+# --- the pod ------------------------------------------------------------------------------------------
+def test_the_sidecar_is_the_first_init_container_and_holds_the_others_back_until_the_folder_is_restored() -> (
+    None
+):
+    body = rendered(spec(pod={"initContainers": [{"name": "first", "image": "z"}]}))
+    assert [c["name"] for c in body["initContainers"]] == [SYNC_CONTAINER, "first"]
+    container = sidecar(body)
+    assert container["image"] == IMAGE and container["restartPolicy"] == "Always"
+    probed = container["startupProbe"]["exec"]["command"][-1]
+    assert probed == env(container)[SyncEnv.RESULT_FILE]
+    assert any(probed.startswith(f"{path}/") for path in mounts(container)), (
+        "it outlives a restart of the sidecar"
+    )
+    assert container["startupProbe"]["failureThreshold"] * container["startupProbe"]["periodSeconds"] > 10**6
+
+
+def test_the_sidecar_is_told_everything_about_the_store_and_the_folder() -> None:
+    given = {
+        "keep": 5,
+        "endpoint": "https://s3.example",
+        "syncWhen": {"marker": "latest"},
+        "onExisting": "Resume",
+    }
+    past = AttemptRecord(number=1, exit_code=137)
+    status = Status(attempt=2, known_durable_step=4, attempts=(past,))
+    told = env(sidecar(rendered(spec(given), status)))
+    assert (
+        told[Env.CHECKPOINT_URI] == "s3://bucket/run"
+        and told[Env.CHECKPOINT_ENDPOINT] == "https://s3.example"
+    )
+    assert told[Env.CHECKPOINT_KEEP] == "5" and told[Env.CHECKPOINT_ON_EXISTING] == "Resume"
+    assert told[Env.JOB_UID] == KEY.uid and told[Env.ATTEMPT] == "2" and told[Env.KNOWN_DURABLE_STEP] == "4"
+    assert told[Env.DEADLINE_FILE] == f"{PODINFO_DIR}/{DEADLINE_NAME}"
+    assert told[Env.PROGRESS_PORT] == str(PROGRESS_PORT) and Env.POD_UID in told
+    assert told[SyncEnv.PATH] == "/ckpt" and told[SyncEnv.LAST_EXIT] == "137"
+    assert SyncWhen.from_json(told[SyncEnv.WHEN]) == SyncWhen(marker="latest")
+
+
+def test_without_sync_when_the_sidecar_waits_for_30_quiet_seconds() -> None:
+    assert SyncWhen.from_json(env(sidecar(rendered()))[SyncEnv.WHEN]) == SyncWhen(quietSeconds=30)
+
+
+def test_access_to_the_store_is_the_sidecars_and_not_the_scripts() -> None:
+    ca_bundle = {"configMapKeyRef": {"name": "ca"}}
+    variables = [{"name": "AWS_REGION", "value": "eu-west-1"}, {"name": "MINE", "value": "1"}]
+    given = {"credentialsSecretRef": {"name": "s3"}, "caBundle": ca_bundle}
+    body = rendered(spec(given, trainer={"env": variables}))
+    container, script = sidecar(body), body["containers"][0]
+    assert container["envFrom"] == [{"secretRef": {"name": "s3"}}] and "envFrom" not in script
+    assert "AWS_CA_BUNDLE" in env(container) and "AWS_CA_BUNDLE" not in env(script)
+    assert "/etc/spottrain-ca" in mounts(container) and "/etc/spottrain-ca" not in mounts(script)
+    assert env(container)["AWS_REGION"] == "eu-west-1" and "MINE" not in env(container)
+    names = [v["name"] for v in body["volumes"]]
+    assert len(names) == len(set(names)) and {*mounts(container).values()} <= {*names}
+
+
+def test_the_script_learns_its_folder_and_nothing_with_which_a_runtime_would_serve_the_sidecars_port() -> (
+    None
+):
+    body = rendered()
+    script = env(body["containers"][0])
+    assert script[SyncEnv.PATH] == "/ckpt" and script[Env.ATTEMPT] == "1" and script[Env.DEADLINE_FILE]
+    absent = {Env.PROGRESS_PORT, Env.TERMINATION_MESSAGE, Env.CHECKPOINT_URI, Env.GRACE_SECONDS}
+    assert not absent & script.keys()
+    assert "ports" not in body["containers"][0]
+    assert [p["containerPort"] for p in sidecar(body)["ports"]] == [PROGRESS_PORT]
+
+
+@pytest.mark.parametrize(
+    ("existing", "status", "told"),
+    [
+        ("Fail", Status(attempt=1), "false"),
+        ("Fresh", Status(attempt=1), "false"),
+        ("Resume", Status(attempt=1), None),
+        ("Fail", Status(attempt=2), None),  # the first may have committed unseen
+        ("Fail", Status(attempt=2, known_durable_step=3), "true"),
+        ("Resume", Status(attempt=1, known_durable_step=3), "true"),
+    ],
+)
+def test_the_script_is_told_whether_it_resumes_where_that_is_known(
+    existing: str, status: Status, told: str
+) -> None:
+    script = env(rendered(spec({"onExisting": existing}), status)["containers"][0])
+    assert script.get(SyncEnv.RESUMED) == told
+
+
+def test_the_folder_gets_a_volume_that_script_and_sidecar_share() -> None:
+    body = rendered(spec({"syncPath": "/ckpt/"}))
+    script, container = body["containers"][0], sidecar(body)
+    assert mounts(script)["/ckpt"] == mounts(container)["/ckpt"] == SYNC_CONTAINER
+    assert {"name": SYNC_CONTAINER, "emptyDir": {}} in body["volumes"]
+
+
+def test_a_volume_of_the_template_at_the_folder_is_the_sidecars_too() -> None:
+    mount = {"name": "disk", "mountPath": "/data", "subPath": "a"}
+    volume = {"name": "disk", "persistentVolumeClaim": {"claimName": "disk"}}
+    body = rendered(
+        spec({"syncPath": "/data/ckpt"}, pod={"volumes": [volume]}, trainer={"volumeMounts": [mount]})
+    )
+    assert mount in sidecar(body)["volumeMounts"] and "/data/ckpt" not in mounts(sidecar(body))
+    assert SYNC_CONTAINER not in [v["name"] for v in body["volumes"]]
+
+
+@pytest.mark.parametrize(
+    ("context", "user", "rights"),
+    [
+        ({}, 0, sync_sidecar.ROOTS_RIGHTS),
+        ({"runAsUser": 0}, 0, sync_sidecar.ROOTS_RIGHTS),
+        ({"runAsUser": 1234, "runAsGroup": 5, "runAsNonRoot": True}, 1234, None),
+    ],
+)
+@pytest.mark.parametrize("of_pod", [True, False])
+def test_the_sidecar_runs_as_the_scripts_user_with_few_rights(
+    context: Json, user: int, rights: list[str] | None, of_pod: bool
+) -> None:
+    where = {"pod": {"securityContext": context}} if of_pod else {"trainer": {"securityContext": context}}
+    found = sidecar(rendered(spec(**where)))["securityContext"]
+    assert found["runAsUser"] == user and found["capabilities"].get("add") == rights
+    assert found["capabilities"]["drop"] == ["ALL"] and found["readOnlyRootFilesystem"] is True
+    assert found["allowPrivilegeEscalation"] is False and found.get("runAsGroup") == context.get("runAsGroup")
+
+
+@pytest.mark.parametrize(("asked", "grace"), [(None, 600), (45, 45), (3600, 3600)])
+def test_the_last_upload_has_600_seconds_or_what_the_template_says_on_spot_too(
+    asked: int | None, grace: int
+) -> None:
+    raw = spec(pod={} if asked is None else {"terminationGracePeriodSeconds": asked})
+    assert rendered(raw)["terminationGracePeriodSeconds"] == grace
+    job = job_of(raw)
+    assert job.spec is not None and not trainer_pod.grace_note(job.spec, POOL)
+
+
+def test_checkpoints_are_deleted_with_the_sidecars_image_and_access() -> None:
+    given = {"credentialsSecretRef": {"name": "s3"}}
+    job = job_of(spec(given, trainer={"command": ["x"], "env": [{"name": "AWS_REGION", "value": "r"}]}))
+    pod = objects.cleanup(job, Pool(name="p", platform=Platform.AWS), sync_image=IMAGE)["spec"]
+    (container,) = pod["containers"]
+    assert container["image"] == IMAGE and container["command"][:3] == ["spottrain", "checkpoints", "delete"]
+    assert container["envFrom"] == [{"secretRef": {"name": "s3"}}] and env(container)["AWS_REGION"] == "r"
+    assert container["securityContext"]["capabilities"]["drop"] == ["ALL"]
+
+
+# --- what is refused ----------------------------------------------------------------------------------
+READ_ONLY = {"volumeMounts": [{"name": "v", "mountPath": "/ckpt", "readOnly": True}]}
+REFUSED: list[tuple[Json, str]] = [
+    (spec({"syncPath": ""}), "needs syncPath"),
+    (spec({"syncPath": "ckpt"}), "must be an absolute folder"),
+    (spec({"syncPath": "/"}), "must be an absolute folder"),
+    (spec({"syncPath": "/a/../b"}), "must be an absolute folder"),
+    (spec({"syncPath": "/etc"}), "which the operator mounts itself"),
+    (spec({"syncPath": "/tmp"}), "which the operator mounts itself"),
+    (spec({"syncWhen": {"marker": "a", "renamed": "b"}}), "syncWhen must be an object with one of"),
+    (spec({"syncWhen": {"marker": "../a"}}), "must be a path below the folder"),
+    (spec(workers=2), "spec.workers must be 1"),
+    (spec(failurePolicy={"hangTimeoutSeconds": 600}), "hangTimeoutSeconds must be absent"),
+    (spec(pod={"securityContext": {"runAsNonRoot": True}}), "runAsUser must be set"),
+    (spec(trainer={"ports": [{"containerPort": PROGRESS_PORT}]}), "must not have containerPort"),
+    (spec(trainer={"volumeMounts": [{"name": "v", "mountPath": "/ckpt/in"}]}), "would not be uploaded"),
+    (spec(trainer=READ_ONLY), "must be writable"),
+    (spec(dataCache={"claimRef": {"name": "c"}, "mountPath": "/ckpt/cache"}), "overlaps with spec.dataCache"),
+    (spec({"uri": "file:///ckpt/store"}), "overlap"),
+    (spec({"uri": "file:///store"}, capacity={"type": "OnDemand"}), "is on no volume"),
+    (spec({"syncWhen": {"marker": "latest"}, "mode": "Runtime"}), "need mode Sync"),
+    (spec(trainer={"env": [{"name": "SPOTTRAIN_RESUMED", "value": "x"}]}), "must not have SPOTTRAIN_RESUMED"),
+]
+
+
+@pytest.mark.parametrize(("raw", "sentence"), REFUSED, ids=[s for _, s in REFUSED])
+def test_what_does_not_fit_with_the_mode_is_refused(raw: Json, sentence: str) -> None:
+    job = make_job(raw)
+    assert job.spec is None and sentence in job.invalid
+
+
+def test_a_second_container_is_refused_because_the_last_upload_would_wait_for_its_end() -> None:
+    raw = spec()
+    raw["template"]["spec"]["containers"].append({"name": "beside", "image": "y"})
+    assert "the last upload begins when all have ended" in make_job(raw).invalid
+
+
+def test_a_job_without_a_place_for_its_checkpoints_is_refused_on_any_capacity() -> None:
+    raw = spec(capacity={"type": "OnDemand"})
+    del raw["checkpoint"]["uri"]
+    job = job_of(raw, Status())
+    assert job.spec is not None and "needs checkpoint.uri" in place_problem(job.spec, Status())
+
+
+# --- the pod as it is observed ------------------------------------------------------------------------
+def raw_pod(trainer: Json, container: Json, *, phase: str = "Running", last: Json | None = None) -> PodView:
+    manifest = trainer_pod.pod(job_of(), Status(attempt=1), POOL, sync_image=IMAGE)
+    meta = manifest["metadata"] | {
+        "uid": "u",
+        "resourceVersion": "1",
+        "creationTimestamp": "2026-03-01T11:00:00Z",
+    }
+    statuses = [{"name": "trainer", "state": trainer}]
+    inits = [{"name": SYNC_CONTAINER, "state": container, "lastState": last or {}}]
+    status = {
+        "phase": phase,
+        "podIP": "10.0.0.1",
+        "containerStatuses": statuses,
+        "initContainerStatuses": inits,
+    }
+    spec_of = manifest["spec"] | {"nodeName": "node-a"}
+    meta["ownerReferences"] = [OWNER]
+    view = pod_view({"metadata": meta, "spec": spec_of, "status": status})
+    assert view is not None
+    return view
+
+
+RUNS: Json = {"running": {"startedAt": "2026-03-01T11:50:00Z"}}
+WAITS: Json = {"waiting": {"reason": "PodInitializing"}}
+BACK_OFF: Json = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 10s"}}
+
+
+def gone(code: int = 0, message: str = "", finished: str = "2026-03-01T11:55:00Z") -> Json:
+    return {"terminated": {"exitCode": code, "message": message, "finishedAt": finished}}
+
+
+def test_a_script_that_has_ended_while_its_sidecar_runs_has_not_ended_the_attempt() -> None:
+    view = raw_pod(gone(0), RUNS)
+    assert view.ended is None and view.uploading is not None and view.uploading.exit_code == 0
+    view = raw_pod(gone(0), gone(0, word(Outcome.DONE)))
+    assert view.ended is not None and view.uploading is None
+    assert view.sync is not None and view.sync.ended is not None
+
+
+def test_a_pod_that_is_over_has_ended_whatever_is_said_of_its_sidecar() -> None:
+    view = raw_pod(gone(0), BACK_OFF, phase="Succeeded")
+    assert view.ended is not None and view.uploading is None
+
+
+def test_the_sidecar_is_asked_for_progress_before_the_script_starts_and_after_it_has_ended() -> None:
+    cache = PodCache()
+    view = raw_pod(WAITS, RUNS)
+    cache.put(view)
+    assert cache.trainers() == (view,)
+    cache.put(uploads := replace(raw_pod(gone(0), RUNS), resource_version=2))
+    assert cache.trainers() == (uploads,)
+    cache.put(replace(raw_pod(gone(0), gone(0), phase="Succeeded"), resource_version=3))
+    assert cache.trainers() == ()
+    assert turn(view, job_of(), silence=None, sample=None, late=False) is Turn.SOON
+
+
+def test_of_a_sidecar_that_the_kubelet_restarts_its_last_words_are_told() -> None:
+    view = raw_pod(WAITS, BACK_OFF, last=gone(1, "Traceback: no such bucket"))
+    assert view.waiting is not None and view.waiting.container == SYNC_CONTAINER
+    assert "it ended last with: Traceback: no such bucket" in view.waiting.message
+
+
+# --- ends ---------------------------------------------------------------------------------------------
+DONE = word(Outcome.DONE, durableStep=7, step=7)
+
+
+def over(
+    code: int = 0, message: str = DONE, sidecar_code: int = 0, *, seconds: float = 30, **more: Any
+) -> PodView:
+    """A pod whose script has ended two minutes ago, and its sidecar some seconds after that."""
+    end = Ended(exit_code=code, message="last line", finished=NOW - timedelta(seconds=120))
+    finished = NOW - timedelta(seconds=120 - seconds)
+    last = Ended(exit_code=sidecar_code, reason="Error", message=message, finished=finished)
+    fields: Json = {"phase": "Succeeded" if code == 0 else "Failed", "ended": end, "grace": 600}
+    return make_pod(**(fields | {"sync": SyncView(ended=last)} | more))
+
+
+def test_exit_0_with_all_of_the_folder_in_the_store_is_success() -> None:
+    made = plan(make_observed(over(), job=job_of()))
+    assert condition(made, Condition.SUCCEEDED).status == "True"
+    status = status_of(made)
+    assert status.known_durable_step == 7 and status.attempts[0].cause == Cause.DONE
+
+
+KILLED = ["", word(Outcome.INTERRUPTED), word(Outcome.INTERRUPTED_LOST)]
+
+
+@pytest.mark.parametrize("message", KILLED)
+def test_exit_0_is_an_interruption_where_the_sidecar_ended_before_its_last_commit(message: str) -> None:
+    made = plan(make_observed(over(message=message, sidecar_code=137), job=job_of()))
+    status = status_of(made)
+    record = status.attempts[0]
+    assert (record.cause, record.charged, record.reason) == (Cause.INTERRUPTED, False, Reason.NOT_UPLOADED)
+    assert (
+        "terminationGracePeriodSeconds (600)" in record.evidence
+        and "(Error, exit code 137)" in record.evidence
+    )
+    assert status.failures == 0 and status.interruptions == 1 and status.attempt == 2
+    assert condition(made, Condition.INTERRUPTED).status == "True"
+
+
+def test_a_script_whose_end_is_never_uploaded_fails_in_the_end() -> None:
+    status = started(no_progress=10, interruptions=11, known_durable_step=3, interrupted_at_step=3)
+    made = plan(make_observed(over(message=""), job=job_of(status=status)))
+    assert condition(made, Condition.FAILED).reason == Reason.NO_PROGRESS
+
+
+def test_a_failed_last_upload_is_a_failure_with_the_sidecars_sentence() -> None:
+    ending = ending_of(over(message=word(Outcome.FAILED, message="no room")), make_observed(job=job_of()))
+    assert (ending.cause, ending.charged) == (Cause.FAILED, True) and "no room" in ending.evidence
+
+
+@pytest.mark.parametrize("code", [1, 2, 134])
+def test_a_script_that_fails_is_charged_with_its_last_lines_whatever_was_uploaded(code: int) -> None:
+    ending = ending_of(over(code), make_observed(job=job_of()))
+    assert (ending.cause, ending.charged) == (Cause.FAILED, True) and "last line" in ending.evidence
+
+
+EARLY = replace(notice(seconds=-20), seen=NOW - timedelta(seconds=140))
+LATE = replace(notice(seconds=60), seen=NOW - timedelta(seconds=100))
+ASKED: list[tuple[str, Json, Cause]] = [
+    ("a notice before its end", {"notice": EARLY}, Cause.SPOT_NOTICE),
+    ("a deletion before its end", deleted(seconds_ago=130, grace=120), Cause.POD_DELETED),
+    (
+        "a drain",
+        {"disruption": "EvictionByEvictionAPI: x", "disrupted": NOW - timedelta(seconds=130)},
+        Cause.DISRUPTED,
+    ),
+    ("a shutdown of its node", {"reason": "Terminated", "phase": "Failed"}, Cause.NODE_SHUTDOWN),
+]
+
+
+@pytest.mark.parametrize(("more", "cause"), [a[1:] for a in ASKED], ids=[a[0] for a in ASKED])
+@pytest.mark.parametrize("code", [0, 143, 137])
+def test_an_end_after_somebody_asked_for_it_is_no_success_and_no_failure(
+    more: Json, cause: Cause, code: int
+) -> None:
+    ending = ending_of(over(code, **more), make_observed(job=job_of()))
+    assert (ending.cause, ending.charged) == (cause, False)
+
+
+def test_a_notice_during_the_last_upload_takes_no_success_away() -> None:
+    asked: Json = {"notice": LATE} | deleted(seconds_ago=90, grace=60)
+    assert ending_of(over(seconds=60, **asked), make_observed(job=job_of())).cause is Cause.DONE
+    cut_off = over(message=word(Outcome.INTERRUPTED), seconds=60, **asked)
+    assert ending_of(cut_off, make_observed(job=job_of())).cause is Cause.SPOT_NOTICE
+
+
+def test_the_node_is_paid_until_the_upload_is_over() -> None:
+    pod = over(seconds=30)
+    assert end_time(pod, make_observed(pod, job=job_of())) == NOW - timedelta(seconds=90)
+
+
+# --- a sidecar that gives up --------------------------------------------------------------------------
+def given_up(outcome: Outcome, *, runs: bool = False, **more: Any) -> PodView:
+    last = Ended(exit_code=64, message=word(outcome, **more), finished=NOW)
+    pod = make_pod(sync=SyncView(ended=last))
+    return pod if runs else replace(pod, running_since=None, phase="Pending")
+
+
+@pytest.mark.parametrize("runs", [True, False])
+def test_a_configuration_that_the_sidecar_refuses_ends_the_job_with_its_sentence(runs: bool) -> None:
+    pod = given_up(
+        Outcome.BAD_CONFIGURATION, runs=runs, reason="CheckpointURIInUse", message="another job owns it"
+    )
+    made = plan(make_observed(pod, job=job_of()))
+    status = status_of(made)
+    assert status.attempts[0].stopping == Cause.BAD_CONFIGURATION
+    assert [a.pod.uid for a in made.after if isinstance(a, Delete)] == [pod.uid]
+    ended = replace(pod, phase="Failed", running_since=None, **deleted(5))
+    made = plan(make_observed(ended, job=job_of(status=status)))
+    failed = condition(made, Condition.FAILED)
+    assert (
+        failed.status == "True"
+        and failed.reason == "CheckpointURIInUse"
+        and "another job owns it" in failed.message
+    )
+
+
+def test_a_store_that_does_not_answer_before_the_start_is_waited_for() -> None:
+    pod = given_up(Outcome.STORE_UNREACHABLE, message="no connection to s3")
+    made = plan(make_observed(pod, job=job_of()))
+    assert status_of(made).attempts[0].stopping == Cause.STORE_UNREACHABLE
+    ended = replace(pod, phase="Failed", **deleted(5))
+    made = plan(make_observed(ended, job=job_of(status=status_of(made))))
+    status = status_of(made)
+    assert status.attempt == 2 and status.failures == 0 and status.interruptions == 0
+    assert condition(made, Condition.STORE_REACHABLE).status == "False"
+
+
+def test_a_store_that_goes_away_later_does_not_end_the_script() -> None:
+    made = plan(make_observed(given_up(Outcome.STORE_UNREACHABLE, runs=True), job=job_of()))
+    assert not [a for a in made.after if isinstance(a, Delete | Create)]
+
+
+def test_a_sidecar_that_runs_again_has_not_given_up() -> None:
+    pod = replace(given_up(Outcome.BAD_CONFIGURATION, runs=True), sync=SyncView(running=True))
+    assert not [a for a in plan(make_observed(pod, job=job_of())).after if isinstance(a, Delete)]
+
+
+def test_a_kubelet_that_knows_no_sidecars_is_named() -> None:
+    pod = make_pod(
+        phase="Failed", reason="InitContainerRestartPolicyForbidden", message="x", sync=SyncView(), ended=None
+    )
+    ending = ending_of(replace(pod, running_since=None), make_observed(job=job_of()))
+    assert ending.cause is Cause.POD_REJECTED and "kubelet is 1.29 or newer" in ending.evidence
+
+
+# --- stops, conditions --------------------------------------------------------------------------------
+def test_a_stop_by_the_operator_does_not_wait_for_the_grace_of_the_last_upload() -> None:
+    pod = make_pod(grace=600, sync=SyncView(running=True))
+    made = plan(make_observed(pod, job=make_job(spec(suspend=True), status=started())))
+    assert [a.grace for a in made.after if isinstance(a, Delete)] == [follow.SYNC_STOP]
+    uploads = replace(pod, running_since=None, uploading=Ended(exit_code=0))
+    assert follow.removal(make_observed(job=job_of()), uploads).grace is None
+
+
+def test_no_attempt_starts_beside_one_that_is_still_stopping() -> None:
+    pod = make_pod(grace=600, sync=SyncView(running=True), **deleted(2, 90), notice=notice())
+    made = plan(make_observed(pod, job=job_of(), nodes=(make_node(notice=notice()),)))
+    assert not [a for a in made.after if isinstance(a, Create)]
+    assert job_of().spec is not None and not job_of().spec.replaces_during_notice  # type: ignore[union-attr]
+
+
+def running(pod: PodView, sample: Sample | None = None) -> tuple[str, str, str]:
+    found = condition(plan(make_observed(pod, job=job_of(), sample=sample)), Condition.RUNNING)
+    return found.status, found.reason, found.message
+
+
+def progress(**more: Any) -> Sample:
+    values: Json = {"state": "Training", "attempt": 1, "jobUID": KEY.uid} | more
+    return Sample(progress=Progress(**values), at=NOW)
+
+
+def test_the_condition_running_tells_restore_work_and_last_upload() -> None:
+    restores = make_pod(running_since=None, phase="Pending", sync=SyncView(running=True))
+    assert running(restores)[:2] == ("False", Reason.RESTORING)
+    waits = running(restores, progress(state="WaitingForStore", waitingFor="https://s3 since 11:00"))
+    assert waits[1] == Reason.WAITING_FOR_STORE and "https://s3 since 11:00" in waits[2]
+    assert running(make_pod(sync=SyncView(running=True)))[:2] == ("True", Reason.TRAINING)
+    uploads = make_pod(
+        running_since=None, uploading=Ended(exit_code=0), sync=SyncView(running=True), grace=600
+    )
+    status, reason, message = running(uploads)
+    assert (status, reason) == ("True", Reason.UPLOADING) and "600 s at most" in message
+    assert running(replace(uploads, **deleted(1, 60)))[:2] == ("False", Reason.STOPPING)
+
+
+def test_a_marker_that_does_not_come_is_in_the_condition_and_goes_with_the_warning() -> None:
+    pod = make_pod(sync=SyncView(running=True))
+    warned = plan(make_observed(pod, job=job_of(), sample=progress(warning="no file latest after 1800 s")))
+    found = condition(warned, Condition.CHECKPOINT_DURABLE)
+    assert found.status == "False" and "no file latest after 1800 s" in found.message
+    assert any(e.warning and "no file latest" in e.message for e in warned.events)
+    later = replace(progress(step=1, durableStep=1), at=after(90))
+    mended = plan(
+        replace(make_observed(pod, job=job_of(status=status_of(warned)), sample=later), now=after(90))
+    )
+    assert condition(mended, Condition.CHECKPOINT_DURABLE).message == "commit 1 is in the store"
+
+
+def test_a_commit_is_no_step_by_which_a_start_is_timed() -> None:
+    pod = make_pod(sync=SyncView(running=True), bound=NOW - timedelta(minutes=9))
+    record = status_of(
+        plan(make_observed(pod, job=job_of(), sample=progress(step=3, durableStep=3)))
+    ).attempts[0]
+    assert record.last_step == 3 and record.stepped is None
