@@ -1,4 +1,4 @@
-"""checkpoint.mode Sync on a real API server: the pod is accepted; script and sidecar together judge its ends."""
+"""checkpoint.mode Sync on a real API server: the pod is accepted; script and sidecar decide on its end."""
 
 from __future__ import annotations
 
