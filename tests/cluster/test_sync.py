@@ -48,7 +48,7 @@ def test_a_plain_script_goes_on_from_its_last_whole_checkpoint_on_another_node(l
     lab.apply(job(lab))
 
     def durable() -> bool:
-        return lab.status("plain").get("knownDurableStep", 0) >= 2
+        return bool(lab.status("plain").get("knownDurableStep", 0) >= 2)
 
     lab.wait("two commits", durable, name="plain", seconds=120)
     first = lab.node_of("plain")
