@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
-from spottrain.contract import PROGRESS_PORT, SyncEnv, SyncWhen
+from spottrain.contract import PODINFO_DIR, PROGRESS_PORT, SyncEnv, SyncWhen
 
 from spottrain_operator.api import volumes
 from spottrain_operator.api.template import judged, trainer_path
@@ -17,6 +17,8 @@ Json = dict[str, Any]
 
 STORE_VARIABLES: Final = frozenset({"HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"})
 STORE_PREFIXES: Final = ("AWS_", "GOOGLE_")
+SIDECARS_FOLDERS: Final = ("/bin", "/dev", "/lib", "/opt/spottrain", "/opt/venv", "/proc", "/sys", "/usr")
+"""Folders of the sidecar's image, in which it has the sync folder at the script's path."""
 
 
 def store_variables(trainer: Mapping[str, Any]) -> list[Json]:
@@ -94,8 +96,10 @@ def _path_problem(spec: TrainingJobSpec) -> str:
         return f"{what} must be an absolute folder below /, without .. in its path"
     # A folder below /tmp, /cache or the home is fine: it has a volume of its own there.
     ours = next((own for own in sorted(volumes.OWN_PATHS) if _within(own, path)), "")
-    if ours:
-        return f"{what} holds {ours}, which the operator mounts itself; take another folder"
+    if ours or _within(path, PODINFO_DIR) or _within(path, volumes.CA_DIR):
+        return f"{what} is or holds a folder that the operator mounts itself; take another one"
+    if hidden := next((own for own in SIDECARS_FOLDERS if _within(own, path)), ""):
+        return f"{what} would hide {hidden}, which the sidecar needs; take another folder"
     cache = spec.data_cache.path if spec.data_cache is not None else ""
     if cache and (_within(path, cache) or _within(cache, path)):
         return f"{what} overlaps with spec.dataCache.mountPath {cache}; take another folder for one of them"
