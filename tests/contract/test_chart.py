@@ -400,7 +400,7 @@ def test_the_operators_own_defaults_are_the_charts(objects: list[Object]) -> Non
 
 
 def test_the_sidecar_of_mode_sync_has_the_image_that_the_values_name() -> None:
-    changed = render(f"image.sync.repository=r/sync,image.sync.digest=sha256:{'0a' * 32}")
+    changed = render(f'image.sync={{"repository":"r/sync","digest":"sha256:{"0a" * 32}"}}')
     settings = OperatorSettings.from_env(env_of(pod_templates(changed)["operator"]))
     assert settings.sync_image == f"r/sync@sha256:{'0a' * 32}"
 
