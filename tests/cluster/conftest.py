@@ -35,7 +35,7 @@ BUCKET = "spottrain-tests"
 
 @pytest.fixture(scope="session")
 def cluster() -> Cluster:
-    """Up with both nodes and both images; it is left running, for the next run to be quick."""
+    """Up with both nodes and all images; it is left running, for the next run to be quick."""
     subprocess.run([sys.executable, str(ROOT / "dev" / "cluster.py"), "up"], check=True)
     return Cluster.attach()
 
