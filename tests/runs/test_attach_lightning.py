@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -142,6 +143,37 @@ def test_early_stopping_ends_it_again_after_an_interruption_of_the_rest(lab: Lab
     second = lab.run(SCRIPT, attempt=2, env=env).done()
     assert not second.losses and "after fit 10" in second.log
     assert second.digest == first.digest and second.message.reason == Reason.EARLY_STOPPED
+
+
+def test_the_best_checkpoint_of_the_script_is_on_a_new_pod_too(lab: Lab, others: Lab) -> None:
+    """`v` falls, so with mode="max" the first epoch is the best."""
+    script = SCRIPT.replace(
+        "theirs.validate(Model(), held_out, verbose=False)",
+        "theirs.validate(best := Model(), held_out, ckpt_path='best', weights_only=False)\n"
+        "print('best', [float(each.detach().sum()) for each in best.parameters()], flush=True)",
+    )
+    kept = "[L.callbacks.ModelCheckpoint(dirpath='kept', monitor='v', mode='max')]"
+    env = {"CALLBACKS": kept, "WORKERS": "0"}
+    plain = others.alone(script, env)
+    lab.run(script, attempt=1, interval="1h", env=env | {"STOP": "12"}).ends(ExitCode.INTERRUPTED)
+    shutil.rmtree(lab.folder / "kept")
+    second = (
+        lab.run(script, attempt=2, interval="1h", env=env | {"REST": "60"}).until("after fit 20").killed()
+    )
+    shutil.rmtree(lab.folder / "kept")
+    third = lab.run(script, attempt=3, interval="1h", env=env).done()
+    assert not third.losses and third.digest == second.digest == plain.digest
+    told = [line for line in plain.log.splitlines() if line.startswith("best ")]
+    assert told and [line for line in third.log.splitlines() if line.startswith("best ")] == told
+    assert not list(lab.folder.glob(".spottrain-best*"))
+
+
+def test_a_script_with_both_names_of_the_library_is_refused(start: Start) -> None:
+    both = "import pytorch_lightning\n" + SCRIPT.replace(
+        "return L.Trainer(", "return pytorch_lightning.Trainer("
+    )
+    run = start(both, *OURS, "train.py").ends(ExitCode.BAD_CONFIGURATION, 300)
+    assert "both lightning.pytorch and pytorch_lightning" in run.message.message
 
 
 def test_the_scripts_own_checkpoint_counts_for_the_first_start(lab: Lab) -> None:

@@ -251,6 +251,19 @@ def test_trials_of_a_hyperparameter_search_are_left_alone(lab: Lab) -> None:
     assert run.log.count("a hyperparameter search is not saved") == 1
 
 
+def test_a_training_in_a_child_process_is_left_alone(lab: Lab) -> None:
+    child = SCRIPT.replace(
+        "result = ",
+        "import multiprocessing\n"
+        "child = multiprocessing.get_context('fork').Process(target=theirs.train)\n"
+        "child.start(), child.join()\n"
+        "raise SystemExit(child.exitcode)\nresult = ",
+    )
+    run = lab.run(child).done()
+    assert run.message.outcome is Outcome.UNTRAINED and "event=attached" not in run.log
+    assert "a process that the script has started trains" in run.log
+
+
 def test_a_script_that_only_evaluates_claims_nothing(lab: Lab) -> None:
     run = lab.run(HEAD + "print(theirs.evaluate()['eval_loss'])\n").done()
     assert run.message.outcome is Outcome.UNTRAINED and "event=attached" not in run.log

@@ -170,7 +170,8 @@ class Attachment:
         if call.arguments.get("trial") is not None or SEARCH in self._advised:
             return self._leave_out(SEARCH)
         if getattr(call.arguments["self"], "fast_dev_run", False):
-            return self._leave_out("fast_dev_run tries the script out, and is not saved")
+            self._advise("fast_dev_run tries the script out, and is not saved")
+            return False
         if why := _unfit(library):
             return self._leave_out(why)
         return True

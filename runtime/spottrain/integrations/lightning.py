@@ -14,6 +14,8 @@ SIGTERM is switched off: its handler runs collectives, and exits without a save.
 
 from __future__ import annotations
 
+import contextlib
+import shutil
 import signal
 import sys
 from collections.abc import Callable
@@ -39,11 +41,21 @@ from spottrain.core.preemption import SIGNALS
 from spottrain.core.uri import is_path
 from spottrain.data.sampler import Cursor
 from spottrain.errors import ConfigurationError
-from spottrain.integrations.folder_checkpoints import CallbackEngine, FolderCheckpoints, packed, unpacked
+from spottrain.integrations.folder_checkpoints import (
+    OFF,
+    OURS,
+    CallbackEngine,
+    FolderCheckpoints,
+    link_tree,
+    packed,
+    unpacked,
+)
 from spottrain.integrations.loader_position import LoaderPosition
 from spottrain.training.loop import cursor_of
 
 FILE: Final = "lightning.ckpt"
+BEST: Final = "best"
+"""Folder of a checkpoint with the best checkpoints of the script's ModelCheckpoint callbacks."""
 CALL: Final = "trainer.fit(model, ckpt_path=spot.resume())"
 
 
@@ -74,6 +86,10 @@ class LightningCallback(pl.Callback):
         """Whether the run resumed from our checkpoint and its first epoch is not over."""
         self._over: str | None = None
         """Why training was over before its last step, or "" if it was over for no known reason."""
+        self._best: list[str] = []
+        """Paths of the best checkpoints of the script that the last checkpoint holds."""
+        self._copied: dict[int, tuple[str, int]] = {}
+        """Path and time of the copies of these, by number."""
         self._metrics: dict[str, torch.Tensor] = {}
         """Metrics of a validation before the checkpoint, for schedulers that step at the epoch's end."""
 
@@ -89,7 +105,10 @@ class LightningCallback(pl.Callback):
         """
         state = TrainingState(shared=self._shared, own=self._own, load=self._load)
         restored = self._engine.resume(FolderCheckpoints(state, place=self._folder, write=self._write))
-        return None if restored is None else str(restored / FILE)
+        if restored is None:
+            return None
+        self._place_best(restored)
+        return str(restored / FILE)
 
     # --- hooks of pl.Callback -------------------------------------------------------------------------
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
@@ -201,6 +220,8 @@ class LightningCallback(pl.Callback):
     def _finish(self, module: torch.nn.Module) -> None:
         if not self._engine.ended:
             self._engine.finish_with(module, self._over or "")
+            for number in self._copied:
+                shutil.rmtree(self._copy(number), ignore_errors=True)
 
     def _take_max_steps(self, trainer: pl.Trainer) -> None:
         """Applies the manifest's maxSteps as the only end of the run, before the scheduler is made."""
@@ -215,12 +236,49 @@ class LightningCallback(pl.Callback):
     def _write(self, folder: Path) -> None:
         assert self._trainer is not None
         self._trainer.save_checkpoint(folder / FILE)
+        if self._engine.attached and self.session.world.first_here:
+            self._add_best(folder / BEST)
+
+    def _copy(self, number: int) -> Path:
+        return self._folder.resolve() / f"{OURS}best-{number}"
+
+    def _add_best(self, folder: Path) -> None:
+        """Adds what `ckpt_path="best"` means after the training, for a new pod does not have the file.
+
+        It is copied once, for Lightning may write it in place during the upload.
+        """
+        assert self._trainer is not None
+        watching = [each for each in self._trainer.checkpoint_callbacks if getattr(each, "monitor", None)]
+        paths = [Path(path) for each in watching if (path := getattr(each, "best_model_path", ""))]
+        self._best = [str(path) for path in paths if path.exists()]
+        for number, best in enumerate(map(Path, self._best)):
+            copy, made = self._copy(number), (str(best), best.stat().st_mtime_ns)
+            if self._copied.get(number) != made:
+                shutil.rmtree(copy, ignore_errors=True)
+                copy.mkdir(parents=True)
+                (shutil.copytree if best.is_dir() else shutil.copy2)(best, copy / best.name)
+                self._copied[number] = made
+            link_tree(copy, folder / str(number))
+
+    def _place_best(self, restored: Path) -> None:
+        """Moves the best checkpoints to where the script's ModelCheckpoint looks for them."""
+        if self.session.world.first_here:
+            for number, best in enumerate(map(Path, self._best)):
+                found = restored / BEST / str(number) / best.name
+                if found.exists() and not best.exists():
+                    with contextlib.suppress(OSError):  # a folder that this machine does not have
+                        best.parent.mkdir(parents=True, exist_ok=True)
+                        shutil.move(found, best)
+        manager = self._engine.coordinator.checkpoints
+        assert manager is not None
+        manager.meet()  # all ranks look for it
 
     def _shared(self) -> dict[str, Any]:
         assert self._trainer is not None
         logged = self._trainer.callback_metrics
         metrics = {name: float(value) for name, value in logged.items() if value.numel() == 1}
-        return self._engine.coordinator.record() | {"metrics": metrics, "over": self._over}
+        more = {"metrics": metrics, "over": self._over, "best": self._best}
+        return self._engine.coordinator.record() | more
 
     def _own(self) -> dict[str, Any]:
         position = self._position.state() if self._position is not None else None
@@ -230,7 +288,7 @@ class LightningCallback(pl.Callback):
         self._engine.coordinator.load_record(shared)
         if self._position is not None and not new_rank:
             self._position.load(unpacked(own.get("data")))
-        self._over = shared.get("over")
+        self._over, self._best = shared.get("over"), list(shared.get("best", ()))
         self._metrics = {name: torch.tensor(each) for name, each in shared.get("metrics", {}).items()}
         self._random_due, self._random = True, None if new_rank else unpacked(own["random"])
 
@@ -310,6 +368,11 @@ def run_attached(call: BoundArguments, fit: Callable[..., Any]) -> Any:
     A checkpoint at the checkpoint URI replaces `ckpt_path`, which counts for the first start.
     """
     trainer: Any = call.arguments["self"]
+    if not isinstance(call.arguments["self"], pl.Trainer):
+        raise ConfigurationError(
+            "the script uses both lightning.pytorch and pytorch_lightning, which do not share their classes; "
+            f"import one of them, or {OFF}"
+        )
     root = trainer.default_root_dir
     spot = LightningCallback(
         folder=root if is_path(root) else ".", log_every=trainer.log_every_n_steps or 10, attached=True
