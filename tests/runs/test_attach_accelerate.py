@@ -33,7 +33,8 @@ def test_it_runs_as_it_is_and_is_told_once_what_to_do(start: Start) -> None:
     run = start(SCRIPT, *OURS, "train.py").done()
     assert run.message.outcome is Outcome.UNTRAINED
     assert run.log.count("event=advice about=attach") == 1
-    assert "no training loop to attach to" in run.log and "AccelerateRun" in run.log
+    assert "no training loop to attach to" in run.log
+    assert "AccelerateRun" in run.log and "spottrain sync" in run.log
 
 
 def test_stopped_it_does_not_claim_that_nothing_was_lost(start: Start) -> None:

@@ -80,8 +80,9 @@ ACCELERATE: Final = "accelerate.accelerator"
 NAMES: Final = re.compile(r"\b(transformers|trl|lightning|pytorch_lightning)\b.*\b\w*Trainer\b", re.DOTALL)
 """What a script contains that is going to train with one of the libraries."""
 NO_LOOP: Final = (
-    "Accelerate has no training loop to attach to: nothing of this script is saved at a notice. Put "
-    "AccelerateRun around its loop (docs/own-loop.md)"
+    "Accelerate has no training loop to attach to: nothing of this script is saved at a notice. If it "
+    "resumes by itself from a folder, keep that folder with spottrain sync or checkpoint.mode Sync "
+    "(docs/sync.md); if not, put AccelerateRun around its loop (docs/own-loop.md)"
 )
 SECOND: Final = (
     "the script trains a second time. Only its first training is saved: after an interruption the second one "
