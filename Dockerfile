@@ -95,6 +95,7 @@ COPY runtime/spottrain /opt/spottrain/lib/spottrain
 RUN python3 -m compileall -q /opt/spottrain/lib \
     && python3 -c "import boto3, google.cloud.storage, spottrain" \
     && spottrain sync --help > /dev/null && spottrain checkpoints --help > /dev/null \
+    && spottrain inject /tmp/injected > /dev/null && rm -r /tmp/injected \
     && for foreign in torch numpy kopf kubernetes; do \
          if python3 -c "import $foreign" 2>/dev/null; then echo "$foreign got into the image sync"; exit 1; fi; \
        done

@@ -9,7 +9,7 @@ RECORD := $(PY) bench/record.py
 WHEEL = $(CURDIR)/dist/spottrain-$(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)-py3-none-any.whl
 TORCH ?= 2.6.0
 TORCH_PYTHON = $(or $(PYTHON),3.11)
-TORCH_ENV = $(CURDIR)/.torch/$(TORCH)-python$(TORCH_PYTHON)
+TORCH_ENV = $(CURDIR)/.torch/$(TORCH)-$(notdir $(TORCH_PYTHON))
 SOURCES := operator runtime dev bench examples tests
 
 .PHONY: help setup lint format test test-fast test-native-gangs test-kubernetes test-helm-4 test-karpenter test-kueue \
@@ -69,7 +69,7 @@ test-prometheus: .venv/.synced ## a real Prometheus scrapes a real run with a re
 wheel: .venv/.synced ## dist/spottrain-VERSION-py3-none-any.whl: the runtime for an image of your own; needs no network
 	$(PY) -m hatchling build --target wheel --directory dist
 
-test-torch: wheel ## the wheel beside another torch, in an environment of its own: TORCH=2.6.0 PYTHON=3.11 (5 to 7 GB)
+test-torch: wheel ## the wheel beside another torch, in an environment of its own: TORCH=2.6.0 PYTHON=3.11 or a path (5 to 7 GB)
 	$(UV) venv --quiet --allow-existing --python $(TORCH_PYTHON) $(TORCH_ENV)
 	$(UV) pip install --quiet --python $(TORCH_ENV) torch==$(TORCH)
 	$(UV) pip install --quiet --python $(TORCH_ENV) --reinstall-package spottrain "spottrain[s3] @ file://$(WHEEL)"

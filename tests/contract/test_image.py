@@ -126,3 +126,12 @@ def test_what_an_image_copies_of_ours_can_be_imported_without_the_rest(target: s
     )
     assert found.returncode == 0, found.stderr
     assert found.stdout.startswith(str(tmp_path)) and found.stdout.endswith(" []\n")
+
+
+def test_the_build_context_has_all_that_the_dockerfiles_copy() -> None:
+    lines = (ROOT / ".dockerignore").read_text().splitlines()
+    sent = {line.removeprefix("!") for line in lines if line.startswith("!")}
+    own = (ROOT / "examples" / "own-image" / "Dockerfile").read_text()
+    copies = re.findall(r"^COPY (?!--from)(.*) \S+$", (DOCKERFILE + own).replace("\\\n", " "), re.M)
+    tops = {path.split("/")[0] for line in copies for path in line.split()}
+    assert tops == sent

@@ -57,6 +57,5 @@ def version_of(python: Path) -> str:
 
 def losses(*runs: Launched) -> dict[int, str]:
     """The logged loss of each step of these runs, as written; a later run's wins."""
-    return {
-        int(step): loss for run in runs for step, loss in re.findall(r" step=(\d+)\S* loss=(\S+)", run.log)
-    }
+    line = re.compile(r" step=(\d+)/\d+ (?:rank=0 )?loss=(\S+)")
+    return {int(step): loss for run in runs for step, loss in line.findall(run.log)}

@@ -15,6 +15,8 @@ from tests.runs.conftest import SCRIPT
 from tests.torch_versions.conftest import Train, losses, version_of
 
 SHARDED = SCRIPT.replace("trainer = ", "spottrain.shard(model, [torch.nn.Linear])\ntrainer = ", 1)
+STEADY = SCRIPT.replace("0.01 * torch.randn(4)", "0").replace("Dropout(0.1)", "Dropout(0.0)")
+"""Without random numbers in a step: another version of torch may draw others from the same state."""
 OWN_LOOP = """\
 import torch, spottrain
 
@@ -68,6 +70,8 @@ def test_a_killed_training_goes_on_bit_for_bit(
 
 @pytest.mark.parametrize("script", [SCRIPT, SHARDED], ids=["DDP", "FSDP2"])
 def test_two_ranks_go_on_bit_for_bit(train: Train, other: Path, script: str) -> None:
+    if script == SHARDED and version_of(other).startswith("2.6."):
+        pytest.skip("FSDP2 of torch 2.6 needs a GPU: its all-gather records an event of a CUDA stream")
     alone = train(other, script, "--nproc", "2", at="alone").done()
     first = train(other, script, "--nproc", "2", PAUSE="0.1").until(" step=5/24").stopped()
     second = train(other, script, "--nproc", "2").done()
@@ -82,17 +86,18 @@ def test_a_loop_of_ones_own_goes_on(train: Train, other: Path) -> None:
     assert second.message.startStep == first.message.step and second.message.step == 24
 
 
-@pytest.mark.parametrize("older_first", [True, False])
-@pytest.mark.parametrize("case", ["plain", "checkpointed, adafactor"])
+@pytest.mark.parametrize(
+    ("case", "older_first"), [("plain", True), ("plain", False), ("checkpointed, adafactor", True)]
+)
 def test_a_checkpoint_of_one_version_goes_on_in_another(
-    train: Train, other: Path, ours: Path, older_first: bool, case: str
+    train: Train, other: Path, ours: Path, case: str, older_first: bool
 ) -> None:
     one, two = (other, ours) if older_first else (ours, other)
     assert version_of(one) != version_of(two)
     settings = {Env.TRAINING: json.dumps(CASES[case])}
-    alone = train(one, SCRIPT, at="alone", **settings).done()
-    first = train(one, SCRIPT, PAUSE="0.1", **settings).until(" step=9/24").stopped()
-    second = train(two, SCRIPT, **settings).done()
+    alone = train(one, STEADY, at="alone", **settings).done()
+    first = train(one, STEADY, PAUSE="0.1", **settings).until(" step=9/24").stopped()
+    second = train(two, STEADY, **settings).done()
     assert second.message.outcome is Outcome.DONE and second.message.step == 24
     assert second.message.startStep == first.message.step
     expected, found = losses(alone), losses(first, second)
