@@ -14,7 +14,7 @@ SOURCES := operator runtime dev bench examples tests
 
 .PHONY: help setup lint format test test-fast test-native-gangs test-kubernetes test-helm-4 test-karpenter test-kueue \
 	test-prometheus test-torch wheel test-matrix chaos-runtime chaos-operator demo demo-local cluster-up cluster-status \
-	cluster-down binaries sync golden bench-checkpoint bench-restart bench-loop bench-techniques bench-data \
+	cluster-down binaries sync golden bench-checkpoint bench-sync bench-restart bench-loop bench-techniques bench-data \
 	bench-gpu bench-diagnosis bench-notice bench-failover bench-scale bench-scale-singles bench-scale-gang \
 	bench-storm bench-capacity bench-soak bench-informer bench-policy bench-goodput bench-head clean
 
@@ -114,6 +114,9 @@ bench-checkpoint: .venv/.synced bench/.peers ## what a save costs: stall, upload
 bench/.peers: bench/peers.txt | .venv/.synced
 	$(UV) pip install --quiet --no-deps --target $@ --requirement bench/peers.txt
 	@touch $@
+
+bench-sync: .venv/.synced ## spottrain sync beside a bare boto3 client: seconds to durable, bytes of unchanged files, memory
+	$(RECORD) sync -- $(PY) bench/sync.py
 
 bench-restart: .venv/.synced ## what a restart costs, cold and with the compile cache: 5 interleaved pairs
 	$(RECORD) restart -- $(PY) bench/restart.py

@@ -65,6 +65,18 @@ BENCHMARKS: Final[dict[str, Benchmark]] = {
             "download_over_bare_client.median": ">= 0.85",
         },
     ),
+    "sync": Benchmark(
+        title="Folders of checkpoints (spottrain sync)",
+        about="Four files to the S3 server on this machine: `durable_seconds` from the start of the commit "
+        "until HEAD names it, beside boto3's `upload_file` of the same files in another process, in turn. "
+        "`unchanged_bytes_sent`: of files that were only touched. `peak_memory_mib`: resident, of the "
+        "process.",
+        goals={
+            "upload_over_bare_client": ">= 0.85",
+            "unchanged_bytes_sent": "= 0",
+            "peak_memory_mib": "<= 100",
+        },
+    ),
     "restart": Benchmark(
         title="What a restart costs",
         about="Seconds of a process that starts with an empty compile cache (`cold`), and of one that "

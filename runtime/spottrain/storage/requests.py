@@ -63,7 +63,8 @@ class RequestBody:
 class PartBody:
     """A part of a file as a body that is read in slices while it is sent.
 
-    `check` is called before each read. A file that has changed stops the body; then `changed` is set.
+    `check` is called before each read. A file that has changed stops the body; then `changed` is set. A read
+    is valid until the next one: all share one buffer, which keeps the process small.
     """
 
     def __init__(self, part: FilePart, check: Callable[[], None] = unchecked) -> None:
@@ -71,20 +72,21 @@ class PartBody:
         self._part = part
         self._check = check
         self._at = 0
+        self._buffer = memoryview(bytearray(min(SLICE, part.bytes)))
 
     def __len__(self) -> int:
         return self._part.bytes
 
-    def read(self, size: int = -1) -> bytes:
+    def read(self, size: int = -1) -> memoryview:
+        """Returns up to SLICE bytes, whatever `size` is; none at the end."""
         self._check()
-        left = self._part.bytes - self._at
-        wanted = left if size < 0 else min(left, max(size, SLICE))
-        found = os.pread(self._part.file, wanted, self._part.offset + self._at) if wanted else b""
-        if (wanted and not found) or self._part.changed():
+        view = self._buffer[: self._part.bytes - self._at]
+        count = os.preadv(self._part.file, [view], self._part.offset + self._at) if view else 0
+        if (view and not count) or self._part.changed():
             self.changed = True
             raise Stopped
-        self._at += len(found)
-        return found
+        self._at += count
+        return view[:count]
 
     def tell(self) -> int:
         return self._at
