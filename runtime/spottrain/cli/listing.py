@@ -20,6 +20,7 @@ from spottrain.cli.output import Answer, size, table
 from spottrain.contract import BLOBS_PREFIX, CHECKPOINTS_PREFIX, MANIFEST_NAME
 from spottrain.core.log_format import duration
 from spottrain.core.text import counted
+from spottrain.errors import CheckpointError
 from spottrain.storage.base import Stat, Store
 from spottrain.sync.checkpoints import manifest_or_none
 
@@ -89,7 +90,7 @@ def _folders(store: Store, head: Head) -> dict[str, bool]:
     there = set(store.list(BLOBS_PREFIX))
     found: dict[str, bool] = {}
     for entry in head.checkpoints if there else ():
-        with contextlib.suppress(Damaged):  # then it has no manifest, and is shown as incomplete
+        with contextlib.suppress(Damaged, CheckpointError):  # it is shown as incomplete
             if manifest := manifest_or_none(store, entry.key):
                 found[entry.key] = manifest.blobs <= there
     return found
