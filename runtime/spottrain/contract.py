@@ -61,6 +61,8 @@ class Env(StrEnum):
     """Seconds without a step that count as a hang; absent: derived from the measured step time."""
     LOGS = "SPOTTRAIN_LOGS"
     """`keep`: each rank's output is also written to the store; `off`: it is not."""
+    AUTO_ATTACH = "SPOTTRAIN_AUTO_ATTACH"
+    """`true` or `false`: whether `spottrain run` attaches to known libraries; absent: true."""
     TERMINATION_MESSAGE = "SPOTTRAIN_TERMINATION_MESSAGE"
     """Path to which the termination message is written."""
     PROGRESS_PORT = "SPOTTRAIN_PROGRESS_PORT"
@@ -112,12 +114,6 @@ LOG_FORMAT: Final = "SPOTTRAIN_LOG_FORMAT"
 """Environment variable with the format of the log: `auto`, `text`, `logfmt` or `json`.
 
 Set by `--log-format` or by the user, never by the operator. `auto`: text in a terminal, else logfmt."""
-
-AUTO_ATTACH: Final = "SPOTTRAIN_AUTO_ATTACH"
-"""Environment variable, `true` (default) or `false`: whether `spottrain run` attaches to known libraries.
-
-Set by `--no-auto-attach` or by the user."""
-
 
 LAUNCHER: Final = "SPOTTRAIN_LAUNCHER"
 """Environment variable with the path of the injected launcher, by which further ranks are started.

@@ -90,6 +90,7 @@ CHANGES: list[tuple[Json, str]] = [
     ({"checkpoint": {"uri": "s3://bucket/other"}}, "checkpoint.uri is immutable"),
     ({"dataCache": {"size": "10Gi"}}, "dataCache can change only while the job is suspended"),
     ({"checkpoint": {"uri": None, "mode": "Self"}}, "checkpoint.mode is immutable"),
+    ({"runtime": {"autoAttach": False}}, "runtime.autoAttach is immutable"),
 ]
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from spottrain.contract import AUTO_ATTACH, Env, ExitCode, Outcome, Reason
+from spottrain.contract import Env, ExitCode, Outcome, Reason
 
 from tests.runs.conftest import Lab, Start, two_ranks_stop_at_one_step_and_go_on_bit_by_bit
 from tests.runs.launched import OURS
@@ -177,7 +177,7 @@ def test_a_script_with_both_names_of_the_library_is_refused(start: Start) -> Non
 
 
 def test_the_scripts_own_checkpoint_counts_for_the_first_start(lab: Lab) -> None:
-    saving = {"ARGUMENTS": "dict(max_epochs=2)", AUTO_ATTACH: "false"}
+    saving = {"ARGUMENTS": "dict(max_epochs=2)", Env.AUTO_ATTACH: "false"}
     own = SCRIPT + "theirs.save_checkpoint('own.ckpt')\n"
     lab.run(own, env=saving).done()
     env = {"FIT": "dict(ckpt_path='own.ckpt', weights_only=False)"}
@@ -201,7 +201,7 @@ def test_what_the_tuner_and_a_try_out_train_is_left_alone(lab: Lab) -> None:
 
 
 def test_the_switch_turns_it_off(lab: Lab) -> None:
-    run = lab.run(SCRIPT, env={AUTO_ATTACH: "false"}).done()
+    run = lab.run(SCRIPT, env={Env.AUTO_ATTACH: "false"}).done()
     assert run.message.outcome is Outcome.UNTRAINED and "event=attached" not in run.log
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import spottrain
 from spottrain.checkpoint.final_weights import digest
-from spottrain.contract import AUTO_ATTACH, Env, ExitCode, Outcome, Reason
+from spottrain.contract import Env, ExitCode, Outcome, Reason
 
 from tests.runs.conftest import Lab, Start, two_ranks_stop_at_one_step_and_go_on_bit_by_bit
 from tests.runs.launched import OURS
@@ -223,7 +223,7 @@ def test_early_stopping_goes_on_counting_after_an_interruption(lab: Lab, others:
 @pytest.mark.parametrize("given", ["'output/checkpoint-6'", "True"])
 def test_the_scripts_own_checkpoint_counts_for_the_first_start(lab: Lab, given: str) -> None:
     saving = {"ARGUMENTS": "dict(save_strategy='steps', save_steps=6, save_total_limit=1, max_steps=6)"}
-    lab.run(SCRIPT, env=saving | {AUTO_ATTACH: "false"}).done()
+    lab.run(SCRIPT, env=saving | {Env.AUTO_ATTACH: "false"}).done()
     env = {"TRAIN": f"dict(resume_from_checkpoint={given})"}
     first = lab.run(SCRIPT, attempt=1, interval="1h", env=env | {"STOP": "10"}).ends(ExitCode.INTERRUPTED)
     assert min(first.losses) == 7
@@ -301,15 +301,15 @@ def test_a_switch_turns_it_off(lab: Lab, how: str) -> None:
         (lab.folder / "train.py").write_text(SCRIPT)
         run = lab.start(["--no-auto-attach", "train.py"], {Env.CHECKPOINT_URI: "store"})
     else:
-        run = lab.run(SCRIPT, env={AUTO_ATTACH: "false"})
+        run = lab.run(SCRIPT, env={Env.AUTO_ATTACH: "false"})
     run.done()
     assert run.message.outcome is Outcome.UNTRAINED and "event=attached" not in run.log
     assert "saved the model" in run.log
 
 
 def test_a_bad_value_of_the_switch_is_refused(lab: Lab) -> None:
-    run = lab.run(SCRIPT, env={AUTO_ATTACH: "no"}).ends(ExitCode.BAD_CONFIGURATION)
-    assert f"{AUTO_ATTACH}='no': must be true or false" in run.message.message
+    run = lab.run(SCRIPT, env={Env.AUTO_ATTACH: "no"}).ends(ExitCode.BAD_CONFIGURATION)
+    assert f"{Env.AUTO_ATTACH}='no': must be true or false" in run.message.message
 
 
 def test_a_version_that_does_not_fit_is_left_alone_and_named(lab: Lab) -> None:

@@ -89,6 +89,11 @@ class Encryption:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class RuntimeSpec:
+    auto_attach: bool = True
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointSpec:
     mode: CheckpointMode = CheckpointMode.RUNTIME
     sync_path: str = ""
@@ -143,6 +148,7 @@ class TrainingJobSpec:
     workers: int = 1
     gpus_per_worker: int | None = None
     """None: as in the template, by default one (gpus.py)."""
+    runtime: RuntimeSpec = RuntimeSpec()
     checkpoint: CheckpointSpec = CheckpointSpec()
     data_cache: DataCache | None = None
     capacity: CapacitySpec = CapacitySpec()

@@ -368,6 +368,7 @@ def _saving(spec: TrainingJobSpec, status: Status) -> dict[str, str]:
         Env.HANG_TIMEOUT: str(spec.failure_policy.hang_timeout_seconds or ""),
         Env.STORE_WAIT: str(min(STORE_WAIT_SECONDS, spec.failure_policy.store_outage_seconds)),
         Env.LOGS: "keep" if checkpoint.logs is Logs.KEEP else "off",
+        Env.AUTO_ATTACH: "" if spec.runtime.auto_attach else "false",
     }
 
 

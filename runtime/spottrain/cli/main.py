@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 from spottrain.cli import profile
-from spottrain.contract import AUTO_ATTACH, LOG_FORMAT, Env, OnExisting, Outcome, Reason
+from spottrain.contract import LOG_FORMAT, Env, OnExisting, Outcome, Reason
 from spottrain.core.process_start import process_start
 from spottrain.core.run_config import LOG_FORMATS
 from spottrain.core.startup_signals import hold_signals, release_signals
@@ -160,10 +160,10 @@ def _add_flags(parser: argparse.ArgumentParser) -> list[str]:
         )
     parser.add_argument(
         attach.FLAG,
-        dest=AUTO_ATTACH,
+        dest=Env.AUTO_ATTACH,
         action="store_const",
         const="false",
-        help=f"leave the Trainers of transformers and Lightning as they are [{AUTO_ATTACH}=false]",
+        help=f"leave the Trainers of transformers and Lightning as they are [{Env.AUTO_ATTACH}=false]",
     )
     nproc = "number of processes in this pod, or auto (default): one per GPU, at least one"
     parser.add_argument("--nproc", default="auto", metavar="N", help=nproc)
@@ -171,7 +171,7 @@ def _add_flags(parser: argparse.ArgumentParser) -> list[str]:
     parser.add_argument("-m", dest="module", action="store_true", help=module)
     parser.add_argument("script", metavar="SCRIPT", help="path of the script; with -m, the name of a module")
     parser.add_argument("args", metavar="ARGS", nargs=argparse.REMAINDER, help="arguments of the script")
-    return [AUTO_ATTACH, *(name for _, name, _, _ in flags)]
+    return [Env.AUTO_ATTACH, *(name for _, name, _, _ in flags)]
 
 
 class _Parser(argparse.ArgumentParser):

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from spottrain.contract import (
-    AUTO_ATTACH,
     LOG_FORMAT,
     STORE_WAIT_SECONDS,
     CompileCacheMode,
@@ -156,7 +155,7 @@ class RunConfig:
             hang_timeout=_read(env, Env.HANG_TIMEOUT, _limit, None),
             store_wait=_read(env, Env.STORE_WAIT, _limit, float(STORE_WAIT_SECONDS)),
             log_format=_read(env, LOG_FORMAT, _one_of(LOG_FORMATS), AUTO),
-            auto_attach=_read(env, AUTO_ATTACH, _either("true", "false"), True),
+            auto_attach=_read(env, Env.AUTO_ATTACH, _either("true", "false"), True),
             logs=_read(env, Env.LOGS, _either("keep", "off"), not local) and uri is not None,
         )
 

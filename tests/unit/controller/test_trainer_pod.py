@@ -502,6 +502,12 @@ def _cache_after(*codes: int | None, wanted: str = "Keep") -> str:
     return trainer_pod.environment(job, status, 110)[Env.COMPILE_CACHE]
 
 
+def test_the_runtime_attaches_to_known_libraries_unless_the_job_says_no() -> None:
+    assert Env.AUTO_ATTACH not in trainer_pod.environment(make_job(), Status(attempt=1), 110)
+    job = make_job(raw_spec(runtime={"autoAttach": False}))
+    assert trainer_pod.environment(job, Status(attempt=1), 110)[Env.AUTO_ATTACH] == "false"
+
+
 def test_an_illegal_instruction_drops_the_compile_cache_for_one_attempt() -> None:
     assert [_cache_after(), _cache_after(1), _cache_after(75)] == ["keep"] * 3
     assert _cache_after(132) == "drop" and _cache_after(132, 75) == "keep"
