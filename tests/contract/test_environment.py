@@ -98,6 +98,7 @@ def environment() -> dict[str, str]:
     spec = raw_spec(
         template=template,
         training=TRAINING,
+        runtime={"autoAttach": False},
         checkpoint=CHECKPOINT,
         failurePolicy=policy,
         workers=2,
@@ -127,6 +128,7 @@ def test_the_runtime_reads_what_the_operator_writes(environment: dict[str, str])
     assert run.training == Training.from_json(json.dumps(TRAINING)) and run.training.optimizer is not None
     assert run.keep == 5 and run.interval.seconds == 90 and run.endpoint == "http://minio:9000"
     assert (run.keep_best, run.path_style, run.kms_key) == (False, True, "alias/checkpoints")
+    assert not run.auto_attach
     assert (run.compile_cache, run.image_digest) == ("off", "sha256:" + "a" * 64)
 
 
