@@ -60,6 +60,7 @@ class FolderCheckpoints:
         """Number of the newest commit that was tried; a later one has a higher number."""
         self._root = root
         self._store = store
+        self._attempt = who.attempt
         self._owner = HeadOwner(store, who, policy)
         self._keep = keep
         self._record = Record(uri=store.uri, run=run, ready=True)
@@ -113,7 +114,9 @@ class FolderCheckpoints:
     def _restored(self, *, write: bool) -> SyncResult | None:
         """Restores, or with `write` false only compares the folder with its newest checkpoint."""
         failures: list[str] = []
-        while chosen := first_that_counts(self._readable(failures), self._last_exit, self._skip):
+        while chosen := first_that_counts(
+            self._readable(failures), self._attempt, self._last_exit, self._skip
+        ):
             key, manifest = chosen
             try:
                 self._fill(key, manifest, write=write)
@@ -199,6 +202,7 @@ class FolderCheckpoints:
             raise Changed("the folder")
         manifest = SyncManifest(
             step=self.step,
+            attempt=self._attempt,
             files=sent.files,
             links={path: node.target for path, node in tree.items() if node.kind is Kind.LINK},
             folders={path: node.mode for path, node in tree.items() if node.kind is Kind.FOLDER},

@@ -35,9 +35,11 @@ class SyncManifest:
     links: Mapping[str, str] = field(default_factory=dict)
     folders: Mapping[str, int] = field(default_factory=dict)
     """Modes by path."""
+    attempt: int = 0
+    """The attempt that has committed it."""
     atEnd: bool = False
     """Committed because all containers had ended, without a sign that it is whole. It counts if the script's
-    exit code was 0; otherwise its last write may have been cut off."""
+    exit code was 0 in that attempt; otherwise its last write may have been cut off."""
     chunk_bytes: int = CHUNK_BYTES
 
     @property
@@ -60,6 +62,7 @@ class SyncManifest:
             "format": FORMAT,
             "kind": SYNC,
             "step": self.step,
+            "attempt": self.attempt,
             "atEnd": self.atEnd,
             "chunkBytes": self.chunk_bytes,
             "folders": dict(self.folders),
@@ -85,6 +88,7 @@ class SyncManifest:
                 )
             found = cls(
                 step=raw["step"],
+                attempt=raw["attempt"],
                 atEnd=raw["atEnd"],
                 chunk_bytes=raw["chunkBytes"],
                 folders=raw["folders"],

@@ -232,15 +232,20 @@ def adopt(manifest: SyncManifest, tree: Tree) -> tuple[dict[str, Known], dict[st
 
 
 def first_that_counts(
-    candidates: Iterator[tuple[str, SyncManifest]], last_exit: int | None, skipped: Callable[[str, str], None]
+    candidates: Iterator[tuple[str, SyncManifest]],
+    attempt: int,
+    last_exit: int | None,
+    skipped: Callable[[str, str], None],
 ) -> tuple[str, SyncManifest] | None:
-    """Returns the newest checkpoint that a restart may use, of those given newest first.
+    """Returns the newest checkpoint that `attempt` may use, of those given newest first.
 
     One that was committed because all containers had ended counts if the script's exit code was 0.
+    `last_exit` is that of the attempt before; of earlier ones it is not known any more.
     """
     for number, (key, manifest) in enumerate(candidates):
-        if not manifest.atEnd or (last_exit == 0 and number == 0):
+        exit_code = last_exit if manifest.attempt == attempt - 1 else None
+        if not manifest.atEnd or (exit_code == 0 and number == 0):
             return key, manifest
-        exit_code = "is not known" if last_exit is None else f"was {last_exit}"
-        skipped(key, f"the script's exit code {exit_code}, so its last write may have been cut off")
+        known = "is not known" if exit_code is None else f"was {exit_code}"
+        skipped(key, f"the script's exit code {known}, so its last write may have been cut off")
     return None

@@ -229,15 +229,26 @@ def test_no_room_is_said_before_anything_is_written(place: Place, monkeypatch: p
     assert content(second.folder) == {}
 
 
-def test_a_checkpoint_of_an_end_counts_only_after_exit_code_0(place: Place) -> None:
+@pytest.mark.parametrize(("last_exit", "found"), [(None, b"whole"), (137, b"whole"), (0, b"at the end")])
+def test_a_checkpoint_of_an_end_counts_only_after_exit_code_0(
+    place: Place, last_exit: int | None, found: bytes
+) -> None:
+    first = place.attempt().restored()
+    first.write("a", b"whole")
+    first.commit()
+    first.write("a", b"at the end")
+    first.commit(at_end=True)
+    assert content(place.attempt(last_exit=last_exit).restored().folder)["a"][1] == found
+
+
+def test_the_exit_code_of_a_later_attempt_says_nothing_of_an_earlier_end(place: Place) -> None:
     first = place.attempt().restored()
     first.write("a", b"whole")
     first.commit()
     first.write("a", b"cut o")
-    first.commit(at_end=True)
-    assert content(place.attempt().restored().folder)["a"][1] == b"whole"
-    assert content(place.attempt(last_exit=137).restored().folder)["a"][1] == b"whole"
-    assert content(place.attempt(last_exit=0).restored().folder)["a"][1] == b"cut o"
+    first.commit(at_end=True)  # its script was killed
+    place.attempt(last_exit=137).restored()  # ends with 0, and commits nothing
+    assert content(place.attempt(last_exit=0).restored().folder)["a"][1] == b"whole"
 
 
 def test_checkpoints_of_an_end_do_not_push_out_the_whole_one(place: Place) -> None:
@@ -252,8 +263,8 @@ def test_checkpoints_of_an_end_do_not_push_out_the_whole_one(place: Place) -> No
 
 
 def test_only_the_newest_end_counts() -> None:
-    end, whole = SyncManifest(step=2, atEnd=True), SyncManifest(step=1)
-    found = first_that_counts(iter([("x", end), ("y", end), ("z", whole)]), 1, lambda key, why: None)
+    end, whole = SyncManifest(step=2, attempt=1, atEnd=True), SyncManifest(step=1, attempt=1)
+    found = first_that_counts(iter([("x", end), ("y", end), ("z", whole)]), 2, 1, lambda key, why: None)
     assert found == ("z", whole)
 
 
