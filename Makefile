@@ -67,6 +67,7 @@ test-prometheus: .venv/.synced ## a real Prometheus scrapes a real run with a re
 	$(PY) -m pytest tests/prometheus
 
 wheel: .venv/.synced ## dist/spottrain-VERSION-py3-none-any.whl: the runtime for an image of your own; needs no network
+	rm -f dist/spottrain-*.whl
 	$(PY) -m hatchling build --target wheel --directory dist
 
 test-torch: wheel ## the wheel beside another torch, in an environment of its own: TORCH=2.6.0 PYTHON=3.11 or a path (5 to 7 GB)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import Final
 from urllib.parse import unquote, urlsplit
 
 from spottrain.core.uri import is_path
 from spottrain.errors import ConfigurationError
 from spottrain.storage.base import Store
 from spottrain.storage.local import FolderStore
+
+OLDEST_BOTOCORE: Final = (1, 36)
+"""The first with conditional writes (If-Match) and the settings of checksums that `s3_client` makes."""
 
 
 def open_store(
@@ -49,6 +54,7 @@ def open_store(
     library, extra = ("boto3", "s3") if parts.scheme == "s3" else ("google-cloud-storage", "gcs")
     try:
         if parts.scheme == "s3":
+            _require_botocore()
             from spottrain.storage.s3 import S3Store
 
             return S3Store(bucket, prefix, endpoint=endpoint, path_style=path_style, kms_key=kms_key)
@@ -59,3 +65,18 @@ def open_store(
         raise ConfigurationError(
             f"checkpoint URI {uri} needs {library} ({error}); install spottrain[{extra}]"
         ) from error
+
+
+def _require_botocore() -> None:
+    """Raises ConfigurationError if botocore is too old: an image may have its own (docs/own-image.md).
+
+    Called before boto3 is imported, because an older botocore lacks names that boto3 imports.
+    """
+    import botocore
+
+    numbers = re.match(r"(\d+)\.(\d+)", botocore.__version__)
+    if numbers and tuple(map(int, numbers.groups())) < OLDEST_BOTOCORE:
+        raise ConfigurationError(
+            f"botocore {botocore.__version__} at {Path(botocore.__file__).parent} is too old for checkpoints "
+            "on S3, which need conditional writes; install a newer one: pip install -U 'boto3>=1.40'"
+        )

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-import re
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import botocore
 from boto3.session import Session
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError
@@ -20,8 +18,6 @@ POOL: Final = 32
 """Connections that a client keeps."""
 CA_VARIABLES: Final = ("AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE")
 """In the order of botocore's precedence."""
-OLDEST_BOTOCORE: Final = (1, 36)
-"""The first with conditional writes (If-Match) and the settings of checksums that `_client` makes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,7 +39,6 @@ def clients(
 
     Timeouts are seconds without a byte.
     """
-    _require_botocore()
     style = {None: "path" if endpoint else "auto", True: "path", False: "virtual"}[path_style]
     try:
         session = Session()
@@ -78,16 +73,6 @@ def _client(session: Session, endpoint: str | None, style: str, timeout: float, 
         **extra,
     )
     return session.client("s3", endpoint_url=endpoint, config=config)
-
-
-def _require_botocore() -> None:
-    """Raises ConfigurationError if botocore is too old: an image may have its own (docs/own-image.md)."""
-    numbers = re.match(r"(\d+)\.(\d+)", botocore.__version__)
-    if numbers and tuple(map(int, numbers.groups())) < OLDEST_BOTOCORE:
-        raise ConfigurationError(
-            f"botocore {botocore.__version__} at {Path(botocore.__file__).parent} is too old for checkpoints "
-            "on S3, which need conditional writes; install a newer one: pip install -U 'boto3>=1.40'"
-        )
 
 
 def _check_authorities(session: Session, endpoint: str | None) -> None:

@@ -44,6 +44,7 @@ def test_the_wheel_and_the_docs_name_the_same_oldest_versions() -> None:
 
 def test_a_botocore_that_is_too_old_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(botocore, "__version__", "1.35.99")
+    monkeypatch.setitem(sys.modules, "spottrain.storage.s3", None)  # boto3 cannot even be imported beside it
     with pytest.raises(
         ConfigurationError, match=r"botocore 1\.35\.99 at \S+ is too old .* conditional writes"
     ):
