@@ -6,12 +6,12 @@ from spottrain.checkpoint.head.owner import Walker
 from spottrain.checkpoint.head.state import Head, HeadState
 from spottrain.contract import BLOBS_PREFIX
 from spottrain.storage.base import Store
-from spottrain.sync.blobs import unnamed
-from spottrain.sync.checkpoints import manifest_or_none
+from spottrain.sync.blobs import Named, unnamed
+from spottrain.sync.checkpoints import named_by
 
 
 def unused(store: Store) -> list[str]:
-    """Returns the keys of contents that no checkpoint can name any more. Raises Damaged if one is unreadable.
+    """Returns the keys of contents that no checkpoint can name any more.
 
     While a job runs, contents of its own term may belong to its next checkpoint.
     """
@@ -22,6 +22,5 @@ def unused(store: Store) -> list[str]:
     return unnamed(keys, named(store, head), below=head.term + (head.state is not HeadState.ACTIVE))
 
 
-def named(store: Store, head: Head) -> set[str]:
-    manifests = (manifest_or_none(store, entry.key) for entry in head.checkpoints)
-    return {key for manifest in manifests if manifest for key in manifest.blobs}
+def named(store: Store, head: Head) -> Named:
+    return named_by(store, head, {})

@@ -50,12 +50,18 @@ def delete(store: Store, job_uid: str = "", *, earlier_jobs: bool = False, sure:
     walker.change(Deleting(job_uid=job_uid, earlier_jobs=earlier_jobs, only_idle=only_idle))
     head = head_of(store)
     doomed = [key for key in keys if folder_of(key) not in head.keys]
-    contents = [key for key in stored if key not in named(store, head)]
+    needed = named(store, head)
+    contents = [key for key in stored if key not in needed]
     doomed = sorted({*doomed, *leftovers(keys, head)}) + rest + contents
     store.delete(doomed)
     store.sweep_uploads(CHECKPOINTS_PREFIX, lambda key: folder_of(key) not in head.keys)
     words = f"deleted {counted(len(doomed), 'object')} at {store.uri}; the final weights stay"
-    return Answer(facts={"uri": store.uri, "objects": len(doomed)}, lines=[words])
+    lines = [
+        f"contents of files that {key} may need stay, for it cannot be read: {why}"
+        for key, why in needed.unreadable.items()
+        if stored
+    ]
+    return Answer(facts={"uri": store.uri, "objects": len(doomed)}, lines=[*lines, words])
 
 
 def _question(store: Store, head: Head, job_uid: str) -> str:

@@ -44,8 +44,11 @@ def prune(
     require_idle(seen.head)
     doomed, bad = _doomed(store, seen, seen.head, keep, verify=verify, earlier_jobs=earlier_jobs)
     unused = seen.orphans if orphans else ()
+    stray = contents.unused(store)
     lines = [f"stays, but does not count: {key} ({why})" for key, why in bad.items()]
     lines += _lines(seen, doomed, unused, "would delete" if dry_run else "to delete")
+    if stray and orphans:
+        lines.append(f"and {counted(len(stray), 'content')} of files that no checkpoint names")
     if doomed and not verify:
         lines.append("the checkpoints to keep were checked by object sizes only, not read")
     facts = _facts(store, seen, doomed, unused) | {"notCounted": bad}
@@ -56,8 +59,7 @@ def prune(
         _drop(store, seen.head, doomed)
     if orphans:
         _sweep(store, seen.head, unused)
-    if seen.folders:
-        store.delete(contents.unused(store))
+    store.delete([key for key in contents.unused(store) if orphans or key not in stray])
     return Answer(facts=facts | {"deleted": True}, lines=[*lines, "deleted"])
 
 

@@ -15,12 +15,26 @@ not name, which is what no successor can name either.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Container, Iterable, Mapping, Set
+from dataclasses import dataclass, field
 
-from spottrain.contract import term_of_blob
+from spottrain.contract import term_of_blob, term_of_key
 
 
-def unnamed(keys: Iterable[str], named: Collection[str], *, below: int) -> list[str]:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Named(Container[str]):
+    """The contents that the checkpoints in HEAD name, or may name."""
+
+    keys: Set[str]
+    unreadable: Mapping[str, str] = field(default_factory=dict)
+    """Why checkpoints cannot be read, by key. One may name any content of its own or of an earlier term."""
+
+    def __contains__(self, key: object) -> bool:
+        term = term_of_blob(str(key)) or 0
+        return key in self.keys or any((term_of_key(each) or term) >= term for each in self.unreadable)
+
+
+def unnamed(keys: Iterable[str], named: Container[str], *, below: int) -> list[str]:
     """Returns the keys of terms under `below` that are not in `named`; keys of another form are ignored."""
     return [
         key for key in keys if (term := term_of_blob(key)) is not None and term < below and key not in named

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from spottrain.checkpoint.head.owner import Claim, ClaimPolicy, Entry, HeadOwner, Identity, Walker
@@ -15,11 +15,11 @@ from spottrain.core import log
 from spottrain.core.text import counted
 from spottrain.errors import CheckpointError, ConfigurationError, RunError
 from spottrain.storage.base import Changed, Store, never
-from spottrain.sync.blobs import unnamed
-from spottrain.sync.manifest import SyncManifest, read_manifest
+from spottrain.sync.blobs import Named, unnamed
+from spottrain.sync.manifest import OtherKind, SyncManifest, read_manifest
 from spottrain.sync.record import Record, Start, decide
 from spottrain.sync.restore import adopt, first_that_counts, restore
-from spottrain.sync.tree import Kind, Node, Tree, look
+from spottrain.sync.tree import FolderError, Kind, Node, Tree, look
 from spottrain.sync.upload import Contents, Known
 
 
@@ -96,7 +96,7 @@ class FolderCheckpoints:
     def restore(self) -> SyncResult:
         """Makes the folder equal to the newest checkpoint that counts, and deletes unused contents.
 
-        A damaged checkpoint is skipped. Raises CheckpointError if all are: then nothing is overwritten.
+        A damaged checkpoint is skipped. Raises CheckpointError if none is left: then nothing is overwritten.
         """
         found = Record.read(self._root)
         empty = not look(self._root)
@@ -114,8 +114,9 @@ class FolderCheckpoints:
     def _restored(self, *, write: bool) -> SyncResult | None:
         """Restores, or with `write` false only compares the folder with its newest checkpoint."""
         failures: list[str] = []
+        newest = self._resumable[0].key if self._resumable else ""
         while chosen := first_that_counts(
-            self._readable(failures), self._attempt, self._last_exit, self._skip
+            self._readable(failures), newest, self._attempt, self._last_exit, self._skip
         ):
             key, manifest = chosen
             try:
@@ -123,17 +124,31 @@ class FolderCheckpoints:
             except Damaged as error:
                 self._damaged(key, str(error), failures)
                 continue
+            if manifest.atEnd:
+                key, manifest = self._count_for_good(key, manifest)
             return SyncResult(
                 resumed=True, step=manifest.step, key=key, files=len(manifest.files), bytes=manifest.size
             )
-        if failures and len(failures) == len(self._resumable):
+        if failures:
             raise CheckpointError(
-                f"none of the {counted(len(failures), 'checkpoint')} at {self._store.uri} can be read "
-                f"({'; '.join(failures)}). Nothing was overwritten: restore the objects from a backup or "
-                "from older versions, or use another URI",
+                f"none of the {counted(len(self._resumable), 'checkpoint')} at {self._store.uri} can be "
+                f"used, and not all can be read ({'; '.join(failures)}). Nothing was overwritten: restore "
+                "the objects from a backup or from older versions, or use another URI",
                 reason=Reason.CHECKPOINT_DAMAGED,
             )
         return None
+
+    def _count_for_good(self, key: str, manifest: SyncManifest) -> tuple[str, SyncManifest]:
+        """Commits a checkpoint of an end that counts as one that always does.
+
+        Later attempts do not know that attempt's exit code any more.
+        """
+        self.step += 1
+        counting = replace(manifest, step=self.step, attempt=self._attempt, atEnd=False)
+        self._uncounted.add(key)
+        stored = self._owner.new_key(self.step)
+        self._put_in_head(stored, counting, time.time(), None)
+        return stored, counting
 
     def _readable(self, failures: list[str]) -> Iterator[tuple[str, SyncManifest]]:
         for entry in self._resumable:
@@ -209,12 +224,9 @@ class FolderCheckpoints:
             atEnd=at_end,
             chunk_bytes=self._chunk_bytes,
         )
-        self._store.put_if_absent(key + MANIFEST_NAME, manifest.to_bytes())
-        entry = Entry(key=key, step=self.step, time=began, bytes=manifest.size)
-        dropped = self._owner.commit(entry, self._keep, damaged=frozenset(self._uncounted), patience=patience)
+        dropped = self._put_in_head(key, manifest, began, patience)
         self._known = self._after(tree, sent.files, looked_ns)
         self.committed = dict(tree)
-        self._manifests[key] = manifest
         self._delete(dropped)
         return Commit(
             step=self.step,
@@ -225,6 +237,22 @@ class FolderCheckpoints:
             sent=sent.bytes,
             sent_seconds=sent.seconds,
         )
+
+    def _put_in_head(
+        self, key: str, manifest: SyncManifest, began: float, patience: float | None
+    ) -> tuple[str, ...]:
+        """Makes it the newest checkpoint. Returns the keys dropped from HEAD."""
+        try:
+            manifest.require_sound()
+        except Damaged as error:  # no restart could read it
+            raise FolderError(f"{self._root} cannot be stored: {error}") from error
+        self._store.put_if_absent(key + MANIFEST_NAME, manifest.to_bytes())
+        entry = Entry(key=key, step=manifest.step, time=began, bytes=manifest.size)
+        dropped = self._owner.commit(entry, self._keep, damaged=frozenset(self._uncounted), patience=patience)
+        self._manifests[key] = manifest
+        if manifest.atEnd:  # once there is a newer one, it does not count any more
+            self._uncounted.add(key)
+        return dropped
 
     def _after(self, tree: Tree, files: Mapping[str, object], looked_ns: int) -> dict[str, Known]:
         known: dict[str, Known] = {}
@@ -249,13 +277,14 @@ class FolderCheckpoints:
         """After a commit: deletes what it has dropped, and what was sent in vain. Failure is harmless."""
         try:
             head = self._head()
-            gone = {key: self._manifests.pop(key, None) for key in dropped}
-            candidates = set(self._contents.keys).union(*(each.blobs for each in gone.values() if each))
-            doomed = sorted(candidates - self._named(head))
-            self._contents.forget(doomed)
             self._owner.prune(dropped)
+            named = self._named(head)
+            gone = [self._manifests.pop(key, None) for key in dropped]
+            candidates = set(self._contents.keys).union(*(each.blobs for each in gone if each))
+            doomed = sorted(key for key in candidates if key not in named)
+            self._contents.forget(doomed)
             self._store.delete(doomed)
-        except (RunError, Damaged) as error:
+        except RunError as error:
             log.event("prune-failed", error=str(error))
 
     def _sweep(self) -> None:
@@ -265,7 +294,7 @@ class FolderCheckpoints:
             keys = self._store.list(BLOBS_PREFIX)  # before HEAD is read (see `blobs`)
             self._store.delete(unnamed(keys, self._named(self._head()), below=self._claim.term))
             self._owner.sweep_orphans()
-        except (RunError, Damaged) as error:
+        except RunError as error:
             log.event("prune-failed", error=str(error))
 
     def _head(self) -> Head:
@@ -273,18 +302,25 @@ class FolderCheckpoints:
         self._owner.check()
         return present(Walker(self._store).read())
 
-    def _named(self, head: Head) -> set[str]:
-        """Returns the contents that the checkpoints in HEAD name. Raises Damaged: then nothing may go."""
-        for key in head.keys - self._manifests.keys():
-            self._manifests[key] = manifest_or_none(self._store, key)
-        return {blob for key in head.keys if (each := self._manifests[key]) for blob in each.blobs}
+    def _named(self, head: Head) -> Named:
+        return named_by(self._store, head, self._manifests)
+
+
+def named_by(store: Store, head: Head, read: dict[str, SyncManifest | None]) -> Named:
+    """Returns the contents that the checkpoints in HEAD name. `read`: manifests by key; it is added to."""
+    unreadable: dict[str, str] = {}
+    for key in head.keys - read.keys():
+        try:
+            read[key] = manifest_or_none(store, key)
+        except (Damaged, CheckpointError) as error:
+            unreadable[key] = str(error)
+    keys = {blob for key in head.keys if (manifest := read.get(key)) for blob in manifest.blobs}
+    return Named(keys=keys, unreadable=unreadable)
 
 
 def manifest_or_none(store: Store, key: str) -> SyncManifest | None:
-    """Returns the manifest; None if `spottrain run` wrote the checkpoint. Raises Damaged."""
+    """Returns the manifest; None if `spottrain run` wrote it. Raises Damaged, or CheckpointError."""
     try:
         return read_manifest(store, key)
-    except CheckpointError as error:
-        if error.reason != Reason.CHECKPOINT_INCOMPATIBLE:
-            raise
+    except OtherKind:
         return None

@@ -19,6 +19,12 @@ SYNC: Final = "sync"
 """`kind` of such a manifest."""
 
 
+class OtherKind(CheckpointError):
+    """`spottrain run` wrote the checkpoint."""
+
+    reason = Reason.CHECKPOINT_INCOMPATIBLE
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoredFile:
     size: int
@@ -74,17 +80,16 @@ class SyncManifest:
 
     @classmethod
     def from_bytes(cls, text: bytes) -> SyncManifest:
-        """Raises Damaged, or CheckpointError if something else than `spottrain sync` wrote it."""
+        """Raises Damaged, OtherKind, or CheckpointError if it is of another format."""
         try:
             raw: Any = json.loads(text)
             require_format(raw["format"])
             if raw.pop("sha256") != hashlib.sha256(canonical(raw)).hexdigest():
                 raise Damaged("the manifest's checksum does not match")
             if raw["kind"] != SYNC:
-                raise CheckpointError(
+                raise OtherKind(
                     f"the checkpoint is of kind {raw['kind']}: `spottrain run` wrote it, and `spottrain "
-                    "sync` cannot make a folder of it. Use another checkpoint URI",
-                    reason=Reason.CHECKPOINT_INCOMPATIBLE,
+                    "sync` cannot make a folder of it. Use another checkpoint URI"
                 )
             found = cls(
                 step=raw["step"],
@@ -105,7 +110,8 @@ class SyncManifest:
         paths = [*self.files, *self.links, *self.folders]
         for path in paths:
             parts = path.split("/")
-            if not all(parts) or "\0" in path or not {".", "..", PRIVATE}.isdisjoint(parts):
+            outside = not all(parts) or "\0" in path or not {".", ".."}.isdisjoint(parts)
+            if outside or parts[0] == PRIVATE:
                 raise Damaged(f"the manifest has the invalid path {path!r}")
             above = {str(each) for each in PurePosixPath(path).parents} - {"."}
             if not above <= self.folders.keys():
@@ -141,7 +147,7 @@ def digest_of(key: str) -> str:
 
 
 def read_manifest(store: Store, key: str) -> SyncManifest:
-    """Raises Damaged if it is missing or invalid, CheckpointError if something else wrote the checkpoint."""
+    """Raises Damaged if it is missing or invalid, OtherKind, or CheckpointError if of another format."""
     found = store.get(key + MANIFEST_NAME)
     if found is None:
         raise Damaged("the manifest is missing")

@@ -233,19 +233,24 @@ def adopt(manifest: SyncManifest, tree: Tree) -> tuple[dict[str, Known], dict[st
 
 def first_that_counts(
     candidates: Iterator[tuple[str, SyncManifest]],
+    newest: str,
     attempt: int,
     last_exit: int | None,
     skipped: Callable[[str, str], None],
 ) -> tuple[str, SyncManifest] | None:
     """Returns the newest checkpoint that `attempt` may use, of those given newest first.
 
-    One that was committed because all containers had ended counts if the script's exit code was 0.
-    `last_exit` is that of the attempt before; of earlier ones it is not known any more.
+    One that was committed because all containers had ended counts if the script's exit code was 0, and if
+    it is `newest`, the newest that HEAD names. `last_exit` is the code of the attempt before; of earlier ones
+    it is not known any more.
     """
-    for number, (key, manifest) in enumerate(candidates):
+    for key, manifest in candidates:
         exit_code = last_exit if manifest.attempt == attempt - 1 else None
-        if not manifest.atEnd or (exit_code == 0 and number == 0):
+        if not manifest.atEnd or (exit_code == 0 and key == newest):
             return key, manifest
-        known = "is not known" if exit_code is None else f"was {exit_code}"
-        skipped(key, f"the script's exit code {known}, so its last write may have been cut off")
+        if exit_code == 0:
+            skipped(key, "it was stored at the end, and a later one is damaged")
+        else:
+            known = "is not known" if exit_code is None else f"was {exit_code}"
+            skipped(key, f"the script's exit code {known}, so its last write may have been cut off")
     return None

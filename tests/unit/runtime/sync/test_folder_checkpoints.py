@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from spottrain.checkpoint.head.owner import ClaimPolicy, Identity
-from spottrain.contract import BLOBS_PREFIX, OnExisting, SyncResult
+from spottrain.contract import BLOBS_PREFIX, MANIFEST_NAME, OnExisting, SyncResult
 from spottrain.errors import CheckpointError, ConfigurationError, StoreUnavailable, Superseded
 from spottrain.storage.base import Body, Changed, FilePart, never
 from spottrain.storage.local import FolderStore
@@ -18,7 +18,7 @@ from spottrain.sync.checkpoints import Commit, FolderCheckpoints
 from spottrain.sync.manifest import SyncManifest
 from spottrain.sync.record import Record, Start, decide
 from spottrain.sync.restore import first_that_counts
-from spottrain.sync.tree import PRIVATE, look
+from spottrain.sync.tree import PRIVATE, FolderError, look
 
 CHUNK = 1000
 
@@ -194,6 +194,74 @@ def test_a_damaged_checkpoint_is_skipped_and_if_all_are_the_folder_stays(place: 
     assert content(last.folder)["b"][1] == b"mine"
 
 
+def test_a_folder_of_our_own_name_deeper_down_is_stored_like_any_other(place: Place) -> None:
+    first = place.attempt().restored()
+    first.write(f"inner/{PRIVATE}/record.json", b"{}")
+    first.commit()
+    assert f"inner/{PRIVATE}/record.json" in content(place.attempt().restored().folder)
+
+
+def test_what_no_restart_could_read_is_not_committed(place: Place) -> None:
+    first = place.attempt().restored()
+    first.write("a/b", b"1")
+    without_parents = {"a/b": look(first.folder)["a/b"]}
+    with pytest.raises(FolderError, match="does not list the folders of 'a/b'"):
+        first.checkpoints.commit(without_parents, lambda: True)
+    assert place.attempt().restored().result == SyncResult(resumed=False)
+
+
+def test_no_fresh_start_if_what_is_left_beside_a_damaged_checkpoint_does_not_count(place: Place) -> None:
+    first = place.attempt().restored()
+    first.write("a", b"1")
+    whole = first.commit()
+    first.write("a", b"cut o")
+    first.commit(at_end=True)
+    place.store.delete([whole.key + MANIFEST_NAME])
+    with pytest.raises(CheckpointError, match="none of the 2 checkpoints"):
+        place.attempt(last_exit=137).restored()
+
+
+def test_an_end_before_a_damaged_one_does_not_count(place: Place) -> None:
+    first = place.attempt().restored()
+    for text, at_end in ((b"whole", False), (b"half", True), (b"all", True)):
+        first.write("a", text)
+        newest = first.commit(at_end=at_end)
+    place.store.delete([newest.key + MANIFEST_NAME])
+    assert content(place.attempt(last_exit=0).restored().folder)["a"][1] == b"whole"
+
+
+def test_a_checkpoint_of_a_newer_format_keeps_its_contents(place: Place) -> None:
+    first = place.attempt().restored()
+    first.write("a", b"1")
+    old = first.commit()
+    before = place.blobs()
+    second = place.attempt().restored()
+    place.store.put(old.key + MANIFEST_NAME, b'{"format": 99, "kind": "sync"}')
+    second.write("a", b"22")
+    second.commit()
+    third = place.attempt().restored()
+    assert before <= place.blobs()
+    assert content(third.folder)["a"][1] == b"22"
+
+
+def test_an_unreadable_checkpoint_protects_only_contents_that_it_can_name(place: Place) -> None:
+    first = place.attempt().restored()
+    first.write("a", b"1")
+    first.commit()
+    second = place.attempt().restored()
+    second.write("a", b"22")
+    place.store.put(second.commit().key + MANIFEST_NAME, b"damaged")
+    before = place.blobs()
+    third = place.attempt().restored()
+    third.write("a", b"sent in vain")
+    tree = look(third.folder)
+    with pytest.raises(Changed):
+        third.checkpoints.commit(tree, lambda: False)
+    third.write("a", b"333")
+    third.commit()
+    assert before < place.blobs() and len(place.blobs()) == len(before) + 1
+
+
 def test_files_that_differ_are_moved_away_and_never_deleted(place: Place) -> None:
     first = place.attempt().restored()
     first.write("a", b"1")
@@ -251,6 +319,20 @@ def test_the_exit_code_of_a_later_attempt_says_nothing_of_an_earlier_end(place: 
     assert content(place.attempt(last_exit=0).restored().folder)["a"][1] == b"whole"
 
 
+def test_an_end_that_was_used_counts_for_later_attempts_too(place: Place) -> None:
+    first = place.attempt().restored()
+    first.write("a", b"whole")
+    first.commit()
+    first.write("a", b"at the end")
+    first.commit(at_end=True)
+    before = place.blobs()
+    second = place.attempt(last_exit=0).restored()
+    assert second.result and second.result.step == second.checkpoints.step == 3
+    assert place.blobs() <= before, "nothing is sent again"
+    third = place.attempt(last_exit=137).restored()
+    assert content(third.folder)["a"][1] == b"at the end"
+
+
 def test_checkpoints_of_an_end_do_not_push_out_the_whole_one(place: Place) -> None:
     first = place.attempt().restored()
     first.write("a", b"whole")
@@ -264,7 +346,7 @@ def test_checkpoints_of_an_end_do_not_push_out_the_whole_one(place: Place) -> No
 
 def test_only_the_newest_end_counts() -> None:
     end, whole = SyncManifest(step=2, attempt=1, atEnd=True), SyncManifest(step=1, attempt=1)
-    found = first_that_counts(iter([("x", end), ("y", end), ("z", whole)]), 2, 1, lambda key, why: None)
+    found = first_that_counts(iter([("y", end), ("z", whole)]), "x", 2, 0, lambda key, why: None)
     assert found == ("z", whole)
 
 

@@ -1,0 +1,83 @@
+"""`spottrain checkpoints delete|prune` where `spottrain sync` has stored a folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from spottrain.checkpoint.head.owner import ClaimPolicy, Identity
+from spottrain.contract import BLOBS_PREFIX, MANIFEST_NAME, OnExisting
+from spottrain.storage.base import Object, never
+from spottrain.storage.local import FolderStore
+from spottrain.sync.checkpoints import FolderCheckpoints
+from spottrain.sync.tree import look
+
+from tests.unit.runtime.cli.conftest import Place
+
+
+def synced(place: Place, folder: Path, *contents: bytes, uid: str = "A") -> list[str]:
+    """Stores these contents of one file, one checkpoint each. Returns the checkpoints' keys."""
+    folder.mkdir(exist_ok=True)
+    policy = ClaimPolicy(on_existing=OnExisting.FRESH)
+    who = Identity(job_uid=uid, job=f"job-{uid}", attempt=1)
+    checkpoints = FolderCheckpoints(folder, place.store, who, policy, keep=9, run=uid)
+    assert checkpoints.claim(0.0, never, 5.0)
+    checkpoints.restore()
+    keys = []
+    for content in contents:
+        (folder / "file").write_bytes(content)
+        keys.append(checkpoints.commit(look(folder), lambda: True).key)
+    checkpoints.release(5.0)
+    return keys
+
+
+def blobs(place: Place) -> set[str]:
+    return set(place.store.list(BLOBS_PREFIX))
+
+
+def test_delete_reads_each_manifest_once(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (kept,) = synced(place, tmp_path / "one", b"1")
+    synced(place, tmp_path / "two", *(b"%d" % number for number in range(2, 9)), uid="B")
+    read: list[str] = []
+    get = FolderStore.get
+
+    def counting(store: FolderStore, key: str) -> Object | None:
+        read.append(key)
+        return get(store, key)
+
+    monkeypatch.setattr(FolderStore, "get", counting)
+    assert place("delete", "--job-uid", "B", "--yes").code == 0
+    assert read.count(kept + MANIFEST_NAME) == 1 and len(blobs(place)) == 1
+
+
+def test_delete_keeps_contents_of_an_earlier_job_whose_checkpoint_cannot_be_read(
+    place: Place, tmp_path: Path
+) -> None:
+    (kept,) = synced(place, tmp_path / "one", b"1")
+    before = blobs(place)
+    synced(place, tmp_path / "two", b"2", uid="B")
+    place.store.put(kept + MANIFEST_NAME, b"damaged")
+    code, out, err = place("delete", "--job-uid", "B", "--yes")
+    assert (code, err) == (0, "") and f"{kept} may need stay" in out
+    assert blobs(place) == before
+
+
+def test_prune_deletes_stray_contents_only_with_orphans(place: Place, tmp_path: Path) -> None:
+    old, _, _ = synced(place, tmp_path / "one", b"1", b"2", b"3")
+    stray = "blobs/t000001-s000000001-x/" + "0" * 64
+    place.store.put(stray, b"x")
+    assert place("prune", "--keep", "2", "--yes").code == 0
+    assert stray in blobs(place) and len(blobs(place)) == 3
+    assert not place.store.list(old)
+    assert "1 content of files" in place("prune", "--orphans", "--dry-run").out and stray in blobs(place)
+    assert place("prune", "--orphans", "--yes").code == 0
+    assert stray not in blobs(place) and len(blobs(place)) == 2
+
+
+def test_prune_deletes_contents_where_no_checkpoint_of_a_folder_is_left(place: Place) -> None:
+    place.ended(1, 2)
+    place.store.put("blobs/t000001-s000000001-x/" + "0" * 64, b"x")
+    assert place("prune", "--orphans", "--yes").code == 0
+    assert not blobs(place)
