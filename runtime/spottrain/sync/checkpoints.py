@@ -18,7 +18,7 @@ from spottrain.storage.base import Changed, Store, never
 from spottrain.sync.blobs import Named, unnamed
 from spottrain.sync.manifest import OtherKind, SyncManifest, read_manifest
 from spottrain.sync.record import Record, Start, decide
-from spottrain.sync.restore import adopt, first_that_counts, restore
+from spottrain.sync.restore import adopt, explained, first_that_counts, restore
 from spottrain.sync.tree import FolderError, Kind, Node, Tree, look
 from spottrain.sync.upload import Contents, Known
 
@@ -101,8 +101,9 @@ class FolderCheckpoints:
         found = Record.read(self._root)
         empty = not look(self._root)
         begin = decide(found, self._record, empty=empty, stored=bool(self._resumable), folder=self._root)
-        result = self._restored(write=begin is Start.RESTORE) or SyncResult(resumed=False)
-        self._record.write(self._root)
+        with explained(self._root):
+            result = self._restored(write=begin is Start.RESTORE) or SyncResult(resumed=False)
+            self._record.write(self._root)
         self._sweep()
         return result
 

@@ -13,7 +13,7 @@ from spottrain.checkpoint.manifest import FORMAT, Damaged, canonical, require_fo
 from spottrain.contract import CHUNK_BYTES, MANIFEST_NAME, Reason
 from spottrain.errors import CheckpointError
 from spottrain.storage.base import Store
-from spottrain.sync.tree import PRIVATE
+from spottrain.sync.tree import PERMISSIONS, PRIVATE
 
 SYNC: Final = "sync"
 """`kind` of such a manifest."""
@@ -138,7 +138,7 @@ def _file(facts: list[Any], places: list[str]) -> StoredFile:
     for each in chunks:
         place, _, digest = each.partition("/")
         keys.append(f"{places[int(place)]}/{digest}")
-    return StoredFile(size=size, mode=mode, mtime_ns=mtime_ns, chunks=tuple(keys))
+    return StoredFile(size=size, mode=mode & PERMISSIONS, mtime_ns=mtime_ns, chunks=tuple(keys))
 
 
 def digest_of(key: str) -> str:

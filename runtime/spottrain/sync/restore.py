@@ -1,12 +1,13 @@
 """Makes the folder equal to a checkpoint. Everything is downloaded and verified before anything is replaced.
 
 A file of the folder that is not in the checkpoint, or differs from it, is never deleted: it is moved to
-`.spottrain-sync/replaced`, which holds what the last restore has moved.
+`.spottrain-sync/replaced/N`, where each restore has a number of its own.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import shutil
@@ -20,7 +21,7 @@ from spottrain.checkpoint.manifest import Damaged
 from spottrain.errors import ConfigurationError
 from spottrain.storage.base import KeyMissing, Store, Truncated
 from spottrain.sync.manifest import StoredFile, SyncManifest, digest_of
-from spottrain.sync.tree import PRIVATE, Kind, Node, Tree, look
+from spottrain.sync.tree import PRIVATE, FolderError, Kind, Node, Tree, look
 from spottrain.sync.upload import Known
 
 WINDOW: Final = 4 << 20
@@ -79,8 +80,23 @@ def _require_room(root: Path, bytes: int) -> None:
         raise NoRoom(
             f"no room to restore the checkpoint into {root}: it needs {bytes / 1e9:.2f} GB and "
             f"{free / 1e9:.2f} GB are free, so {(bytes - free) / 1e9:.2f} GB are missing; nothing was "
-            "written. Use a larger volume, or keep fewer checkpoints in the folder"
+            f"written. Use a larger volume, keep fewer checkpoints in the folder, or delete what earlier "
+            f"restores have moved to {root / PRIVATE / REPLACED}"
         )
+
+
+@contextlib.contextmanager
+def explained(root: Path) -> Iterator[None]:
+    """Turns an OSError of the folder into a sentence."""
+    try:
+        yield
+    except OSError as error:
+        what = f"the checkpoint cannot be restored into {root}: {error.filename or root}: {error.strerror}"
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise NoRoom(f"{what}. Use a larger volume or quota") from error
+        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise ConfigurationError(f"{what}. Let user {os.geteuid()} write there") from error
+        raise FolderError(what) from error
 
 
 class _Download:
@@ -166,8 +182,7 @@ def _write_all(file: int, view: memoryview, offset: int) -> None:
 
 def _move_away(root: Path, tree: Tree, manifest: SyncManifest, same: set[str]) -> int:
     """Moves what differs from the checkpoint to a folder of its own; returns how many files and links."""
-    replaced = root / PRIVATE / REPLACED
-    shutil.rmtree(replaced, ignore_errors=True)
+    replaced = _unused(root / PRIVATE / REPLACED)
     moved = 0
     gone: set[str] = set()
     for path, node in tree.items():
@@ -181,6 +196,12 @@ def _move_away(root: Path, tree: Tree, manifest: SyncManifest, same: set[str]) -
             os.rename(root / path, target)
             gone |= {path} if node.kind is Kind.FOLDER else set()
     return moved
+
+
+def _unused(folder: Path) -> Path:
+    """Returns a path in `folder` that is free: the number after the highest one there."""
+    names = [each.name for each in folder.iterdir()] if folder.is_dir() else []
+    return folder / str(1 + max((int(name) for name in names if name.isdecimal()), default=0))
 
 
 def _stays(path: str, node: Node, manifest: SyncManifest, same: set[str]) -> bool:

@@ -16,6 +16,10 @@ PRIVATE: Final = ".spottrain-sync"
 """Folder of our own notes and half-done downloads, at the top of the folder; it is never uploaded."""
 
 
+PERMISSIONS: Final = 0o777
+"""Of a file's mode: a restore by root must not make a file of another user run as root (setuid)."""
+
+
 class FolderError(RunError):
     """The folder cannot be read now. It is looked at again later."""
 
@@ -58,7 +62,7 @@ def node_of(found: os.stat_result, path: str = "") -> Node | None:
         return None
     return Node(
         kind=Kind.FILE,
-        mode=mode,
+        mode=mode & PERMISSIONS,
         size=found.st_size,
         mtime_ns=found.st_mtime_ns,
         ctime_ns=found.st_ctime_ns,

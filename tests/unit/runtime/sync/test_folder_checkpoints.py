@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 from pathlib import Path
@@ -9,13 +10,13 @@ from pathlib import Path
 import pytest
 from spottrain.checkpoint.head.owner import ClaimPolicy, Identity
 from spottrain.contract import BLOBS_PREFIX, MANIFEST_NAME, OnExisting, SyncResult
-from spottrain.errors import CheckpointError, ConfigurationError, StoreUnavailable, Superseded
+from spottrain.errors import CheckpointError, ConfigurationError, RunError, StoreUnavailable, Superseded
 from spottrain.storage.base import Body, Changed, FilePart, never
 from spottrain.storage.local import FolderStore
 from spottrain.sync.blobs import unnamed
 from spottrain.sync.budget import Bandwidth, hopeless
 from spottrain.sync.checkpoints import Commit, FolderCheckpoints
-from spottrain.sync.manifest import SyncManifest
+from spottrain.sync.manifest import StoredFile, SyncManifest
 from spottrain.sync.record import Record, Start, decide
 from spottrain.sync.restore import first_that_counts
 from spottrain.sync.tree import PRIVATE, FolderError, look
@@ -201,6 +202,18 @@ def test_a_folder_of_our_own_name_deeper_down_is_stored_like_any_other(place: Pl
     assert f"inner/{PRIVATE}/record.json" in content(place.attempt().restored().folder)
 
 
+def test_a_restored_file_never_runs_as_its_owner(place: Place) -> None:
+    first = place.attempt().restored()
+    first.write("a", b"1")
+    (first.folder / "a").chmod(0o4755)
+    first.commit()
+    second = place.attempt().restored()
+    assert (second.folder / "a").stat().st_mode & 0o7777 == 0o755
+    assert second.checkpoints.committed == look(second.folder)
+    older = SyncManifest(step=1, files={"a": StoredFile(size=0, mode=0o4755, mtime_ns=0, chunks=())})
+    assert SyncManifest.from_bytes(older.to_bytes()).files["a"].mode == 0o755
+
+
 def test_what_no_restart_could_read_is_not_committed(place: Place) -> None:
     first = place.attempt().restored()
     first.write("a/b", b"1")
@@ -272,7 +285,35 @@ def test_files_that_differ_are_moved_away_and_never_deleted(place: Place) -> Non
     again = place.attempt(folder=first.folder).restored()
     assert sorted(content(again.folder)) == ["a", "d", "d/same"]
     moved = again.folder / PRIVATE / "replaced"
-    assert (moved / "a").read_bytes() == b"half" and (moved / "e/more").read_bytes() == b"2"
+    assert (moved / "1/a").read_bytes() == b"half" and (moved / "1/e/more").read_bytes() == b"2"
+    again.write("a", b"third")
+    place.attempt(folder=first.folder).restored()
+    assert (moved / "1/a").read_bytes() == b"half" and (moved / "2/a").read_bytes() == b"third"
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        (errno.ENOSPC, ConfigurationError),
+        (errno.EDQUOT, ConfigurationError),
+        (errno.EACCES, ConfigurationError),
+        (errno.EIO, FolderError),
+    ],
+)
+def test_an_error_of_the_file_system_in_a_restore_is_a_sentence(
+    place: Place, monkeypatch: pytest.MonkeyPatch, code: int, kind: type[RunError]
+) -> None:
+    first = place.attempt().restored()
+    first.write("a", b"1")
+    first.commit()
+
+    def failing(file: int, view: memoryview, offset: int) -> int:
+        raise OSError(code, os.strerror(code))
+
+    second = place.attempt()
+    monkeypatch.setattr(os, "pwrite", failing)
+    with pytest.raises(kind, match=os.strerror(code)):
+        second.restored()
 
 
 def test_a_start_of_the_same_pod_goes_on_with_the_folder(place: Place) -> None:
@@ -417,7 +458,6 @@ def test_a_commit_that_cannot_be_done_in_time_is_known_by_the_bandwidth() -> Non
 @pytest.mark.parametrize("path", ["../a", "/a", "a//b", ".spottrain-sync/record.json", "link/a"])
 def test_a_manifest_that_leads_out_of_the_folder_is_damaged(path: str) -> None:
     from spottrain.checkpoint.manifest import Damaged
-    from spottrain.sync.manifest import StoredFile
 
     file = StoredFile(size=0, mode=0o644, mtime_ns=0, chunks=())
     body = SyncManifest(step=1, files={path: file}, links={"link": "/etc"}).to_bytes()
