@@ -11,7 +11,7 @@ import pytest
 from spottrain.contract import Env, ExitCode, Outcome, Reason
 
 from tests.runs.conftest import Lab, Start, two_ranks_stop_at_one_step_and_go_on_bit_by_bit
-from tests.runs.launched import OURS
+from tests.runs.launched import OURS, Run
 from tests.support.zygote import Zygote
 
 pytest.importorskip("lightning")
@@ -85,6 +85,11 @@ theirs.validate(Model(), held_out, verbose=False)
 print("validated", flush=True)
 """
 )
+BEST = SCRIPT.replace(
+    "theirs.validate(Model(), held_out, verbose=False)",
+    "theirs.validate(best := Model(), held_out, ckpt_path='best', weights_only=False)\n"
+    "print('best', [float(each.detach().sum()) for each in best.parameters()], flush=True)",
+)
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "lightning_fit.py"
 
 
@@ -94,6 +99,11 @@ def zygote() -> Iterator[Zygote]:
     zygote.preload("lightning.pytorch")
     yield zygote
     zygote.close()
+
+
+def told(run: Run) -> list[str]:
+    """What a run of `BEST` printed of the best checkpoint's weights."""
+    return [line for line in run.log.splitlines() if line.startswith("best ")]
 
 
 @pytest.mark.parametrize(
@@ -145,27 +155,61 @@ def test_early_stopping_ends_it_again_after_an_interruption_of_the_rest(lab: Lab
     assert second.digest == first.digest and second.message.reason == Reason.EARLY_STOPPED
 
 
-def test_the_best_checkpoint_of_the_script_is_on_a_new_pod_too(lab: Lab, others: Lab) -> None:
+@pytest.mark.parametrize(
+    ("folder", "where", "arguments"),
+    [
+        ("kept", "dirpath='kept', ", "{}"),
+        # The logger of each attempt on this disk has a folder of its own: version_0, version_1, ...
+        ("lightning_logs", "", "dict(logger=L.loggers.CSVLogger('.'))"),
+    ],
+)
+def test_the_best_checkpoint_of_the_script_is_on_a_new_pod_too(
+    lab: Lab, others: Lab, folder: str, where: str, arguments: str
+) -> None:
     """`v` falls, so with mode="max" the first epoch is the best."""
-    script = SCRIPT.replace(
-        "theirs.validate(Model(), held_out, verbose=False)",
-        "theirs.validate(best := Model(), held_out, ckpt_path='best', weights_only=False)\n"
-        "print('best', [float(each.detach().sum()) for each in best.parameters()], flush=True)",
-    )
-    kept = "[L.callbacks.ModelCheckpoint(dirpath='kept', monitor='v', mode='max')]"
-    env = {"CALLBACKS": kept, "WORKERS": "0"}
-    plain = others.alone(script, env)
-    lab.run(script, attempt=1, interval="1h", env=env | {"STOP": "12"}).ends(ExitCode.INTERRUPTED)
-    shutil.rmtree(lab.folder / "kept")
-    second = (
-        lab.run(script, attempt=2, interval="1h", env=env | {"REST": "60"}).until("after fit 20").killed()
-    )
-    shutil.rmtree(lab.folder / "kept")
-    third = lab.run(script, attempt=3, interval="1h", env=env).done()
+    kept = f"[L.callbacks.ModelCheckpoint({where}monitor='v', mode='max')]"
+    env = {"CALLBACKS": kept, "WORKERS": "0", "ARGUMENTS": arguments}
+    plain = others.alone(BEST, env)
+    lab.run(BEST, attempt=1, interval="1h", env=env | {"STOP": "12"}).ends(ExitCode.INTERRUPTED)
+    shutil.rmtree(lab.folder / folder)
+    second = lab.run(BEST, attempt=2, interval="1h", env=env | {"REST": "60"})
+    second.until("after fit 20").killed()
+    third = lab.run(BEST, attempt=3, interval="1h", env=env).done()  # on the same disk
     assert not third.losses and third.digest == second.digest == plain.digest
-    told = [line for line in plain.log.splitlines() if line.startswith("best ")]
-    assert told and [line for line in third.log.splitlines() if line.startswith("best ")] == told
+    assert told(plain) and told(third) == told(plain)
+    for run in (second, third):  # what comes after the training are words of Lightning on its own file
+        assert "dirpath has changed" not in run.log.split("after fit 20")[0]
     assert not list(lab.folder.glob(".spottrain-best*"))
+
+
+def test_the_last_checkpoint_of_the_script_is_on_a_new_pod_too(lab: Lab, others: Lab) -> None:
+    """Lightning's own ModelCheckpoint has no monitor: its best checkpoint is the last one."""
+    env = {"WORKERS": "0"}
+    plain = others.alone(BEST, env)
+    lab.run(BEST, attempt=1, interval="1h", env=env | {"REST": "60"}).until("after fit 20").killed()
+    shutil.rmtree(lab.folder / "checkpoints")
+    second = lab.run(BEST, attempt=2, env=env).done()
+    assert not second.losses and told(plain) and told(second) == told(plain)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "sentence"),
+    [
+        ("ddp", "Lightning trains with 2 process(es), and spottrain knows of 1"),
+        (
+            "ddp_spawn",
+            "ddp_spawn, ddp_fork and ddp_notebook start their processes by themselves (here by spawn)",
+        ),
+        ("ddp_notebook", "start their processes by themselves (here by fork)"),
+    ],
+)
+def test_processes_that_lightning_would_start_are_refused_before_the_claim(
+    lab: Lab, strategy: str, sentence: str
+) -> None:
+    env = {"ARGUMENTS": f"dict(devices=2, strategy={strategy!r})"}
+    run = lab.run(SCRIPT, env=env).ends(ExitCode.BAD_CONFIGURATION)
+    assert sentence in run.message.message and "--no-auto-attach" in run.message.message
+    assert not (lab.folder / "store/HEAD").exists()
 
 
 def test_a_script_with_both_names_of_the_library_is_refused(start: Start) -> None:

@@ -88,6 +88,8 @@ class LightningCallback(pl.Callback):
         """Why training was over before its last step, or "" if it was over for no known reason."""
         self._best: list[str] = []
         """Paths of the best checkpoints of the script that the last checkpoint holds."""
+        self._finishing = False
+        """Whether the training is over, and its last checkpoint is due."""
         self._copied: dict[int, tuple[str, int]] = {}
         """Path and time of the copies of these, by number."""
         self._metrics: dict[str, torch.Tensor] = {}
@@ -105,22 +107,14 @@ class LightningCallback(pl.Callback):
         """
         state = TrainingState(shared=self._shared, own=self._own, load=self._load)
         restored = self._engine.resume(FolderCheckpoints(state, place=self._folder, write=self._write))
-        if restored is None:
-            return None
-        self._place_best(restored)
-        return str(restored / FILE)
+        return None if restored is None else str(restored / FILE)
 
     # --- hooks of pl.Callback -------------------------------------------------------------------------
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         if stage != "fit":
             return
         self._engine.require_resume(type(self).__name__)
-        if trainer.world_size != self.session.world.size:
-            raise ConfigurationError(
-                f"Lightning trains with {trainer.world_size} process(es), and spottrain knows of "
-                f"{self.session.world.size}: start them by spottrain run --nproc N or torchrun, and give "
-                "L.Trainer(devices=N) the same number"
-            )
+        self._require_processes(trainer)
         self._trainer = trainer
         self._take_max_steps(trainer)
 
@@ -133,6 +127,8 @@ class LightningCallback(pl.Callback):
         if self._engine.restored:
             self._resumed = True
             _before_validation(checkpoint["loops"]["fit_loop"])
+            if self._engine.attached:
+                self._place_best(trainer, checkpoint["callbacks"])
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._take_signals(trainer)
@@ -204,6 +200,22 @@ class LightningCallback(pl.Callback):
         self._engine.fail_in_script(exception)
 
     # --- private --------------------------------------------------------------------------------------
+    def _require_processes(self, trainer: pl.Trainer) -> None:
+        """Raises ConfigurationError unless the processes that train are those that spottrain knows of."""
+        size, off = self.session.world.size, f", or {OFF}" if self._engine.attached else ""
+        if method := getattr(trainer.strategy.launcher, "_start_method", ""):
+            raise ConfigurationError(
+                "Lightning's strategies ddp_spawn, ddp_fork and ddp_notebook start their processes by "
+                f"themselves (here by {method}): give L.Trainer strategy='ddp', and start the processes by "
+                f"spottrain run --nproc N{off}"
+            )
+        if trainer.world_size != size:
+            raise ConfigurationError(
+                f"Lightning trains with {trainer.world_size} process(es), and spottrain knows of {size}: "
+                "start them by spottrain run --nproc N or torchrun, and give L.Trainer(devices=N) the same "
+                f"number{off}"
+            )
+
     def _restore_random(self) -> None:
         """Restores the random state before the first action after the checkpoint's step."""
         if self._random_due:
@@ -219,6 +231,7 @@ class LightningCallback(pl.Callback):
 
     def _finish(self, module: torch.nn.Module) -> None:
         if not self._engine.ended:
+            self._finishing = True
             self._engine.finish_with(module, self._over or "")
             for number in self._copied:
                 shutil.rmtree(self._copy(number), ignore_errors=True)
@@ -245,12 +258,17 @@ class LightningCallback(pl.Callback):
     def _add_best(self, folder: Path) -> None:
         """Adds what `ckpt_path="best"` means after the training, for a new pod does not have the file.
 
+        Without a monitor the best checkpoint is the last one: then only the last one of the training counts.
         It is copied once, for Lightning may write it in place during the upload.
         """
         assert self._trainer is not None
-        watching = [each for each in self._trainer.checkpoint_callbacks if getattr(each, "monitor", None)]
-        paths = [Path(path) for each in watching if (path := getattr(each, "best_model_path", ""))]
-        self._best = [str(path) for path in paths if path.exists()]
+        found: list[str] = []
+        for each in self._trainer.checkpoint_callbacks:
+            if self._finishing or getattr(each, "monitor", None):
+                found.append(getattr(each, "best_model_path", ""))
+            if self._finishing:
+                found.append(getattr(each, "last_model_path", ""))
+        self._best = [path for path in dict.fromkeys(found) if path and Path(path).exists()]
         for number, best in enumerate(map(Path, self._best)):
             copy, made = self._copy(number), (str(best), best.stat().st_mtime_ns)
             if self._copied.get(number) != made:
@@ -260,17 +278,27 @@ class LightningCallback(pl.Callback):
                 self._copied[number] = made
             link_tree(copy, folder / str(number))
 
-    def _place_best(self, restored: Path) -> None:
-        """Moves the best checkpoints to where the script's ModelCheckpoint looks for them."""
+    def _place_best(self, trainer: pl.Trainer, states: dict[str, Any]) -> None:
+        """Moves the best checkpoints to where the script's ModelCheckpoint callbacks now look for them.
+
+        With a logger that is a new folder in each attempt. `states`: of the callbacks, in the checkpoint; a
+        ModelCheckpoint forgets its scores if the folder in its state is another one.
+        """
+        moved: dict[str, str] = {}
+        for each in trainer.checkpoint_callbacks:
+            state, folder = states.get(each.state_key, {}), getattr(each, "dirpath", None)
+            if folder and state.get("dirpath"):
+                moved |= _move_folder(state, str(folder))
+        restored, manager = self._engine.checkpoints, self._engine.coordinator.checkpoints
+        assert restored is not None and restored.restored is not None and manager is not None
         if self.session.world.first_here:
-            for number, best in enumerate(map(Path, self._best)):
-                found = restored / BEST / str(number) / best.name
+            for number, path in enumerate(self._best):
+                found = restored.restored / BEST / str(number) / Path(path).name
+                best = Path(moved.get(path, path))
                 if found.exists() and not best.exists():
                     with contextlib.suppress(OSError):  # a folder that this machine does not have
                         best.parent.mkdir(parents=True, exist_ok=True)
                         shutil.move(found, best)
-        manager = self._engine.coordinator.checkpoints
-        assert manager is not None
         manager.meet()  # all ranks look for it
 
     def _shared(self) -> dict[str, Any]:
@@ -307,6 +335,21 @@ def _before_validation(loops: dict[str, Any]) -> None:
     total["ready"] = total["started"] = total["processed"] + 1
     total["completed"] = total["processed"]
     validated["current"] = dict.fromkeys(validated["current"], 0)
+
+
+def _move_folder(state: dict[str, Any], folder: str) -> dict[str, str]:
+    """Changes the folder in the state of a ModelCheckpoint. Returns the new paths by the old ones."""
+    old = str(state["dirpath"])
+    names = ("best_model_path", "kth_best_model_path", "last_model_path")
+    paths = [str(state.get(name, "")) for name in names] + list(state.get("best_k_models", ()))
+    moved = {path: folder + path.removeprefix(old) for path in paths if path.startswith(f"{old}/")}
+    state["dirpath"] = folder
+    for name in names:
+        if name in state:
+            state[name] = moved.get(state[name], state[name])
+    if "best_k_models" in state:
+        state["best_k_models"] = {moved.get(k, k): score for k, score in state["best_k_models"].items()}
+    return moved
 
 
 def _go_on(trainer: pl.Trainer) -> bool:
@@ -380,6 +423,7 @@ def run_attached(call: BoundArguments, fit: Callable[..., Any]) -> Any:
     spot._position = LoaderPosition(trainer, spot._restore_random)
     _put_before_checkpoints(trainer, spot)
     try:
+        spot._require_processes(trainer)
         given, restored = call.arguments.get("ckpt_path"), spot.resume()
         if restored is not None:
             if given is not None:
