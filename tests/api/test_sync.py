@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Any
 
 import pytest
 from spottrain.contract import Outcome
@@ -25,13 +24,21 @@ def restricted(scene: Scene, operator: OperatorProcess) -> None:
     scene.kube.call("PATCH", f"/api/v1/namespaces/{operator.namespace}", label, kind=MERGE)
 
 
-def create(scene: Scene, checkpoint: Json | None = None, **context: Any) -> Json:
+def create(scene: Scene, checkpoint: Json | None = None, *, mount: Json | None = None) -> Json:
     """Creates a job with any image; its first pod."""
-    user = {"runAsNonRoot": True, "runAsUser": 1234} | context
-    container = {"name": "trainer", "image": "example.com/any:1"}
-    template = {"spec": {"containers": [container], "securityContext": user}}
-    scene.create(checkpoint=SYNC | (checkpoint or {}), template=template)
+    submit(scene, checkpoint, mount=mount)
     return scene.wait_attempt(1)
+
+
+def submit(scene: Scene, checkpoint: Json | None = None, *, mount: Json | None = None) -> None:
+    """Creates a job. `mount`: of a volume `scratch`, by a variable `RUN`."""
+    container: Json = {"name": "trainer", "image": "example.com/any:1"}
+    pod: Json = {"containers": [container], "securityContext": {"runAsNonRoot": True, "runAsUser": 1234}}
+    if mount is not None:
+        container["env"] = [{"name": "RUN", "value": "run-1"}]
+        container["volumeMounts"] = [{"name": "scratch"} | mount]
+        pod["volumes"] = [{"name": "scratch", "emptyDir": {}}]
+    scene.create(checkpoint=SYNC | (checkpoint or {}), template={"spec": pod})
 
 
 def bind(scene: Scene, pod: Json) -> None:
@@ -74,6 +81,23 @@ def test_quiet_seconds_reach_the_sidecar_as_the_api_server_stores_them(scene: Sc
     pod = create(scene, {"syncWhen": {"quietSeconds": 90}})
     env = {e["name"]: e.get("value", "") for e in pod["spec"]["initContainers"][0]["env"]}
     assert env["SPOTTRAIN_SYNC_WHEN"] == '{"quietSeconds": 90.0}'
+
+
+def test_a_mount_above_the_folder_is_the_sidecars_with_the_variable_that_it_names(scene: Scene) -> None:
+    pod = create(
+        scene, {"syncPath": "/data/ckpt"}, mount={"mountPath": "/data", "subPathExpr": "$(RUN)/part"}
+    )
+    sidecar = pod["spec"]["initContainers"][0]
+    assert ("/data", "$(RUN)/part") in [
+        (m["mountPath"], m.get("subPathExpr")) for m in sidecar["volumeMounts"]
+    ]
+    assert {"name": "RUN", "value": "run-1"} in sidecar["env"]
+
+
+def test_a_mount_that_the_sidecar_has_already_is_refused_with_a_sentence(scene: Scene) -> None:
+    submit(scene, {"syncPath": "/tmp/ckpt"}, mount={"mountPath": "/tmp"})
+    refused = scene.wait_condition("Accepted", "False", "InvalidSpec")
+    assert "hides /tmp, which the sidecar needs" in refused["message"]
 
 
 def test_a_user_that_is_not_named_is_refused_with_a_sentence(scene: Scene) -> None:

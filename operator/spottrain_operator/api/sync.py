@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
-from spottrain.contract import PODINFO_DIR, PROGRESS_PORT, SyncEnv, SyncWhen
+from spottrain.contract import PODINFO_DIR, PROGRESS_PORT, Env, SyncEnv, SyncWhen
 
 from spottrain_operator.api import volumes
 from spottrain_operator.api.template import judged, trainer_path
@@ -17,14 +18,40 @@ Json = dict[str, Any]
 
 STORE_VARIABLES: Final = frozenset({"HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"})
 STORE_PREFIXES: Final = ("AWS_", "GOOGLE_")
-SIDECARS_FOLDERS: Final = ("/bin", "/dev", "/lib", "/opt/spottrain", "/opt/venv", "/proc", "/sys", "/usr")
+OUR_VARIABLES: Final = frozenset(
+    {Env.JOB_NAME, Env.JOB_NAMESPACE, Env.JOB_UID, Env.ATTEMPT, Env.POD_UID, SyncEnv.PATH}
+)
+"""Variables that the operator sets on trainer and sidecar alike."""
+REFERENCE: Final = re.compile(r"\$\$|\$\(([^()]+)\)")
+"""A variable's name in a value or in `subPathExpr`, as the kubelet reads it; `$$` stands for `$`."""
+SIDECARS_FOLDERS: Final = (
+    *("/bin", "/dev", "/etc/ssl", "/lib", "/lib64", "/opt/spottrain", "/opt/venv", "/proc", "/sys"),
+    *("/usr", "/usr/bin", "/usr/lib"),
+)
 """Folders of the sidecar's image, in which it has the sync folder at the script's path."""
 
 
-def store_variables(trainer: Mapping[str, Any]) -> list[Json]:
-    """Returns the trainer's variables for access to a store, such as AWS_REGION, for the sidecar."""
-    given = (dict(e) for e in trainer.get("env") or ())
-    return [e for e in given if e["name"].upper() in STORE_VARIABLES or e["name"].startswith(STORE_PREFIXES)]
+def variables(trainer: Mapping[str, Any], mounts: Iterable[Mapping[str, Any]]) -> list[Json]:
+    """Returns the trainer's variables that a container with access to the store and these mounts needs.
+
+    They are those of a store, such as AWS_REGION, and the ones that these or the mounts name. The order
+    stays, because a value names variables before it.
+    """
+    given = [dict(e) for e in trainer.get("env") or ()]
+    wanted = {e["name"] for e in given if _of_store(e["name"])}.union(*map(_named_by, mounts))
+    while more := {name for e in given if e["name"] in wanted for name in _named_by(e)} - wanted:
+        wanted |= more
+    return [e for e in given if e["name"] in wanted]
+
+
+def _of_store(name: str) -> bool:
+    return name.upper() in STORE_VARIABLES or name.startswith(STORE_PREFIXES)
+
+
+def _named_by(entry: Mapping[str, Any]) -> set[str]:
+    """Returns the variables that a variable's value, or a mount's `subPathExpr`, names."""
+    text = str(entry.get("value") or entry.get("subPathExpr") or "")
+    return {name for name in REFERENCE.findall(text) if name}
 
 
 def when_of(checkpoint: CheckpointSpec) -> str:
@@ -50,6 +77,20 @@ def uri_folder(checkpoint: CheckpointSpec) -> str:
     return volumes.clean(unquote(urlsplit(checkpoint.uri).path))
 
 
+def store_mounts(checkpoint: CheckpointSpec, trainer: Mapping[str, Any]) -> list[Json]:
+    """Returns the template's mount with the folder of a file:// URI."""
+    stored = uri_folder(checkpoint)
+    mount = mount_of(trainer, stored) if stored else None
+    return [mount] if mount is not None else []
+
+
+def mounts(checkpoint: CheckpointSpec, trainer: Mapping[str, Any]) -> list[Json]:
+    """Returns the template's mounts that the sidecar has too: with the folder, and with a file:// URI."""
+    mount = mount_of(trainer, folder(checkpoint))
+    found = [*([] if mount is None else [mount]), *store_mounts(checkpoint, trainer)]
+    return list({m["mountPath"]: m for m in found}.values())
+
+
 def user(pod: Mapping[str, Any]) -> tuple[int | None, int | None]:
     """Returns user and group of the trainer's processes; None where the image says them."""
     context = (pod.get("securityContext") or {}) | (judged(pod["containers"]).get("securityContext") or {})
@@ -66,7 +107,8 @@ def problem(spec: TrainingJobSpec) -> str:
         if checkpoint.sync_path or checkpoint.sync_when is not None:
             return f"spec.checkpoint.syncPath and syncWhen need mode Sync, and mode is {checkpoint.mode}"
         return ""
-    return _spec_problem(spec) or _path_problem(spec) or _pod_problem(pod) or _uri_problem(spec)
+    checks = (_spec_problem, _path_problem, _pod_problem, _uri_problem, _mounts_problem, _variables_problem)
+    return next((words for check in checks if (words := check(spec))), "")
 
 
 def _spec_problem(spec: TrainingJobSpec) -> str:
@@ -113,8 +155,8 @@ def _path_problem(spec: TrainingJobSpec) -> str:
     return ""
 
 
-def _pod_problem(pod: Mapping[str, Any]) -> str:
-    path = "spec.template.spec"
+def _pod_problem(spec: TrainingJobSpec) -> str:
+    pod, path = spec.template["spec"], "spec.template.spec"
     others = [c["name"] for c in pod["containers"] if c is not judged(pod["containers"])]
     if others:
         return (
@@ -159,6 +201,39 @@ def _uri_problem(spec: TrainingJobSpec) -> str:
             f"spec.checkpoint.uri {checkpoint.uri} is on no volume of {trainer_path(pod)}, so the sidecar "
             "cannot write there: mount one, or use an s3:// or gs:// URI"
         )
+    return ""
+
+
+def _mounts_problem(spec: TrainingJobSpec) -> str:
+    """A mount that holds the folder may be far above it, and is in the sidecar as a whole."""
+    pod = spec.template["spec"]
+    needed = sorted((*SIDECARS_FOLDERS, volumes.TMP_DIR, PODINFO_DIR, volumes.CA_DIR))
+    for mount in mounts(spec.checkpoint, judged(pod["containers"])):
+        at = volumes.clean(mount["mountPath"])
+        if hidden := next((own for own in needed if _within(own, at)), ""):
+            return (
+                f"{trainer_path(pod)}.volumeMounts has {mount['mountPath']}, which the sidecar gets too "
+                f"because of spec.checkpoint, and there it hides {hidden}, which the sidecar needs; mount "
+                "the volume at a folder of its own"
+            )
+    return ""
+
+
+def _variables_problem(spec: TrainingJobSpec) -> str:
+    """What `envFrom` holds is not known here, and the sidecar does not get it."""
+    pod = spec.template["spec"]
+    trainer = judged(pod["containers"])
+    if not trainer.get("envFrom"):
+        return ""
+    shared = mounts(spec.checkpoint, trainer)
+    known = {e["name"] for e in trainer.get("env") or ()} | {str(name) for name in OUR_VARIABLES}
+    copied = [(f"env {e['name']}", e) for e in variables(trainer, shared)]
+    for what, entry in [*copied, *((f"volumeMounts {m['mountPath']}", m) for m in shared)]:
+        if unknown := sorted(_named_by(entry) - known):
+            return (
+                f"{trainer_path(pod)}.{what} names $({unknown[0]}), which is not in env: the sidecar of "
+                f"checkpoint.mode Sync does not get envFrom; write {unknown[0]} into env"
+            )
     return ""
 
 

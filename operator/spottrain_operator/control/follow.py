@@ -137,16 +137,16 @@ def hold_first(o: Observed) -> Iterator[Action]:
 
 
 SYNC_STOP: Final = 120
-"""Seconds that a script with checkpoint.mode Sync has at most when the operator stops it. Its pod's own grace
-period is for the last upload after a normal end, and a script may ignore SIGTERM for all of it."""
+"""Seconds that a pod with checkpoint.mode Sync has at most when the operator stops it. Its own grace period
+is for the last upload after a normal end; a script may ignore SIGTERM, and a restore go on, for all of it."""
 
 
 def removal(o: Observed, pod: PodView) -> Delete:
     """Returns a deletion with the pod's own grace period; forced where no kubelet can end the pod."""
     if node_lost(pod, o) and not trainer_ended(pod):
         return Delete(pod=pod, grace=0)
-    running = pod.sync is not None and pod.running_since is not None
-    return Delete(pod=pod, grace=min(pod.grace, SYNC_STOP) if running else None)
+    hurried = pod.sync is not None and pod.uploading is None
+    return Delete(pod=pod, grace=min(pod.grace, SYNC_STOP) if hurried else None)
 
 
 def after(o: Observed, status: Status, before: tuple[Action, ...]) -> Iterator[Action]:

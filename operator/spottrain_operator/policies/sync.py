@@ -8,6 +8,7 @@ attempt.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 from spottrain.contract import Outcome, TerminationMessage
@@ -20,8 +21,11 @@ REFUSALS: Final = {
     Outcome.BAD_CONFIGURATION: Cause.BAD_CONFIGURATION,
     Outcome.SUPERSEDED: Cause.SUPERSEDED,
     Outcome.STORE_UNREACHABLE: Cause.STORE_UNREACHABLE,
+    Outcome.FAILED: Cause.FAILED,
 }
 """Outcomes with which a sidecar gives up, and what they mean for the attempt."""
+BEFORE_THE_SCRIPT: Final = frozenset({Cause.STORE_UNREACHABLE, Cause.FAILED})
+"""Those that end an attempt only while its folder is not restored; later the kubelet restarts the sidecar."""
 NO_SIDECARS: Final = "InitContainerRestartPolicyForbidden"
 """A pod's reason where the kubelet does not know sidecars."""
 OLD_KUBELET: Final = "; checkpoint.mode Sync needs nodes whose kubelet is 1.29 or newer, which runs sidecars"
@@ -33,7 +37,7 @@ def refusal(pod: PodView) -> Ending | None:
         return None
     ending = refused(termination_message_of(pod))
     began = pod.running_since is not None or pod.uploading is not None
-    if ending is not None and ending.cause is Cause.STORE_UNREACHABLE and began:
+    if ending is not None and ending.cause in BEFORE_THE_SCRIPT and began:
         return None  # the script goes on, and the sidecar is started again
     return ending
 
@@ -44,7 +48,7 @@ def refused(word: TerminationMessage | None) -> Ending | None:
     if word is None or cause is None:
         return None
     sentence = word.message or f"the sidecar ended with {word.outcome}"
-    charged = cause is Cause.BAD_CONFIGURATION
+    charged = cause in (Cause.BAD_CONFIGURATION, Cause.FAILED)
     return Ending(cause=cause, evidence=sentence, charged=charged, reason=word.reason if charged else "")
 
 
@@ -52,14 +56,17 @@ def end(pod: PodView, word: TerminationMessage | None) -> Ending | None:
     """Returns what the end of script and sidecar means; None where the script's own end decides."""
     if pod.ended is not None and pod.ended.exit_code != 0:
         return None
-    if (ending := refused(word)) is not None or pod.ended is None:
+    ending = refused(word)
+    if pod.ended is None:
+        return ending
+    if ending is not None and ending.cause is Cause.FAILED:
+        words = f"the script ended with exit code 0, and its last upload failed: {ending.evidence}"
+        return replace(ending, evidence=words)
+    if ending is not None:
         return ending
     if word is not None and word.outcome is Outcome.DONE:
         words = "the script ended with exit code 0, and all of its folder is in the store"
         return Ending(cause=Cause.DONE, evidence=words)
-    if word is not None and word.outcome is Outcome.FAILED:
-        words = f"the script ended with exit code 0, and its last upload failed: {word.message}"
-        return Ending(cause=Cause.FAILED, evidence=words, charged=True, reason=word.reason)
     return Ending(cause=Cause.INTERRUPTED, evidence=_not_uploaded(pod, word), reason=Reason.NOT_UPLOADED)
 
 
@@ -70,5 +77,6 @@ def _not_uploaded(pod: PodView, word: TerminationMessage | None) -> str:
     return (
         f"the script ended with exit code 0, and the sidecar ended{how} before the last checkpoint was in "
         f"the store{said}. The next attempt restores the last one that is. The last upload has "
-        f"terminationGracePeriodSeconds ({pod.grace}) of the template: raise it if that is too short"
+        f"terminationGracePeriodSeconds ({pod.grace}) of the template: raise it if that is too short. "
+        "Other sidecars of the template use it first: they must end at SIGTERM"
     )

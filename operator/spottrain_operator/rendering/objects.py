@@ -140,9 +140,10 @@ def _cleaner(job: Job, sync_image: str) -> Json:
     words += ["--endpoint", checkpoint.endpoint] if checkpoint.endpoint else []
     kept: Json = {name: copy.deepcopy(trainer[name]) for name in REACH if name in trainer}
     if checkpoint.synced:
-        kept = {"image": sync_image, "env": sync.store_variables(trainer)} | {
+        mounts = sync.store_mounts(checkpoint, trainer)  # others might hide what the image needs
+        kept = {"image": sync_image, "env": sync.variables(trainer, mounts)} | {
             "securityContext": sync_sidecar.security(job.spec.template["spec"]),
-            "volumeMounts": kept.get("volumeMounts", []),
+            "volumeMounts": mounts,
         }
     container = kept | {"name": names.ROLE_CLEANUP, "command": ["spottrain", "checkpoints", "delete", *words]}
     container["env"] = list(kept.get("env") or ())

@@ -47,13 +47,12 @@ def add(body: Json, trainer: Json, job: Job, status: Status, image: str) -> None
     assert job.spec is not None
     spec, given = job.spec, judged(job.spec.template["spec"]["containers"])
     path = sync.folder(spec.checkpoint)
-    mount = sync.mount_of(given, path)
-    if mount is None:
-        mount = {"name": names.SYNC_CONTAINER, "mountPath": path}
-        trainer["volumeMounts"].append(mount)
+    mounts = sync.mounts(spec.checkpoint, given)
+    if sync.mount_of(given, path) is None:
+        mounts.append({"name": names.SYNC_CONTAINER, "mountPath": path})
+        trainer["volumeMounts"].append(mounts[-1])
         body["volumes"].append({"name": names.SYNC_CONTAINER, "emptyDir": {}})
     body["volumes"].append({"name": STATE_VOLUME, "emptyDir": {}})
-    mounts = {m["mountPath"]: m for m in (mount, *_store_mounts(spec, given))}
     podinfo = next(m for m in trainer["volumeMounts"] if volumes.clean(m["mountPath"]) == PODINFO_DIR)
     state = {"name": STATE_VOLUME, "mountPath": volumes.TMP_DIR}
     container = access(spec, image, body) | {
@@ -66,7 +65,7 @@ def add(body: Json, trainer: Json, job: Job, status: Status, image: str) -> None
     }
     ours = environment(job, status, int(body["terminationGracePeriodSeconds"]))
     container["env"] = [*container["env"], *variables.listed(ours), variables.POD_UID]
-    container["volumeMounts"] = [*container["volumeMounts"], podinfo, state, *mounts.values()]
+    container["volumeMounts"] = [*container["volumeMounts"], podinfo, state, *mounts]
     body["initContainers"] = [container, *(body.get("initContainers") or ())]
 
 
@@ -76,7 +75,7 @@ def access(spec: TrainingJobSpec, image: str, body: Json) -> Json:
     given = judged(spec.template["spec"]["containers"])
     container: Json = {
         "image": image,
-        "env": sync.store_variables(given),
+        "env": sync.variables(given, sync.mounts(checkpoint, given)),
         "volumeMounts": [],
         "securityContext": security(spec.template["spec"]),
     }
@@ -92,13 +91,6 @@ def access(spec: TrainingJobSpec, image: str, body: Json) -> Json:
     if secret := checkpoint.credentials_secret_ref:
         container["envFrom"] = [{"secretRef": {"name": secret.name}}]
     return container
-
-
-def _store_mounts(spec: TrainingJobSpec, trainer: Json) -> list[Json]:
-    """Returns the mount with the folder of a file:// URI."""
-    stored = sync.uri_folder(spec.checkpoint)
-    mount = sync.mount_of(trainer, stored) if stored else None
-    return [mount] if mount is not None else []
 
 
 def security(pod: Json) -> Json:

@@ -191,6 +191,29 @@ def test_a_volume_of_the_template_at_the_folder_is_the_sidecars_too() -> None:
     assert SYNC_CONTAINER not in [v["name"] for v in body["volumes"]]
 
 
+def test_the_variables_that_mounts_and_other_variables_name_are_the_sidecars_too() -> None:
+    by_name = {"valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}
+    variables = [
+        {"name": "MY_POD"} | by_name,
+        {"name": "RUN", "value": "run-$(MY_POD)"},
+        {"name": "HOST", "value": "s3.example"},
+        {"name": "AWS_ENDPOINT_URL", "value": "https://$(HOST)"},
+        {"name": "OTHER", "value": "$(RUN)"},
+        {"name": "ESCAPED", "value": "1"},
+        {"name": "AWS_PROFILE", "value": "$$(ESCAPED)"},
+    ]
+    mount = {"name": "disk", "mountPath": "/ckpt", "subPathExpr": "$(RUN)/$(SPOTTRAIN_JOB_NAME)"}
+    given: Json = {"env": variables, "volumeMounts": [mount]}
+    container = sidecar(rendered(spec(trainer=given)))
+    copied = [e["name"] for e in container["env"] if e in variables]
+    assert copied == ["MY_POD", "RUN", "HOST", "AWS_ENDPOINT_URL", "AWS_PROFILE"], "in the template's order"
+    assert mount in container["volumeMounts"] and Env.JOB_NAME in env(container)
+    job = job_of(spec(trainer=given))
+    cleanup = objects.cleanup(job, Pool(name="p", platform=Platform.AWS), sync_image=IMAGE)["spec"]
+    (cleaner,) = cleanup["containers"]
+    assert "HOST" in env(cleaner) and "/ckpt" not in mounts(cleaner) and "RUN" not in env(cleaner)
+
+
 @pytest.mark.parametrize(
     ("context", "user", "rights"),
     [
@@ -231,6 +254,13 @@ def test_checkpoints_are_deleted_with_the_sidecars_image_and_access() -> None:
 
 
 # --- what is refused ----------------------------------------------------------------------------------
+FROM = [{"secretRef": {"name": "s"}}]
+
+
+def mounted(path: str, **more: Any) -> Json:
+    return {"volumeMounts": [{"name": "v", "mountPath": path} | more]}
+
+
 READ_ONLY = {"volumeMounts": [{"name": "v", "mountPath": "/ckpt", "readOnly": True}]}
 REFUSED: list[tuple[Json, str]] = [
     (spec({"syncPath": ""}), "needs syncPath"),
@@ -240,6 +270,22 @@ REFUSED: list[tuple[Json, str]] = [
     (spec({"syncPath": "/etc"}), "is or holds a folder that the operator mounts itself"),
     (spec({"syncPath": "/etc/spottrain/x"}), "is or holds a folder that the operator mounts itself"),
     (spec({"syncPath": "/opt"}), "would hide /opt/spottrain"),
+    (spec({"syncPath": "/opt/ckpt"}, trainer=mounted("/opt/")), "hides /opt/spottrain, which the sidecar"),
+    (spec({"syncPath": "/usr/lib/ckpt"}, trainer=mounted("/usr/lib")), "hides /usr/lib, which the sidecar"),
+    (spec({"syncPath": "/tmp/ckpt"}, trainer=mounted("/tmp")), "hides /tmp, which the sidecar"),
+    (spec({"syncPath": "/etc/ckpt"}, trainer=mounted("/etc")), "hides /etc/spottrain"),
+    (
+        spec({"uri": "file:///tmp/s"}, trainer=mounted("/tmp"), capacity={"type": "OnDemand"}),
+        "hides /tmp, which the sidecar",
+    ),
+    (
+        spec(trainer=mounted("/ckpt", subPathExpr="$(RUN)") | {"envFrom": FROM}),
+        "/ckpt names $(RUN), which is not in env",
+    ),
+    (
+        spec(trainer={"env": [{"name": "AWS_REGION", "value": "$(RUN)"}], "envFrom": FROM}),
+        "AWS_REGION names $(RUN), which is not in env",
+    ),
     (spec({"syncWhen": {"marker": "a", "renamed": "b"}}), "syncWhen must be an object with one of"),
     (spec({"syncWhen": {"marker": "../a"}}), "must be a path below the folder"),
     (spec(workers=2), "spec.workers must be 1"),
@@ -466,8 +512,23 @@ def test_a_store_that_does_not_answer_before_the_start_is_waited_for() -> None:
     assert condition(made, Condition.STORE_REACHABLE).status == "False"
 
 
-def test_a_store_that_goes_away_later_does_not_end_the_script() -> None:
-    made = plan(make_observed(given_up(Outcome.STORE_UNREACHABLE, runs=True), job=job_of()))
+def test_a_restore_that_fails_ends_the_attempt_as_a_failure_with_its_sentence() -> None:
+    pod = given_up(
+        Outcome.FAILED, reason="CheckpointDamaged", message="none of the 2 checkpoints can be read"
+    )
+    made = plan(make_observed(pod, job=job_of()))
+    first = status_of(made).attempts[0]
+    assert (first.stopping, first.charged, first.reason) == (Cause.FAILED, True, "CheckpointDamaged")
+    assert "none of the 2 checkpoints" in first.evidence
+    assert [a.pod.uid for a in made.after if isinstance(a, Delete)] == [pod.uid]
+    ended = replace(pod, phase="Failed", **deleted(5))
+    status = status_of(plan(make_observed(ended, job=job_of(status=status_of(made)))))
+    assert (status.failures, status.attempts[0].cause) == (1, Cause.FAILED)
+
+
+@pytest.mark.parametrize("outcome", [Outcome.STORE_UNREACHABLE, Outcome.FAILED])
+def test_what_the_sidecar_cannot_do_later_does_not_end_the_script(outcome: Outcome) -> None:
+    made = plan(make_observed(given_up(outcome, runs=True), job=job_of()))
     assert not [a for a in made.after if isinstance(a, Delete | Create)]
 
 
@@ -491,6 +552,8 @@ def test_a_stop_by_the_operator_does_not_wait_for_the_grace_of_the_last_upload()
     assert [a.grace for a in made.after if isinstance(a, Delete)] == [follow.SYNC_STOP]
     uploads = replace(pod, running_since=None, uploading=Ended(exit_code=0))
     assert follow.removal(make_observed(job=job_of()), uploads).grace is None
+    restores = replace(pod, running_since=None, phase="Pending")
+    assert follow.removal(make_observed(job=job_of()), restores).grace == follow.SYNC_STOP
 
 
 def test_no_attempt_starts_beside_one_that_is_still_stopping() -> None:
