@@ -124,6 +124,44 @@ def test_an_unchanged_script_goes_on_exactly_in_an_epoch_and_at_its_end(
     assert "library=lightning version=2.6.6 what=Trainer.fit off=--no-auto-attach" in second.log
 
 
+GENERATOR = "generator=torch.Generator().manual_seed(3)"
+DRAWN = f"torch.utils.data.RandomSampler(Sums(), replacement=True, num_samples=40, {GENERATOR})"
+
+
+@pytest.mark.parametrize("step", [7, 10])
+@pytest.mark.parametrize(
+    "order",
+    [
+        f"batch_size=8, shuffle=True, {GENERATOR}",
+        f"batch_size=8, sampler={DRAWN}",
+        f"batch_sampler=torch.utils.data.BatchSampler({DRAWN}, 8, False)",
+    ],
+)
+def test_the_generators_of_a_loader_go_on(lab: Lab, others: Lab, order: str, step: int) -> None:
+    """In the first case the validations draw from the same generator."""
+    script = SCRIPT.replace("batch_size=8, shuffle=True", order).replace(
+        "held_out = torch.utils.data.DataLoader(Sums(), batch_size=8)",
+        "held_out = torch.utils.data.DataLoader(Sums(), batch_size=8, generator=loader.generator)",
+    )
+    plain = others.alone(script, {})
+    lab.run(script, attempt=1, interval="1h", env={"STOP": str(step)}).ends(ExitCode.INTERRUPTED)
+    second = lab.run(script, attempt=2, interval="1h").done()
+    assert second.losses == {each: loss for each, loss in plain.losses.items() if each > step}
+    assert second.digest == plain.digest
+
+
+def test_persistent_workers_keep_the_order_of_the_samples(lab: Lab, others: Lab) -> None:
+    script = SCRIPT.replace("shuffle=True", "shuffle=True, persistent_workers=True").replace(
+        "x + 0.01 * torch.randn(4)", "x"
+    )
+    env = {"WORKERS": "2"}
+    plain = others.alone(script, env)
+    lab.run(script, attempt=1, interval="1h", env=env | {"STOP": "7"}).ends(ExitCode.INTERRUPTED)
+    second = lab.run(script, attempt=2, interval="1h", env=env).done()
+    assert second.digest == plain.digest
+    assert second.log.count('event=advice about=attach text="persistent_workers=True') == 1
+
+
 def test_a_stop_and_a_kill_are_gone_on_from(lab: Lab, others: Lab) -> None:
     plain = others.alone(SCRIPT, {"WORKERS": "0"})
     first = lab.run(SCRIPT, attempt=1, env={"PAUSE": "0.05"}).until("step=7/").stopped()

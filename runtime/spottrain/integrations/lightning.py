@@ -221,6 +221,8 @@ class LightningCallback(pl.Callback):
         if self._random_due:
             self._random_due = False
             self._engine.restore_random(self._random, self._engine.coordinator.step)
+            if self._position is not None:
+                self._position.restore_generators()
             self._unvalidated = devices.random_state()
 
     def _take_signals(self, trainer: pl.Trainer) -> None:

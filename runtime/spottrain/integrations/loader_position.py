@@ -3,20 +3,37 @@
 The batches of an epoch follow from the random state when the loader's iterator is made, and from that when
 the first batch is fetched. Both are part of a checkpoint. A resume makes the iterator from them, reads the
 batches that were used, and sets the random state of the last step before the next batch is fetched.
+Random state is the global one, and that of the generators of the loader and its samplers.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from operator import attrgetter
 from typing import Any, Final
 
+import torch
 from torch.utils.data import DataLoader
 
 from spottrain.core import device as devices
+from spottrain.core import log
 
 WARNING: Final = "You're resuming from a checkpoint that ended before the epoch ended"
+
+GENERATORS: Final = (
+    "generator",
+    "sampler.generator",
+    "batch_sampler.generator",
+    "batch_sampler.sampler.generator",
+)
+"""Where a DataLoader may have a torch.Generator."""
+PERSISTENT: Final = (
+    "persistent_workers=True: the random state of the loader's workers goes on from epoch to epoch, and is "
+    "not saved. After an interruption random numbers that are drawn in them differ; the order of the samples "
+    "does not. Leave it out for a training that is exact"
+)
 
 
 class LoaderPosition:
@@ -30,19 +47,35 @@ class LoaderPosition:
         self._made: Any = None
         self._first: Any = None
         """Random states when this epoch's iterator was made, and when its first batch was fetched."""
+        self._loader: Any = None
+        """The loader that is followed."""
+        self._renewed = self._advised = False
+        """Whether this epoch goes on with the workers of the one before; whether `PERSISTENT` was logged."""
         self._saved: dict[str, Any] | None = None
+        self._generators: Mapping[str, Any] = {}
+        """States of the generators in the checkpoint."""
 
     def state(self) -> dict[str, Any] | None:
-        """Returns the position for a checkpoint; None at the end of an epoch, or if it is not known."""
-        epoch_loop = self._trainer.fit_loop.epoch_loop
-        if self._first is None or epoch_loop._num_ready_batches_reached():
+        """Returns the position for a checkpoint; None if it is not known. No batches: the end of an epoch."""
+        if self._loader is None:
             return None
+        epoch_loop = self._trainer.fit_loop.epoch_loop
+        position: dict[str, Any] = {"generators": _generators(self._loader)}
+        if self._first is None or epoch_loop._num_ready_batches_reached():
+            return position
         used = epoch_loop.batch_progress.current.ready
-        return {"made": self._made, "first": self._first, "batches": used}
+        within = {"made": self._made, "first": self._first, "batches": used, "renewed": self._renewed}
+        return position | within
 
     def load(self, saved: dict[str, Any] | None) -> None:
         """Makes the next iterator begin at this position."""
-        self._saved = saved
+        self._generators = (saved or {}).get("generators", {})
+        self._saved = saved if saved is not None and "batches" in saved else None
+
+    def restore_generators(self) -> None:
+        """Sets the generators to their state in the checkpoint."""
+        if self._loader is not None:
+            _set_generators(self._loader, self._generators)
 
     @contextmanager
     def followed(self) -> Iterator[None]:
@@ -66,13 +99,18 @@ class LoaderPosition:
 
     def _iterate(self, loader: Any, usual: Callable[[Any], Iterator[Any]]) -> Iterator[Any]:
         saved, self._saved = self._saved, None
+        self._loader = loader
+        if loader.persistent_workers and not self._advised:
+            self._advised = True
+            log.event("advice", about="attach", text=PERSISTENT)
         if saved is not None:
             return self._resume(saved, lambda: usual(loader), ahead=not _sized(loader))
-        self._made, self._first = devices.random_state(), None
+        self._renewed = loader.persistent_workers and loader._iterator is not None
+        self._made, self._first = _random_state(loader), None
         return self._begin(usual(loader))
 
     def _begin(self, batches: Iterator[Any]) -> Iterator[Any]:
-        self._first = devices.random_state()
+        self._first = _random_state(self._loader)
         yield from batches
 
     def _resume(
@@ -83,14 +121,17 @@ class LoaderPosition:
         `ahead`: Lightning fetches a batch while it trains on the one before, because the end is not known.
         """
         warnings.filterwarnings("ignore", message=WARNING)
+        loader, now = self._loader, _random_state(self._loader)
         self._made, self._first = saved["made"], saved["first"]
-        now = devices.random_state()
-        devices.set_random_state(self._made)
+        self._renewed = saved.get("renewed", False)
+        if self._renewed:
+            make()  # starts the workers, for which torch draws a number
+        _set_random_state(loader, self._made)
         batches = make()
-        devices.set_random_state(self._first)
+        _set_random_state(loader, self._first)
         for _ in range(saved["batches"]):
             next(batches, None)
-        devices.set_random_state(now)
+        _set_random_state(loader, now)
         if not ahead:
             self._before_batch()
         yield from batches
@@ -101,3 +142,33 @@ def _sized(loader: Any) -> bool:
         return len(loader) > 0
     except TypeError:
         return False
+
+
+def _random_state(loader: Any) -> dict[str, Any]:
+    return devices.random_state() | {"generators": _generators(loader)}
+
+
+def _set_random_state(loader: Any, state: dict[str, Any]) -> None:
+    devices.set_random_state(state)
+    _set_generators(loader, state.get("generators", {}))
+
+
+def _generators(loader: Any) -> dict[str, torch.Tensor]:
+    """Returns the states of the loader's generators by where they are."""
+    return {where: generator.get_state() for where, generator in _found(loader)}
+
+
+def _set_generators(loader: Any, states: Mapping[str, Any]) -> None:
+    for where, generator in _found(loader):
+        if where in states:
+            generator.set_state(states[where])
+
+
+def _found(loader: Any) -> Iterator[tuple[str, torch.Generator]]:
+    for where in GENERATORS:
+        try:
+            generator = attrgetter(where)(loader)
+        except AttributeError:
+            continue
+        if isinstance(generator, torch.Generator):
+            yield where, generator
