@@ -117,7 +117,8 @@ def test_an_unchanged_script_goes_on_exactly_in_an_epoch_and_at_its_end(
     assert max(plain.losses) == 20
     first = lab.run(SCRIPT, attempt=1, interval="1h", env=env | {"STOP": str(step)})
     first.ends(ExitCode.INTERRUPTED)
-    assert first.message.durableStep == step
+    nothing_done = step == 1 and first.message.step == 0  # it ended before its first optimizer step
+    assert first.message.durableStep == (None if nothing_done else step)
     second = lab.run(SCRIPT, attempt=2, interval="1h", env=env).done()
     assert first.losses | second.losses == plain.losses and second.digest == plain.digest
     assert second.log.count("event=attached") == 1

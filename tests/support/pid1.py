@@ -16,10 +16,10 @@ import pytest
 
 ROOT: Final = Path(__file__).parents[2]
 HELD: Final = [
-    *re.findall(r"#!/usr/bin/env -S (\S+) /opt", (ROOT / "Dockerfile").read_text()),
+    *set(re.findall(r"#!/usr/bin/env -S (\S+) /opt", (ROOT / "Dockerfile").read_text())),
     sys.executable,
 ]
-"""Arguments of `env` by which the image starts the interpreter of `spottrain`, with the signals blocked."""
+"""Arguments of `env` by which all images start the interpreter of `spottrain`, with the signals blocked."""
 NAMESPACE: Final = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
 SIGTERM_BIT: Final = 1 << (signal.SIGTERM - 1)
 
