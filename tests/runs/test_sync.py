@@ -283,7 +283,9 @@ def test_a_sidecar_stores_everything_when_all_others_have_ended(place: Place) ->
     process.terminate()
     code, output = place.ended(process)
     assert code == 0, output
-    assert place.told().outcome is Outcome.DONE and place.told().durableStep == 2
+    told = place.told()
+    assert (told.outcome, told.step, told.durableStep) == (Outcome.DONE, 2, 1)
+    assert "stored as checkpoint 2" in told.message
     again = {**POD, Env.ATTEMPT: "2", Env.POD_UID: "pod-2"}
     for last_exit, expected in (("", False), ("137", False), ("0", True)):
         result.unlink()

@@ -308,6 +308,10 @@ def with_final_word(status: Status, o: Observed, word: TerminationMessage | None
     """Takes the final step and the URI of the weights from a finished job's termination message."""
     if word is None:
         return status
+    # A sidecar does not know the exit code, by which the commit of the end counts.
+    synced = o.job.spec is not None and o.job.spec.checkpoint.synced
+    durable = word.step if synced else word.durableStep
+    status = _known_durable(status, durable)
     old = status.progress or ProgressStatus(time=o.now.replace(microsecond=0))
     progress = replace(
         old,
@@ -315,7 +319,7 @@ def with_final_word(status: Status, o: Observed, word: TerminationMessage | None
         eta_seconds=0.0,
         step=_or(word.step, old.step),
         total_steps=_or(word.totalSteps, old.total_steps),
-        durable_step=_larger(word.durableStep, old.durable_step),
+        durable_step=_larger(durable, old.durable_step),
         checkpoint_uri=o.job.spec.checkpoint.uri if o.job.spec else "",
     )
     output = OutputStatus(uri=word.outputURI) if word.outputURI else status.output

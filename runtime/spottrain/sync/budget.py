@@ -1,4 +1,4 @@
-"""Whether a commit fits before a deadline, by the bandwidth of the commits before. Pure."""
+"""How long a commit takes, by the bandwidth of the commits before. Pure."""
 
 from __future__ import annotations
 
@@ -25,14 +25,3 @@ class Bandwidth:
 def commit_seconds(bytes: int, bandwidth: Bandwidth) -> float:
     """Estimated seconds of a commit that sends this much; without a measurement, of its requests alone."""
     return COMMIT_SECONDS + (bytes / bandwidth.rate if bandwidth.rate else 0.0)
-
-
-def hopeless(bytes: int, bandwidth: Bandwidth, left: float) -> str:
-    """Returns a sentence if the commit cannot be done in the `left` seconds; else ""."""
-    seconds = commit_seconds(bytes, bandwidth)
-    if seconds <= left:
-        return ""
-    return (
-        f"a commit of {bytes / 1e9:.2f} GB at {bandwidth.rate / 1e6:.0f} MB/s takes {seconds:.0f} s, and "
-        f"{max(left, 0.0):.0f} s are left"
-    )

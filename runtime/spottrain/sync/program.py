@@ -229,10 +229,10 @@ class Program:
     # --- the end ----------------------------------------------------------------------------------------
     def _ending(self, covered: bool, stopped: bool, code: int) -> Ending:
         """Returns how it ends. `code`: the command's, 0 where it is not known."""
-        facts = self._board.facts
         watcher = self._watcher
         failure = watcher.failure if watcher is not None else None
-        newest = f"checkpoint {facts.durable_step}" if facts.durable_step else "no checkpoint"
+        stored = watcher.newest if watcher is not None else None
+        newest = f"checkpoint {stored}" if stored else "no checkpoint"
         if code and not stopped:
             return Ending(
                 Outcome.FAILED,
@@ -242,7 +242,7 @@ class Program:
         if covered:
             outcome = Outcome.INTERRUPTED if stopped else Outcome.DONE
             empty = watcher is not None and watcher.empty
-            if empty and stopped and not facts.durable_step:
+            if empty and stopped and not stored:
                 return Ending(Outcome.INTERRUPTED_LOST, "Interrupted, and the folder is empty.")
             words = "The folder is empty" if empty else f"All of the folder is stored as {newest}"
             return Ending(outcome, f"{'Interrupted. ' if stopped else ''}{words}.")

@@ -13,10 +13,10 @@ from spottrain.core.progress import ProgressBoard
 from spottrain.errors import RunError, StoreUnavailable, Superseded
 from spottrain.lifecycle.notice_budget import NoticeBudget
 from spottrain.storage.base import Cancelled, Changed
-from spottrain.sync.budget import Bandwidth, commit_seconds, hopeless
+from spottrain.sync.budget import Bandwidth, commit_seconds
 from spottrain.sync.checkpoints import Commit, FolderCheckpoints
 from spottrain.sync.tree import Kind, Tree, leads_out, look
-from spottrain.sync.whole import Verdict, View, has_files, judge, same, settled
+from spottrain.sync.whole import Verdict, first_view, has_files, judge, same
 
 LOOK_SECONDS: Final = 1.0
 """Between two looks; more if a look at many files takes long."""
@@ -52,6 +52,8 @@ class Watcher:
     ) -> None:
         self.failure: RunError | None = None
         """Why the last try of a commit failed; None once one has succeeded."""
+        self.newest = board.facts.durable_step
+        """Number of the newest checkpoint that is stored; None without one."""
         self._root = root
         self._when = when
         self._checkpoints = checkpoints
@@ -59,7 +61,7 @@ class Watcher:
         self._left = left
         self._grace = grace
         self._clock = clock
-        self._view = settled(View().then(look(root), when, 0.0))
+        self._view = first_view(look(root), when, clock())
         self._bandwidth = Bandwidth()
         self._look_at = self._try_at = float("-inf")
         self._check_at = clock() + CHECK_SECONDS
@@ -85,7 +87,7 @@ class Watcher:
             return
         verdict = judge(self._when, self._view, self._checkpoints.committed, self._clock())
         if verdict.tree is not None and now >= self._try_at:
-            self._try(verdict.tree, at_end=False)
+            self._try(verdict.tree)
         self._tell(verdict)
         self._check()
 
@@ -101,14 +103,13 @@ class Watcher:
         while True:
             if self._look():
                 verdict = judge(self._when, self._view, self._checkpoints.committed, ended)
-                by_rule = verdict.tree
-                if by_rule is None and everything and not self.covered and not self.empty:
-                    by_rule, final = self._view.tree, at_end
-                else:
-                    final = False
-                if by_rule is None:
+                tree = verdict.tree
+                rest = tree is None and everything and not self.covered and not self.empty
+                if rest:
+                    tree = self._view.tree
+                if tree is None:
                     return self.covered or self.empty
-                if self._try(by_rule, at_end=final):
+                if self._try(tree, at_end=at_end and rest, all_of_it=rest):
                     continue
             if until():
                 return False
@@ -128,30 +129,21 @@ class Watcher:
         self._look_at = now + max(LOOK_SECONDS, (now - began) / LOOK_SHARE)
         return True
 
-    def _same(self, tree: Tree) -> Callable[[], bool]:
-        """Returns whether the folder still holds `tree`, by another look."""
-        all_of_it = tree == self._view.tree
+    def _try(self, tree: Tree, *, at_end: bool = False, all_of_it: bool = False) -> bool:
+        """Commits `tree`. Returns whether it is committed. Raises Superseded.
 
-        def still() -> bool:
-            return self._look() and same(tree, self._view.tree, all_of_it=all_of_it)
-
-        return still
-
-    def _try(self, tree: Tree, *, at_end: bool) -> bool:
-        """Commits `tree`. Returns whether it is committed. Raises Superseded."""
-        left = self._left()
-        if why := hopeless(self._checkpoints.unsent(tree), self._bandwidth, left):
-            self._failed(StoreUnavailable(why))
-            return False
+        Whether it fits into the time that is left is not foretold: how much of it is new to the store shows
+        only when it is read. `all_of_it`: nothing else may have come into the folder meanwhile.
+        """
         self._warn_of_links(tree)
         self._board.update(state="Saving")
         try:
             done = self._checkpoints.commit(
                 tree,
-                self._same(tree),
+                lambda: self._look() and same(tree, self._view.tree, all_of_it=all_of_it),
                 at_end=at_end,
                 cancelled=lambda: self._left() <= 0,
-                patience=max(1.0, min(PATIENCE, left)),
+                patience=max(1.0, min(PATIENCE, self._left())),
             )
         except Superseded:
             raise
@@ -166,11 +158,12 @@ class Watcher:
             return False
         finally:
             self._board.update(state="Training")
-        self._committed(done)
+        self._committed(done, at_end=at_end)
         return True
 
-    def _committed(self, done: Commit) -> None:
+    def _committed(self, done: Commit, *, at_end: bool) -> None:
         self.failure = None
+        self.newest = done.step
         self._told.clear()
         self._tell_at = self._clock() + TELL_SECONDS
         self._check_at = self._clock() + CHECK_SECONDS
@@ -183,13 +176,13 @@ class Watcher:
             sent=done.sent,
             key=done.key,
         )
+        # Whether a commit of the end counts depends on the exit code, which is not known here.
+        durable = {} if at_end else {"durable_step": done.step, "durable_time": done.time, "key": done.key}
         self._board.update(
             step=done.step,
-            durable_step=done.step,
-            durable_time=done.time,
-            key=done.key,
             saves=self._board.facts.saves + 1,
             save_seconds=done.seconds,
+            **durable,
             **self._budget(done.sent),
         )
 

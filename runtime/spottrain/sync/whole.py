@@ -10,7 +10,7 @@ A commit of a marker's folders or of renamed ones leaves all else out.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
 from typing import Final
@@ -141,12 +141,15 @@ def matches(path: str, pattern: str) -> bool:
 
 
 def same(selected: Tree, now: Tree, *, all_of_it: bool) -> bool:
-    """Whether what was selected is still there as it was. `all_of_it`: and nothing else is."""
+    """Whether what was selected, and read since, is what it was. `all_of_it`: and nothing came or went.
+
+    Otherwise a file may be gone by now: its content was whole, and was read before.
+    """
     if all_of_it:
         return selected == now
-    return all(now.get(path) == node for path, node in selected.items())
+    return all(now.get(path, node) == node for path, node in selected.items())
 
 
-def settled(view: View) -> View:
-    """The view at the start: what is there was not seen to change."""
-    return replace(view, changed_at=float("-inf"))
+def first_view(tree: Tree, when: SyncWhen, now: float) -> View:
+    """The view at the start. Nobody has seen what was written before, so all of it may be of just now."""
+    return View(tree=tree, changed_at=now, marker=tree.get(when.marker), before_marker=frozenset(tree))

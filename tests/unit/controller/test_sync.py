@@ -385,7 +385,8 @@ def test_of_a_sidecar_that_the_kubelet_restarts_its_last_words_are_told() -> Non
 
 
 # --- ends ---------------------------------------------------------------------------------------------
-DONE = word(Outcome.DONE, durableStep=7, step=7)
+DONE = word(Outcome.DONE, durableStep=6, step=7)
+"""Commit 7 holds what was there at the end, which is whole only if the script ended with 0."""
 
 
 def over(
@@ -404,6 +405,11 @@ def test_exit_0_with_all_of_the_folder_in_the_store_is_success() -> None:
     assert condition(made, Condition.SUCCEEDED).status == "True"
     status = status_of(made)
     assert status.known_durable_step == 7 and status.attempts[0].cause == Cause.DONE
+
+
+def test_the_commit_of_the_end_of_a_script_that_failed_is_no_progress() -> None:
+    made = plan(make_observed(over(143), job=job_of()))
+    assert status_of(made).known_durable_step == 6
 
 
 KILLED = ["", word(Outcome.INTERRUPTED), word(Outcome.INTERRUPTED_LOST)]

@@ -14,7 +14,7 @@ from spottrain.errors import CheckpointError, ConfigurationError, RunError, Stor
 from spottrain.storage.base import Body, Changed, FilePart, never
 from spottrain.storage.local import FolderStore
 from spottrain.sync.blobs import unnamed
-from spottrain.sync.budget import Bandwidth, hopeless
+from spottrain.sync.budget import Bandwidth
 from spottrain.sync.checkpoints import Commit, FolderCheckpoints
 from spottrain.sync.manifest import StoredFile, SyncManifest
 from spottrain.sync.record import Record, Start, decide
@@ -447,12 +447,9 @@ def test_only_unnamed_contents_of_earlier_terms_may_go() -> None:
     assert unnamed(keys, {keys[0]}, below=3) == [keys[1]]
 
 
-def test_a_commit_that_cannot_be_done_in_time_is_known_by_the_bandwidth() -> None:
+def test_a_small_upload_says_nothing_of_the_bandwidth() -> None:
     measured = Bandwidth().after(100 * 2**20, 1.0)
-    assert measured.after(10, 5.0) == measured, "too little says nothing"
-    assert not hopeless(10**12, Bandwidth(), 5.0)
-    assert not hopeless(100 * 2**20, measured, 5.0)
-    assert "5 s are left" in hopeless(10**9, measured, 5.0)
+    assert measured.after(10, 5.0) == measured
 
 
 @pytest.mark.parametrize("path", ["../a", "/a", "a//b", ".spottrain-sync/record.json", "link/a"])

@@ -1,0 +1,160 @@
+"""The loop that looks at a folder and commits it, with a store that is a folder and a clock of the test."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from spottrain.checkpoint.head.owner import Identity
+from spottrain.contract import SyncWhen
+from spottrain.core.progress import ProgressBoard
+from spottrain.storage.base import Cancelled, FilePart, never
+from spottrain.storage.local import FolderStore
+from spottrain.sync.budget import Bandwidth
+from spottrain.sync.checkpoints import FolderCheckpoints
+from spottrain.sync.watch import Watcher
+
+
+class SlowStore(FolderStore):
+    """Something happens during each upload of a part."""
+
+    def during(self) -> None:
+        """What happens."""
+
+    def put_part(self, key: str, part: FilePart, **more: object) -> None:
+        super().put_part(key, part)
+        self.during()
+
+
+class Scene:
+    def __init__(self, root: Path) -> None:
+        self.folder = root / "folder"
+        self.store = SlowStore(root / "store")
+        self.folder.mkdir()
+        self.board = ProgressBoard(1)
+        self.now = 1000.0
+        self.left = float("inf")
+        self.checkpoints: FolderCheckpoints
+
+    def start(self, when: SyncWhen) -> Watcher:
+        """Starts the sidecar, or the same one again."""
+        who = Identity(job_uid="u", job="j", attempt=1)
+        self.checkpoints = FolderCheckpoints(self.folder, self.store, who, keep=2, run="pod/1")
+        assert self.checkpoints.claim(0.0, never, 5.0)
+        self.checkpoints.restore()
+        return Watcher(
+            self.folder,
+            when,
+            self.checkpoints,
+            self.board,
+            lambda: self.left,
+            grace=30.0,
+            clock=lambda: self.now,
+        )
+
+    def step(self, watcher: Watcher, seconds: float = 2.0) -> list[str]:
+        """One look, later. Returns what the newest checkpoint holds."""
+        self.now += seconds
+        watcher.step()
+        return sorted(self.checkpoints.committed)
+
+    def write(self, path: str, text: str = "1") -> None:
+        (self.folder / path).write_text(text)
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Scene:
+    return Scene(tmp_path)
+
+
+QUIET = SyncWhen(quietSeconds=30)
+
+
+def test_a_folder_that_was_filled_before_the_first_look_is_not_taken_for_quiet(scene: Scene) -> None:
+    scene.write("model")
+    watcher = scene.start(QUIET)
+    assert scene.step(watcher) == []
+    assert scene.step(watcher, 30) == ["model"]
+
+
+def test_after_a_restart_a_file_that_is_newer_than_the_marker_stands_against_a_commit(scene: Scene) -> None:
+    scene.write("optimizer")
+    scene.write("latest")
+    scene.write("model", "half of the next")
+    watcher = scene.start(SyncWhen(marker="latest"))
+    assert scene.step(watcher) == []
+    scene.write("latest", "2")
+    assert scene.step(watcher) == ["latest", "model", "optimizer"]
+
+
+def test_what_comes_and_goes_during_an_upload_does_not_stop_its_commit(scene: Scene) -> None:
+    for name in ("step_1", "step_2"):
+        scene.write(name, name)
+    watcher = scene.start(SyncWhen(renamed="step_*"))
+    uploads = 0
+
+    def train() -> None:
+        nonlocal uploads
+        uploads += 1
+        scene.write(f"tmp_{uploads}")
+        if uploads == 2:  # both are sent
+            (scene.folder / "step_1").unlink()
+
+    scene.store.during = train  # type: ignore[method-assign]
+    assert scene.step(watcher) == ["step_1", "step_2"]
+    assert scene.step(watcher) == ["step_2"]
+
+
+def test_a_file_that_is_written_over_during_an_upload_stops_its_commit(scene: Scene) -> None:
+    for name in ("step_1", "step_2"):
+        scene.write(name, name)
+    watcher = scene.start(SyncWhen(renamed="step_*"))
+    scene.store.during = lambda: scene.write("step_1", "other content")  # type: ignore[method-assign]
+    assert scene.step(watcher) == []
+    assert "changed while it was read" in str(watcher.failure)
+
+
+def test_a_commit_before_a_deadline_is_tried_however_much_is_to_be_read(scene: Scene) -> None:
+    chunk = 2**20
+    scene.write("step_1", "1" * chunk)
+    watcher = scene.start(SyncWhen(renamed="step_*"))
+    scene.step(watcher)
+    watcher._bandwidth = Bandwidth(rate=1.0)  # bytes a second of the last upload: all of it was new
+    scene.left = 20.0
+    scene.write("step_2", "1" * chunk)
+    assert scene.step(watcher) == ["step_1", "step_2"], "no byte of it was new"
+
+
+def test_of_a_commit_that_takes_too_long_nothing_counts(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene.write("step_1")
+    watcher = scene.start(SyncWhen(renamed="step_*"))
+    scene.left = 5.0
+
+    def too_long(key: str, part: FilePart, **more: object) -> None:
+        scene.left = 0.0
+        raise Cancelled(key)
+
+    monkeypatch.setattr(scene.store, "put_part", too_long)
+    assert scene.step(watcher) == []
+    assert "the time was up" in str(watcher.failure)
+
+
+def test_a_commit_that_only_the_end_made_whole_is_no_durable_step(scene: Scene) -> None:
+    scene.write("step_1")
+    watcher = scene.start(SyncWhen(renamed="step_*"))
+    scene.step(watcher)
+    key = scene.board.facts.key
+    scene.write("half")
+    assert watcher.last(everything=True, at_end=True, until=lambda: True)
+    facts = scene.board.facts
+    assert (facts.step, facts.durable_step, watcher.newest) == (2, 1, 2)
+    assert key and facts.key == key
+
+
+def test_a_commit_after_the_exit_code_0_is_a_durable_step(scene: Scene) -> None:
+    scene.write("half")
+    watcher = scene.start(SyncWhen(renamed="step_*"))
+    assert watcher.last(everything=True, at_end=False, until=lambda: True)
+    assert scene.board.facts.durable_step == 1
