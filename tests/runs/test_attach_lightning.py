@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -194,6 +195,32 @@ def test_early_stopping_ends_it_again_after_an_interruption_of_the_rest(lab: Lab
     assert second.digest == first.digest and second.message.reason == Reason.EARLY_STOPPED
 
 
+SLOW_TEST = "Model.test_step = lambda self, batch, i: print('testing', flush=True) or time.sleep(0.1)\n"
+AFTER_FIT = {
+    "test": SLOW_TEST + "theirs.test(Model(), torch.utils.data.DataLoader(range(200)))\nprint('the rest')\n",
+    "second fit": "PAUSE = 0.1\nprint('testing', flush=True)\ntrainer(max_epochs=99).fit(Model(), loader)\n",
+}
+
+
+@pytest.mark.parametrize("what", AFTER_FIT)
+def test_lightnings_own_exit_at_a_stop_after_the_training_does_not_make_the_job_done(
+    lab: Lab, what: str
+) -> None:
+    run = lab.run(SCRIPT + AFTER_FIT[what], attempt=1).until("testing")
+    time.sleep(1)  # so that it is in Lightning's loop
+    lost = what == "second fit"
+    run.send().ends(ExitCode.INTERRUPTED_LOST if lost else ExitCode.INTERRUPTED)
+    assert "between the end of the training" in run.message.message and "the rest" not in run.log
+    assert json.loads((lab.folder / "store/HEAD").read_text())["state"] == "released"
+
+
+def test_a_second_stage_does_not_go_on_from_the_checkpoint_of_the_first(lab: Lab) -> None:
+    lab.run(SCRIPT, attempt=1, env={"REST": "60"}).until("after fit 20").killed()
+    second = {"ARGUMENTS": "dict(default_root_dir='stage2')"}
+    run = lab.run(SCRIPT, attempt=2, env=second).ends(ExitCode.BAD_CONFIGURATION)
+    assert "folder stage2" in run.message.message and "one checkpoint URI for each" in run.message.message
+
+
 @pytest.mark.parametrize(
     ("folder", "where", "arguments"),
     [
@@ -280,7 +307,7 @@ def test_what_the_tuner_and_a_try_out_train_is_left_alone(lab: Lab) -> None:
     )
     run = lab.run(tuned).done()
     assert run.message.step == 20 and run.log.count("event=attached") == 1
-    assert "fast_dev_run tries the script out" in run.log
+    assert "fast_dev_run runs one batch as a check" in run.log
 
 
 def test_the_switch_turns_it_off(lab: Lab) -> None:

@@ -286,6 +286,49 @@ def test_a_training_that_failed_may_be_tried_again(lab: Lab) -> None:
     assert json.loads((lab.folder / "store/HEAD").read_text())["state"] == "done"
 
 
+FAILING = (
+    HEAD
+    + """\
+theirs.train_dataset = [{}] * 32
+try:
+    theirs.train()
+except Exception as error:
+    print("caught", type(error), flush=True)
+"""
+)
+
+
+def test_another_training_after_a_failed_one_is_left_alone(lab: Lab) -> None:
+    run = lab.run(FAILING + "trainer().train()\nprint('trained', flush=True)\n").ends(ExitCode.FAILED)
+    assert run.log.count("event=attached") == 1 and "goes on with another Trainer" in run.log
+    assert "trained" in run.log
+    assert "Trainer.train failed after 0 step(s), and the script caught that" in run.message.message
+
+
+def test_a_stop_in_another_training_after_a_failed_one_has_lost_it(lab: Lab) -> None:
+    run = lab.run(FAILING + "trainer().train()\n", env={"PAUSE": "0.1"}).until("goes on with another Trainer")
+    run.send().ends(ExitCode.INTERRUPTED_LOST)
+    assert "a training after one that had failed" in run.message.message
+
+
+@pytest.mark.parametrize("change", ["output_dir='stage-2'", "max_steps=24"])
+def test_a_second_stage_does_not_go_on_from_the_checkpoint_of_the_first(lab: Lab, change: str) -> None:
+    stage = {"ARGUMENTS": "dict(output_dir='stage-1')", "REST": "60"}
+    lab.run(SCRIPT, attempt=1, env=stage).until("after train 18").killed()
+    arguments = "dict({'output_dir': 'stage-1'} | dict(" + change + "))"
+    run = lab.run(SCRIPT, attempt=2, env={"ARGUMENTS": arguments}).ends(ExitCode.BAD_CONFIGURATION)
+    assert "one checkpoint URI for each" in run.message.message
+    assert json.loads((lab.folder / "store/HEAD").read_text())["state"] == "released"
+
+
+def test_a_date_in_the_folder_and_another_length_by_the_manifest_are_gone_on_with(lab: Lab) -> None:
+    first = {"ARGUMENTS": "dict(output_dir='runs/a-2026-11-23_221057')", "STOP": "9"}
+    lab.run(SCRIPT, attempt=1, interval="1h", env=first).ends(ExitCode.INTERRUPTED)
+    second = {"ARGUMENTS": "dict(output_dir='runs/a-2026-11-24_000102')"}
+    run = lab.run(SCRIPT, attempt=2, env=second, training='{"maxSteps": 12}').done()
+    assert min(run.losses) == 10 and run.message.step == 12
+
+
 def test_the_manifest_ends_it(lab: Lab) -> None:
     run = lab.run(SCRIPT, training='{"maxSteps": 6}').done()
     assert "event=override setting=max_steps manifest=6 script=18" in run.log and run.message.step == 6
@@ -361,6 +404,31 @@ def test_a_stop_before_the_training_has_lost_nothing(start: Start) -> None:
     script = "from transformers import Trainer\nimport time\nprint('imported', flush=True)\ntime.sleep(60)\n"
     run = start(script, *OURS, "train.py").until("imported", seconds=300).stopped()
     assert run.message.message == "Interrupted before the training began; nothing was lost."
+
+
+@pytest.mark.parametrize("own", ["import transformers.trainer", "# from transformers import Trainer"])
+def test_a_stop_in_a_loop_of_its_own_has_lost_it(start: Start, own: str) -> None:
+    loop = (
+        own + "\nimport time, torch\nmodel = torch.nn.Linear(1, 1)\n"
+        "optimizer = torch.optim.SGD(model.parameters())\n"
+        "while True:\n"
+        "    model(torch.ones(1)).sum().backward(), optimizer.step(), print('stepped', flush=True)\n"
+        "    time.sleep(0.1)\n"
+    )
+    run = start(loop, *OURS, "train.py").until("stepped", seconds=300).send().ends(ExitCode.INTERRUPTED_LOST)
+    assert "nothing that" in run.message.message
+
+
+def test_a_trainer_that_replaces_the_training_is_told_that_nothing_is_saved(lab: Lab) -> None:
+    own = HEAD.replace("return super().train(*args, **kwargs)", "self.create_optimizer().step()")
+    run = lab.run(own + "theirs.train()\n", env=SUBCLASS).done()
+    assert run.message.outcome is Outcome.UNTRAINED
+    assert "Fine.train trains by itself and does not call train of transformers" in run.log
+
+
+def test_a_callback_that_is_imported_and_not_used_is_told(lab: Lab) -> None:
+    run = lab.run("import spottrain.integrations.transformers\n" + SCRIPT).done()
+    assert run.message.outcome is Outcome.UNTRAINED and "this Trainer does not use it" in run.log
 
 
 def test_a_fresh_process_is_attached_to_when_it_imports_the_library_and_its_children_are_not(

@@ -34,7 +34,7 @@ from spottrain.lifecycle.endings import Ending
 from spottrain.lifecycle.launcher import Launcher
 from spottrain.lifecycle.log_capture.outputs import MARK, capture
 from spottrain.lifecycle.rendezvous import meet
-from spottrain.lifecycle.session import Session, leave, show, use
+from spottrain.lifecycle.session import RunEnded, Session, leave, show, use
 from spottrain.lifecycle.topology import Gang, count_gpus
 
 OTHERS = ("checkpoints", "cost", "inject", "plan")
@@ -247,10 +247,13 @@ def _exit_of_script(session: Session, exit_: SystemExit) -> int:
     """Returns the exit code after SystemExit: of our own end, or of the script's sys.exit."""
     if session.message is not None:
         return session.conclude(Ending(session.message.outcome, ""))  # waits for a thread that writes it
-    if exit_.code is None or exit_.code == 0:
-        return session.end_of_script()
-    if session.broken_by_stop(exit_):
+    # Lightning raises a SystemExit of its own at SIGTERM, which leaves out the rest of the script.
+    foreign = session.complete is not None and type(exit_) not in (SystemExit, RunEnded)
+    usual = exit_.code is None or exit_.code == 0
+    if (foreign or not usual) and session.broken_by_stop(exit_):
         return _exit_of_script(session, exit_)
+    if usual:
+        return session.end_of_script()
     code = exit_.code if isinstance(exit_.code, int) else 1
     if not isinstance(exit_.code, int):
         print(exit_.code, file=sys.stderr)

@@ -18,15 +18,18 @@ import inspect
 import os
 import re
 import sys
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib.abc import MetaPathFinder
+from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
+from spottrain.contract import Outcome
 from spottrain.core import log
+from spottrain.lifecycle.endings import Ending
 from spottrain.lifecycle.session import Session
 
 FLAG: Final = "--no-auto-attach"
@@ -77,6 +80,9 @@ LIBRARIES: Final = (
     ),
 )
 ACCELERATE: Final = "accelerate.accelerator"
+FOLDER: Final = {"train": "output_dir", "fit": "default_root_dir"}
+"""Attribute with the folder of a Trainer, by the method that trains."""
+OPTIMIZER: Final = "torch.optim.optimizer"
 NAMES: Final = re.compile(r"\b(transformers|trl|lightning|pytorch_lightning)\b.*\b\w*Trainer\b", re.DOTALL)
 """What a script contains that is going to train with one of the libraries."""
 NO_LOOP: Final = (
@@ -89,9 +95,26 @@ SECOND: Final = (
     "begins again. To save both, make them two scripts with two checkpoint URIs"
 )
 LOST: Final = "A second training had begun, which is not saved: it begins again."
+AFTER_FAILED: Final = (
+    "a training has failed, and the script goes on with another Trainer, whose training is not saved: the "
+    "checkpoints are of the first one. Give each training a script and a checkpoint URI of its own"
+)
+AFTER_FAILED_LOST: Final = (
+    "Interrupted in a training after one that had failed: it is not saved, and begins again."
+)
+NOTHING: Final = "it is not attached to, and nothing is saved at a notice"
+UNUSED: Final = (
+    "the script imports the callback of {integration}, and this Trainer does not use it, so nothing is saved "
+    "at a notice. Use it (docs/own-loop.md), or do not import it"
+)
+OVERRIDDEN: Final = (
+    "{name}.{method} trains by itself and does not call {method} of {library}, which spottrain run attaches "
+    "to: nothing is saved at a notice. Call super().{method}() in it, or put spottrain.Run around its loop "
+    "(docs/own-loop.md)"
+)
 SEARCH: Final = (
     "a hyperparameter search is not saved, nor a training after it, because after an interruption the search "
-    "may find other parameters. Train with the found ones in a script of its own"
+    "may find other parameters. Run the final training as a separate script"
 )
 CHILD: Final = (
     "a process that the script has started trains: nothing is saved at a notice. Start the processes by "
@@ -113,8 +136,12 @@ class Attachment:
         self._process = os.getpid()
         self._imported: set[str] = set()
         """Integrations that were imported here, not by the script."""
-        self._began = self._failed = self._left_out = False
-        """Whether a training was attached to, has failed, or was left out."""
+        self._called = self._failed = self._left_out = self._stepped = False
+        """Whether a wrapped method was called, what was attached to has failed, a training was left out, and
+        an optimizer has stepped."""
+        self._trainer: Callable[[], Any] | None = None
+        """Weak reference to the Trainer that was attached to. A script may free it after a failure."""
+        self._classes: list[tuple[Library, type]] = []
         self._advised: set[str] = set()
 
     def install(self) -> None:
@@ -122,6 +149,7 @@ class Attachment:
             each.module: functools.partial(self._wrap, each) for each in LIBRARIES
         }
         hooks[ACCELERATE] = self._wrap_accelerator
+        hooks[OPTIMIZER] = self._watch_steps
         self._session.attaches = self._serves
         sys.meta_path.insert(0, _Finder(hooks))
         for name, hook in hooks.items():
@@ -129,25 +157,37 @@ class Attachment:
                 hook(sys.modules[name])
 
     def _wrap(self, library: Library, module: ModuleType) -> None:
-        method = getattr(module.Trainer, library.method)
+        kind = getattr(module, "Trainer", None)
+        method: Any = getattr(kind, library.method, None)
+        if kind is None or method is None:
+            self._leave_out(
+                _unfit(library) or f"{library.module} has no Trainer.{library.method}, so {NOTHING}"
+            )
+            return
+        self._classes.append((library, kind))
         signature = inspect.signature(method)
 
         @functools.wraps(method)
         def attached(*args: Any, **kwargs: Any) -> Any:
+            self._called = True
             call = signature.bind(*args, **kwargs)
             if not self._takes(library, call):
                 return method(*args, **kwargs)
             return self._run(library, call, method)
 
-        setattr(module.Trainer, library.method, attached)
+        setattr(kind, library.method, attached)
 
     def _run(self, library: Library, call: inspect.BoundArguments, method: Callable[..., Any]) -> Any:
         self._imported.add(library.integration)
         integration = importlib.import_module(library.integration)
+        trainer = call.arguments["self"]
+        self._session.attached = f"{type(trainer).__name__}.{library.method}"
         if self._session.world.first:
-            what = f"{type(call.arguments['self']).__name__}.{library.method}"
+            what = self._session.attached
             log.event("attached", library=library.name, version=_version(library), what=what, off=FLAG)
-        self._began, self._failed = True, False
+        if self._trainer is None or self._trainer() is not trainer:
+            self._session.training = _identity(library, trainer, ranks=self._session.world.size)
+        self._trainer, self._failed = weakref.ref(trainer), False
         try:
             return integration.run_attached(call, method)
         except BaseException:
@@ -158,24 +198,36 @@ class Attachment:
         """Whether to attach to this call. What is left out for a reason gets a sentence."""
         session = self._session
         if library.integration in sys.modules and library.integration not in self._imported:
-            return False  # the script has imported it, and uses its callback
+            if session.unfinished is None:  # the callback has not been asked to resume
+                self._leave_out(UNUSED.format(integration=library.integration))
+            return False
         if any(getattr(each, "_early_exit", False) for each in _callbacks(call)):
             return False  # a trial of Lightning's Tuner, no training
         if session.complete is not None or session.completed:
             session.lost_after_training = LOST
             return self._leave_out(SECOND)
-        if session.unfinished is not None and not (self._began and self._failed):
-            return False  # the training of a Run or Trainer of ours
+        if session.unfinished is not None and not self._tries_again(call):
+            return False
         if os.getpid() != self._process:
             return self._leave_out(CHILD)
         if call.arguments.get("trial") is not None or SEARCH in self._advised:
             return self._leave_out(SEARCH)
         if getattr(call.arguments["self"], "fast_dev_run", False):
-            self._advise("fast_dev_run tries the script out, and is not saved")
+            self._advise("fast_dev_run runs one batch as a check, and is not saved")
             return False
         if why := _unfit(library):
             return self._leave_out(why)
         return True
+
+    def _tries_again(self, call: inspect.BoundArguments) -> bool:
+        """Whether the training that has begun is one that failed, and this call is of the same Trainer."""
+        if not self._failed or self._trainer is None:
+            return False  # the training of a Run or Trainer of ours
+        if self._trainer() is call.arguments["self"]:
+            return True
+        lost = Ending(Outcome.INTERRUPTED_LOST, AFTER_FAILED_LOST)
+        self._session.preemption.let_end(lambda: self._session.end_now(lost))
+        return self._leave_out(AFTER_FAILED)
 
     def _leave_out(self, why: str) -> bool:
         self._left_out = True
@@ -188,8 +240,29 @@ class Attachment:
             log.event("advice", about="attach", text=text)
 
     def _wrap_accelerator(self, module: ModuleType) -> None:
+        kind = getattr(module, "Accelerator", None)
         for name in ("save_state", "load_state"):
-            setattr(module.Accelerator, name, self._advising(getattr(module.Accelerator, name)))
+            if hasattr(kind, name):
+                setattr(kind, name, self._advising(getattr(kind, name)))
+
+    def _watch_steps(self, module: ModuleType) -> None:
+        register = getattr(module, "register_optimizer_step_post_hook", None)
+        if register is not None:
+            register(self._note_step)
+
+    def _note_step(self, *_: Any) -> None:
+        """Notes that the script trains. Says so if it is a Trainer that does not call the wrapped method."""
+        if self._stepped:
+            return
+        self._stepped = True
+        frame = None if self._called else sys._getframe()
+        while frame is not None:
+            for library, kind in self._classes:
+                caller = type(frame.f_locals.get("self"))
+                if issubclass(caller, kind):
+                    words = {"name": caller.__name__, "method": library.method, "library": library.name}
+                    self._leave_out(OVERRIDDEN.format(**words))
+            frame = frame.f_back
 
     def _advising(self, method: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(method)
@@ -202,7 +275,7 @@ class Attachment:
 
     def _serves(self) -> bool:
         """Whether the script has imported a library, or is going to: its training has not begun yet."""
-        if self._left_out:
+        if self._left_out or self._stepped:
             return False
         if any(each.module in sys.modules for each in LIBRARIES):
             return True
@@ -230,18 +303,41 @@ class _Finder(MetaPathFinder):
         finally:
             self._searching.remove(fullname)
         if spec is not None and spec.loader is not None:
-            _run_after(spec.loader, self._hooks[fullname])
+            spec.loader = _Hooked(spec.loader, self._hooks[fullname])
         return spec
 
 
-def _run_after(loader: Any, hook: Callable[[ModuleType], None]) -> None:
-    execute = loader.exec_module
+class _Hooked(Loader):
+    """A loader that calls `hook` with the module after its execution. The module keeps the usual loader."""
 
-    def exec_module(module: ModuleType) -> None:
-        execute(module)
-        hook(module)
+    def __init__(self, usual: Loader, hook: Callable[[ModuleType], None]) -> None:
+        self._usual, self._hook = usual, hook
 
-    loader.exec_module = exec_module
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self._usual.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__loader__ = self._usual
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._usual
+        self._usual.exec_module(module)
+        self._hook(module)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._usual, name)
+
+
+def _identity(library: Library, trainer: Any, *, ranks: int) -> dict[str, Any]:
+    """Returns what its checkpoints are recognised by. Numbers of a time in a folder's name are left out."""
+    of = trainer.args if library.method == "train" else trainer
+    folder = os.path.basename(os.path.normpath(str(getattr(of, FOLDER[library.method], "") or "")))
+    epochs = getattr(of, "num_train_epochs", None) or getattr(of, "max_epochs", None)
+    return {
+        "trainer": type(trainer).__name__,
+        "folder": re.sub(r"\d{4,}([-_.:T]?\d{2,})*", "*", folder),
+        "length": f"{of.max_steps} steps" if of.max_steps > 0 else f"{epochs} epochs",
+        "ranks": ranks,
+    }
 
 
 def _callbacks(call: inspect.BoundArguments) -> Sequence[Any]:

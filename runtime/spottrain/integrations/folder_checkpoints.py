@@ -10,6 +10,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,6 +23,7 @@ from spottrain.checkpoint.manager import CheckpointManager
 from spottrain.checkpoint.saver import Save
 from spottrain.checkpoint.selection import Restored
 from spottrain.checkpoint.tensor_memory import byte_view
+from spottrain.contract import OnExisting
 from spottrain.distributed.world import World
 from spottrain.errors import ConfigurationError
 from spottrain.lifecycle.session import current
@@ -131,8 +133,37 @@ class CallbackEngine(Engine):
             raise ConfigurationError("spot.resume() was called a second time: a run trains once")
         self.join()
         self.checkpoints = checkpoints
+        if self.attached:
+            checkpoints.state = self._recognised(checkpoints.state)
         self.begin(checkpoints, total_steps=None)
         return checkpoints.restored
+
+    def _recognised(self, state: TrainingState) -> TrainingState:
+        """Returns `state` that also says which training it is of, and is loaded only by that one."""
+
+        def load(shared: Any, own: Any, new_rank: bool) -> None:
+            self._require_same(shared.get("training", {}))
+            state.load(shared, own, new_rank)
+
+        return replace(state, shared=lambda: state.shared() | {"training": self.session.training}, load=load)
+
+    def _require_same(self, saved: Mapping[str, Any]) -> None:
+        """Raises CheckpointError if the checkpoint is of another training of the script, such as its first
+        stage. The length may change with the manifest, with the number of ranks, and in a job that goes on
+        with another one's checkpoint.
+        """
+        run, now = self.session.run, self.session.training
+        free = run.training.maxSteps is not None or run.on_existing is OnExisting.RESUME
+        names = ["trainer", "folder"]
+        if not free and saved.get("ranks") == now["ranks"]:
+            names.append("length")
+        if saved and any(saved[name] != now[name] for name in names):
+            was, this = (", ".join(f"{name} {each[name]}" for name in names) for each in (saved, now))
+            raise self.incompatible(
+                f"it is of a training with {was}, and this one has {this}. A script with two trainings needs "
+                "one checkpoint URI for each; to change the length of one, set maxSteps (--training "
+                "'{\"maxSteps\": N}')"
+            )
 
     @property
     def restored(self) -> bool:

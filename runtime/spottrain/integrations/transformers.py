@@ -181,6 +181,11 @@ class TransformersCallback(TrainerCallback):
         self._epoch_ended = False
         self.session.board.clock.between_steps(PRODUCTIVE)
         if state.global_step >= state.max_steps or self._over is not None:  # see `_skip_steps`
+            if self._engine.attached:
+                raise ConfigurationError(
+                    "all steps of the training were done before, and this Trainer begins another one, "
+                    f"because it replaces the loop of transformers' Trainer; {OFF}"
+                )
             self._finish(model)
             self.session.end_done()
 

@@ -388,7 +388,7 @@ class Coordinator:
         self.clock.completed()
         log.event("trained", step=self.step, digest=digest)
         session.preemption.let_end(
-            lambda: session.end_now(self._interrupted_after_training()), after=REST_SHARE
+            lambda: session.end_now(session.interrupted_after_training()), after=REST_SHARE
         )
         return uri, digest
 
@@ -400,10 +400,7 @@ class Coordinator:
         self._complete(uri, digest)
 
     def _conclude_rest(self, then: str) -> None:
-        self.session.conclude(self._interrupted_after_training().then(then))
-
-    def _interrupted_after_training(self) -> Ending:
-        return endings.interrupted_after_training(self.step, self.session.lost_after_training)
+        self.session.conclude(self.session.interrupted_after_training().then(then))
 
     def _release(self) -> None:
         if self.checkpoints is not None:

@@ -86,7 +86,8 @@ def interrupted_after_training(step: int, lost: str) -> Ending:
     return Ending(
         Outcome.INTERRUPTED_LOST if lost else Outcome.INTERRUPTED,
         f"Interrupted between the end of the training, whose {step} steps are saved, and the end of the "
-        f"script. The next start runs the lines after the training again. {lost}".strip(),
+        "script. The next start runs the lines after the training again, so what they do outside, such as an "
+        f"upload, may happen twice. {lost}".strip(),
     )
 
 
@@ -132,7 +133,15 @@ def store_unreachable(facts: ProgressFacts, seconds: float) -> Ending:
     return Ending(Outcome.STORE_UNREACHABLE, text, Reason.STORE_UNAVAILABLE)
 
 
-def unfinished(step: int) -> Ending:
+def unfinished(step: int, attached: str) -> Ending:
+    """`attached`: what `spottrain run` has attached to, if anything."""
+    if attached:
+        return Ending(
+            Outcome.FAILED,
+            f"{attached} failed after {step} step(s), and the script caught that and ended by itself. So the "
+            "job is not done: let the exception end the script, or call it again on the same Trainer.",
+            Reason.SCRIPT_FAILED,
+        )
     return Ending(
         Outcome.FAILED,
         f"The script ended after {step} step(s) without saying that the training is "

@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 from spottrain.checkpoint.compile_cache.cache import CompileCache
 from spottrain.checkpoint.compile_cache.folders import use_folder
@@ -104,7 +104,11 @@ class Session:
         self.lost_after_training = ""
         """What an interruption between the end of the training and the script's end loses, as a sentence."""
         self.attaches: Callable[[], bool] = lambda: False
-        """Whether the script uses a library that `spottrain run` attaches to."""
+        """Whether `spottrain run` will attach to the script's training, and no step was done yet."""
+        self.attached = ""
+        """What `spottrain run` has attached to, such as Trainer.train."""
+        self.training: dict[str, Any] = {}
+        """What the checkpoints of that training are recognised by (`integrations.attach`)."""
         self.broken: Callable[[str], None] | None = None
         """Set with `unfinished`: saves, and writes the message plus the given text, after a stop."""
         self.asked: set[str] = set()
@@ -256,10 +260,15 @@ class Session:
     def _interrupted_before_training(self) -> Ending:
         return endings.interrupted_before_training("" if self.attaches() else self.script)
 
+    def interrupted_after_training(self) -> Ending:
+        return endings.interrupted_after_training(self.board.facts.step, self.lost_after_training)
+
     def _forced(self) -> None:
         """Ends the process when its time is up."""
         if self.completed:
             self.end_now(self.done)
+        if self.complete is not None:
+            self.end_now(self.interrupted_after_training())
         if self.unfinished is None and not self.board.facts.lost_steps:
             self.end_idle()
         self.end_now(endings.interrupted(self.board.facts, "and the save did not finish in time"))
@@ -320,7 +329,7 @@ class Session:
         if self.preemption.stopping:
             self._end_broken(" The script ended itself then.")
         self.unfinished()
-        return self.conclude(endings.unfinished(self.board.facts.step))
+        return self.conclude(endings.unfinished(self.board.facts.step, self.attached))
 
     def _end_untrained(self) -> ExitCode:
         """Returns exit code 0, as without `spottrain run`. In a job checkpoint.managed decides on success."""
