@@ -203,12 +203,6 @@ class LightningCallback(pl.Callback):
     def _require_processes(self, trainer: pl.Trainer) -> None:
         """Raises ConfigurationError unless the processes that train are those that spottrain knows of."""
         size, off = self.session.world.size, f", or {OFF}" if self._engine.attached else ""
-        if method := getattr(trainer.strategy.launcher, "_start_method", ""):
-            raise ConfigurationError(
-                "Lightning's strategies ddp_spawn, ddp_fork and ddp_notebook start their processes by "
-                f"themselves (here by {method}): give L.Trainer strategy='ddp', and start the processes by "
-                f"spottrain run --nproc N{off}"
-            )
         if trainer.world_size != size:
             raise ConfigurationError(
                 f"Lightning trains with {trainer.world_size} process(es), and spottrain knows of {size}: "
@@ -425,6 +419,7 @@ def run_attached(call: BoundArguments, fit: Callable[..., Any]) -> Any:
     spot._position = LoaderPosition(trainer, spot._restore_random)
     _put_before_checkpoints(trainer, spot)
     try:
+        _refuse_own_launch(trainer)
         spot._require_processes(trainer)
         given, restored = call.arguments.get("ckpt_path"), spot.resume()
         if restored is not None:
@@ -440,6 +435,15 @@ def run_attached(call: BoundArguments, fit: Callable[..., Any]) -> Any:
         raise
     finally:
         trainer.callbacks = [each for each in trainer.callbacks if each is not spot]
+
+
+def _refuse_own_launch(trainer: Any) -> None:
+    if method := getattr(trainer.strategy.launcher, "_start_method", ""):
+        raise ConfigurationError(
+            "Lightning's strategies ddp_spawn, ddp_fork and ddp_notebook start their processes by "
+            f"themselves (here by {method}): give L.Trainer strategy='ddp', and start the processes by "
+            f"spottrain run --nproc N, or {OFF}"
+        )
 
 
 def _put_before_checkpoints(trainer: Any, spot: LightningCallback) -> None:
