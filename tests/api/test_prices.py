@@ -29,8 +29,10 @@ from tests.support.helm import CHART
 from tests.support.pricestub import PriceStub, meter, price_stub, product
 
 NOW = datetime(2026, 11, 23, 12, tzinfo=UTC)
-ACCOUNT = "spottrain-price-job"
-CONFIG_MAP = "spottrain-fetched-prices"
+RELEASE = "spottrain-prices"
+"""Not "spottrain": roles of the whole cluster have the release's name, and other tests need those."""
+ACCOUNT = f"{RELEASE}-price-job"
+CONFIG_MAP = f"{RELEASE}-fetched-prices"
 P4D, ZONE = "p4d.24xlarge", "us-east-1b"
 
 
@@ -43,8 +45,8 @@ def helm(server: ApiServer, *words: str | Path) -> None:
 def upgrade(server: ApiServer, namespace: str, *settings: str) -> None:
     sets = [word for setting in ("priceJob.enabled=true", *settings) for word in ("--set-json", setting)]
     off = ("--set", "crds.enabled=false", "--set", "agent.enabled=false")
-    # Roles of the whole cluster have the release's name, so one release stands in for those of other tests.
-    helm(server, "upgrade", "--install", "spottrain", CHART, "-n", namespace, "--take-ownership", *off, *sets)
+    # Each test has a namespace of its own, so it takes over the cluster's roles from the one before.
+    helm(server, "upgrade", "--install", RELEASE, CHART, "-n", namespace, "--take-ownership", *off, *sets)
 
 
 @dataclass
