@@ -83,6 +83,17 @@ class Env(StrEnum):
     """`host:port` on pod 0 of the rendezvous of all ranks; set if the gang has several pods."""
 
 
+AZURE: Final = re.compile(
+    r"(?i)^((az|azure|abfss?|wasbs?)://|https?://[^/]*[.](blob|dfs)[.]"
+    r"(core[.](windows[.]net|usgovcloudapi[.]net|chinacloudapi[.]cn)|storage[.]azure[.]net))"
+)
+"""Beginning of a URI, or of an endpoint, of Azure Blob Storage. CRD and chart have it too."""
+NO_AZURE: Final = (
+    "Azure Blob Storage cannot be used, because its protocol is not that of S3; on AKS use s3://bucket/prefix"
+    " with the endpoint of an S3 server, or file:///folder on a persistentVolumeClaim, such as Azure Files"
+)
+
+
 class SyncEnv(StrEnum):
     """Environment variables of `checkpoint.mode: Sync`, beside those of `Env` that say which job and store.
 

@@ -14,6 +14,7 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
+from spottrain.contract import NO_AZURE
 from spottrain_operator.agent.settings import AgentEnv, AgentSettings
 from spottrain_operator.api.job_defaults import KEYS, JobDefaults, problem_of
 from spottrain_operator.api.node_pools import CAPACITY_LABELS, CapacityType, Pool
@@ -127,6 +128,7 @@ def test_a_value_that_is_misspelt_or_makes_no_sense_is_refused(setting: str) -> 
     ("setting", "says"),
     [
         ('agent.metadataEndpoint="169.254.169.254"', 'agent.metadataEndpoint: "169.254.169.254" is no URL'),
+        ('jobDefaults.checkpointPrefix="az://c/runs"', f"checkpointPrefix is az://c/runs: {NO_AZURE}"),
         ('jobDefaults.pools=["a100"]', 'jobDefaults.pools: "a100" is not in pools'),
         ('watchNamespaces=["ml", "ML"]', 'watchNamespaces: "ML" is no name of a namespace: use lower-case'),
         ('agent.namespace="a b"', 'agent.namespace: "a b" is no name of a namespace: use lower-case'),

@@ -11,7 +11,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import pytest
 import yaml
-from spottrain.contract import OnExisting
+from spottrain.contract import AZURE, NO_AZURE, OnExisting
 from spottrain_operator import names
 from spottrain_operator.api.data_cache import AccessMode, DataCache
 from spottrain_operator.api.node_pools import CapacityType
@@ -92,6 +92,16 @@ def _removed(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, str]
 
 def test_a_removed_field_is_refused_with_one_sentence_by_schema_and_operator() -> None:
     assert dict(_removed(SCHEMA["spec"])) == REMOVED
+
+
+def test_azures_store_is_refused_by_schema_and_chart_as_by_operator_and_runtime() -> None:
+    checkpoint = SCHEMA["spec"]["properties"]["checkpoint"]["properties"]
+    uri, endpoint = (checkpoint[name]["x-kubernetes-validations"] for name in ("uri", "endpoint"))
+    assert uri[0]["messageExpression"].startswith(f"self.matches('{AZURE.pattern}') ? '{NO_AZURE}' : ")
+    assert uri[0]["messageExpression"].endswith(f" : '{uri[0]['message']}'")
+    assert {"rule": f"!self.matches('{AZURE.pattern}')", "message": NO_AZURE} in endpoint
+    chart = (ROOT / "charts" / "spottrain" / "templates" / "_helpers.tpl").read_text()
+    assert f'regexMatch "{AZURE.pattern}"' in chart and NO_AZURE in chart
 
 
 def test_names_are_those_of_the_crd() -> None:

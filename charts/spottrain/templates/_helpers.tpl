@@ -17,6 +17,9 @@
 {{- with .Values.jobDefaults }}
 {{- with .checkpointPrefix }}
 {{- /* The operator's rule and words (api/job_defaults.py), for it would end at its start. */}}
+{{- if regexMatch "(?i)^((az|azure|abfss?|wasbs?)://|https?://[^/]*[.](blob|dfs)[.](core[.](windows[.]net|usgovcloudapi[.]net|chinacloudapi[.]cn)|storage[.]azure[.]net))" . }}
+{{- fail (printf "jobDefaults.checkpointPrefix is %s: Azure Blob Storage cannot be used, because its protocol is not that of S3; on AKS use s3://bucket/prefix with the endpoint of an S3 server, or file:///folder on a persistentVolumeClaim, such as Azure Files" .) }}
+{{- end }}
 {{- if not (regexMatch "^(s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]|gs://[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]|file:///[^/?#\\s]+)(/[^?#\\s]*)?$" .) }}
 {{- fail (printf "jobDefaults.checkpointPrefix must be s3://bucket/prefix, gs://bucket/prefix or file:///folder, of at most 700 characters, and is %s" .) }}
 {{- end }}

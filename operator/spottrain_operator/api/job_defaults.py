@@ -15,6 +15,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Final
 
+from spottrain.contract import AZURE, NO_AZURE
+
 from spottrain_operator.api.training_job import (
     AppliedDefaults,
     CheckpointDefaults,
@@ -83,6 +85,9 @@ def of_config_map(raw: Mapping[str, Any] | None, namespace: str, pools: Collecti
 def problem_of(level: JobDefaults, pools: Collection[str]) -> str:
     """Returns a sentence about a value that cannot be used; "" where there is none."""
     prefix, endpoint = level.checkpoint_prefix, level.checkpoint_endpoint
+    for key, given in (("checkpointPrefix", prefix), ("checkpointEndpoint", endpoint)):
+        if AZURE.match(given):
+            return f"{key} is {given[:SHOWN]}: {NO_AZURE}"
     if prefix and (len(prefix) > PREFIX_LIMIT or not _PREFIX.fullmatch(prefix)):
         return (
             "checkpointPrefix must be s3://bucket/prefix, gs://bucket/prefix or file:///folder, of at most "

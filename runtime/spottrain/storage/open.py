@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
+from spottrain.contract import AZURE, NO_AZURE
 from spottrain.core.uri import is_path
 from spottrain.errors import ConfigurationError
 from spottrain.storage.base import Store
@@ -31,6 +32,9 @@ def open_store(
     Raises:
         ConfigurationError: The URI is not understood, or its client library is not installed.
     """
+    for what, given in (("URI", uri), ("endpoint", endpoint)):
+        if AZURE.match(given or ""):
+            raise ConfigurationError(f"checkpoint {what} {given!r}: {NO_AZURE}")
     if uri and is_path(uri):
         return FolderStore(Path(uri).absolute(), uri=uri)
     parts = urlsplit(uri)

@@ -150,6 +150,11 @@ def test_no_config_map_or_an_empty_one_says_nothing(raw: Json | None) -> None:
         ({"checkpointPrefix": "s3://bucket/runs//"}, "must not have // after the bucket or folder"),
         ({"checkpointPrefix": "file:///mnt//runs"}, "must not have // after the bucket or folder"),
         ({"checkpointPrefix": "s3://bucket/" + "x" * 700}, "at most 700 characters"),
+        ({"checkpointPrefix": "abfss://c@acc.dfs.core.windows.net/runs"}, "is abfss://.* Azure Blob Storage"),
+        (
+            {"checkpointEndpoint": "https://acc.blob.core.windows.net"},
+            "checkpointEndpoint is https://acc.* Azure",
+        ),
         ({"checkpointEndpoint": "minio:9000"}, "checkpointEndpoint must be the URL of a server"),
         (
             {"credentialsSecret": "../other"},

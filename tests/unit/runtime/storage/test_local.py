@@ -42,6 +42,25 @@ def test_a_uri_that_names_no_store_is_a_bad_configuration(uri: str) -> None:
         open_store(uri)
 
 
+@pytest.mark.parametrize(
+    ("uri", "endpoint"),
+    [
+        *[
+            (uri, None)
+            for uri in ("az://c/run", "AZ://c/run", "abfs://c/run", "abfss://c@acc.dfs.core.windows.net/r")
+        ],
+        *[
+            (f"https://acc.{host}/c/run", None)
+            for host in ("blob.core.windows.net", "z1.blob.storage.azure.net")
+        ],
+        ("s3://bucket/run", "https://acc.blob.core.windows.net"),
+    ],
+)
+def test_azures_store_is_refused_with_what_to_use_on_aks(uri: str, endpoint: str | None) -> None:
+    with pytest.raises(ConfigurationError, match=r"Azure Blob Storage cannot be used.* on AKS use s3://"):
+        open_store(uri, endpoint)
+
+
 @pytest.mark.parametrize("path", ["./s3:/x", "runs/a:b", "plain", "~x", "1:2"])
 def test_a_path_with_a_colon_further_on_is_a_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
