@@ -13,7 +13,7 @@ TORCH_ENV = $(CURDIR)/.torch/$(TORCH)-$(notdir $(TORCH_PYTHON))
 SOURCES := operator runtime dev bench examples tests
 
 .PHONY: help setup lint format test test-fast test-native-gangs test-kubernetes test-helm-4 test-karpenter test-kueue \
-	test-prometheus test-torch wheel test-matrix chaos-runtime chaos-operator demo demo-local cluster-up cluster-status \
+	test-prometheus test-torch wheel test-matrix chaos-runtime chaos-operator chaos-examples demo demo-local cluster-up cluster-status \
 	cluster-down binaries sync golden bench-checkpoint bench-sync bench-restart bench-loop bench-techniques bench-data \
 	bench-gpu bench-diagnosis bench-notice bench-failover bench-scale bench-scale-singles bench-scale-gang \
 	bench-storm bench-capacity bench-soak bench-informer bench-policy bench-goodput bench-head clean
@@ -84,6 +84,9 @@ chaos-runtime: .venv/.synced ## N=100 random kills of trainings, judged by what 
 
 chaos-operator: .venv/.synced ## N=50 jobs under random adversity to the real operator on a real API server (SEED=1)
 	$(PY) bench/chaos_operator.py --runs $(or $(N),50) --seed $(or $(SEED),1)
+
+chaos-examples: .venv/.synced ## each example killed at POINTS=20 random moments, half SIGTERM, half SIGKILL (KINDS="gan ddp", SEED=1)
+	$(PY) bench/chaos_examples.py --points $(or $(POINTS),20) --seed $(or $(SEED),1) $(if $(KINDS),--kinds $(KINDS))
 
 demo: .venv/.synced ## the main job: a spot node is reclaimed mid-training on a local real cluster (CLUSTER=existing: on yours)
 	@PYTHONPATH=dev $(PY) -m demo

@@ -3,12 +3,13 @@ that have all, the average as the final weights, a word where it ended short. Re
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
 from spottrain.contract import ExitCode
 
-from tests.runs.conftest import Lab
+from tests.runs.conftest import Lab, Start
 
 HEAD = """\
 import os, signal, sys, time
@@ -344,3 +345,64 @@ def test_a_state_that_cannot_be_copied_at_a_stop_is_lost_work_and_head_is_free(l
     run = ended(lab, ExitCode.INTERRUPTED_LOST, UNSAVABLE, env={"STOP": "4"})
     assert "which could not be saved; 4 step(s) since the last commit are lost" in run.message.message
     assert "event=released" in run.log
+
+
+# --- a script without finish() ------------------------------------------------------------------------------
+UNFINISHED = (
+    HEAD
+    + """\
+run = spottrain.Run(model=model, optimizer=optimizer, data=loader)
+for epoch in run.epochs(2):
+    for batch in loader:
+        run.step_completed(loss=train(batch))
+    if epoch == int(os.environ.get("BREAK", "-1")):
+        break
+"""
+)
+STEPS_UNFINISHED = (
+    HEAD
+    + """\
+with spottrain.Run(model=model, optimizer=optimizer, data=loader, max_steps=16) as run:
+    for batch in run.batches(loader):
+        run.step_completed(loss=train(batch))
+"""
+)
+TOLD_AFTER_THE_LOOP = """\
+os.kill(os.getpid(), signal.SIGTERM)
+while not run.should_stop:
+    time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        UNFINISHED,
+        UNFINISHED + "sys.exit(0)\n",
+        UNFINISHED + TOLD_AFTER_THE_LOOP,
+        STEPS_UNFINISHED,
+        STEPS_UNFINISHED + TOLD_AFTER_THE_LOOP,
+    ],
+    ids=["epochs", "sys.exit", "told to stop after the epochs", "steps", "told to stop after the steps"],
+)
+def test_the_end_of_a_script_finishes_a_loop_that_has_done_all_its_epochs_or_steps(
+    lab: Lab, script: str
+) -> None:
+    whole = ended(lab, ExitCode.DONE, STEPS_UNFINISHED + "run.finish()\n", at="whole")
+    run = ended(lab, ExitCode.DONE, script)
+    assert run.message.message.startswith("Trained 16 steps; the weights are at")
+    assert run.digest == whole.digest
+
+
+def test_a_loop_that_was_left_early_or_a_script_that_fails_after_it_is_not_finished(lab: Lab) -> None:
+    left = ended(lab, ExitCode.FAILED, UNFINISHED, env={"BREAK": "0"}, at="left")
+    assert "call finish() after the last step" in left.message.message and left.message.durableStep == 8
+    failed = ended(lab, ExitCode.FAILED, UNFINISHED + "raise ValueError('no room')\n", attempt=1)
+    assert "no room" in failed.message.message
+    assert not (lab.folder / "store" / "final").exists()
+    ended(lab, ExitCode.DONE, UNFINISHED, attempt=2)
+
+
+def test_without_spottrain_run_the_script_is_asked_to_call_finish(start: Start) -> None:
+    run = start(UNFINISHED, sys.executable, "train.py").ends(ExitCode.FAILED)
+    assert "call finish() after the last step" in run.message.message

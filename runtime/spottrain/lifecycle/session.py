@@ -99,6 +99,8 @@ class Session:
         """Set once a training has begun: saves the state if the script ends too early."""
         self.at_end: list[Callable[[Outcome, float], None]] = []
         """Called with the outcome and the seconds left, once the termination message is written."""
+        self.finish_ended_loop: Callable[[], bool] = lambda: False
+        """Set by a custom loop: finishes it if it has done all its steps; returns whether it has."""
         self.complete: Callable[[], None] | None = None
         """Set once a result is stored whose job is done only with the script: marks the job as done."""
         self.lost_after_training = ""
@@ -326,6 +328,11 @@ class Session:
             return self.conclude(self.done)
         if self.unfinished is None:
             return self._end_untrained()
+        try:
+            if self.script and self.finish_ended_loop():  # at exit of the interpreter no thread may start
+                return self.conclude(self.done)
+        except RunError as error:
+            return self.conclude(Ending.of(error))
         if self.preemption.stopping:
             self._end_broken(" The script ended itself then.")
         self.unfinished()

@@ -151,7 +151,7 @@ class Loop:
         """In `epochs`: the epoch, and the step at which it began."""
         self._epoch_steps: int | None = None
         """Steps per epoch, if the loop sets them."""
-        self._in_epochs = self._in_batches = False
+        self._in_epochs = self._in_batches = self._epochs_done = False
         self._asked = self._asked_step_of_epoch = False
         """Whether the loop has read its position; if not, it starts at 0 in each attempt."""
         self._goes_on = False
@@ -244,6 +244,7 @@ class Loop:
         while self._epoch < count and not self.done:
             yield self._epoch
             self._end_epoch()
+        self._epochs_done = True
 
     def _end_epoch(self) -> None:
         """Moves on to the next epoch."""
@@ -480,6 +481,9 @@ class Loop:
     def finish(self, *, ended_early: str | None = None) -> str:
         """Saves the last checkpoint and the final weights, and completes the job. Call it last.
 
+        Under `spottrain run` it may be left out where the loop has done all its epochs or `max_steps`: then
+        the end of the script finishes it.
+
         Args:
             ended_early: why training ends before `max_steps`, such as `EarlyStopping.reason`. The job then
                 completes with the reason EarlyStopped. None: the Run looks for the reason itself. "": none.
@@ -499,6 +503,16 @@ class Loop:
             self._tell_short(self.max_steps)
         return self._engine.finish(self._final, self._names_beside(), ended_early=why)[0]
 
+    def _finish_ended(self) -> bool:
+        """Finishes a loop that has done all its epochs or steps. Returns whether it has done them."""
+        if self._ended_by_itself:
+            self.finish()
+        return self._ended_by_itself
+
+    @property
+    def _ended_by_itself(self) -> bool:
+        return self.done or self._epochs_done
+
     def __enter__(self) -> Self:
         return self
 
@@ -509,7 +523,7 @@ class Loop:
             return
         if error is not None:
             self._engine.failed(error)
-        else:
+        elif not (self._ended_by_itself and self.session.script):  # `spottrain run` finishes such a loop
             log.event("not-finished", step=self._step, why="run.finish() was not called")
             self._engine.give_up()
 
@@ -538,6 +552,7 @@ class Loop:
     ) -> None:
         """Claims and restores. `module`: contains all modules with buffers, the model first."""
         self._module, self._torch_optimizers = module, optimizers
+        self.session.finish_ended_loop = self._finish_ended
         for each in optimizers:
             each.register_step_pre_hook(self._note_move)
         job_settings.advise(self.session)
