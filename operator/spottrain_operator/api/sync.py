@@ -91,10 +91,9 @@ def mounts(checkpoint: CheckpointSpec, trainer: Mapping[str, Any]) -> list[Json]
     return list({m["mountPath"]: m for m in found}.values())
 
 
-def user(pod: Mapping[str, Any]) -> tuple[int | None, int | None]:
-    """Returns user and group of the trainer's processes; None where the image says them."""
-    context = (pod.get("securityContext") or {}) | (judged(pod["containers"]).get("securityContext") or {})
-    return context.get("runAsUser"), context.get("runAsGroup")
+def security_context(pod: Mapping[str, Any]) -> Json:
+    """Returns what holds for the trainer's processes: of the pod, or of the container where that differs."""
+    return (pod.get("securityContext") or {}) | (judged(pod["containers"]).get("securityContext") or {})
 
 
 # --- validation ---------------------------------------------------------------------------------------
@@ -164,7 +163,7 @@ def _pod_problem(spec: TrainingJobSpec) -> str:
             "the last upload begins when all have ended. Make the others initContainers with "
             "restartPolicy: Always"
         )
-    context = (pod.get("securityContext") or {}) | (judged(pod["containers"]).get("securityContext") or {})
+    context = security_context(pod)
     if context.get("runAsNonRoot") and context.get("runAsUser") is None:
         return (
             f"{path}.securityContext.runAsUser must be set beside runAsNonRoot with checkpoint.mode Sync: "

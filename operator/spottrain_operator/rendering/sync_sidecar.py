@@ -39,7 +39,7 @@ RESOURCES: Final = {
     "limits": {"cpu": "2", "memory": "512Mi"},  # a ResourceQuota may require both
 }
 ROOTS_RIGHTS: Final = ["CHOWN", "DAC_OVERRIDE", "FOWNER"]
-"""What root needs to read and restore files of another user."""
+"""What root needs to read and restore files of another user, and to give them back to that user."""
 
 
 def add(body: Json, trainer: Json, job: Job, status: Status, image: str) -> None:
@@ -95,7 +95,8 @@ def access(spec: TrainingJobSpec, image: str, body: Json) -> Json:
 
 def security(pod: Json) -> Json:
     """Returns the sidecar's security context: the script's user, or root where the image says the user."""
-    user, group = sync.user(pod)
+    context = sync.security_context(pod)
+    user = context.get("runAsUser")
     unprivileged: Json = {
         "allowPrivilegeEscalation": False,
         "readOnlyRootFilesystem": True,
@@ -105,6 +106,7 @@ def security(pod: Json) -> Json:
     }
     if not user:
         unprivileged["capabilities"]["add"] = ROOTS_RIGHTS
+    group = context.get("runAsGroup")
     return unprivileged | ({} if group is None else {"runAsGroup": group})
 
 

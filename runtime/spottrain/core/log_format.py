@@ -62,6 +62,7 @@ INFO: Final[Mapping[str, str]] = {
     "sync-committed": "Saved checkpoint {step} of the folder in {seconds:duration}, {bytes:size}, of which "
     "{sent:size} were sent ({key})",
     "sync-replaced": "Moved {files} files that the checkpoint does not have so out of {folder}",
+    "sync-skipped": "Checkpoint {step} is not restored: {why}",
     # the store
     "store-reachable": "{store} responds again",
     # techniques
@@ -112,6 +113,8 @@ WARNINGS: Final[Mapping[str, str]] = {
     "accept-failed": "A connection could not be accepted: {error}; {next}",
     # a synced folder
     "sync-link-out": "{path} leads to {target}, outside the folder: only the link itself is stored",
+    "sync-owners-lost": "Restored files keep this process's user: {path} cannot be given to "
+    "{user}:{group} ({why})",
     # trouble with the store
     "waiting-for-store": "{store} has not responded for {seconds:duration}[ (limit {limit:duration})]: {why}",
     "store-unreachable": "{store} has not responded for {seconds:duration}: {why}",

@@ -162,7 +162,7 @@ class FolderCheckpoints:
 
     def _skip(self, key: str, why: str) -> None:
         self._uncounted.add(key)
-        log.event("no-last-checkpoint", step=self._step_of(key), why=f"it does not count: {why}")
+        log.event("sync-skipped", step=self._step_of(key), why=why)
 
     def _damaged(self, key: str, why: str, failures: list[str]) -> None:
         self._uncounted.add(key)
@@ -222,6 +222,7 @@ class FolderCheckpoints:
             files=sent.files,
             links={path: node.target for path, node in tree.items() if node.kind is Kind.LINK},
             folders={path: node.mode for path, node in tree.items() if node.kind is Kind.FOLDER},
+            owners={path: node.owner for path, node in tree.items()},
             atEnd=at_end,
             chunk_bytes=self._chunk_bytes,
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any, Final
@@ -13,7 +13,7 @@ from spottrain.checkpoint.manifest import FORMAT, Damaged, canonical, require_fo
 from spottrain.contract import CHUNK_BYTES, MANIFEST_NAME, Reason
 from spottrain.errors import CheckpointError
 from spottrain.storage.base import Store
-from spottrain.sync.tree import PERMISSIONS, PRIVATE
+from spottrain.sync.tree import PERMISSIONS, PRIVATE, Owner
 
 SYNC: Final = "sync"
 """`kind` of such a manifest."""
@@ -41,6 +41,8 @@ class SyncManifest:
     links: Mapping[str, str] = field(default_factory=dict)
     folders: Mapping[str, int] = field(default_factory=dict)
     """Modes by path."""
+    owners: Mapping[str, Owner] = field(default_factory=dict)
+    """By path of any kind; of what it lacks the owner is not known, as in older manifests."""
     attempt: int = 0
     """The attempt that has committed it."""
     atEnd: bool = False
@@ -74,6 +76,7 @@ class SyncManifest:
             "folders": dict(self.folders),
             "links": dict(self.links),
             "files": {path: _file_facts(file, places) for path, file in self.files.items()},
+            "owners": _by_owner(self.owners),
         }
         body["places"] = list(places)
         return canonical(body | {"sha256": hashlib.sha256(canonical(body)).hexdigest()})
@@ -99,6 +102,7 @@ class SyncManifest:
                 folders=raw["folders"],
                 links=raw["links"],
                 files={path: _file(facts, raw["places"]) for path, facts in raw["files"].items()},
+                owners=_owners(raw.get("owners", ())),
             )
         except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
             raise Damaged(f"the manifest is not readable ({type(error).__name__}: {error})") from error
@@ -139,6 +143,18 @@ def _file(facts: list[Any], places: list[str]) -> StoredFile:
         place, _, digest = each.partition("/")
         keys.append(f"{places[int(place)]}/{digest}")
     return StoredFile(size=size, mode=mode & PERMISSIONS, mtime_ns=mtime_ns, chunks=tuple(keys))
+
+
+def _by_owner(owners: Mapping[str, Owner]) -> list[list[Any]]:
+    """Returns user, group and paths of each owner: most often there is one."""
+    found: dict[Owner, list[str]] = {}
+    for path, owner in owners.items():
+        found.setdefault(owner, []).append(path)
+    return [[*owner, paths] for owner, paths in sorted(found.items())]
+
+
+def _owners(facts: Iterable[list[Any]]) -> dict[str, Owner]:
+    return {path: (int(user), int(group)) for user, group, paths in facts for path in paths}
 
 
 def digest_of(key: str) -> str:

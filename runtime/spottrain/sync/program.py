@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import stat
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -340,7 +341,7 @@ class Program:
     # --- the start --------------------------------------------------------------------------------------
     def _prepare_folder(self, folder: Path) -> None:
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            make_folder(folder, for_others=not self._words and os.geteuid() == 0)
         except (FileExistsError, NotADirectoryError) as error:
             raise ConfigurationError(f"{folder} is not a folder; name one, or a path that is free") from error
         except OSError as error:
@@ -379,6 +380,19 @@ class Program:
         self._end(Ending(Outcome.STORE_UNREACHABLE, words, Reason.STORE_UNAVAILABLE))
         log.flush()
         os._exit(int(EXIT_CODE_OF[Outcome.STORE_UNREACHABLE]))
+
+
+def make_folder(folder: Path, *, for_others: bool) -> None:
+    """Makes the folder and its parents. `for_others`: with the owner and mode of the one that is there.
+
+    A script of another user must be able to write where it could make the folder itself.
+    """
+    missing = [each for each in (folder, *folder.parents) if not each.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for made in reversed(missing if for_others else ()):
+        like = made.parent.stat()
+        os.chown(made, like.st_uid, like.st_gid)
+        made.chmod(stat.S_IMODE(like.st_mode))
 
 
 def _write_whole(path: Path, text: str) -> None:

@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import Final
 
 from spottrain.checkpoint.manifest import Damaged
+from spottrain.core import log
 from spottrain.errors import ConfigurationError
 from spottrain.storage.base import KeyMissing, Store, Truncated
 from spottrain.sync.manifest import StoredFile, SyncManifest, digest_of
-from spottrain.sync.tree import PRIVATE, FolderError, Kind, Node, Tree, look
+from spottrain.sync.tree import PRIVATE, FolderError, Kind, Node, Owner, Tree, look
 from spottrain.sync.upload import Known
 
 WINDOW: Final = 4 << 20
@@ -213,11 +214,13 @@ def _stays(path: str, node: Node, manifest: SyncManifest, same: set[str]) -> boo
 
 
 def _put_in_place(root: Path, manifest: SyncManifest, names: Mapping[str, Path]) -> None:
+    owners = _Owners(manifest.owners)
     for path in sorted(manifest.folders):
         (root / path).mkdir(exist_ok=True)
         (root / path).chmod(0o700)  # its own mode comes last: it may forbid to write
     for path, file in manifest.files.items():
         place = names.get(path, root / path)
+        owners.set(path, place)
         place.chmod(file.mode)
         os.utime(place, ns=(file.mtime_ns, file.mtime_ns))
         if path in names:
@@ -225,8 +228,28 @@ def _put_in_place(root: Path, manifest: SyncManifest, names: Mapping[str, Path])
     for path, target in manifest.links.items():
         with contextlib.suppress(FileExistsError):  # the same link: `_move_away` has left no other
             os.symlink(target, root / path)
+        owners.set(path, root / path)
     for path in sorted(manifest.folders, reverse=True):
+        owners.set(path, root / path)
         (root / path).chmod(manifest.folders[path])
+
+
+class _Owners:
+    """Gives what root restores to the user who had written it, who need not be known here by name."""
+
+    def __init__(self, owners: Mapping[str, Owner]) -> None:
+        self._owners = owners if os.geteuid() == 0 else {}
+
+    def set(self, path: str, place: Path) -> None:
+        """Sets the owner of a file, a folder, or a link itself, if it is known and another one."""
+        owner, found = self._owners.get(path), place.lstat()
+        if owner is None or owner == (found.st_uid, found.st_gid):
+            return
+        try:
+            os.chown(place, *owner, follow_symlinks=False)
+        except PermissionError as error:  # such as a volume of NFS on which root is nobody
+            self._owners = {}
+            log.event("sync-owners-lost", path=path, user=owner[0], group=owner[1], why=error.strerror)
 
 
 def adopt(manifest: SyncManifest, tree: Tree) -> tuple[dict[str, Known], dict[str, Node]]:

@@ -20,6 +20,10 @@ PERMISSIONS: Final = 0o777
 """Of a file's mode: a restore by root must not make a file of another user run as root (setuid)."""
 
 
+Owner = tuple[int, int]
+"""Numbers of user and group."""
+
+
 class FolderError(RunError):
     """The folder cannot be read now. It is looked at again later."""
 
@@ -44,6 +48,8 @@ class Node:
     """Of a link, as it is stored: it is never followed."""
     stamp: int = field(default=0, compare=False)
     """Nanoseconds of the last change of any kind, a rename included."""
+    owner: Owner = field(default=(0, 0), compare=False)
+    """It is no content. A change of a file's owner changes `ctime_ns`."""
 
 
 Tree = Mapping[str, Node]
@@ -54,10 +60,11 @@ def node_of(found: os.stat_result, path: str = "") -> Node | None:
     """Returns the node; None if it is neither file, link nor folder. `path`: of a link."""
     mode = stat.S_IMODE(found.st_mode)
     stamp = max(found.st_mtime_ns, found.st_ctime_ns)
+    owner = (found.st_uid, found.st_gid)
     if stat.S_ISDIR(found.st_mode):
-        return Node(kind=Kind.FOLDER, mode=mode, stamp=stamp)
+        return Node(kind=Kind.FOLDER, mode=mode, stamp=stamp, owner=owner)
     if stat.S_ISLNK(found.st_mode):
-        return Node(kind=Kind.LINK, target=os.readlink(path), stamp=stamp)
+        return Node(kind=Kind.LINK, target=os.readlink(path), stamp=stamp, owner=owner)
     if not stat.S_ISREG(found.st_mode):
         return None
     return Node(
@@ -68,6 +75,7 @@ def node_of(found: os.stat_result, path: str = "") -> Node | None:
         ctime_ns=found.st_ctime_ns,
         inode=found.st_ino,
         stamp=stamp,
+        owner=owner,
     )
 
 

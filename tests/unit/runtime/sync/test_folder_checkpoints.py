@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from spottrain.sync.blobs import unnamed
 from spottrain.sync.budget import Bandwidth
 from spottrain.sync.checkpoints import Commit, FolderCheckpoints
 from spottrain.sync.manifest import StoredFile, SyncManifest
+from spottrain.sync.program import make_folder
 from spottrain.sync.record import Record, Start, decide
 from spottrain.sync.restore import first_that_counts
 from spottrain.sync.tree import PRIVATE, FolderError, look
@@ -52,6 +54,13 @@ class Place:
         )
         assert checkpoints.claim(0.0, never, 5.0)
         return Attempt(folder, checkpoints)
+
+    def set_owners(self, key: str, owners: dict[str, tuple[int, int]]) -> None:
+        """Changes a stored manifest."""
+        found = self.store.get(key + MANIFEST_NAME)
+        assert found is not None
+        changed = replace(SyncManifest.from_bytes(found.body), owners=owners)
+        self.store.put(key + MANIFEST_NAME, changed.to_bytes())
 
     def blobs(self) -> set[str]:
         return set(self.store.list(BLOBS_PREFIX))
@@ -212,6 +221,67 @@ def test_a_restored_file_never_runs_as_its_owner(place: Place) -> None:
     assert second.checkpoints.committed == look(second.folder)
     older = SyncManifest(step=1, files={"a": StoredFile(size=0, mode=0o4755, mtime_ns=0, chunks=())})
     assert SyncManifest.from_bytes(older.to_bytes()).files["a"].mode == 0o755
+
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files to others")
+
+
+def owners(folder: Path) -> dict[str, tuple[int, int]]:
+    return {path: node.owner for path, node in look(folder).items()}
+
+
+@as_root
+def test_what_root_restores_belongs_to_the_user_who_had_written_it(place: Place) -> None:
+    first = place.attempt().restored()
+    first.write("a/weights", b"1")
+    first.write("mine", b"2")
+    (first.folder / "latest").symlink_to("nowhere")
+    for path in ("a", "a/weights", "latest"):
+        os.lchown(first.folder / path, 1000, 1001)
+    first.commit()
+    second = place.attempt().restored()
+    assert owners(second.folder) == owners(first.folder)
+    assert owners(second.folder)["latest"] == (1000, 1001) and owners(second.folder)["mine"] == (0, 0)
+    assert second.checkpoints.committed == look(second.folder), "nothing is to be committed"
+
+
+@as_root
+@as_root
+def test_a_folder_that_root_makes_for_a_script_is_as_open_as_the_one_it_is_in(tmp_path: Path) -> None:
+    volume = tmp_path / "volume"
+    volume.mkdir()
+    volume.chmod(0o777)
+    os.chown(volume, 1000, 1001)
+    make_folder(volume / "a/b", for_others=True)
+    make_folder(volume / "mine", for_others=False)
+    assert owners(volume) == {"a": (1000, 1001), "a/b": (1000, 1001), "mine": (0, 0)}
+    assert (volume / "a/b").stat().st_mode & 0o777 == 0o777
+
+
+@as_root
+def test_an_older_manifest_without_owners_leaves_them_as_they_are(place: Place) -> None:
+    first = place.attempt().restored()
+    first.write("a", b"1")
+    os.chown(first.folder / "a", 1000, 1000)
+    place.set_owners(first.commit().key, {})
+    assert owners(place.attempt().restored().folder) == {"a": (os.geteuid(), os.getegid())}
+
+
+def test_a_file_system_that_refuses_owners_does_not_stop_a_restore(
+    place: Place, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = place.attempt().restored()
+    first.write("a", b"1")
+    first.write("b", b"1")
+    place.set_owners(first.commit().key, {"a": (1, 1), "b": (1, 1)})
+
+    def refused(*words: object, **more: object) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(os, "chown", refused)
+    assert content(place.attempt().restored().folder) == content(first.folder)
+    assert capsys.readouterr().out.count("event=sync-owners-lost") == 1
 
 
 def test_what_no_restart_could_read_is_not_committed(place: Place) -> None:
