@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import random
 import signal
 import subprocess
 import sys
+import termios
 import time
 import urllib.request
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 from spottrain.contract import Env, Outcome, Progress, SyncEnv, TerminationMessage
@@ -55,8 +58,13 @@ class Place:
         self.message = root / "message"
         self.running: list[subprocess.Popen[str]] = []
 
-    def start(self, *words: str, env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
-        """Starts `spottrain sync` in a process group of its own."""
+    def start(
+        self,
+        *words: str,
+        env: Mapping[str, str] | None = None,
+        terminal: Mapping[str, Any] | None = None,
+    ) -> subprocess.Popen[str]:
+        """Starts `spottrain sync` in a process group of its own, or in a terminal of its own."""
         ours = {key: value for key, value in os.environ.items() if not key.startswith("SPOTTRAIN_")}
         ours |= {Env.TERMINATION_MESSAGE: str(self.message), Env.GRACE_SECONDS: "20", **(env or {})}
         command = [
@@ -69,8 +77,9 @@ class Place:
             str(self.store),
             *words,
         ]
+        place = {"process_group": 0} if terminal is None else {"start_new_session": True, **terminal}
         process = subprocess.Popen(
-            command, env=ours, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, process_group=0
+            command, env=ours, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **place
         )
         self.running.append(process)
         return process
@@ -200,6 +209,101 @@ def test_a_command_that_ignores_the_signal_is_ended_before_the_grace_period_is_o
     assert place.told().outcome is Outcome.INTERRUPTED_LOST
 
 
+# A child of a shell: at a signal it needs two seconds more than the shell, then its step is whole.
+CHILD = """
+import os, pathlib, signal, sys, time
+folder = pathlib.Path(os.environ["SPOTTRAIN_SYNC_PATH"])
+def save(number, frame):
+    (folder / "signals").open("a").write(signal.Signals(number).name + "\\n")
+    time.sleep(2)
+    (folder / "tmp").write_text("saved")
+    (folder / "tmp").rename(folder / "step_2")
+    sys.exit(0)
+for each in (signal.SIGTERM, signal.SIGINT):
+    signal.signal(each, save)
+(folder / "step_1").write_text("1")
+(folder / "pid").write_text(str(os.getpid()))
+while True:
+    signal.pause()
+"""
+
+
+def start_shell(
+    place: Place,
+    *lines: str,
+    env: Mapping[str, str] | None = None,
+    terminal: Mapping[str, Any] | None = None,
+) -> subprocess.Popen[str]:
+    """Starts `bash run.sh`, which starts CHILD; returns when the child runs and its first step is stored."""
+    (place.root / "child.py").write_text(CHILD)
+    (place.root / "run.sh").write_text("\n".join(lines).format(python=sys.executable, root=place.root))
+    process = place.start(*QUICK, "--", "bash", str(place.root / "run.sh"), env=env, terminal=terminal)
+    place.wait_for_commit(1)
+    wait(lambda: (place.folder / "pid").exists() and (place.folder / "pid").read_text(), "the child")
+    return process
+
+
+def child_of(place: Place) -> int:
+    return int((place.folder / "pid").read_text())
+
+
+def runs(pid: int) -> bool:
+    try:
+        return "Z" not in Path(f"/proc/{pid}/stat").read_text().split(")")[1].split()[0]
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_reaches_the_child_of_a_shell_once_and_what_it_saves_is_stored(
+    place: Place, number: signal.Signals
+) -> None:
+    process = start_shell(place, "{python} {root}/child.py", "echo more")
+    process.send_signal(number)
+    code, output = place.ended(process)
+    assert code in (75, 79), output
+    assert (place.folder / "signals").read_text() == f"{number.name}\n"
+    assert place.told().durableStep >= 2 and not runs(child_of(place)), output
+
+
+def test_ctrl_c_in_a_terminal_reaches_the_child_of_a_shell_once(place: Place) -> None:
+    ours, theirs = os.openpty()
+    terminal = {"stdin": theirs, "preexec_fn": lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0)}
+    process = start_shell(place, "{python} {root}/child.py", terminal=terminal)
+    os.write(ours, b"\x03")
+    code, output = place.ended(process)
+    os.close(ours)
+    os.close(theirs)
+    assert code in (75, 79), output
+    assert (place.folder / "signals").read_text() == "SIGINT\n"
+    assert place.told().durableStep >= 2 and not runs(child_of(place)), output
+
+
+def test_what_a_shell_leaves_running_ends_before_the_last_upload(place: Place) -> None:
+    process = start_shell(
+        place, "{python} {root}/child.py &", "while ! test -e {root}/go; do sleep 0.1; done"
+    )
+    (place.root / "go").touch()
+    code, output = place.ended(process)
+    assert code == 0 and "sync-left-running" in output, output
+    assert (place.folder / "signals").read_text() == "SIGTERM\n" and not runs(child_of(place))
+    assert place.told().outcome is Outcome.DONE and place.told().durableStep == place.told().step
+
+
+def test_what_ignores_the_signal_after_the_shell_has_ended_is_killed_and_the_rest_is_stored(
+    place: Place,
+) -> None:
+    ignore = "(trap '' TERM; echo $BASHPID > $SPOTTRAIN_SYNC_PATH/pid; while :; do sleep 0.1; done) &"
+    process = start_shell(
+        place, ignore, "echo 1 > $SPOTTRAIN_SYNC_PATH/step_1", "wait", env={Env.GRACE_SECONDS: "8"}
+    )
+    (place.folder / "step_2").write_text("2")
+    process.terminate()
+    code, output = place.ended(process)
+    assert code == 79 and place.told().durableStep == 2, output
+    assert not runs(child_of(place))
+
+
 def test_a_newer_start_fences_out_the_older_one(place: Place) -> None:
     old = place.start(*QUICK, "--", sys.executable, "-c", TRAIN)
     place.wait_for_commit(1)
@@ -315,6 +419,23 @@ def test_a_sidecar_leaves_its_message_before_a_deadline_and_goes_on(place: Place
     process.terminate()
     assert place.ended(process)[0] == 75
     assert place.told().outcome is Outcome.INTERRUPTED and place.told().durableStep == 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_after_a_deadline_that_took_nothing_away_the_end_stores_everything(
+    place: Place, number: signal.Signals
+) -> None:
+    deadline, result = place.root / "deadline", place.root / "result"
+    deadline.write_text(datetime.fromtimestamp(time.time() - 300, UTC).isoformat())
+    process = place.start(env={**POD, Env.DEADLINE_FILE: str(deadline), SyncEnv.RESULT_FILE: str(result)})
+    wait(result.exists, "the result of the restore")
+    (place.folder / "step_1").write_text("1")
+    place.wait_for_commit(1)
+    (place.folder / "final").write_text("2")
+    process.send_signal(number)
+    code, output = place.ended(process)
+    assert code == (0 if number == signal.SIGTERM else 75), output
+    assert "stored as checkpoint 2" in place.told().message
 
 
 # --- bad input ------------------------------------------------------------------------------------------

@@ -51,13 +51,20 @@ class Preemption:
     """Stop flag, deadline and watcher thread.
 
     `grace`: seconds from SIGTERM to SIGKILL. `deadline_file`, `save_advised_file`: downward-API files, absent
-    or empty until an RFC 3339 time is written to them.
+    or empty until an RFC 3339 time is written to them. `stale_after`: so many seconds after it a deadline is
+    void, unless a signal has come: the node was not taken away.
     """
 
     def __init__(
-        self, *, grace: float, deadline_file: Path | None = None, save_advised_file: Path | None = None
+        self,
+        *,
+        grace: float,
+        deadline_file: Path | None = None,
+        save_advised_file: Path | None = None,
+        stale_after: float = float("inf"),
     ) -> None:
         self.grace = grace
+        self._stale_after = stale_after
         self.deadline_file = deadline_file
         self.save_advised_file = save_advised_file
         self.advised: float | None = None
@@ -81,7 +88,12 @@ class Preemption:
 
     @property
     def stopping(self) -> bool:
-        return self.signalled_at is not None
+        return self.signalled_at is not None and not self._void
+
+    @property
+    def _void(self) -> bool:
+        """Whether the deadline has passed so long ago that it does not count any more."""
+        return not self._signal_seen and time.time() > self.deadline + self._stale_after
 
     @property
     def signal_arrived(self) -> bool:
@@ -205,20 +217,20 @@ class Preemption:
     def _note_signal(self, signum: int) -> None:
         if self._signal_seen:
             return
-        self._signal_seen = True
         self._note(signal.Signals(signum).name, time.time() + self.grace)
+        self._signal_seen = True
         self._told.append("sigterm")
 
     def _note(self, source: str, deadline: float) -> None:
-        self.deadline = min(self.deadline, deadline)
-        if self.signalled_at is None:
-            self.source = source
-            self.signalled_at = time.time()
+        if self.signalled_at is None or self._void:
+            self.source, self.signalled_at, self.deadline = source, time.time(), deadline
+        else:
+            self.deadline = min(self.deadline, deadline)
 
     def _read_files(self) -> None:
         self.advised = read_time(self.save_advised_file) or self.advised
         deadline = read_time(self.deadline_file)
-        if deadline is not None:
+        if deadline is not None and time.time() <= deadline + self._stale_after:
             self._note("deadline-file", deadline)
             if "deadline" not in self._told:
                 self._told.append("deadline")

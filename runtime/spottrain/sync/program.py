@@ -50,7 +50,7 @@ from spottrain.sync.watch import Watcher
 
 POLL_SECONDS: Final = 0.1
 STALE_SECONDS: Final = 60.0
-"""A deadline that passed so long ago does not hold: the node was not taken away."""
+"""A deadline that passed so long ago is void. A sidecar outlives it where the node was not taken away."""
 RELEASE_SECONDS: Final = 5.0
 
 
@@ -119,7 +119,9 @@ class Program:
         self._message = threading.Lock()
         self._ended = False
         self.preemption = Preemption(
-            grace=run_config.grace_seconds(env), deadline_file=run_config.deadline_file(env)
+            grace=run_config.grace_seconds(env),
+            deadline_file=run_config.deadline_file(env),
+            stale_after=STALE_SECONDS,
         )
 
     def run(self) -> int:
@@ -131,7 +133,7 @@ class Program:
             return self._run(Settings.from_env(self._env))
         except RunError as error:
             if self._child is not None:
-                self._end_child()
+                self._child.end(self.preemption.grace)
             return self._end(Ending.of(error))
 
     def refuse(self, error: RunError) -> int:
@@ -204,6 +206,7 @@ class Program:
             watcher.step()
             child.wait(POLL_SECONDS)
         code = child.code
+        self._end_rest(child, watcher)
         stopped = self.preemption.stopping
         give_up_at = time.time() + settings.config.store_wait
         covered = watcher.last(
@@ -212,6 +215,13 @@ class Program:
             until=lambda: self._left() <= 0 or time.time() >= give_up_at,
         )
         return self._finish(self._ending(covered, stopped, code), code)
+
+    def _end_rest(self, child: Command, watcher: Watcher) -> None:
+        """Ends what the command has left running, in half of the time that is left; the last look follows."""
+        if child.running:
+            seconds = max(min(self._left(), self.preemption.grace), 0.0) / 2
+            log.event("sync-left-running", seconds=seconds)
+            child.end(seconds, watcher.step)
 
     def _as_sidecar(self, watcher: Watcher) -> int:
         told: Ending | None = None
@@ -310,12 +320,6 @@ class Program:
         log.flush()
         os._exit(int(EXIT_CODE_OF[ending.outcome]))
 
-    def _end_child(self) -> None:
-        assert self._child is not None
-        self._child.stop(signal.SIGTERM)
-        self._child.wait(self.preemption.grace)
-        self._child.kill()
-
     # --- stops ------------------------------------------------------------------------------------------
     def _stopping(self) -> bool:
         return self.preemption.stopping
@@ -327,8 +331,8 @@ class Program:
             self._child.stop(signal.SIGINT if interrupt else signal.SIGTERM)
 
     def _left(self) -> float:
-        """Seconds in which a commit must be done; infinite without a deadline, or long after one."""
-        if not self.preemption.stopping or time.time() > self.preemption.deadline + STALE_SECONDS:
+        """Seconds in which a commit must be done; infinite without a deadline."""
+        if not self.preemption.stopping:
             return float("inf")
         return self.preemption.seconds_left() - COMMIT_SECONDS / 2
 

@@ -1,0 +1,73 @@
+"""When a request to stop counts, by the deadline file, the operator and signals; with a clock of the test."""
+
+from __future__ import annotations
+
+import signal
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from spottrain.core.preemption import Preemption
+
+GRACE = 30.0
+
+
+class Clock:
+    now = 1_800_000_000.0
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(time, "time", lambda: clock.now)
+    return clock
+
+
+def preemption(clock: Clock, tmp_path: Path) -> Preemption:
+    """Has a deadline in 100 s; void 60 s after it."""
+    file = tmp_path / "deadline"
+    file.write_text(datetime.fromtimestamp(clock.now + 100, UTC).isoformat())
+    found = Preemption(grace=GRACE, deadline_file=file, stale_after=60.0)
+    found._read_files()
+    assert found.stopping and found.source == "deadline-file"
+    return found
+
+
+def test_a_deadline_that_took_nothing_away_is_void_and_a_signal_then_has_all_of_its_grace(
+    clock: Clock, tmp_path: Path
+) -> None:
+    found = preemption(clock, tmp_path)
+    clock.now += 161
+    found._read_files()
+    assert not found.stopping
+    found._note_signal(signal.SIGTERM)
+    found._read_files()
+    assert found.stopping and found.source == "SIGTERM" and found.signalled_at == clock.now
+    assert found.deadline == clock.now + GRACE
+    clock.now += 1000
+    assert found.stopping, "a signal is never void"
+
+
+def test_a_signal_soon_after_a_deadline_adds_no_time(clock: Clock, tmp_path: Path) -> None:
+    found = preemption(clock, tmp_path)
+    before = found.deadline
+    clock.now += 150
+    found._note_signal(signal.SIGTERM)
+    clock.now += 50
+    assert found.stopping and found.deadline == before and found.source == "deadline-file"
+
+
+def test_after_a_void_deadline_a_new_one_counts(clock: Clock, tmp_path: Path) -> None:
+    found = preemption(clock, tmp_path)
+    clock.now += 1000
+    found.stop_by(clock.now + 10, "operator")
+    found._read_files()
+    assert found.stopping and found.source == "operator" and found.deadline == clock.now + 10
+
+
+def test_without_a_limit_a_deadline_counts_for_ever(clock: Clock) -> None:
+    found = Preemption(grace=GRACE)
+    found.stop_by(clock.now + 10, "operator")
+    clock.now += 10**6
+    assert found.stopping
