@@ -37,7 +37,8 @@ class Settings:
     job_defaults: JobDefaults = NO_DEFAULTS
     """For what a job's spec and its namespace leave out. JOB_DEFAULTS, as JSON."""
     sync_image: str = "spottrain-sync"
-    """Image of the sidecar for checkpoint.mode Sync: the target `sync` of the Dockerfile. SYNC_IMAGE."""
+    """Image of the sidecar for checkpoint.mode Sync, and for runtime.inject: the target `sync` of the
+    Dockerfile. SYNC_IMAGE."""
     native_gangs: bool = True
     """Whether gangs use Kubernetes' own gang scheduling where the cluster serves it. NATIVE_GANGS."""
     kueue: bool = False

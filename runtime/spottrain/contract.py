@@ -131,6 +131,9 @@ LAUNCHER: Final = "SPOTTRAIN_LAUNCHER"
 
 Set by that launcher (`cli/launch.py`), never by the operator."""
 
+LAUNCHER_FILE: Final = "launch.py"
+"""Name of the launcher in the folder that `spottrain inject` writes."""
+
 
 class ExitCode(IntEnum):
     """Exit codes of `spottrain run`. Any other non-zero code counts as a failure."""

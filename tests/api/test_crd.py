@@ -91,6 +91,7 @@ CHANGES: list[tuple[Json, str]] = [
     ({"dataCache": {"size": "10Gi"}}, "dataCache can change only while the job is suspended"),
     ({"checkpoint": {"uri": None, "mode": "Self"}}, "checkpoint.mode is immutable"),
     ({"runtime": {"autoAttach": False}}, "runtime.autoAttach is immutable"),
+    ({"runtime": {"inject": True}}, "runtime.inject is immutable"),
 ]
 
 

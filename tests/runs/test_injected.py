@@ -8,11 +8,13 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 from spottrain.cli.inject import inject
 from spottrain.contract import Env, ExitCode, Outcome, Reason
+from spottrain_operator.api import injected
 
 from tests.runs.conftest import SCRIPT
 from tests.runs.launched import WAITS, Launched
@@ -20,11 +22,17 @@ from tests.support.pid1 import HELD, NAMESPACE, holds_signals, needs_root, once,
 from tests.support.plainenv import plain_python
 
 Begin = Callable[..., Launched]
+ACCELERATE = "--num_machines=1 --mixed_precision=no --dynamo_backend=no --main_process_port=0"
 
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return plain_python(tmp_path_factory.mktemp("image"))
+
+
+@pytest.fixture(scope="module")
+def python_of_accelerate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return plain_python(tmp_path_factory.mktemp("image"), "accelerate")
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +59,11 @@ def begin(tmp_path: Path, python: Path, launcher: Path) -> Iterator[Begin]:
     yield begin
     for each in open_:
         each.close()
+
+
+def rendered(words: str, launcher: Path) -> list[str]:
+    """The operator's command for the trainer, with the volume where it is on this machine."""
+    return [word.replace(injected.LAUNCHER, str(launcher)) for word in injected.launched(words.split())]
 
 
 def losses(*runs: Launched) -> dict[int, str]:
@@ -86,6 +99,53 @@ def test_what_the_script_prints_is_kept_by_the_injected_log_capture(begin: Begin
     begin('print("words of the script")', **{Env.LOGS: "keep", Env.ATTEMPT: "1"}).done()
     [part] = (tmp_path / "store" / "logs").rglob("*.log")
     assert "words of the script" in part.read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "ranks"),
+    [
+        ("python -u -m train", 1),
+        ("python -m spottrain run --nproc 2 train.py", 2),
+        ("python -m torch.distributed.run --standalone --nproc-per-node 2 train.py", 2),
+        (f"python -m accelerate.commands.launch --multi_gpu --num_processes=2 {ACCELERATE} train.py", 2),
+        (f"python -m accelerate.commands.launch --cpu --num_processes=1 {ACCELERATE} train.py", 1),
+    ],
+    ids=["module", "launcher", "torchrun", "accelerate", "accelerate-one"],
+)
+def test_what_the_operator_makes_of_a_command_stops_and_goes_on(
+    tmp_path: Path, python: Path, python_of_accelerate: Path, launcher: Path, words: str, ranks: int
+) -> None:
+    """The pod has two GPUs, by its environment; a process that accelerate starts alone must not count them.
+
+    Accelerate alone passes no signal on, so the deadline file says when to stop.
+    """
+    says = 'import os, spottrain; print("rank", os.environ.get("RANK", 0), spottrain.__file__, flush=True)\n'
+    (tmp_path / "train.py").write_text(says + SCRIPT)
+    python = python_of_accelerate if "accelerate" in words else python
+    env: dict[str, str] = {Env.JOB_UID: "uid", Env.GPUS: str(ranks) if "-m train" in words else "2"}
+    env |= {"PATH": f"{python.parent}:{os.environ['PATH']}", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "60"}
+    deadline = tmp_path / "deadline"
+    command = rendered(words, launcher)
+    first = Launched(
+        tmp_path, command, PAUSE="0.1", **env, **{Env.ATTEMPT: "1", Env.DEADLINE_FILE: str(deadline)}
+    )
+    try:
+        first.until(" step=5/24")
+        if "--cpu" in words:
+            deadline.write_text((datetime.now(UTC) + timedelta(seconds=20)).isoformat())
+        else:
+            first.send()
+        assert first.end() != 0, first.log
+    finally:
+        first.close()
+    interrupted = first.message
+    assert interrupted.outcome is Outcome.INTERRUPTED, first.log
+    second = Launched(tmp_path, command, **env, **{Env.ATTEMPT: "2"}).done()
+    assert second.message.outcome is Outcome.DONE and second.message.startStep == interrupted.step
+    steps = [int(step) for step in re.findall(r" step=(\d+)/24 .*\bloss=", second.log)]
+    assert steps == list(range(1, 25)), "the log is of both: each step was done once"
+    started = re.findall(r"rank (\d) \S+/volume\S*/lib/spottrain/__init__.py", second.log)
+    assert sorted(started) == sorted(2 * [str(rank) for rank in range(ranks)]), "by the launcher, in both"
 
 
 PACKAGES = """

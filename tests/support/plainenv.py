@@ -14,16 +14,21 @@ from packaging.utils import canonicalize_name
 ABSENT = ("spottrain", "boto3", "botocore", "urllib3", "numpy", "safetensors")
 
 
-def plain_python(folder: Path) -> Path:
-    """Makes the environment in `folder`, with links to this one's packages. Returns its Python."""
+def plain_python(folder: Path, *more: str) -> Path:
+    """Makes the environment in `folder`, with links to this one's packages. Returns its Python.
+
+    `more`: packages that it has too; what they need is then not absent.
+    """
     venv.create(folder, symlinks=True)
     packages = folder / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
-    for package in _with_needs("torch"):
+    present = [package for name in ("torch", *more) for package in _with_needs(name)]
+    for package in present:
         for name in {file.parts[0] for file in package.files or () if file.parts[0] != ".."}:
             if not (packages / name).exists():
                 (packages / name).symlink_to(Path(str(package.locate_file(name))).resolve())
     python = folder / "bin" / "python"
-    find = f"import importlib.util as u; print([n for n in {ABSENT!r} if u.find_spec(n)])"
+    absent = set(ABSENT) - {canonicalize_name(package.name) for package in present}
+    find = f"import importlib.util as u; print([n for n in {absent!r} if u.find_spec(n)])"
     found = subprocess.run([python, "-c", find], capture_output=True, text=True, check=True).stdout.strip()
     assert found == "[]", f"the environment has {found}"
     return python

@@ -91,6 +91,8 @@ class Encryption:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RuntimeSpec:
     auto_attach: bool = True
+    inject: bool = False
+    """Whether the operator brings the runtime into the trainer's container, whose image lacks it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -18,7 +18,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails, PydanticSerializationError, to_json
 from spottrain.contract import TimeSplit
 
-from spottrain_operator.api import data_cache, gpus, sync, template, volumes
+from spottrain_operator.api import data_cache, gpus, injected, sync, template, volumes
 from spottrain_operator.api.node_pools import CapacityType, Pool, type_asked_for
 from spottrain_operator.api.training_job import (
     AppliedDefaults,
@@ -228,7 +228,7 @@ def _problem(spec: TrainingJobSpec) -> str:
         spec.template, gang=spec.workers > 1, managed=checkpoint.ours, queue=spec.queue_name
     ):
         return problem
-    if problem := sync.problem(spec):
+    if problem := sync.problem(spec) or injected.problem(spec):
         return problem
     if checkpoint.ca_bundle is not None and (problem := volumes.ca_problem(pod)):
         return problem

@@ -30,9 +30,10 @@ SIGKILLED: Final = 128 + 9
 """Exit code after SIGKILL; a killed runtime leaves no termination message either."""
 REMEDIES: Final = (
     "Either train with the runtime (start the script by `spottrain run`, and use spottrain's Trainer, Run "
-    "or a callback in it), or set in a new job spec.checkpoint.mode: Sync, for which a sidecar uploads and "
-    "restores the folder to which the script writes checkpoints, or spec.checkpoint.mode: Self, for which "
-    "the image saves and restores by itself, or starts over. In both, exit code 0 is success"
+    "or a callback in it; where the image lacks the runtime, spec.runtime.inject: true in a new job brings "
+    "it), or set in a new job spec.checkpoint.mode: Sync, for which a sidecar uploads and restores the "
+    "folder to which the script writes checkpoints, or spec.checkpoint.mode: Self, for which the image saves "
+    "and restores by itself, or starts over. In both, exit code 0 is success"
 )
 
 Verdict = tuple[bool, str, str]

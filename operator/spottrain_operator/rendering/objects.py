@@ -111,7 +111,7 @@ def workload(
 def cleanup(job: Job, pool: Pool, *, sync_image: str = "") -> Json:
     """Returns the pod that deletes a deleted job's checkpoints, with its image and identity, in its pool.
 
-    With checkpoint.mode Sync the image is the sidecar's.
+    Where the image may lack the runtime (checkpoint.mode Sync, runtime.inject), it is the one of ours.
     """
     assert job.spec is not None
     container = _cleaner(job, sync_image)
@@ -139,9 +139,12 @@ def _cleaner(job: Job, sync_image: str) -> Json:
     words = [checkpoint.uri, "--job-uid", job.key.uid, "--yes"]
     words += ["--endpoint", checkpoint.endpoint] if checkpoint.endpoint else []
     kept: Json = {name: copy.deepcopy(trainer[name]) for name in REACH if name in trainer}
-    if checkpoint.synced:
+    if checkpoint.synced or job.spec.runtime.inject:
         mounts = sync.store_mounts(checkpoint, trainer)  # others might hide what the image needs
-        kept = {"image": sync_image, "env": sync.variables(trainer, mounts)} | {
+        given = {} if checkpoint.synced else {"envFrom": list(trainer.get("envFrom") or ())}
+        kept = given | {
+            "image": sync_image,
+            "env": sync.variables(trainer, mounts),
             "securityContext": sync_sidecar.security(job.spec.template["spec"]),
             "volumeMounts": mounts,
         }

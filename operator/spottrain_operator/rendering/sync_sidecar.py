@@ -94,20 +94,24 @@ def access(spec: TrainingJobSpec, image: str, body: Json) -> Json:
 
 
 def security(pod: Json) -> Json:
-    """Returns the sidecar's security context: the script's user, or root where the image says the user."""
+    """Returns our image's security context: the script's user, or root where its image says the user.
+
+    Where root is forbidden and the template names no user, it is our image's own.
+    """
     context = sync.security_context(pod)
     user = context.get("runAsUser")
+    not_root = bool(user) or (user is None and bool(context.get("runAsNonRoot")))
     unprivileged: Json = {
         "allowPrivilegeEscalation": False,
         "readOnlyRootFilesystem": True,
-        "runAsUser": user or 0,
-        "runAsNonRoot": bool(user),
+        "runAsNonRoot": not_root,
         "capabilities": {"drop": ["ALL"]},
     }
-    if not user:
+    if not not_root:
         unprivileged["capabilities"]["add"] = ROOTS_RIGHTS
-    group = context.get("runAsGroup")
-    return unprivileged | ({} if group is None else {"runAsGroup": group})
+        user = 0
+    numbers = {"runAsUser": user, "runAsGroup": context.get("runAsGroup")}
+    return unprivileged | {name: number for name, number in numbers.items() if number is not None}
 
 
 # --- environment --------------------------------------------------------------------------------------

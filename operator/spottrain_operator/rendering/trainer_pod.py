@@ -30,7 +30,7 @@ from spottrain_operator.api.template import PROGRESS_NAME, judged
 from spottrain_operator.api.training_job import CompileCache, Job, Logs, Status, TrainingJobSpec
 from spottrain_operator.names import Reason
 from spottrain_operator.policies import capacity
-from spottrain_operator.rendering import sync_sidecar, variables
+from spottrain_operator.rendering import injection, sync_sidecar, variables
 
 Json = dict[str, Any]
 
@@ -91,7 +91,7 @@ def trial(o: Observed, status: Status) -> Json:
 def pod(job: Job, status: Status, pool: ChosenPool, place: Placement = SOLE, *, sync_image: str = "") -> Json:
     """Returns a pod of attempt `status.attempt`, on nodes of `pool`.
 
-    sync_image: image of the sidecar of checkpoint.mode Sync.
+    sync_image: our image without torch: the sidecar of checkpoint.mode Sync, and runtime.inject.
     """
     assert job.spec is not None
     spec = job.spec
@@ -109,6 +109,8 @@ def pod(job: Job, status: Status, pool: ChosenPool, place: Placement = SOLE, *, 
     _equip_container(trainer, job, status, grace(spec, pool), place.rank)
     if spec.checkpoint.synced:
         sync_sidecar.add(body, trainer, job, status, sync_image)
+    if spec.runtime.inject:
+        injection.add(body, trainer, sync_image)
     for container in (trainer, *(body.get("initContainers") or ())):
         container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
     restrict(body)

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Final
 
 import spottrain
+from spottrain.contract import LAUNCHER_FILE
 from spottrain.errors import ConfigurationError, RunError
 
 ABOUT: Final = "Writes the runtime and a launcher to a folder, for an image that has torch but not spottrain."
@@ -30,7 +31,7 @@ NEEDED: Final = ("boto3",)
 """Packages that come along with what they need: s3:// URIs work in any image."""
 WELCOME: Final = ("nvidia-ml-py",)
 """Packages that come along if they are installed here: how busy the GPU is."""
-LAUNCHER: Final = Path(__file__).with_name("launch.py")
+LAUNCHER: Final = Path(__file__).with_name(LAUNCHER_FILE)
 """Not imported: it blocks signals."""
 COMPILED: Final = (".so", ".pyd", ".dylib")
 
@@ -140,10 +141,10 @@ def _copy_ourselves(lib: Path) -> None:
 def _put_in_place(new: Path, folder: Path) -> None:
     for path in [new / "lib", *(new / "lib").rglob("*")]:
         path.chmod(0o755 if path.is_dir() else 0o644)
-    launcher = folder / "launch.py"
+    launcher = folder / LAUNCHER_FILE
     launcher.unlink(missing_ok=True)
     shutil.rmtree(folder / "lib", ignore_errors=True)
     (new / "lib").rename(folder / "lib")
-    shutil.copyfile(LAUNCHER, new / "launch.py")
-    (new / "launch.py").chmod(0o644)
-    (new / "launch.py").rename(launcher)
+    shutil.copyfile(LAUNCHER, new / LAUNCHER_FILE)
+    (new / LAUNCHER_FILE).chmod(0o644)
+    (new / LAUNCHER_FILE).rename(launcher)

@@ -1,0 +1,257 @@
+"""spec.runtime.inject: what is put into the pod, how a command gets the launcher, what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from spottrain.contract import LAUNCHER_FILE, Env
+from spottrain_operator.api import kueue
+from spottrain_operator.api.injected import LAUNCHER, launched
+from spottrain_operator.api.node_pools import Pool
+from spottrain_operator.api.observed import Placement
+from spottrain_operator.api.training_job import Job, Status
+from spottrain_operator.names import INJECT_CONTAINER, Platform
+from spottrain_operator.rendering import objects, trainer_pod
+
+from tests.builders import POOL, make_job, raw_spec
+
+Json = dict[str, Any]
+IMAGE = "example.com/sync:1"
+ONE = ("--nproc", "1")
+
+
+def spec(trainer: Json | None = None, *, pod: Json | None = None, inject: bool = True, **more: Any) -> Json:
+    container = {"name": "trainer", "image": "example.com/torch:1", "command": ["python", "train.py"]}
+    template = {"spec": {"containers": [container | (trainer or {})]} | (pod or {})}
+    return raw_spec(template=template, runtime={"inject": inject}, **more)
+
+
+def job_of(raw: Json) -> Job:
+    job = make_job(raw)
+    assert job.spec is not None, job.invalid
+    return job
+
+
+def rendered(raw: Json | None = None, place: Placement | None = None) -> Json:
+    place = place or Placement()
+    body: Json = trainer_pod.pod(job_of(raw or spec()), Status(attempt=1), POOL, place, sync_image=IMAGE)[
+        "spec"
+    ]
+    return body
+
+
+def refused(raw: Json) -> str:
+    job = make_job(raw)
+    assert job.spec is None
+    return job.invalid
+
+
+# --- the pod ------------------------------------------------------------------------------------------
+def test_an_init_container_of_our_image_fills_the_volume_that_the_trainer_mounts_read_only() -> None:
+    body = rendered(spec(pod={"initContainers": [{"name": "theirs", "image": "z"}]}))
+    assert [c["name"] for c in body["initContainers"]] == [INJECT_CONTAINER, "theirs"]
+    init, trainer = body["initContainers"][0], body["containers"][0]
+    assert init["image"] == IMAGE and init["command"] == ["spottrain", "inject", "/spottrain"]
+    assert init["volumeMounts"] == [{"name": INJECT_CONTAINER, "mountPath": "/spottrain"}]
+    assert init["volumeMounts"][0] | {"readOnly": True} in trainer["volumeMounts"]
+    assert {"name": INJECT_CONTAINER, "emptyDir": {}} in body["volumes"]
+    assert trainer["image"] == "example.com/torch:1"
+
+
+def test_command_and_arguments_become_one_command_with_the_launcher() -> None:
+    trainer = rendered(spec({"command": ["python3"], "args": ["train.py", "--lr", "$(LR)"]}))["containers"][0]
+    assert trainer["command"] == ["python3", f"/spottrain/{LAUNCHER_FILE}", "train.py", "--lr", "$(LR)"]
+    assert "args" not in trainer
+
+
+def test_beyond_that_the_pod_is_the_one_of_an_image_with_the_runtime() -> None:
+    with_it, without = rendered(), rendered(spec(inject=False))
+    trainer, plain = with_it["containers"][0], without["containers"][0]
+    assert trainer["volumeMounts"].pop()["name"] == with_it["volumes"].pop()["name"] == INJECT_CONTAINER
+    assert trainer["command"].pop(1) == LAUNCHER
+    with_it.pop("initContainers")
+    assert with_it == without and trainer["env"] == plain["env"] and trainer["ports"] == plain["ports"]
+
+
+def test_it_is_rendered_alike_each_time_and_leaves_the_template_alone() -> None:
+    raw = spec({"args": ["--lr", "1"]})
+    before = repr(raw)
+    assert rendered(raw) == rendered(raw) and repr(raw) == before
+
+
+def test_it_runs_as_the_trainers_user_without_rights_and_with_nothing_of_its_environment() -> None:
+    own = {"runAsUser": 7, "runAsGroup": 8, "runAsNonRoot": True, "privileged": False}
+    given = {"securityContext": own, "env": [{"name": "PYTHONPATH", "value": "/theirs"}]}
+    init = rendered(spec(given))["initContainers"][0]
+    assert init["securityContext"] == {
+        "runAsUser": 7,
+        "runAsGroup": 8,
+        "runAsNonRoot": True,
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    assert "env" not in init and "envFrom" not in init
+
+
+def test_a_guaranteed_pod_remains_guaranteed_and_kueue_counts_the_init_container() -> None:
+    body = rendered()
+    resources = body["initContainers"][0]["resources"]
+    assert resources["requests"] == resources["limits"] and {"cpu", "memory"} == resources["limits"].keys()
+    assert kueue.parts(body)["initContainers"][0]["resources"] == resources
+
+
+def test_all_ranks_of_a_gang_are_started_by_it() -> None:
+    job = job_of(spec(workers=3))
+    places = [Placement(rank=rank) for rank in range(3)]
+    pods = list(trainer_pod.pods(job, Status(attempt=1), POOL, places, sync_image=IMAGE))
+    bodies = [pod["spec"] for pod in pods]
+    assert [b["containers"][0]["command"][1] for b in bodies] == [LAUNCHER] * 3
+    assert [b["initContainers"][0]["image"] for b in bodies] == [IMAGE] * 3
+    env = [{e["name"]: e.get("value") for e in b["containers"][0]["env"]} for b in bodies]
+    assert [e[Env.WORKER_INDEX] for e in env] == ["0", "1", "2"]
+
+
+def test_the_pod_that_deletes_checkpoints_has_our_image_with_the_trainers_access() -> None:
+    env = [{"name": "AWS_REGION", "value": "eu"}, {"name": "PYTHONPATH", "value": "/theirs"}]
+    secret = [{"secretRef": {"name": "s3"}}]
+    job = job_of(spec({"env": env, "envFrom": secret}, pod={"securityContext": {"runAsNonRoot": True}}))
+    pod = objects.cleanup(job, Pool(name="p", platform=Platform.AWS), sync_image=IMAGE)["spec"]
+    container = pod["containers"][0]
+    assert container["image"] == IMAGE and container["envFrom"] == secret
+    assert container["env"] == [{"name": "AWS_REGION", "value": "eu"}]
+    assert container["securityContext"]["runAsNonRoot"] and "runAsUser" not in container["securityContext"]
+
+
+# --- the command --------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("words", "result"),
+    [
+        ("python train.py --lr 1", f"python {LAUNCHER} train.py --lr 1"),
+        (
+            "/opt/conda/bin/python3.11 -u train.py -m x",
+            f"/opt/conda/bin/python3.11 -u {LAUNCHER} train.py -m x",
+        ),
+        ("python -m package.train --lr 1", f"python {LAUNCHER} -m package.train --lr 1"),
+        ("python -u -m package.train", f"python -u {LAUNCHER} -m package.train"),
+        ("python -m spottrain run --nproc 2 train.py", f"python {LAUNCHER} --nproc 2 train.py"),
+        ("torchrun train.py -m x", f"torchrun {LAUNCHER} train.py -m x"),
+        (
+            "torchrun --standalone --nproc-per-node 2 --rdzv_backend=c10d train.py --x 1",
+            f"torchrun --standalone --nproc-per-node 2 --rdzv_backend=c10d {LAUNCHER} train.py --x 1",
+        ),
+        (
+            "torchrun --nnodes 2 -m package.train --lr 1",
+            f"torchrun --nnodes 2 {LAUNCHER} -m package.train --lr 1",
+        ),
+        (
+            "python -m torch.distributed.run --standalone train.py",
+            f"python -m torch.distributed.run --standalone {LAUNCHER} train.py",
+        ),
+        (
+            "accelerate launch --multi_gpu --num_processes 2 --config_file a.yaml train.py --cpu",
+            f"accelerate launch --multi_gpu --num_processes 2 --config_file a.yaml {LAUNCHER} --nproc 1 "
+            "train.py --cpu",
+        ),
+        (
+            "accelerate launch --use-fsdp --module package.train",
+            f"accelerate launch --use-fsdp {LAUNCHER} --nproc 1 -m package.train",
+        ),
+        (
+            "python -m accelerate.commands.launch -q train.py",
+            f"python -m accelerate.commands.launch -q {LAUNCHER} --nproc 1 train.py",
+        ),
+    ],
+)
+def test_the_launcher_comes_before_the_script(words: str, result: str) -> None:
+    assert launched(words.split()) == result.split()
+    assert launched(result.split()) == result.split(), "it is put there once"
+
+
+def test_a_command_that_names_the_launcher_is_left_as_it_is() -> None:
+    words = ["bash", "-c", f"pip install x && exec python {LAUNCHER} train.py"]
+    assert launched(words) == words
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("sh -c python\\ train.py", "starts with sh"),
+        ("env A=1 python train.py", "starts with env"),
+        ("deepspeed train.py", "starts with deepspeed"),
+        ("accelerate test", "starts with accelerate"),
+        ("spottrain run train.py", "starts with spottrain"),
+        ("./train.py", "starts with ./train.py"),
+        ("python", "names no script"),
+        ("python -u", "names no script"),
+        ("python -c code", "has -c"),
+        ("python -O train.py", "has -O (options of Python have variables too, such as PYTHONOPTIMIZE)"),
+        ("python -m", "has -m"),
+        ("python -m torch.distributed.launch train.py", "in place of which there is torchrun"),
+        ("torchrun --nproc-per-node 2 train", "names no script that ends in .py"),
+        ("torchrun --standalone", "names no script that ends in .py"),
+        ("torchrun --no-python ./train.sh", "has --no-python"),
+        ("torchrun --run_path train.py", "has --run_path"),
+        ("torchrun --unknown-switch train.py", "has --unknown-switch before train.py"),
+        ("accelerate launch --a_new_switch train.py b.py", "has --a_new_switch before train.py"),
+    ],
+)
+def test_other_commands_are_refused_with_those_that_are_understood(words: str, says: str) -> None:
+    said = refused(spec({"command": words.split()}))
+    assert said.startswith("spec.template.spec.containers[0].command ") and says in said
+    assert f"name the launcher itself: python {LAUNCHER} SCRIPT" in said
+
+
+# --- refusals -----------------------------------------------------------------------------------------
+def test_a_template_without_a_command_is_refused() -> None:
+    said = refused(spec({"command": [], "args": ["train.py"]}))
+    assert "containers[0].command is required with spec.runtime.inject" in said
+    assert "does not know what the image starts" in said
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "mode"),
+    [({"mode": "Sync", "syncPath": "/ckpt", "uri": "s3://bucket/run"}, "Sync"), ({"mode": "Self"}, "Self")],
+)
+def test_it_needs_mode_runtime(checkpoint: Json, mode: str) -> None:
+    said = refused(spec(checkpoint=checkpoint))
+    assert "needs checkpoint.mode Runtime" in said and f"mode is {mode}" in said
+
+
+@pytest.mark.parametrize(
+    ("pod", "trainer", "more", "says"),
+    [
+        (
+            {"initContainers": [{"name": INJECT_CONTAINER}]},
+            {},
+            {},
+            "initContainers must not have spottrain-in",
+        ),
+        (
+            {"volumes": [{"name": INJECT_CONTAINER, "emptyDir": {}}]},
+            {},
+            {},
+            "volumes must not have spottrain",
+        ),
+        (
+            {"volumes": [{"name": "v", "emptyDir": {}}]},
+            {"volumeMounts": [{"name": "v", "mountPath": "/spottrain/data"}]},
+            {},
+            "volumeMounts has /spottrain/data, and /spottrain is where",
+        ),
+        (
+            {},
+            {},
+            {"dataCache": {"size": "1Gi", "mountPath": "/spottrain/"}},
+            "dataCache.mountPath has /spottrain",
+        ),
+    ],
+)
+def test_what_is_in_its_place_is_refused(pod: Json, trainer: Json, more: Json, says: str) -> None:
+    assert says in refused(spec(trainer, pod=pod, **more))
+
+
+def test_without_inject_any_command_and_any_place_is_fine() -> None:
+    container = {"command": ["sh", "-c", "x"], "volumeMounts": [{"name": "v", "mountPath": "/spottrain"}]}
+    job_of(spec(container, pod={"volumes": [{"name": "v", "emptyDir": {}}]}, inject=False))
