@@ -1,6 +1,6 @@
 # Four images from one file and one lock: `operator` (no torch, no boto3), `runtime` (no kopf, no Kubernetes
-# client), `sync` (the stores' libraries, no torch), the sidecar of checkpoint.mode Sync, and `prices` (boto3 alone),
-# which only the price CronJob needs. Each ends in a check that fails when the others' dependencies got in. The code
+# client), `sync` (the stores' libraries and NVML's, no torch), for checkpoint.mode Sync and runtime.inject, and `prices`
+# (boto3 alone), which only the price CronJob needs. Each ends in a check that fails when the others' dependencies got in. The code
 # is the last, small layer, so that a change of code rebuilds and loads in seconds. Built by
 # dev/localcluster/images.py, or by `docker build --target runtime .`. A fifth one, `runtime-tests`, is never shipped:
 # `runtime` and Accelerate.
@@ -23,9 +23,9 @@ COPY pyproject.toml uv.lock /lock/
 RUN cd /lock && export UV_PYTHON=/usr/bin/python3 UV_PYTHON_DOWNLOADS=never UV_NO_CACHE=1 \
     && export="/opt/uv/bin/uv export --quiet --frozen --no-dev --no-emit-project --no-header --no-annotate" \
     && mkdir /out \
-    && $export --extra operator > /out/operator.txt \
-    && $export --extra prices > /out/prices.txt \
-    && $export --extra s3 --extra gcs > /out/sync.txt \
+    && $export --only-group operator > /out/operator.txt \
+    && $export --only-group prices > /out/prices.txt \
+    && $export --extra s3 --extra gcs --extra gpu > /out/sync.txt \
     && $export --extra runtime --extra gcs > /out/runtime.txt \
     && $export --extra runtime --extra gcs --no-emit-package torch --no-emit-package triton > /out/cuda.txt \
     && /opt/uv/bin/uv export --quiet --frozen --only-dev --no-emit-project --no-header --no-annotate > /out/dev.txt \
@@ -93,7 +93,7 @@ RUN install-locked /opt/spottrain/sync.txt \
     && chmod +x /opt/venv/bin/spottrain
 COPY runtime/spottrain /opt/spottrain/lib/spottrain
 RUN python3 -m compileall -q /opt/spottrain/lib \
-    && python3 -c "import boto3, google.cloud.storage, spottrain" \
+    && python3 -c "import boto3, google.cloud.storage, pynvml, spottrain" \
     && spottrain sync --help > /dev/null && spottrain checkpoints --help > /dev/null \
     && spottrain inject /tmp/injected > /dev/null && rm -r /tmp/injected \
     && for foreign in torch numpy kopf kubernetes; do \

@@ -30,8 +30,15 @@ def extra(name: str) -> set[str]:
     return wanted
 
 
+def group(name: str) -> set[str]:
+    """The same for a dependency group."""
+    locked = tomllib.loads((ROOT / "uv.lock").read_text())["package"]
+    ours = next(package for package in locked if package["name"] == "spottrain")
+    return {each["name"] for each in ours["dev-dependencies"][name]}
+
+
 def test_the_runtime_image_has_nvml_and_the_operator_image_has_not() -> None:
-    assert "nvidia-ml-py" in extra("runtime") and "nvidia-ml-py" not in extra("operator")
+    assert "nvidia-ml-py" in extra("runtime") and "nvidia-ml-py" not in group("operator")
 
 
 def test_both_layers_of_the_runtime_image_are_the_extra_runtime() -> None:
@@ -70,10 +77,10 @@ def test_the_runtime_opens_each_store_that_a_manifest_may_name(scheme: str, tmp_
         assert open_store(uri, "http://127.0.0.1:9").uri.startswith(scheme)
 
 
-def test_the_sidecars_image_has_the_library_of_each_store_and_no_torch() -> None:
+def test_the_sidecars_image_has_the_library_of_each_store_what_is_injected_and_no_torch() -> None:
     layers = {name: options for options, name in re.findall(r"\$export (.*) > /out/(\w+)\.txt", DOCKERFILE)}
     installed = set().union(*(extra(name) for name in re.findall(r"--extra (\w+)", layers["sync"])))
-    assert installed == {library[0] for library in LIBRARIES.values() if library}
+    assert installed == {library[0] for library in LIBRARIES.values() if library} | {"nvidia-ml-py"}
     assert re.search(r"for foreign in [^;]*\btorch\b", stage("sync"))
     assert 'ENTRYPOINT ["spottrain", "sync"]' in stage("sync")
 
@@ -90,9 +97,12 @@ def stage(name: str) -> str:
 
 
 def test_the_price_image_has_boto3_alone_and_the_operator_image_has_not() -> None:
-    assert extra("prices") == {"boto3"} and "boto3" not in extra("operator")
+    assert group("prices") == {"boto3"} and "boto3" not in group("operator")
     layers = {name: options for options, name in re.findall(r"\$export (.*) > /out/(\w+)\.txt", DOCKERFILE)}
-    assert (layers["prices"], layers["operator"]) == ("--extra prices", "--extra operator")
+    assert (layers["prices"], layers["operator"]) == (
+        "--only-group prices",
+        "--only-group operator",
+    )
     assert re.search(r"for foreign in [^;]*\bkubernetes\b", stage("prices"))
 
 
