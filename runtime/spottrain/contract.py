@@ -107,7 +107,7 @@ class SyncEnv(StrEnum):
     RESULT_FILE = "SPOTTRAIN_SYNC_RESULT_FILE"
     """Path to which `SyncResult` is written as JSON once the folder is restored and the script may start."""
     LAST_EXIT = "SPOTTRAIN_SYNC_LAST_EXIT"
-    """Exit code of the script in the attempt before; absent: none, or unknown.
+    """`LastExit` as text; absent: no script has ended, or with what is unknown.
 
     A checkpoint of a folder whose script had ended by a code other than 0 may be cut off (docs/sync.md)."""
     RESUMED = "SPOTTRAIN_RESUMED"
@@ -223,6 +223,23 @@ class SyncWhen:
         if not all(parts) or not {".", "..", "**"}.isdisjoint(parts):
             raise ValueError(f"{name} must be a path below the folder without `..` and `**`, as `step_*`")
         return cls(**{name: value})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LastExit:
+    """The newest exit code of the script that is known, and the attempt that it is of."""
+
+    attempt: int
+    code: int
+
+    def __str__(self) -> str:
+        return f"{self.attempt}:{self.code}"
+
+    @classmethod
+    def parse(cls, text: str) -> LastExit | None:
+        """Returns None for "". Raises ValueError."""
+        attempt, _, code = text.partition(":")
+        return cls(attempt=int(attempt), code=int(code)) if text else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

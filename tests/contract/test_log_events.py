@@ -15,7 +15,7 @@ LOGS = ("event", "unhindered", "text")
 """Functions of the module `log` that log an event."""
 IN_VARIABLES = {
     "preemption.py": ("sigterm", "deadline", "stop"),
-    "session.py": ("waiting-for-store", "store-unreachable"),
+    "outage_report.py": ("waiting-for-store", "store-unreachable"),
     "cache.py": ("compile-cache-restored", "compile-cache-saved"),
     "worker_memory.py": ("advice", "loader-memory"),
 }

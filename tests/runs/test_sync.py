@@ -14,13 +14,23 @@ import termios
 import time
 import urllib.request
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
-from spottrain.contract import Env, Outcome, Progress, SyncEnv, TerminationMessage
+from spottrain.contract import (
+    CHECKPOINTS_PREFIX,
+    CHUNK_BYTES,
+    Env,
+    Outcome,
+    Progress,
+    SyncEnv,
+    TerminationMessage,
+)
 from spottrain.storage.local import FolderStore
+from spottrain.sync.manifest import SyncManifest
 
 from tests.support.ports import free_port
 
@@ -356,12 +366,34 @@ def restored_steps(place: Place) -> list[int]:
         *QUICK, *shell('ls "$SPOTTRAIN_SYNC_PATH" > "$SPOTTRAIN_SYNC_PATH/../ls"; exit 9')
     )
     assert code == 9, output
-    names = (place.folder / ".." / "ls").read_text().split()
-    for name in names:
+    names = [name for name in (place.folder / ".." / "ls").read_text().split() if name[:4] != "tmp_"]
+    for name in names:  # what the program had not renamed yet is its own
         assert name.startswith("step_"), names
         for file in "abc":
             assert (place.folder / name / file).read_text() == name[5:] * 5000, name
     return [int(name[5:]) for name in names]
+
+
+def test_a_stop_during_a_restore_ends_it_and_nothing_half_restored_is_left(place: Place) -> None:
+    assert place.run(*shell('head -c 33554432 /dev/zero > "$SPOTTRAIN_SYNC_PATH/a"'))[0] == 0
+    store = FolderStore(place.store)
+    (key,) = store.list(CHECKPOINTS_PREFIX)
+    found = store.get(key)
+    assert found is not None
+    small = SyncManifest.from_bytes(found.body)
+    many = replace(small.files["a"], size=128 * CHUNK_BYTES, chunks=small.files["a"].chunks * 128)
+    store.put(key, replace(small, files={"a": many}).to_bytes())  # 4 GiB: its restore takes a while
+    place.folder = place.root / "other" / "ckpt"
+    process = place.start(*shell(f"touch {place.root / 'began'}"))
+    wait((place.folder / ".spottrain-sync/incoming/0").exists, "the download")
+    process.terminate()
+    code, output = place.ended(process)
+    assert code == 75 and "before the folder was restored" in output, output
+    assert place.told().outcome is Outcome.INTERRUPTED
+    assert not (place.folder / "a").exists() and not (place.root / "began").exists()
+    assert not (place.folder / ".spottrain-sync/incoming").exists()
+    store.put(key, small.to_bytes())
+    assert place.run(*shell('test $SPOTTRAIN_RESUMED = true -a -s "$SPOTTRAIN_SYNC_PATH/a"'))[0] == 0
 
 
 # --- as a sidecar ---------------------------------------------------------------------------------------
@@ -391,9 +423,9 @@ def test_a_sidecar_stores_everything_when_all_others_have_ended(place: Place) ->
     assert (told.outcome, told.step, told.durableStep) == (Outcome.DONE, 2, 1)
     assert "stored as checkpoint 2" in told.message
     again = {**POD, Env.ATTEMPT: "2", Env.POD_UID: "pod-2"}
-    for last_exit, expected in (("", False), ("137", False), ("0", True)):
+    for last_exit, expected in (("", False), ("1:137", False), ("1:0", True)):
         result.unlink()
-        place.folder = place.root / f"pod-{last_exit}"
+        place.folder = place.root / f"pod-{last_exit.replace(':', '-')}"
         process = place.start(env={**again, SyncEnv.RESULT_FILE: str(result), SyncEnv.LAST_EXIT: last_exit})
         wait(result.exists, "the result of the restore")
         assert (place.folder / "final").exists() is expected

@@ -57,7 +57,7 @@ def test_a_folder_comes_back_from_s3_and_only_changes_are_sent(direct: S3Store, 
     second = attempt(direct, tmp_path / "2", 2)
     assert (tmp_path / "2/big").read_bytes() == big[:-1] + b"?"
     assert (tmp_path / "2/small").read_bytes() == b"other"
-    assert second.unsent(look(tmp_path / "2")) == 0
+    assert second.committed == look(tmp_path / "2"), "nothing is to be read"
     assert len(direct.list(BLOBS_PREFIX)) == 5, "three parts and two small ones, of the two that are kept"
 
 

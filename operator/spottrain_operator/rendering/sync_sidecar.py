@@ -14,6 +14,7 @@ from spottrain.contract import (
     PROGRESS_PORT,
     STORE_WAIT_SECONDS,
     Env,
+    LastExit,
     OnExisting,
     SyncEnv,
 )
@@ -118,7 +119,7 @@ def security(pod: Json) -> Json:
 def environment(job: Job, status: Status, grace_seconds: int) -> dict[str, str]:
     """Returns the contract's variables for the sidecar; those without a value are omitted."""
     assert job.spec is not None
-    checkpoint, last = job.spec.checkpoint, status.record(status.attempt - 1)
+    checkpoint = job.spec.checkpoint
     wait = min(STORE_WAIT_SECONDS, job.spec.failure_policy.store_outage_seconds)
     values = variables.identity(job, status) | variables.store(job.spec, status)
     values |= {
@@ -130,9 +131,16 @@ def environment(job: Job, status: Status, grace_seconds: int) -> dict[str, str]:
         SyncEnv.PATH: sync.folder(checkpoint),
         SyncEnv.WHEN: sync.when_of(checkpoint),
         SyncEnv.RESULT_FILE: RESULT_FILE,
-        SyncEnv.LAST_EXIT: "" if last is None or last.exit_code is None else str(last.exit_code),
+        SyncEnv.LAST_EXIT: _last_exit(status),
     }
     return variables.given(values)
+
+
+def _last_exit(status: Status) -> str:
+    """Returns the newest exit code that is known, with its attempt; "" if none is."""
+    known = [LastExit(attempt=r.number, code=r.exit_code) for r in status.attempts if r.exit_code is not None]
+    past = [each for each in known if each.attempt < status.attempt]
+    return str(max(past, key=lambda each: each.attempt)) if past else ""
 
 
 def of_script(job: Job, status: Status) -> dict[str, str]:

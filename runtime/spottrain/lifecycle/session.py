@@ -53,15 +53,12 @@ from spottrain.lifecycle import endings, hang_watchdog, parent_signals, rank_rep
 from spottrain.lifecycle.endings import Ending
 from spottrain.lifecycle.gpu_faults import fault_behind
 from spottrain.lifecycle.log_capture.outputs import MARK, CapturedOutputs, capture, seconds_for_logs
+from spottrain.lifecycle.outage_report import watched
 from spottrain.storage.base import Store
 from spottrain.storage.open import open_store
-from spottrain.storage.outage import Outage, PatientStore, Silence, watch
+from spottrain.storage.outage import Outage, Silence
 
 RESTARTS: Final = "TORCHELASTIC_RESTART_COUNT"
-OUTAGE_LOG_SECONDS: Final = 30.0
-"""Seconds between two log lines about a store that does not respond."""
-WAIT_TEXT_LIMIT: Final = 1000
-"""Maximum number of characters of the text about it."""
 GROUP_SIGNAL_SECONDS: Final = 0.2
 """Seconds that a failing script waits for a signal to its process group to arrive here too."""
 
@@ -119,7 +116,6 @@ class Session:
         """Whether the store responds, and whether to wait for it."""
         self.store_wait: float = STORE_WAIT_SECONDS
         """Seconds to wait for the store."""
-        self._outage_logged_at = float("-inf")
         self.peer_gone: Callable[[float], bool] = lambda seconds: False
         """Whether another rank is known to be lost; waits up to the given number of seconds to learn it."""
         self.script = ""
@@ -179,36 +175,10 @@ class Session:
     # --- a store that does not respond ------------------------------------------------------------------
     def _open_store(self) -> Store:
         """Opens the store. Until the training begins, a store that does not respond is waited for."""
-        store = open_store(**self.run.where)
         self.store_wait = self.run.store_wait
         self.outage.patient = True
-        acts = (self.outage, self._report_outage, self._give_up_store, lambda: self.store_wait)
-        threading.Thread(target=watch, args=acts, name="spottrain-outage", daemon=True).start()
-        return PatientStore(store, self.outage)
-
-    def _report_outage(self, silence: Silence | None) -> None:
-        """Logs an outage, periodically, and shows it in /progress. None: the store responds again."""
-        assert self.store is not None
-        where = f"{self.store.uri} at {self.store.endpoint}" if self.store.endpoint else self.store.uri
-        if silence is None:
-            self._outage_logged_at = float("-inf")
-            self.board.clock.store_responds()
-            self.board.update(waiting_for="", waits=False)
-            return log.event("store-reachable", store=where)
-        since = log.rfc3339(time.time() - silence.seconds)
-        words = f"{where} does not answer since {since}: {silence.why}"[:WAIT_TEXT_LIMIT]
-        if waits := self.outage.patient:
-            self.board.clock.store_silent()
-        else:
-            self.board.clock.store_responds()
-        self.board.update(waiting_for=words, waits=waits)
-        if (
-            silence.seconds - self._outage_logged_at >= OUTAGE_LOG_SECONDS
-            or self._outage_logged_at > silence.seconds
-        ):
-            self._outage_logged_at = silence.seconds
-            name, limit = ("waiting-for-store", self.store_wait) if waits else ("store-unreachable", None)
-            log.event(name, store=where, seconds=silence.seconds, limit=limit, why=silence.why)
+        store = open_store(**self.run.where)
+        return watched(store, self.outage, self.board, self._give_up_store, lambda: self.store_wait)
 
     def _give_up_store(self, silence: Silence) -> None:
         """Ends the process to free the node; the next start tries the store again."""

@@ -5,12 +5,22 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from spottrain.checkpoint.head.owner import Claim, ClaimPolicy, Entry, HeadOwner, Identity, Walker
 from spottrain.checkpoint.head.state import Head, present
 from spottrain.checkpoint.manifest import Damaged
-from spottrain.contract import BLOBS_PREFIX, CHUNK_BYTES, MANIFEST_NAME, Reason, SyncResult, blobs_of
+from spottrain.contract import (
+    BLOBS_PREFIX,
+    CHUNK_BYTES,
+    MANIFEST_NAME,
+    LastExit,
+    Reason,
+    SyncResult,
+    SyncWhen,
+    blobs_of,
+)
 from spottrain.core import log
 from spottrain.core.text import counted
 from spottrain.errors import CheckpointError, ConfigurationError, RunError
@@ -21,6 +31,7 @@ from spottrain.sync.record import Record, Start, decide
 from spottrain.sync.restore import adopt, explained, first_that_counts, restore
 from spottrain.sync.tree import FolderError, Kind, Node, Tree, look
 from spottrain.sync.upload import Contents, Known
+from spottrain.sync.whole import restores
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,10 +61,15 @@ class FolderCheckpoints:
         *,
         keep: int,
         run: str,
-        last_exit: int | None = None,
+        when: SyncWhen | None = None,
+        last_exit: LastExit | None = None,
         chunk_bytes: int = CHUNK_BYTES,
     ) -> None:
-        """`run` tells this start from others (see `Record`); `last_exit`: see `SyncEnv.LAST_EXIT`."""
+        """Makes no request.
+
+        `run` tells this start from others (see `Record`). `when` says what a restore leaves alone; None:
+        nothing. `last_exit`: see `SyncEnv.LAST_EXIT`.
+        """
         self.committed: Tree = {}
         """What the newest checkpoint holds; empty without one."""
         self.step = 0
@@ -64,6 +80,7 @@ class FolderCheckpoints:
         self._owner = HeadOwner(store, who, policy)
         self._keep = keep
         self._record = Record(uri=store.uri, run=run, ready=True)
+        self._when = when or SyncWhen()
         self._last_exit = last_exit
         self._contents = Contents(store, chunk_bytes=chunk_bytes)
         self._chunk_bytes = chunk_bytes
@@ -73,6 +90,8 @@ class FolderCheckpoints:
         self._uncounted: set[str] = set()
         """Keys of checkpoints that no restart uses, so they do not count towards `keep`."""
         self._claim: Claim | None = None
+        self._sent_in_vain = False
+        """Whether contents may be stored that HEAD does not name."""
 
     # --- start ------------------------------------------------------------------------------------------
     def claim(self, gate_until: float, stopping: Callable[[], bool], patience: float) -> bool:
@@ -93,16 +112,25 @@ class FolderCheckpoints:
         log.event("claimed", term=claim.term, step=self.step or None)
         return True
 
-    def restore(self) -> SyncResult:
+    def restore(self, *, again: bool = False, cancelled: Callable[[], bool] = never) -> SyncResult:
         """Makes the folder equal to the newest checkpoint that counts, and deletes unused contents.
 
-        A damaged checkpoint is skipped. Raises CheckpointError if none is left: then nothing is overwritten.
+        A damaged checkpoint is skipped.
+
+        Args:
+            again: Whether this pod has restored the folder before, whatever the script has made of it since.
+            cancelled: Whether to give up.
+
+        Raises:
+            CheckpointError: No checkpoint can be used, and not all can be read. Nothing was overwritten.
+            Cancelled: The next start restores once more.
         """
-        found = Record.read(self._root)
+        found = self._record if again else Record.read(self._root)
         empty = not look(self._root)
         begin = decide(found, self._record, empty=empty, stored=bool(self._resumable), folder=self._root)
         with explained(self._root):
-            result = self._restored(write=begin is Start.RESTORE) or SyncResult(resumed=False)
+            write = begin is Start.RESTORE
+            result = self._restored(write=write, cancelled=cancelled) or SyncResult(resumed=False)
             self._record.write(self._root)
         self._sweep()
         return result
@@ -112,16 +140,14 @@ class FolderCheckpoints:
         assert self._claim is not None, "restore comes after claim"
         return self._claim.resume
 
-    def _restored(self, *, write: bool) -> SyncResult | None:
+    def _restored(self, *, write: bool, cancelled: Callable[[], bool]) -> SyncResult | None:
         """Restores, or with `write` false only compares the folder with its newest checkpoint."""
         failures: list[str] = []
         newest = self._resumable[0].key if self._resumable else ""
-        while chosen := first_that_counts(
-            self._readable(failures), newest, self._attempt, self._last_exit, self._skip
-        ):
+        while chosen := first_that_counts(self._readable(failures), newest, self._last_exit, self._skip):
             key, manifest = chosen
             try:
-                self._fill(key, manifest, write=write)
+                self._fill(key, manifest, write=write, cancelled=cancelled)
             except Damaged as error:
                 self._damaged(key, str(error), failures)
                 continue
@@ -172,11 +198,12 @@ class FolderCheckpoints:
     def _step_of(self, key: str) -> int:
         return next(entry.step for entry in self._resumable if entry.key == key)
 
-    def _fill(self, key: str, manifest: SyncManifest, *, write: bool) -> None:
+    def _fill(self, key: str, manifest: SyncManifest, *, write: bool, cancelled: Callable[[], bool]) -> None:
         began = time.time()
         if write:
             Record(uri=self._record.uri, run=self._record.run, ready=False).write(self._root)
-            moved = restore(self._store, manifest, self._root)
+            movable = partial(restores, self._when)
+            moved = restore(self._store, manifest, self._root, movable=movable, cancelled=cancelled)
             if moved:
                 log.event("sync-replaced", files=moved, folder=self._root)
             log.event("restored", step=manifest.step, key=key, seconds=time.time() - began)
@@ -184,10 +211,6 @@ class FolderCheckpoints:
         self._known, self.committed = adopt(manifest, look(self._root))
 
     # --- commits ----------------------------------------------------------------------------------------
-    def unsent(self, tree: Tree) -> int:
-        """Returns the most bytes that a commit of `tree` can send."""
-        return self._contents.unsent(tree, self._known)
-
     def commit(
         self,
         tree: Tree,
@@ -213,6 +236,7 @@ class FolderCheckpoints:
         began, looked_ns = time.time(), time.time_ns()
         self.step += 1
         key = self._owner.new_key(self.step)
+        self._sent_in_vain = True
         sent = self._contents.send(self._root, tree, self._known, blobs_of(key), cancelled)
         if not same():
             raise Changed("the folder")
@@ -229,6 +253,7 @@ class FolderCheckpoints:
         dropped = self._put_in_head(key, manifest, began, patience)
         self._known = self._after(tree, sent.files, looked_ns)
         self.committed = dict(tree)
+        self._keep_record()
         self._delete(dropped)
         return Commit(
             step=self.step,
@@ -266,6 +291,14 @@ class FolderCheckpoints:
             known[path] = Known(node=node, stored=stored, looked_ns=looked)  # type: ignore[arg-type]
         return known
 
+    def _keep_record(self) -> None:
+        """Writes the record again if the script has emptied the folder."""
+        if Record.read(self._root) is None:
+            try:
+                self._record.write(self._root)
+            except OSError as error:
+                log.event("sync-record-not-written", folder=self._root, error=error.strerror)
+
     def check(self) -> None:
         """Raises Superseded if another process owns HEAD, StoreError if that is not known."""
         self._owner.check()
@@ -275,8 +308,16 @@ class FolderCheckpoints:
         log.event("released")
 
     # --- contents that no checkpoint needs --------------------------------------------------------------
+    def collect(self) -> None:
+        """At the end: deletes what was sent in vain since the last commit. Failure is harmless."""
+        if self._sent_in_vain:
+            self._delete(())
+
     def _delete(self, dropped: tuple[str, ...]) -> None:
-        """After a commit: deletes what it has dropped, and what was sent in vain. Failure is harmless."""
+        """While nothing is sent: deletes what a commit has dropped, and what was sent in vain.
+
+        Failure is harmless.
+        """
         try:
             head = self._head()
             self._owner.prune(dropped)
@@ -286,6 +327,7 @@ class FolderCheckpoints:
             doomed = sorted(key for key in candidates if key not in named)
             self._contents.forget(doomed)
             self._store.delete(doomed)
+            self._sent_in_vain = False
         except RunError as error:
             log.event("prune-failed", error=str(error))
 

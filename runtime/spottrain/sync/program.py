@@ -25,6 +25,7 @@ from spottrain.contract import (
     EXIT_CODE_OF,
     HEAD_KEY,
     Env,
+    LastExit,
     Outcome,
     Reason,
     Stop,
@@ -40,9 +41,10 @@ from spottrain.errors import ConfigurationError, RunError, StoreUnavailable
 from spottrain.lifecycle import termination_message
 from spottrain.lifecycle.endings import Ending
 from spottrain.lifecycle.notice_budget import COMMIT_SECONDS
-from spottrain.storage.base import Store
+from spottrain.lifecycle.outage_report import watched
+from spottrain.storage.base import Cancelled, Store
 from spottrain.storage.open import open_store
-from spottrain.storage.outage import Outage, PatientStore, Silence, watch
+from spottrain.storage.outage import Outage, Silence
 from spottrain.sync.checkpoints import FolderCheckpoints
 from spottrain.sync.command import Command
 from spottrain.sync.tree import look
@@ -60,7 +62,7 @@ class Settings:
     when: SyncWhen
     config: run_config.RunConfig
     result_file: Path | None = None
-    last_exit: int | None = None
+    last_exit: LastExit | None = None
 
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> Settings:
@@ -75,13 +77,13 @@ class Settings:
                 f"no checkpoint URI is named; write spottrain sync PATH --to URI, or set {Env.CHECKPOINT_URI}"
             )
         _require_apart(folder, str(config.where["uri"]))
-        result, last_exit = env.get(SyncEnv.RESULT_FILE), env.get(SyncEnv.LAST_EXIT, "")
+        result = env.get(SyncEnv.RESULT_FILE)
         return cls(
             folder=folder,
             when=_when(env),
             config=config,
             result_file=Path(result) if result else None,
-            last_exit=int(last_exit) if last_exit.isdecimal() else None,
+            last_exit=_last_exit(env),
         )
 
 
@@ -91,6 +93,16 @@ def _when(env: Mapping[str, str]) -> SyncWhen:
         return SyncWhen.from_json(text)
     except ValueError as error:
         raise ConfigurationError(f"{SyncEnv.WHEN}={text!r}: {error}") from error
+
+
+def _last_exit(env: Mapping[str, str]) -> LastExit | None:
+    text = env.get(SyncEnv.LAST_EXIT, "")
+    try:
+        return LastExit.parse(text)
+    except ValueError as error:
+        raise ConfigurationError(
+            f"{SyncEnv.LAST_EXIT}={text!r} must be ATTEMPT:EXITCODE, such as 2:0"
+        ) from error
 
 
 def _require_apart(folder: Path, uri: str) -> None:
@@ -141,6 +153,30 @@ class Program:
         return self._end(Ending.of(error))
 
     def _run(self, settings: Settings) -> int:
+        try:
+            result = self._start(settings)
+        except (Cancelled, StoreUnavailable):
+            if not self.preemption.stopping:
+                raise
+            result = None
+        if result is None:
+            words = "Interrupted before the folder was restored; nothing was lost."
+            return self._finish(Ending(Outcome.INTERRUPTED, words))
+        assert self._checkpoints is not None, "it has restored the folder"
+        self._watcher = Watcher(
+            settings.folder,
+            settings.when,
+            self._checkpoints,
+            self._board,
+            self._left,
+            grace=self.preemption.grace,
+        )
+        if self._words:
+            return self._with_command(self._watcher, settings, result)
+        return self._as_sidecar(self._watcher)
+
+    def _start(self, settings: Settings) -> SyncResult | None:
+        """Claims the URI and restores the folder. Returns None if stopped first. Raises Cancelled too."""
         config = settings.config
         self._prepare_folder(settings.folder)
         self._board.update(attempt=config.attempt or 1, job_uid=self._env.get(Env.JOB_UID, ""))
@@ -167,12 +203,14 @@ class Program:
             ClaimPolicy(on_existing=config.on_existing, known_durable_step=config.known_durable_step),
             keep=config.keep,
             run=self._run_id(attempt),
+            when=settings.when,
             last_exit=settings.last_exit,
         )
         if not self._checkpoints.claim(config.gate_until, self._stopping, config.store_wait):
-            return self._end(Ending(Outcome.INTERRUPTED, "Interrupted before the restore; nothing was lost."))
+            return None
         self._board.update(state="Restoring")
-        result = self._checkpoints.restore()
+        again = settings.result_file is not None and settings.result_file.exists()
+        result = self._checkpoints.restore(again=again, cancelled=self._stopping)
         self._outage.patient = False
         step = result.step or None
         self._board.update(
@@ -180,17 +218,7 @@ class Program:
         )
         if settings.result_file is not None:
             _write_whole(settings.result_file, result.to_json())
-        self._watcher = Watcher(
-            settings.folder,
-            settings.when,
-            self._checkpoints,
-            self._board,
-            self._left,
-            grace=self.preemption.grace,
-        )
-        if self._words:
-            return self._with_command(self._watcher, settings, result)
-        return self._as_sidecar(self._watcher)
+        return result
 
     # --- two ways to run --------------------------------------------------------------------------------
     def _with_command(self, watcher: Watcher, settings: Settings, result: SyncResult) -> int:
@@ -269,6 +297,8 @@ class Program:
         """Releases the URI, and returns the exit code. `code`: the command's, which a failure ends with."""
         with contextlib.suppress(RunError):
             if self._checkpoints is not None:
+                if not self.preemption.stopping:  # otherwise the time is short, and the next attempt does it
+                    self._checkpoints.collect()
                 self._checkpoints.release(RELEASE_SECONDS)
         ended = self._end(ending)
         return code if code and ending.outcome is Outcome.FAILED else ended
@@ -326,6 +356,7 @@ class Program:
 
     def _pass_on(self) -> None:
         """Passes the request to stop on to the command; called again and again once it has come."""
+        self._outage.patient = False  # a restore does not wait for the store any more
         if self._child is not None:
             interrupt = self.preemption.source == signal.SIGINT.name
             self._child.stop(signal.SIGINT if interrupt else signal.SIGTERM)
@@ -362,20 +393,14 @@ class Program:
 
     def _open_store(self, config: run_config.RunConfig) -> Store:
         """Opens the store. Until the folder is restored, a store that does not respond is waited for."""
-        store = open_store(**config.where)
         self._outage.patient = True
-        acts = (self._outage, self._report_outage, self._give_up_store, lambda: config.store_wait)
-        threading.Thread(target=watch, args=acts, name="spottrain-outage", daemon=True).start()
-        return PatientStore(store, self._outage)
+        store = open_store(**config.where)
+        return watched(store, self._outage, self._board, self._give_up_store, lambda: config.store_wait)
 
     def _attempt_after_head(self, store: Store) -> int:
         """Returns the attempt number outside Kubernetes: a run may continue its own interrupted one."""
         found = self._outage.through("GET HEAD", lambda: store.get(HEAD_KEY))
         return Head.from_json(found.body).attempt + 1 if found else 1
-
-    def _report_outage(self, silence: Silence | None) -> None:
-        words = f"no answer for {silence.seconds:.0f} s: {silence.why}"[:1000] if silence else ""
-        self._board.update(waiting_for=words, waits=bool(silence) and self._outage.patient)
 
     def _give_up_store(self, silence: Silence) -> None:
         if self.preemption.stopping:

@@ -1,7 +1,8 @@
 """Makes the folder equal to a checkpoint. Everything is downloaded and verified before anything is replaced.
 
 A file of the folder that is not in the checkpoint, or differs from it, is never deleted: it is moved to
-`.spottrain-sync/replaced/N`, where each restore has a number of its own.
+`.spottrain-sync/replaced/N`, where each restore has a number of its own. Where a pattern says what is a
+checkpoint, files of other names stay in their place, unless the checkpoint has another content for them.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ from pathlib import Path
 from typing import Final
 
 from spottrain.checkpoint.manifest import Damaged
+from spottrain.contract import LastExit
 from spottrain.core import log
 from spottrain.errors import ConfigurationError
-from spottrain.storage.base import KeyMissing, Store, Truncated
+from spottrain.storage.base import Cancelled, KeyMissing, Store, Truncated, never
 from spottrain.sync.manifest import StoredFile, SyncManifest, digest_of
 from spottrain.sync.tree import PRIVATE, FolderError, Kind, Node, Owner, Tree, look
 from spottrain.sync.upload import Known
@@ -36,14 +38,28 @@ class NoRoom(ConfigurationError):
     """The file system of the folder has too little space."""
 
 
-def restore(store: Store, manifest: SyncManifest, root: Path) -> int:
+def restore(
+    store: Store,
+    manifest: SyncManifest,
+    root: Path,
+    *,
+    movable: Callable[[str], bool],
+    cancelled: Callable[[], bool] = never,
+) -> int:
     """Fills the folder. Returns how many of its own files were moved away.
 
-    Raises Damaged, before anything was changed; NoRoom, before anything was written; StoreError.
+    Args:
+        movable: Whether a path that the checkpoint does not have is moved away.
+        cancelled: Whether to give up, while nothing of the folder was changed yet.
+
+    Raises:
+        Damaged, Cancelled: Before anything was changed.
+        NoRoom: Before anything was written.
+        StoreError: The store did not respond, or refused.
     """
     tree = look(root)
     files = manifest.files.items()
-    same = {path for path, file in files if _equal(root / path, tree.get(path), file, manifest)}
+    same = {path for path, file in files if _equal(root / path, tree.get(path), file, manifest, cancelled)}
     missing = {path: file for path, file in manifest.files.items() if path not in same}
     _require_room(root, sum(file.size for file in missing.values()))
     incoming = root / PRIVATE / INCOMING
@@ -51,20 +67,23 @@ def restore(store: Store, manifest: SyncManifest, root: Path) -> int:
     incoming.mkdir(parents=True)
     try:
         names = {path: incoming / str(number) for number, path in enumerate(missing)}
-        _Download(store, manifest).run(missing, names)
-        moved = _move_away(root, tree, manifest, same)
+        _Download(store, manifest, cancelled).run(missing, names)
+        moved = _move_away(root, tree, lambda path: _stays(path, tree[path], manifest, same, movable))
         _put_in_place(root, manifest, names)
         return moved
     finally:
         shutil.rmtree(incoming, ignore_errors=True)
 
 
-def _equal(path: Path, node: Node | None, file: StoredFile, manifest: SyncManifest) -> bool:
-    """Whether the folder's file has this content already."""
+def _equal(
+    path: Path, node: Node | None, file: StoredFile, manifest: SyncManifest, cancelled: Callable[[], bool]
+) -> bool:
+    """Whether the folder's file has this content already. Raises Cancelled."""
     if node is None or node.kind is not Kind.FILE or node.size != file.size:
         return False
     with path.open("rb", buffering=0) as opened:
         for key, _, size in manifest.chunks_of(file):
+            _go_on(cancelled)
             digest = hashlib.sha256()
             while size and (part := opened.read(min(size, 1 << 20))):
                 digest.update(part)
@@ -72,6 +91,11 @@ def _equal(path: Path, node: Node | None, file: StoredFile, manifest: SyncManife
             if digest.hexdigest() != digest_of(key):
                 return False
     return True
+
+
+def _go_on(cancelled: Callable[[], bool]) -> None:
+    if cancelled():
+        raise Cancelled("the restore")
 
 
 def _require_room(root: Path, bytes: int) -> None:
@@ -101,9 +125,10 @@ def explained(root: Path) -> Iterator[None]:
 
 
 class _Download:
-    def __init__(self, store: Store, manifest: SyncManifest) -> None:
+    def __init__(self, store: Store, manifest: SyncManifest, cancelled: Callable[[], bool]) -> None:
         self._store = store
         self._manifest = manifest
+        self._cancelled = cancelled
         self._buffers = threading.local()
 
     def run(self, files: Mapping[str, StoredFile], names: Mapping[str, Path]) -> None:
@@ -142,6 +167,7 @@ class _Download:
             self._buffers.window = memoryview(bytearray(WINDOW))
         with name.open("r+b", buffering=0) as out:
             for view in read_content(self._store, key, size, self._buffers.window):
+                _go_on(self._cancelled)
                 _write_all(out.fileno(), view, offset)
                 offset += len(view)
 
@@ -181,14 +207,14 @@ def _write_all(file: int, view: memoryview, offset: int) -> None:
         view, offset = view[count:], offset + count
 
 
-def _move_away(root: Path, tree: Tree, manifest: SyncManifest, same: set[str]) -> int:
-    """Moves what differs from the checkpoint to a folder of its own; returns how many files and links."""
+def _move_away(root: Path, tree: Tree, stays: Callable[[str], bool]) -> int:
+    """Moves all that does not stay to a folder of its own; returns how many files and links."""
     replaced = _unused(root / PRIVATE / REPLACED)
     moved = 0
     gone: set[str] = set()
     for path, node in tree.items():
         inside = any(path.startswith(f"{each}/") for each in gone)
-        if not inside and _stays(path, node, manifest, same):
+        if not inside and stays(path):
             continue
         moved += node.kind is not Kind.FOLDER
         if not inside:
@@ -205,7 +231,11 @@ def _unused(folder: Path) -> Path:
     return folder / str(1 + max((int(name) for name in names if name.isdecimal()), default=0))
 
 
-def _stays(path: str, node: Node, manifest: SyncManifest, same: set[str]) -> bool:
+def _stays(
+    path: str, node: Node, manifest: SyncManifest, same: set[str], movable: Callable[[str], bool]
+) -> bool:
+    if path not in manifest.files and path not in manifest.links and path not in manifest.folders:
+        return not movable(path)
     if node.kind is Kind.FOLDER:
         return path in manifest.folders
     if node.kind is Kind.LINK:
@@ -278,18 +308,16 @@ def adopt(manifest: SyncManifest, tree: Tree) -> tuple[dict[str, Known], dict[st
 def first_that_counts(
     candidates: Iterator[tuple[str, SyncManifest]],
     newest: str,
-    attempt: int,
-    last_exit: int | None,
+    last_exit: LastExit | None,
     skipped: Callable[[str, str], None],
 ) -> tuple[str, SyncManifest] | None:
-    """Returns the newest checkpoint that `attempt` may use, of those given newest first.
+    """Returns the newest checkpoint that may be used, of those given newest first.
 
-    One that was committed because all containers had ended counts if the script's exit code was 0, and if
-    it is `newest`, the newest that HEAD names. `last_exit` is the code of the attempt before; of earlier ones
-    it is not known any more.
+    One that was committed because all containers had ended counts if the script's exit code was 0 in that
+    attempt, and if it is `newest`, the newest that HEAD names.
     """
     for key, manifest in candidates:
-        exit_code = last_exit if manifest.attempt == attempt - 1 else None
+        exit_code = last_exit.code if last_exit and last_exit.attempt == manifest.attempt else None
         if not manifest.atEnd or (exit_code == 0 and key == newest):
             return key, manifest
         if exit_code == 0:

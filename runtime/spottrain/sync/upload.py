@@ -87,10 +87,6 @@ class Contents:
         gone = set(keys)
         self._keys = {digest: key for digest, key in self._keys.items() if key not in gone}
 
-    def unsent(self, tree: Tree, known: Mapping[str, Known]) -> int:
-        """Returns the bytes of the files that must be read, which is the most that an upload can send."""
-        return sum(node.size for path, node in tree.items() if not _is_known(path, node, known))
-
     def send(
         self,
         root: Path,

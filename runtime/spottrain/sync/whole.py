@@ -140,6 +140,16 @@ def matches(path: str, pattern: str) -> bool:
     return all(fnmatchcase(part, each) for part, each in zip(parts, wanted, strict=True))
 
 
+def restores(when: SyncWhen, path: str) -> bool:
+    """Whether a restore may move this path away although the checkpoint does not have it.
+
+    With a pattern: what has that name, and all in it, whole or not. All else is the person's own.
+    """
+    pattern = when.renamed or when.marker.rpartition("/")[0]
+    above = (str(each) for each in PurePosixPath(path).parents)
+    return not pattern or any(matches(each, pattern) for each in (path, *above))
+
+
 def same(selected: Tree, now: Tree, *, all_of_it: bool) -> bool:
     """Whether what was selected, and read since, is what it was. `all_of_it`: and nothing came or went.
 

@@ -12,6 +12,7 @@ from spottrain.contract import (
     PODINFO_DIR,
     PROGRESS_PORT,
     Env,
+    LastExit,
     Outcome,
     Progress,
     SyncEnv,
@@ -122,8 +123,15 @@ def test_the_sidecar_is_told_everything_about_the_store_and_the_folder() -> None
     assert told[Env.JOB_UID] == KEY.uid and told[Env.ATTEMPT] == "2" and told[Env.KNOWN_DURABLE_STEP] == "4"
     assert told[Env.DEADLINE_FILE] == f"{PODINFO_DIR}/{DEADLINE_NAME}"
     assert told[Env.PROGRESS_PORT] == str(PROGRESS_PORT) and Env.POD_UID in told
-    assert told[SyncEnv.PATH] == "/ckpt" and told[SyncEnv.LAST_EXIT] == "137"
+    assert told[SyncEnv.PATH] == "/ckpt" and told[SyncEnv.LAST_EXIT] == "1:137"
     assert SyncWhen.from_json(told[SyncEnv.WHEN]) == SyncWhen(marker="latest")
+
+
+def test_the_newest_exit_code_that_is_known_is_told_with_its_attempt() -> None:
+    past = (AttemptRecord(number=1, exit_code=0), AttemptRecord(number=2, exit_code=None))
+    told = env(sidecar(rendered(status=Status(attempt=3, attempts=past))))
+    assert LastExit.parse(told[SyncEnv.LAST_EXIT]) == LastExit(attempt=1, code=0)
+    assert SyncEnv.LAST_EXIT not in env(sidecar(rendered(status=Status(attempt=1))))
 
 
 def test_without_sync_when_the_sidecar_waits_for_30_quiet_seconds() -> None:

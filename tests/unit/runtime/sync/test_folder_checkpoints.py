@@ -5,14 +5,15 @@ from __future__ import annotations
 import errno
 import os
 import random
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from spottrain.checkpoint.head.owner import ClaimPolicy, Identity
-from spottrain.contract import BLOBS_PREFIX, MANIFEST_NAME, OnExisting, SyncResult
+from spottrain.contract import BLOBS_PREFIX, MANIFEST_NAME, LastExit, OnExisting, SyncResult, SyncWhen
 from spottrain.errors import CheckpointError, ConfigurationError, RunError, StoreUnavailable, Superseded
-from spottrain.storage.base import Body, Changed, FilePart, never
+from spottrain.storage.base import Body, Cancelled, Changed, FilePart, never
 from spottrain.storage.local import FolderStore
 from spottrain.sync.blobs import unnamed
 from spottrain.sync.budget import Bandwidth
@@ -40,7 +41,8 @@ class Place:
         folder: Path | None = None,
         number: int = 0,
         uid: str = "u",
-        last_exit: int | None = None,
+        last_exit: int | LastExit | None = None,
+        when: SyncWhen | None = None,
         run: str = "",
         policy: ClaimPolicy | None = None,
     ) -> Attempt:
@@ -48,9 +50,18 @@ class Place:
         folder = folder or self.root / f"folder-{self.attempts}"
         folder.mkdir(exist_ok=True)
         who = Identity(job_uid=uid, job="j", attempt=self.attempts)
-        run = run or f"pod/{self.attempts}"
+        if isinstance(last_exit, int):
+            last_exit = LastExit(attempt=self.attempts - 1, code=last_exit)
         checkpoints = FolderCheckpoints(
-            folder, self.store, who, policy, keep=2, run=run, last_exit=last_exit, chunk_bytes=CHUNK
+            folder,
+            self.store,
+            who,
+            policy,
+            keep=2,
+            run=run or f"pod/{self.attempts}",
+            when=when,
+            last_exit=last_exit,
+            chunk_bytes=CHUNK,
         )
         assert checkpoints.claim(0.0, never, 5.0)
         return Attempt(folder, checkpoints)
@@ -124,7 +135,6 @@ def test_unchanged_and_equal_contents_are_not_sent_again(place: Place) -> None:
     first.write("new", b"y" * 10)
     assert first.commit().sent == 10
     second = place.attempt().restored()
-    assert second.checkpoints.unsent(look(second.folder)) == 0, "nothing is even read"
     os.utime(second.folder / "a")
     assert second.commit().sent == 0
     (second.folder / "copy").unlink()
@@ -345,6 +355,102 @@ def test_an_unreadable_checkpoint_protects_only_contents_that_it_can_name(place:
     assert before < place.blobs() and len(place.blobs()) == len(before) + 1
 
 
+@pytest.mark.parametrize(
+    ("when", "moved"),
+    [
+        (SyncWhen(renamed="step_*"), {"step_1/extra", "step_2/half"}),
+        (SyncWhen(marker="step_*/done"), {"step_1/extra", "step_2/half"}),
+        (SyncWhen(marker="done"), {"step_1/extra", "step_2/half", "logs/train", "metrics.csv"}),
+        (SyncWhen(quietSeconds=1), {"step_1/extra", "step_2/half", "logs/train", "metrics.csv"}),
+    ],
+)
+def test_with_a_pattern_a_restore_moves_only_what_has_its_name(
+    place: Place, when: SyncWhen, moved: set[str]
+) -> None:
+    first = place.attempt().restored()
+    first.write("step_1/weights", b"1")
+    first.commit()
+    for path in ("step_1/extra", "step_2/half", "logs/train", "metrics.csv"):
+        first.write(path, b"mine")
+    again = place.attempt(folder=first.folder, when=when).restored()
+    replaced = again.folder / PRIVATE / "replaced/1"
+    assert {str(f.relative_to(replaced)) for f in replaced.rglob("*") if f.is_file()} == moved
+    stay = {"step_1/weights", "step_1/extra", "step_2/half", "logs/train", "metrics.csv"} - moved
+    assert {path for path, node in look(again.folder).items() if node.size} == stay
+
+
+def test_with_a_pattern_what_is_in_the_way_of_a_restored_file_is_moved(place: Place) -> None:
+    first = place.attempt().restored()
+    first.write("metrics.csv", b"all of it")
+    first.write("out/step_1", b"1")
+    first.commit()
+    first.write("metrics.csv", b"half")
+    (first.folder / "out/step_1").unlink()
+    (first.folder / "out").rmdir()
+    first.write("out", b"a file")
+    again = place.attempt(folder=first.folder, when=SyncWhen(renamed="out/step_*")).restored()
+    assert (again.folder / "metrics.csv").read_bytes() == b"all of it"
+    assert (again.folder / "out/step_1").read_bytes() == b"1"
+    replaced = again.folder / PRIVATE / "replaced/1"
+    assert (replaced / "metrics.csv").read_bytes() == b"half" and (replaced / "out").is_file()
+
+
+@pytest.mark.parametrize("after", range(6))
+def test_a_restore_that_is_stopped_changes_nothing_and_the_next_start_restores(
+    place: Place, after: int
+) -> None:
+    first = place.attempt().restored()
+    first.write("a", b"1" * 5000)
+    first.write("b", b"2" * 5000)
+    first.commit()
+    mine = place.attempt(folder=first.folder)
+    mine.write("a", b"half")
+    asked: list[int] = []
+
+    def cancelled() -> bool:
+        asked.append(1)
+        return len(asked) > after
+
+    with pytest.raises(Cancelled):
+        mine.checkpoints.restore(cancelled=cancelled)
+    assert content(mine.folder)["a"][1] == b"half"
+    again = place.attempt(folder=first.folder, number=mine.checkpoints._attempt).restored()
+    assert content(again.folder)["a"][1] == b"1" * 5000
+
+
+def test_a_folder_that_the_script_has_emptied_is_still_known_to_the_same_pod(place: Place) -> None:
+    first = place.attempt().restored()
+    first.write("a", b"1")
+    first.commit()
+    mine = place.attempt().restored()
+    shutil.rmtree(mine.folder)
+    mine.write("b", b"half of the next")
+    again = place.attempt(folder=mine.folder, number=2)
+    with pytest.raises(ConfigurationError, match="is not empty"):
+        again.checkpoints.restore()
+    again.result = again.checkpoints.restore(again=True)
+    assert content(again.folder).keys() == {"b"}
+    again.commit()
+    assert Record.read(again.folder) is not None
+    third = place.attempt(folder=mine.folder).restored()
+    assert content(third.folder).keys() == {"b"}
+
+
+def test_what_was_sent_in_vain_is_deleted_at_the_end(place: Place) -> None:
+    first = place.attempt().restored()
+    first.write("a", b"1")
+    first.commit()
+    before = place.blobs()
+    first.write("b", b"22")
+    tree = look(first.folder)
+    with pytest.raises(Changed):
+        first.checkpoints.commit(tree, lambda: False)
+    assert place.blobs() > before
+    first.checkpoints.collect()
+    assert place.blobs() == before
+    assert first.commit().sent == 2, "what was deleted is sent again"
+
+
 def test_files_that_differ_are_moved_away_and_never_deleted(place: Place) -> None:
     first = place.attempt().restored()
     first.write("a", b"1")
@@ -430,6 +536,16 @@ def test_the_exit_code_of_a_later_attempt_says_nothing_of_an_earlier_end(place: 
     assert content(place.attempt(last_exit=0).restored().folder)["a"][1] == b"whole"
 
 
+def test_an_exit_code_counts_for_its_own_attempt_and_not_for_later_ones(place: Place) -> None:
+    first = place.attempt().restored()
+    first.write("a", b"at the end")
+    first.commit(at_end=True)
+    place.attempt()  # is lost before its restore, and nobody knows how its script would have ended
+    known = LastExit(attempt=1, code=0)
+    assert place.attempt(last_exit=LastExit(attempt=2, code=0)).restored().result == SyncResult(resumed=False)
+    assert content(place.attempt(last_exit=known).restored().folder)["a"][1] == b"at the end"
+
+
 def test_an_end_that_was_used_counts_for_later_attempts_too(place: Place) -> None:
     first = place.attempt().restored()
     first.write("a", b"whole")
@@ -457,7 +573,9 @@ def test_checkpoints_of_an_end_do_not_push_out_the_whole_one(place: Place) -> No
 
 def test_only_the_newest_end_counts() -> None:
     end, whole = SyncManifest(step=2, attempt=1, atEnd=True), SyncManifest(step=1, attempt=1)
-    found = first_that_counts(iter([("y", end), ("z", whole)]), "x", 2, 0, lambda key, why: None)
+    found = first_that_counts(
+        iter([("y", end), ("z", whole)]), "x", LastExit(attempt=1, code=0), lambda key, why: None
+    )
     assert found == ("z", whole)
 
 
