@@ -92,6 +92,7 @@ CHANGES: list[tuple[Json, str]] = [
     ({"checkpoint": {"uri": None, "mode": "Self"}}, "checkpoint.mode is immutable"),
     ({"runtime": {"autoAttach": False}}, "runtime.autoAttach is immutable"),
     ({"runtime": {"inject": True}}, "runtime.inject is immutable"),
+    ({"checkpoint": {"initFrom": {"path": "/models/base"}}}, "checkpoint.initFrom is immutable"),
 ]
 
 

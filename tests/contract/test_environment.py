@@ -18,7 +18,7 @@ from spottrain.contract import (
     Env,
     library_homes,
 )
-from spottrain.core.run_config import RunConfig, data_cache_folder
+from spottrain.core.run_config import InitFrom, RunConfig, data_cache_folder
 from spottrain.core.training_spec import (
     PRECISIONS,
     ActivationCheckpointing,
@@ -87,6 +87,7 @@ CHECKPOINT = {
     "encryption": {"kmsKey": "alias/checkpoints"},
     "compileCache": "None",
     "onExisting": "Resume",
+    "initFrom": {"uri": "s3://bucket/base", "ignore": ["head.*", "norm.bias"]},
     "endpoint": "http://minio:9000",
 }
 
@@ -129,6 +130,7 @@ def test_the_runtime_reads_what_the_operator_writes(environment: dict[str, str])
     assert run.keep == 5 and run.interval.seconds == 90 and run.endpoint == "http://minio:9000"
     assert (run.keep_best, run.path_style, run.kms_key) == (False, True, "alias/checkpoints")
     assert not run.auto_attach
+    assert run.init_from == InitFrom(source="s3://bucket/base", ignore=("head.*", "norm.bias"))
     assert (run.compile_cache, run.image_digest) == ("off", "sha256:" + "a" * 64)
 
 

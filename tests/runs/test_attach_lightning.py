@@ -11,7 +11,13 @@ from pathlib import Path
 import pytest
 from spottrain.contract import Env, ExitCode, Outcome, Reason
 
-from tests.runs.conftest import Lab, Start, two_ranks_stop_at_one_step_and_go_on_bit_by_bit
+from tests.runs.conftest import (
+    LOADS,
+    Lab,
+    Start,
+    begins_as_if_the_script_loaded_the_weights,
+    two_ranks_stop_at_one_step_and_go_on_bit_by_bit,
+)
 from tests.runs.launched import OURS, Run
 from tests.support.zygote import Zygote
 
@@ -100,6 +106,25 @@ def zygote() -> Iterator[Zygote]:
     zygote.preload("lightning.pytorch")
     yield zygote
     zygote.close()
+
+
+def test_it_begins_from_another_runs_weights_once(lab: Lab) -> None:
+    loading = SCRIPT.replace(
+        "theirs.fit(Model()", f"import spottrain\nmodel = Model()\nmodel.{LOADS}\ntheirs.fit(model"
+    )
+    begins_as_if_the_script_loaded_the_weights(lab, SCRIPT, loading)
+
+
+def test_a_checkpoint_of_lightning_gives_its_weights(lab: Lab) -> None:
+    script = SCRIPT.replace("        self.save_hyperparameters()", "        # self.save_hyperparameters()")
+    lab.run(script, at="base", attempt=1, env={"STOP": "7"}).ends(ExitCode.INTERRUPTED)
+    entry = json.loads((lab.folder / "base/HEAD").read_text())["checkpoints"][0]
+    run = lab.run(script, attempt=1, env={Env.INIT_FROM: str(lab.folder / "base")}).done()
+    assert f"step={entry['step']} tensors=9" in run.log
+    lab.run(SCRIPT, at="other", attempt=1, env={"STOP": "7"}).ends(ExitCode.INTERRUPTED)
+    env: dict[str, str] = {Env.INIT_FROM: str(lab.folder / "other")}
+    refused = lab.run(SCRIPT, at="new", attempt=1, env=env).ends(ExitCode.BAD_CONFIGURATION)
+    assert "lightning.ckpt cannot be read by torch.load(weights_only=True)" in refused.message.message
 
 
 def told(run: Run) -> list[str]:

@@ -12,7 +12,13 @@ import spottrain
 from spottrain.checkpoint.final_weights import digest
 from spottrain.contract import Env, ExitCode, Outcome, Reason
 
-from tests.runs.conftest import Lab, Start, two_ranks_stop_at_one_step_and_go_on_bit_by_bit
+from tests.runs.conftest import (
+    LOADS,
+    Lab,
+    Start,
+    begins_as_if_the_script_loaded_the_weights,
+    two_ranks_stop_at_one_step_and_go_on_bit_by_bit,
+)
 from tests.runs.launched import OURS
 from tests.support.zygote import Zygote
 
@@ -124,6 +130,36 @@ def test_an_unchanged_script_ends_with_the_weights_of_one_that_was_not_interrupt
     whose = "Fine" if env else "Trainer"
     assert third.log.count("event=attached") == 1
     assert f"library=transformers version=5.23.0 what={whose}.train off=--no-auto-attach" in third.log
+
+
+@pytest.mark.parametrize("base", ["done", "not done"])
+def test_it_begins_from_another_runs_weights_once(lab: Lab, base: str) -> None:
+    """Its head is tied to the embedding, so the Trainer's checkpoint has only one of them."""
+    loading = SCRIPT.replace("result =", f"import spottrain\ntheirs.model.{LOADS}\nresult =")
+    if base == "done":
+        return begins_as_if_the_script_loaded_the_weights(lab, SCRIPT, loading)
+    loads = "from safetensors.torch import load_model\nload_model(theirs.model, 'base.safetensors')\n"
+    from_file = SCRIPT.replace("result =", f"{loads}result =")
+    lab.run(SCRIPT, at="base", attempt=1, env={"STOP": "7"}).ends(ExitCode.INTERRUPTED)
+    words = ["export", str(lab.folder / "base"), "--to", "base.safetensors"]
+    lab.start(words, {}, verb="checkpoints").done()
+    plain = lab.run(from_file, at="plain", attempt=1).done()
+    run = lab.run(SCRIPT, attempt=1, env={Env.INIT_FROM: str(lab.folder / "base")}).done()
+    assert "step=7 tensors=" in run.log
+    assert run.losses == plain.losses and run.digest == plain.digest
+    return None
+
+
+def test_a_script_that_resumes_from_its_own_checkpoint_cannot_begin_from_other_weights(lab: Lab) -> None:
+    env = {"ARGUMENTS": "dict(save_strategy='steps', save_steps=6, max_steps=6)"}
+    lab.run(SCRIPT, at="base", attempt=1, env=env).done()
+    env = {"TRAIN": "dict(resume_from_checkpoint='output/checkpoint-6')"}
+    run = lab.run(SCRIPT, attempt=1, env=env | {Env.INIT_FROM: str(lab.folder / "base")})
+    run.ends(ExitCode.BAD_CONFIGURATION)
+    assert (
+        "resumes from a checkpoint of its own, and checkpoint.initFrom begins at step 0"
+        in run.message.message
+    )
 
 
 @pytest.mark.parametrize("step", [1, 4, 11, 18])

@@ -11,7 +11,9 @@ from spottrain.contract import ExitCode, Outcome
 from spottrain.core.profile_window import profile_key
 
 from tests.runs.conftest import (
+    LOADS,
     Lab,
+    begins_as_if_the_script_loaded_the_weights,
     two_ranks_stop_at_one_step_and_go_on_bit_by_bit,
 )
 from tests.runs.launched import Run
@@ -105,6 +107,25 @@ def test_an_interrupted_loop_ends_with_the_weights_of_one_that_was_not(lab: Lab)
     assert third.digest == plain.digest and _average(third) == _average(plain)
     assert digest(spottrain.load_weights(lab.folder / "store/final/model.safetensors")) == plain.digest
     assert not list(lab.folder.glob(".spottrain-*")), "nothing is left on the disk"
+
+
+def test_a_stop_between_two_micro_batches_does_not_move_accelerates_count_of_them(lab: Lab) -> None:
+    script = SCRIPT.replace(
+        "        accelerator.backward(loss)\n",
+        "        accelerator.backward(loss)\n"
+        "        if os.environ.get('STOP') == str(run.global_step) and not accelerator.sync_gradients:\n"
+        "            os.kill(os.getpid(), 15)\n",
+    )
+    plain = lab.run(script, at="plain", attempt=1).done()
+    first = lab.run(script, attempt=1, env={"STOP": "9"}).ends(ExitCode.INTERRUPTED)
+    second = lab.run(script, attempt=2).done()
+    assert max(first.losses) == 9 and first.losses | second.losses == plain.losses
+    assert second.digest == plain.digest
+
+
+def test_it_begins_from_another_runs_weights_once(lab: Lab) -> None:
+    loading = SCRIPT.replace("\noptimizer =", f"\nmodel.{LOADS}\noptimizer =", 1)
+    begins_as_if_the_script_loaded_the_weights(lab, SCRIPT, loading)
 
 
 EPOCHS = (

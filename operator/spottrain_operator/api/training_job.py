@@ -96,6 +96,22 @@ class RuntimeSpec:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class InitFrom:
+    """Weights that the job's first attempt begins from. Either `uri` or `path` is set."""
+
+    uri: str = ""
+    """Checkpoint URI of another job."""
+    path: str = ""
+    """Absolute path in the container."""
+    ignore: tuple[str, ...] = ()
+    """Patterns of parameter names that are not loaded."""
+
+    @property
+    def source(self) -> str:
+        return self.uri or self.path
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointSpec:
     mode: CheckpointMode = CheckpointMode.RUNTIME
     sync_path: str = ""
@@ -105,6 +121,7 @@ class CheckpointSpec:
     keep: int = 3
     keep_best: bool = True
     on_existing: OnExisting = OnExisting.FAIL
+    init_from: InitFrom | None = None
     endpoint: str = ""
     path_style: bool | None = None
     credentials_secret_ref: ObjectRef | None = None

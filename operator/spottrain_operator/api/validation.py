@@ -22,6 +22,7 @@ from spottrain_operator.api import data_cache, gpus, injected, sync, template, v
 from spottrain_operator.api.node_pools import CapacityType, Pool, type_asked_for
 from spottrain_operator.api.training_job import (
     AppliedDefaults,
+    CheckpointSpec,
     DeletionPolicy,
     Job,
     JobKey,
@@ -228,7 +229,7 @@ def _problem(spec: TrainingJobSpec) -> str:
         spec.template, gang=spec.workers > 1, managed=checkpoint.ours, queue=spec.queue_name
     ):
         return problem
-    if problem := sync.problem(spec) or injected.problem(spec):
+    if problem := sync.problem(spec) or injected.problem(spec) or _init_problem(checkpoint):
         return problem
     if checkpoint.ca_bundle is not None and (problem := volumes.ca_problem(pod)):
         return problem
@@ -242,6 +243,26 @@ def _problem(spec: TrainingJobSpec) -> str:
         return problem
     spot_folder = spec.on_spot and checkpoint.uri.startswith("file:")
     return volumes.folder_problem(pod, checkpoint.uri) if spot_folder else ""
+
+
+def _init_problem(checkpoint: CheckpointSpec) -> str:
+    """Rejects an initFrom that no runtime would read, or that is the job's own place of checkpoints."""
+    given = checkpoint.init_from
+    if given is None:
+        return ""
+    if not checkpoint.managed:
+        return (
+            f"spec.checkpoint.initFrom needs mode Runtime, and mode is {checkpoint.mode}: the runtime loads "
+            "the weights. Leave it out, and load them in the script"
+        )
+    if bool(given.uri) == bool(given.path):
+        return "spec.checkpoint.initFrom must have either uri or path"
+    if given.uri and given.uri.rstrip("/") == checkpoint.uri.rstrip("/"):
+        return (
+            f"spec.checkpoint.initFrom.uri {given.uri} is the job's own checkpoint URI, from which it "
+            "resumes anyway; name another job's URI, or leave initFrom out"
+        )
+    return ""
 
 
 def _limit_problem(limit: Decimal | None) -> str:

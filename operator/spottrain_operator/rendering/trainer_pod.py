@@ -361,8 +361,10 @@ def _gang(job: Job, status: Status, rank: int) -> dict[str, str]:
 
 def _saving(spec: TrainingJobSpec, status: Status) -> dict[str, str]:
     """Returns the variables that only our runtime reads."""
-    checkpoint = spec.checkpoint
+    checkpoint, first = spec.checkpoint, spec.checkpoint.init_from
     return variables.store(spec, status) | {
+        Env.INIT_FROM: first.source if first else "",
+        Env.INIT_IGNORE: ",".join(first.ignore) if first else "",
         Env.CHECKPOINT_INTERVAL: checkpoint.interval,
         Env.CHECKPOINT_KEEP_BEST: variables.yes_or_no(checkpoint.keep_best),
         Env.COMPILE_CACHE: _compile_cache(checkpoint.compile_cache, status),

@@ -18,6 +18,7 @@ from typing import Any, Final
 import torch
 
 from spottrain.checkpoint.layout import SAFETENSORS, SHARD_BYTES, file_header, grouped
+from spottrain.checkpoint.manifest import BESIDE
 from spottrain.checkpoint.tensor_memory import byte_view
 from spottrain.contract import Reason
 from spottrain.core.container import ContainerMemory, gib
@@ -27,8 +28,6 @@ from spottrain.errors import CheckpointError, ConfigurationError
 FILE: Final = "model.safetensors"
 INDEX: Final = f"{FILE}.index.json"
 PART: Final = "model-{number:05d}-of-{count:05d}.safetensors"
-BESIDE: Final = "beside"
-"""Metadata key of a file: a JSON list of the names of tensors that are not the model's own."""
 
 
 def most_bytes(known: ContainerMemory | None) -> int:

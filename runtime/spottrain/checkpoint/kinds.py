@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from spottrain.checkpoint.final_weights import require_room
 from spottrain.checkpoint.head.owner import Claim
 from spottrain.checkpoint.manager import CheckpointManager
-from spottrain.checkpoint.plain_state import MODEL
+from spottrain.checkpoint.manifest import MODEL
 from spottrain.checkpoint.reader import Want
 from spottrain.checkpoint.saver import Save
 from spottrain.checkpoint.selection import Restored

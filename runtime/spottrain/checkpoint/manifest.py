@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
@@ -16,6 +17,11 @@ from spottrain.errors import CheckpointError
 FORMAT: Final = 2
 STATE: Final = "state"
 FOLDER: Final = "folder"
+MODEL: Final = "model"
+EMA: Final = "ema"
+"""Keys of the model's state and of its averaged weights in the tree."""
+BESIDE: Final = "beside"
+"""Key of the names of tensors that are not of the model; also in the metadata of a safetensors file."""
 
 
 class Damaged(Exception):
@@ -125,6 +131,40 @@ class Manifest:
             )
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise Damaged(f"the manifest is not readable ({type(error).__name__}: {error})") from error
+
+
+def model_tensors(manifest: Manifest) -> dict[str, StoredTensor]:
+    """Returns the model's tensors by name.
+
+    If the training averages its weights, these are the averages, as in evaluations and final weights.
+    """
+    return {name: manifest.tensors[number] for name, number in model_numbers(manifest).items()}
+
+
+def model_numbers(manifest: Manifest) -> dict[str, int]:
+    """Returns the numbers of `model_tensors` by name."""
+    tree = manifest.tree if isinstance(manifest.tree, dict) else {}
+    numbers = dict(_named(tree.get(MODEL), ""))
+    averages = dict(_named((tree.get(EMA) or {}).get("average"), ""))
+    average_of = {numbers[name]: average for name, average in averages.items() if name in numbers}
+    return {name: average_of.get(number, number) for name, number in numbers.items()}
+
+
+def names_beside(manifest: Manifest) -> list[str]:
+    """Returns those of these names that are not of the model itself."""
+    return list(manifest.tree.get(BESIDE, [])) if isinstance(manifest.tree, dict) else []
+
+
+def _named(plain: Any, path: str) -> Iterator[tuple[str, int]]:
+    """Yields name and number of each tensor (the markers are those of `checkpoint/tree.py`)."""
+    if not isinstance(plain, dict):
+        return
+    if "$tensor" in plain:
+        yield path, plain["$tensor"]
+        return
+    items = plain["$dict"] if "$dict" in plain else plain.items()
+    for key, value in items:
+        yield from _named(value, f"{path}.{key}" if path else str(key))
 
 
 def stored(raw: dict[str, Any]) -> StoredTensor:

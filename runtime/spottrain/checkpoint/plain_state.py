@@ -13,7 +13,7 @@ from typing import Any, Final
 import torch
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from spottrain.checkpoint.manifest import StoredTensor
+from spottrain.checkpoint.manifest import EMA, MODEL, StoredTensor
 from spottrain.contract import Reason
 from spottrain.distributed.dtensor import Box, box_of, is_sharded, like
 from spottrain.errors import CheckpointError, ConfigurationError
@@ -22,9 +22,7 @@ INNER: Final = "_spottrain_model"
 """Attribute of `outside_parameters.ModelWithExtras` that holds the model."""
 WRAPPERS: Final = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.", f"{INNER}.")
 """Name parts inserted by torch.compile, the checkpoint wrapper, FSDP1 (torch 2.15) and ModelWithExtras."""
-MODEL: Final = "model"
 OPTIMIZER: Final = "optimizer"
-EMA: Final = "ema"
 
 
 def plain(model: torch.nn.Module) -> torch.nn.Module:

@@ -10,7 +10,7 @@ import hashlib
 import math
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -54,6 +54,30 @@ def read_trees(store: Store, key: str, manifest: Manifest, *, rank: int = 0, wan
         return unflatten(manifest.tree, tensors.__getitem__), unflatten(own, tensors.__getitem__)
     except (KeyError, IndexError, ValueError, TypeError, AttributeError, RuntimeError) as error:
         raise Damaged(f"shards and manifest do not match ({type(error).__name__}: {error})") from error
+
+
+def read_tensors(
+    store: Store, key: str, manifest: Manifest, numbers: Iterable[int]
+) -> dict[int, torch.Tensor]:
+    """Returns whole tensors of the manifest by number, on the CPU. Raises Damaged."""
+    try:
+        return _Reading(store, key, manifest, lambda stored: None).tensors(sorted(numbers))
+    except (KeyError, IndexError, ValueError, TypeError, AttributeError, RuntimeError) as error:
+        raise Damaged(f"shards and manifest do not match ({type(error).__name__}: {error})") from error
+
+
+def read_whole(store: Store, key: str, manifest: Manifest, shard: Shard) -> bytearray:
+    """Returns all bytes of one shard, verified; reads in parallel. Raises Damaged."""
+    body = bytearray(shard.bytes)
+
+    def fetch(number: int) -> None:
+        begin = number * manifest.chunk_bytes
+        part = memoryview(body)[begin : begin + manifest.chunk_bytes]
+        fetch_chunk(store, key, manifest, shard, number, part)
+
+    with ThreadPoolExecutor(CONNECTIONS) as pool:
+        list(pool.map(fetch, range(len(shard.chunks))))
+    return body
 
 
 def read_files(store: Store, key: str, manifest: Manifest, folder: Path) -> None:

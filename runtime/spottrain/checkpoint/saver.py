@@ -19,8 +19,7 @@ from typing import Any, Final
 import torch
 
 from spottrain.checkpoint.layout import describe, divide, plan, signature
-from spottrain.checkpoint.manifest import FOLDER, STATE, File, Manifest, StoredTensor, shard, stored
-from spottrain.checkpoint.plain_state import MODEL
+from spottrain.checkpoint.manifest import FOLDER, MODEL, STATE, File, Manifest, StoredTensor, shard, stored
 from spottrain.checkpoint.staging_buffer import StagingBuffer
 from spottrain.checkpoint.tree import Flattened, Leaf, renumber
 from spottrain.checkpoint.upload import Sent, Transfer, UploaderDied

@@ -18,23 +18,27 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 from spottrain.checkpoint.head.state import Entry
-from spottrain.checkpoint.manifest import FOLDER, Damaged, Manifest, StoredTensor
+from spottrain.checkpoint.manifest import (
+    BESIDE,
+    FOLDER,
+    MODEL,
+    Damaged,
+    Manifest,
+    StoredTensor,
+    model_tensors,
+    names_beside,
+)
 from spottrain.cli.output import Answer, size
 from spottrain.cli.reading import WIDTHS, Shards, choose, head_of, manifest_of
 from spottrain.contract import CHUNK_BYTES, FINAL_PREFIX, MANIFEST_NAME, Reason
 from spottrain.errors import CheckpointError, ConfigurationError
 from spottrain.storage.base import KeyMissing, Store, Truncated
 
-MODEL: Final = "model"
-EMA: Final = "ema"
-"""Keys of the model's state and of its averaged weights in the tree (`checkpoint/plain_state.py`)."""
 WEIGHTS_FILE: Final = "model.safetensors"
 """Where libraries store the weights, in a checkpoint of kind folder."""
 ALIGNMENT: Final = 64
 FINAL: Final = "final"
 """Used in place of a step: the final weights of a finished run."""
-BESIDE: Final = "beside"
-"""Metadata key: names of tensors not of the model, as in `checkpoint/final_weights.py`, which needs torch."""
 
 
 def export(store: Store, which: str, target: Path) -> Answer:
@@ -202,36 +206,16 @@ def _state(manifest: Manifest, shards: Shards, entry: Entry, file: BinaryIO) -> 
         raise ConfigurationError(
             f"step {entry.step} has no model (no tensors under {MODEL!r}); choose another --step"
         )
-    beside = manifest.tree.get(BESIDE, []) if isinstance(manifest.tree, dict) else []
-    file.write(_header(weights, entry, beside))
+    file.write(_header(weights, entry, names_beside(manifest)))
     for tensor in weights.values():
         file.write(assemble(tensor, shards))
     return len(weights)
 
 
 def weights_of(manifest: Manifest) -> dict[str, StoredTensor]:
-    """Returns the weights by name, wide types first, so that each tensor is aligned without gaps.
-
-    If the training averages its weights, these are the averages, as in evaluations and final weights.
-    """
-    tree = manifest.tree if isinstance(manifest.tree, dict) else {}
-    numbers = dict(_named(tree.get(MODEL), ""))
-    averages = dict(_named((tree.get(EMA) or {}).get("average"), ""))
-    average_of = {numbers[name]: average for name, average in averages.items() if name in numbers}
-    named = {name: manifest.tensors[average_of.get(number, number)] for name, number in numbers.items()}
+    """Returns the weights by name, wide types first, so that each tensor is aligned without gaps."""
+    named = model_tensors(manifest)
     return dict(sorted(named.items(), key=lambda item: (-WIDTHS[item[1].dtype][1], item[0])))
-
-
-def _named(plain: Any, path: str) -> Iterator[tuple[str, int]]:
-    """Yields name and number of each tensor (the markers are those of `checkpoint/tree.py`)."""
-    if not isinstance(plain, dict):
-        return
-    if "$tensor" in plain:
-        yield path, plain["$tensor"]
-        return
-    items = plain["$dict"] if "$dict" in plain else plain.items()
-    for key, value in items:
-        yield from _named(value, f"{path}.{key}" if path else str(key))
 
 
 def _header(weights: dict[str, StoredTensor], entry: Entry, beside: list[str]) -> bytes:

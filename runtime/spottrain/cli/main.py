@@ -143,6 +143,8 @@ def _add_flags(parser: argparse.ArgumentParser) -> list[str]:
     on_existing = (
         "if another job left checkpoints at the URI: fail (default), resume from them, or start fresh"
     )
+    init_from = "begin from the weights of another run, or of a folder or file; not read after a resume"
+    init_ignore = "parameters that --init-from leaves as they are, such as 'head.*,norm.bias'"
     log_format = "default: auto, which is text in a terminal and logfmt elsewhere"
     flags = (
         ("--checkpoint", Env.CHECKPOINT_URI, "URI", place),
@@ -150,6 +152,8 @@ def _add_flags(parser: argparse.ArgumentParser) -> list[str]:
         ("--interval", Env.CHECKPOINT_INTERVAL, "INTERVAL", interval),
         ("--keep", Env.CHECKPOINT_KEEP, "N", "number of checkpoints to keep, at least 2 (default 3)"),
         ("--on-existing", Env.CHECKPOINT_ON_EXISTING, None, on_existing),
+        ("--init-from", Env.INIT_FROM, "URI_OR_PATH", init_from),
+        ("--init-ignore", Env.INIT_IGNORE, "NAMES", init_ignore),
         ("--training", Env.TRAINING, "JSON", "settings that override the script's: '{\"maxSteps\": 100}'"),
         ("--log-format", LOG_FORMAT, None, log_format),
     )

@@ -37,6 +37,8 @@ INFO: Final[Mapping[str, str]] = {
     "attached": "Attached to {library} {version} ({what}); {off} turns this off",
     "claimed": "Owns the checkpoint URI[; its newest checkpoint is of step {step}]",
     "restored": "Resumed from step {step} in {seconds:duration} ({key})",
+    "initialized": "Initialized {tensors} tensors of the model from {source} in {seconds:duration}"
+    "[; step {step}][; left out: {left_out}]",
     "new-rank": "{why}",
     "first-step": "First step done, {startup:duration} after the start of the process",
     "emergency-budget": "A save at a notice takes {seconds:duration}[ of {grace:duration}][. {warning}]",

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar
+from urllib.parse import urlsplit
 
 from spottrain.contract import (
     LOG_FORMAT,
@@ -23,7 +24,7 @@ from spottrain.contract import (
 from spottrain.core import log
 from spottrain.core.log_format import AUTO, FORMATS
 from spottrain.core.training_spec import Training
-from spottrain.core.uri import is_path
+from spottrain.core.uri import is_path, same_place
 from spottrain.errors import ConfigurationError
 
 T = TypeVar("T")
@@ -68,6 +69,16 @@ class Interval:
         return self.seconds is not None and seconds >= self.seconds
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InitFrom:
+    """Weights that a training begins from, at its first start only."""
+
+    source: str
+    """Checkpoint URI of another run, or a path: of such a folder, of a folder with weights, or of a file."""
+    ignore: tuple[str, ...] = ()
+    """Patterns (fnmatch) of the names of parameters and buffers that are not loaded."""
+
+
 def name_of(script: str) -> str:
     """Returns the name of a local run: that of the script, or of the package of a `__main__.py`."""
     path = Path(script)
@@ -93,6 +104,7 @@ class RunConfig:
     kms_key: str | None = None
     on_existing: OnExisting = OnExisting.FAIL
     known_durable_step: int | None = None
+    init_from: InitFrom | None = None
     gate_until: float = 0.0
     """Unix seconds."""
     training: Training = field(default_factory=Training)
@@ -117,13 +129,17 @@ class RunConfig:
     @property
     def where(self) -> dict[str, Any]:
         """Arguments of `open_store`, also in another process."""
-        uri = self.checkpoint_uri
-        return {
-            "uri": str(self.folder / uri) if uri and is_path(uri) else uri,
-            "endpoint": self.endpoint,
-            "path_style": self.path_style,
-            "kms_key": self.kms_key,
-        }
+        return self._where(self.checkpoint_uri) | {"endpoint": self.endpoint, "kms_key": self.kms_key}
+
+    def where_of_other(self, uri: str) -> dict[str, Any]:
+        """Arguments of `open_store` for another run's URI. The endpoint may be that of the other protocol."""
+        own, other = (urlsplit(each or "").scheme for each in (self.checkpoint_uri, uri))
+        foreign = own in ("s3", "gs") and own != other
+        return self._where(uri) | {"endpoint": None if foreign else self.endpoint}
+
+    def _where(self, uri: str | None) -> dict[str, Any]:
+        path = str(self.folder / uri) if uri and is_path(uri) else uri
+        return {"uri": path, "path_style": self.path_style}
 
     @classmethod
     def from_env(cls, env: Mapping[str, str], *, script: str) -> RunConfig:
@@ -144,6 +160,7 @@ class RunConfig:
             path_style=_read(env, Env.CHECKPOINT_PATH_STYLE, _either("true", "false"), None),
             kms_key=env.get(Env.CHECKPOINT_KMS_KEY) or None,
             on_existing=_read(env, Env.CHECKPOINT_ON_EXISTING, _on_existing, OnExisting.FAIL),
+            init_from=_init_from(env, uri),
             known_durable_step=_read(env, Env.KNOWN_DURABLE_STEP, _count(0), None),
             gate_until=_read(env, Env.GATE_UNTIL, _seconds, 0.0),
             training=Training.from_json(env.get(Env.TRAINING, "")),
@@ -158,6 +175,24 @@ class RunConfig:
             auto_attach=_read(env, Env.AUTO_ATTACH, _either("true", "false"), True),
             logs=_read(env, Env.LOGS, _either("keep", "off"), not local) and uri is not None,
         )
+
+
+def _init_from(env: Mapping[str, str], uri: str | None) -> InitFrom | None:
+    source = env.get(Env.INIT_FROM, "")
+    ignore = tuple(name for part in env.get(Env.INIT_IGNORE, "").split(",") if (name := part.strip()))
+    if not source:
+        if ignore:
+            raise ConfigurationError(
+                f"{Env.INIT_IGNORE} (--init-ignore) names parameters that are not loaded from "
+                f"{Env.INIT_FROM} (--init-from), which is not set: set it, or leave both out"
+            )
+        return None
+    if uri is not None and same_place(source, uri, Path.cwd()):
+        raise ConfigurationError(
+            f"{Env.INIT_FROM} (checkpoint.initFrom, --init-from) is {source}, the checkpoint URI of this run "
+            "itself, from which it resumes anyway: name another run's URI, or leave it out"
+        )
+    return InitFrom(source=source, ignore=ignore)
 
 
 def grace_seconds(env: Mapping[str, str]) -> float:

@@ -83,9 +83,9 @@ class AccelerateRun(Loop):
             intact=self._intact,
         )
         place = Path(folder or accelerator.project_dir or ".")
-        self._checkpoints = FolderCheckpoints(
-            state, place=place, write=lambda folder: accelerator.save_state(str(folder))
-        )
+        self._checkpoints = FolderCheckpoints(state, place=place, write=self._write)
+        self._micro_batches = accelerator.step
+        """Accelerate's counter of micro-batches, after the last optimizer step."""
         optimizers = [getattr(each, "optimizer", each) for each in accelerator._optimizers]
         self._begin(self._checkpoints, torch.nn.ModuleList(self._plain()), optimizers)
 
@@ -105,6 +105,16 @@ class AccelerateRun(Loop):
                 each.scheduler, known, "the scheduler that accelerator.prepare was given"
             )
 
+    def _write(self, folder: Path) -> None:
+        """Saves without the micro-batches of a partial step, which a resume repeats."""
+        counted, self._accelerator.step = self._accelerator.step, self._micro_batches
+        self._accelerator.save_state(str(folder))
+        self._accelerator.step = counted
+
+    def _count(self, loss: torch.Tensor | float | None, samples: int | None) -> None:
+        self._micro_batches = self._accelerator.step
+        super()._count(loss, samples)
+
     def _load(self, tree: Any, own: Any, new_rank: bool) -> None:
         restored, manager = self._checkpoints.restored, self._engine.coordinator.checkpoints
         assert restored is not None and manager is not None
@@ -112,6 +122,7 @@ class AccelerateRun(Loop):
             self._accelerator.load_state(str(restored))
         except (RuntimeError, ValueError, KeyError, IndexError, FileNotFoundError) as error:
             raise self._engine.incompatible(str(error)) from error
+        self._micro_batches = self._accelerator.step
         self._load_progress(tree["progress"], unpacked(own), new_rank)
         manager.meet()  # load_state has no barrier: all ranks must have read before the folder is deleted
         if self.session.world.first_here:
@@ -120,6 +131,13 @@ class AccelerateRun(Loop):
     def _plain(self) -> list[torch.nn.Module]:
         return [plain_state.plain(each) for each in self._accelerator._models]
 
-    def _final(self) -> Mapping[str, Any]:
+    def _initialize(self) -> None:
+        self._engine.initialize(self._whole())
+
+    def _whole(self) -> torch.nn.Module:
+        """Returns the model, or all models as one."""
         models = self._plain()
-        return plain_state.model_state(models[0] if len(models) == 1 else torch.nn.ModuleList(models))
+        return models[0] if len(models) == 1 else torch.nn.ModuleList(models)
+
+    def _final(self) -> Mapping[str, Any]:
+        return plain_state.model_state(self._whole())

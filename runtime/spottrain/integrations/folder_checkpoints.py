@@ -170,6 +170,21 @@ class CallbackEngine(Engine):
         """Whether there was a checkpoint to resume from."""
         return self.checkpoints is not None and self.checkpoints.restored is not None
 
+    def initialize_first(self, model: torch.nn.Module, *, own_checkpoint: bool) -> None:
+        """Loads the weights of `checkpoint.initFrom`, if any, at the first start. All ranks call it.
+
+        `own_checkpoint`: whether the script resumes from a checkpoint of its own. Raises RunError.
+        """
+        if self.restored or self.session.run.init_from is None:
+            return
+        with self.failures():
+            if own_checkpoint:
+                raise ConfigurationError(
+                    "the script resumes from a checkpoint of its own, and checkpoint.initFrom begins at step "
+                    "0 with other weights: leave one of the two out"
+                )
+        self.initialize(model)
+
     def require_resume(self, callback: str) -> None:
         if self.checkpoints is None:
             raise ConfigurationError(f"{callback}.resume() was not called: {self._remedy}")

@@ -118,6 +118,10 @@ class LightningCallback(pl.Callback):
         self._trainer = trainer
         self._take_max_steps(trainer)
 
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        own = trainer.ckpt_path is not None
+        self._engine.initialize_first(pl_module, own_checkpoint=own)
+
     def on_sanity_check_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._take_signals(trainer)
 

@@ -161,6 +161,8 @@ class TransformersCallback(TrainerCallback):
         self._engine.require_resume(type(self).__name__)
         with self._engine.failures():
             self._require_whole(model, optimizer)
+        if model is not None:
+            self._engine.initialize_first(model, own_checkpoint=state.global_step > 0)
         self._engine.start_at(
             state.global_step,
             last=state.max_steps,

@@ -15,8 +15,11 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final, NoReturn
 
+import torch
+
 from spottrain.checkpoint.final_weights import FinalWeights, most_bytes
 from spottrain.checkpoint.head.owner import Claim
+from spottrain.checkpoint.initial_weights import InitialWeights
 from spottrain.checkpoint.kinds import CheckpointKind
 from spottrain.checkpoint.manager import CheckpointManager
 from spottrain.checkpoint.saver import Save
@@ -72,6 +75,8 @@ class Coordinator:
         """Those of the attempts before this one."""
         self.losses = max(session.attempt - 1, 0)
         """Attempts so far that lost steps; without a checkpoint all of them did."""
+        self.initialized: Mapping[str, Any] | None = None
+        """What `checkpoint.initFrom` has set the first weights to, also after a resume."""
         self._interval = SaveInterval(session.run.interval, self._auto_seconds)
         self._advice = RebalanceAdvice(lambda: session.preemption.advised)
         self._steps_here = 0
@@ -138,6 +143,26 @@ class Coordinator:
         self.session.cache_ready()
         return found is not None
 
+    def initialize(self, model: torch.nn.Module) -> bool:
+        """Loads the weights of `checkpoint.initFrom`. Returns whether there are any. Raises RunError.
+
+        All ranks call it where `begin` has found no checkpoint, before the first step.
+        """
+        session = self.session
+        if session.run.init_from is None:
+            return False
+        session.board.update(state="Restoring")
+        weights = InitialWeights(
+            session.run.init_from,
+            world=session.world,
+            control=self.control,
+            folder=session.run.folder,
+            open_store=session.open_other,
+        )
+        with self.clock.part(RESTORE):
+            self.initialized = weights.load(model)
+        return True
+
     def _started(self) -> None:
         """Marks the begin of training on this rank; may end the process if the ranks agree on a stop."""
         self.session.outage.patient = False  # from here on, training continues during an outage
@@ -188,11 +213,13 @@ class Coordinator:
     def record(self) -> dict[str, Any]:
         """Returns what a checkpoint keeps of the attempts so far."""
         last = self.session.preemption.stopping
-        return {"trained": self.trained, "losses": self.losses, "saved_at_stop": last}
+        found = {"trained": self.trained, "losses": self.losses, "saved_at_stop": last}
+        return found if self.initialized is None else found | {"initialized": dict(self.initialized)}
 
     def load_record(self, saved: Mapping[str, Any]) -> None:
         """Restores it. The attempt that saved it lost steps, unless it saved at its stop."""
         self.trained = self._trained_before = saved["trained"]
+        self.initialized = saved.get("initialized")
         self.losses = saved.get("losses", 0) + (0 if saved.get("saved_at_stop") else 1)
 
     @property

@@ -55,12 +55,15 @@ def watched(
     board: ProgressBoard,
     give_up: Callable[[Silence], None],
     limit: Callable[[], float],
+    *,
+    head_too: bool = False,
 ) -> PatientStore:
     """Returns the store, waited for while `outage` is patient. A thread reports outages from here on.
 
-    After `limit()` seconds without a response it calls `give_up` (see `storage.outage.watch`).
+    After `limit()` seconds without a response it calls `give_up` (see `storage.outage.watch`). `head_too`:
+    see `PatientStore`.
     """
     report = OutageReport(store, outage, board, limit)
     acts = (outage, report.tell, give_up, limit)
     threading.Thread(target=watch, args=acts, name="spottrain-outage", daemon=True).start()
-    return PatientStore(store, outage)
+    return PatientStore(store, outage, head_too=head_too)

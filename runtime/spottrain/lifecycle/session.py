@@ -180,6 +180,13 @@ class Session:
         store = open_store(**self.run.where)
         return watched(store, self.outage, self.board, self._give_up_store, lambda: self.store_wait)
 
+    def open_other(self, uri: str) -> Store:
+        """Opens another run's store, to read, with this run's credentials. Waits for it as for this run's."""
+        outage = Outage()
+        outage.patient = True
+        store, limit = open_store(**self.run.where_of_other(uri)), self.run.store_wait
+        return watched(store, outage, self.board, self._give_up_store, lambda: limit, head_too=True)
+
     def _give_up_store(self, silence: Silence) -> None:
         """Ends the process to free the node; the next start tries the store again."""
         if self.preemption.stopping or self.completed or self.message is not None:

@@ -191,16 +191,17 @@ class PatientStore:
     """Wraps `store` and retries its reads and its probe in an outage.
 
     Writes are not retried: their callers handle a lost response. HEAD is not: `checkpoint.head.owner` retries
-    it itself, and can be stopped."""
+    it itself, and can be stopped. `head_too`: HEAD is retried here as well."""
 
-    def __init__(self, store: Store, outage: Outage) -> None:
+    def __init__(self, store: Store, outage: Outage, *, head_too: bool = False) -> None:
         self._store = store
+        self._head_too = head_too
         self._outage = outage
         self.uri = store.uri
         self.endpoint = store.endpoint
 
     def get(self, key: str) -> Object | None:
-        if key != HEAD_KEY:
+        if key != HEAD_KEY or self._head_too:
             brief = not key.startswith(COMPILE_CACHE_PREFIX)  # compile-cache archives are large
             return self._outage.through(f"GET {key}", lambda: self._store.get(key), brief=brief)
         with self._outage.request("GET HEAD"):

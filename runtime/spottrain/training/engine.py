@@ -80,6 +80,14 @@ class Engine:
         with self.failures():
             return self.coordinator.begin()
 
+    def initialize(self, model: torch.nn.Module) -> bool:
+        """Loads the weights of `checkpoint.initFrom`. Returns whether there are any. Raises RunError.
+
+        All ranks call it where nothing was restored.
+        """
+        with self.failures():
+            return self.coordinator.initialize(model)
+
     def _require_first(self) -> None:
         if self.session.completed or self.session.complete is not None:
             raise ConfigurationError("a second training in one run: a run trains once; make it two scripts")

@@ -556,7 +556,8 @@ class Loop:
         for each in optimizers:
             each.register_step_pre_hook(self._note_move)
         job_settings.advise(self.session)
-        self._engine.begin(kind, total_steps=self.max_steps)
+        if not self._engine.begin(kind, total_steps=self.max_steps):
+            self._initialize()
         first = next(module.parameters(), None)
         self._engine.start(
             step=self._step,
@@ -567,6 +568,10 @@ class Loop:
         if self.done:  # the previous attempt did all steps, but ended before it stored the weights
             self.finish()
             self.session.end_done()
+
+    def _initialize(self) -> None:
+        """Loads the weights of `checkpoint.initFrom`, if any, at the first start."""
+        raise NotImplementedError
 
     def _rate(self) -> float | None:
         """The learning rate of the first optimizer."""

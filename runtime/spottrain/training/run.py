@@ -17,7 +17,7 @@ import torch
 
 from spottrain.checkpoint import outside_parameters, plain_state
 from spottrain.checkpoint.kinds import StateCheckpoints, TrainingState
-from spottrain.checkpoint.manifest import StoredTensor
+from spottrain.checkpoint.manifest import MODEL, StoredTensor
 from spottrain.checkpoint.reader import Want
 from spottrain.core import log
 from spottrain.distributed.dtensor import Box
@@ -181,7 +181,7 @@ class Run(Loop):
         if self._saves == 2:  # the first call only measures the size
             self._tell_unread()
         return {
-            plain_state.MODEL: plain_state.model_state(self._model),
+            MODEL: plain_state.model_state(self._model),
             "optimizers": {
                 name: plain_state.optimizer_state(self._model, each)
                 for name, each in self._optimizers.items()
@@ -211,7 +211,7 @@ class Run(Loop):
         self._require_same_names(tree["objects"], self._objects, optional=True)
         for name, parameter in self._loose.items():
             self._load_loose(name, parameter, tree["loose"][name])
-        self._require(plain_state.load_model(self._model, tree[plain_state.MODEL]))
+        self._require(plain_state.load_model(self._model, tree[MODEL]))
         for name, optimizer in self._optimizers.items():
             self._require(plain_state.load_optimizer(self._model, optimizer, tree["optimizers"][name]))
         for name, module in self._modules.items():
@@ -276,7 +276,7 @@ class Run(Loop):
         of_model = plain_state.wanted(self._model)
         kinds = [(f"optimizers.{name}.", f"{plain_state.OPTIMIZER}.", of_model) for name in self._optimizers]
         kinds += [
-            (f"modules.{name}.", f"{plain_state.MODEL}.", plain_state.wanted(each))
+            (f"modules.{name}.", f"{MODEL}.", plain_state.wanted(each))
             for name, each in self._modules.items()
         ]
 
@@ -291,6 +291,11 @@ class Run(Loop):
     # --- overrides of Loop ----------------------------------------------------------------------------
     def _emas(self) -> dict[str, EMA]:
         return {name: each for name, each in self._objects.items() if isinstance(each, EMA)}
+
+    def _initialize(self) -> None:
+        if self._engine.initialize(self._model):
+            for average in self._emas().values():
+                average.begin()  # it holds the weights from before
 
     def _count(self, loss: torch.Tensor | float | None, samples: int | None) -> None:
         super()._count(loss, samples)

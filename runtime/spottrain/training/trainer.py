@@ -20,8 +20,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LRScheduler
 
 from spottrain.checkpoint import outside_parameters, plain_state
-from spottrain.checkpoint.final_weights import BESIDE
 from spottrain.checkpoint.kinds import StateCheckpoints, TrainingState
+from spottrain.checkpoint.manifest import BESIDE, MODEL
+from spottrain.checkpoint.manifest import EMA as EMA_STATE
 from spottrain.core import device as devices
 from spottrain.core import log
 from spottrain.core.time_split import WAITING
@@ -304,8 +305,10 @@ class Trainer:
 
     def _begin(self, restored: bool) -> None:
         """Prepares the first step of this attempt, once the engine has restored the checkpoint."""
-        if not restored and self.session.world.distributed:
-            devices.seed_rank(self.session.world.rank)
+        if not restored:
+            self._engine.initialize(outside_parameters.inner(self.model))
+            if self.session.world.distributed:
+                devices.seed_rank(self.session.world.rank)
         self.trackers.begin(run_id(self.session.run.job_uid), self.step)
         self.session.board.update(state=self._first_state)
         self.memory_fit.fit()
@@ -486,11 +489,11 @@ class Trainer:
         """State that is equal on all ranks. Raises TrainingFailed if the loss is NaN or infinite."""
         require_finite(float(self.last_loss), self.step)
         return {
-            plain_state.MODEL: plain_state.model_state(self.model),
+            MODEL: plain_state.model_state(self.model),
             BESIDE: outside_parameters.beside(self.model),
             plain_state.OPTIMIZER: plain_state.optimizer_state(self.model, self.optimizer),
             "kind": type(self.optimizer).__name__,
-            plain_state.EMA: None if self.ema is None else self.ema.state_dict(),
+            EMA_STATE: None if self.ema is None else self.ema.state_dict(),
             "schedule": self.schedule.state_dict(),
             "scaler": self.scaler.state_dict(),
             COMPRESSION: self.compression.state_dict(),
@@ -518,7 +521,7 @@ class Trainer:
         """Restores it. Raises CheckpointError if it is from another model, optimizer or kind of data."""
         was, now = tree.get("kind"), type(self.optimizer).__name__
         mismatch = None if was in (None, now) else f"its optimizer is {was}, and here it is {now}"
-        mismatch = mismatch or plain_state.load_model(self.model, tree[plain_state.MODEL])
+        mismatch = mismatch or plain_state.load_model(self.model, tree[MODEL])
         mismatch = mismatch or plain_state.load_optimizer(
             self.model, self.optimizer, tree[plain_state.OPTIMIZER]
         )
@@ -544,7 +547,7 @@ class Trainer:
     def _load_techniques(self, tree: dict[str, Any], own: dict[str, Any], new_rank: bool) -> None:
         """Restores techniques. The checkpoint may be older than one, or from a run without it."""
         if self.ema is not None:
-            self._load_average(self.ema, tree.get(plain_state.EMA))
+            self._load_average(self.ema, tree.get(EMA_STATE))
         if tree.get(COMPRESSION) is not None:  # loaded in _assemble, which makes DDP
             self.saved_compression = (tree[COMPRESSION], None if new_rank else own.get(COMPRESSION))
         if tree["progress"].get("trackers") is not None:

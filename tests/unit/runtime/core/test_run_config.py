@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from spottrain.contract import LOG_FORMAT, Env
 from spottrain.core import device as devices
-from spottrain.core.run_config import Interval, RunConfig, grace_seconds
+from spottrain.core.run_config import InitFrom, Interval, RunConfig, grace_seconds
 from spottrain.core.training_spec import Training
+from spottrain.core.uri import same_place
 from spottrain.data import Plan
 from spottrain.errors import ConfigurationError
 from spottrain.techniques.schedules import shape
@@ -70,6 +73,8 @@ def test_bad_training_settings(text: str, says: str) -> None:
         ({Env.LOGS: "yes"}, "SPOTTRAIN_LOGS='yes': must be keep or off"),
         ({LOG_FORMAT: "xml"}, "SPOTTRAIN_LOG_FORMAT='xml': must be one of auto, text, logfmt, json"),
         ({Env.HANG_TIMEOUT: "0"}, "SPOTTRAIN_HANG_TIMEOUT='0': must be a number of seconds above 0"),
+        ({Env.INIT_FROM: "s3://b/p/"}, "is s3://b/p/, the checkpoint URI of this run itself"),
+        ({Env.INIT_IGNORE: "head.*"}, "SPOTTRAIN_INIT_IGNORE (--init-ignore) names parameters"),
         ({Env.HANG_TIMEOUT: "soon"}, "SPOTTRAIN_HANG_TIMEOUT='soon': must be a number of seconds"),
     ],
 )
@@ -148,3 +153,31 @@ def test_logs_are_kept_in_the_pods_of_a_job_with_a_place_for_them_and_elsewhere_
     assert kept(IN_A_POD) and kept(IN_A_POD | {Env.LOGS: ""}) and not kept(IN_A_POD | {Env.LOGS: "off"})
     assert not kept(IN_A_POD | {Env.LOGS: "keep", Env.CHECKPOINT_URI: ""})
     assert not kept({}) and kept({Env.LOGS: "keep"})
+
+
+@pytest.mark.parametrize(
+    ("own", "other", "endpoint"),
+    [
+        ("s3://b/p", "s3://c/base", "http://minio:9000"),
+        ("s3://b/p", "gs://c/base", None),
+        ("gs://b/p", "s3://c/base", None),
+        ("s3://b/p", "/models", None),
+        ("file:///own", "s3://c/base", "http://minio:9000"),
+    ],
+)
+def test_another_runs_store_has_the_endpoint_of_this_one_unless_that_is_of_another_protocol(
+    own: str, other: str, endpoint: str | None
+) -> None:
+    env = IN_A_POD | {Env.CHECKPOINT_URI: own, Env.CHECKPOINT_ENDPOINT: "http://minio:9000"}
+    env |= {Env.CHECKPOINT_KMS_KEY: "key", Env.INIT_FROM: other, Env.INIT_IGNORE: "head.*, norm"}
+    run = RunConfig.from_env(env, script="train.py")
+    assert run.init_from == InitFrom(source=other, ignore=("head.*", "norm"))
+    assert run.where_of_other(other) == {"uri": other, "path_style": None, "endpoint": endpoint}
+
+
+@pytest.mark.parametrize(
+    ("own", "other"), [("runs/a", "file:///here/runs/a/"), ("./a", "a/"), ("s3://b/p", "s3://b/p/")]
+)
+def test_one_place_may_be_written_in_several_ways(own: str, other: str) -> None:
+    assert same_place(own, other, Path("/here"))
+    assert not same_place(own, other + "b", Path("/here"))
