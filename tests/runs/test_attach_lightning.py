@@ -115,6 +115,14 @@ def test_it_begins_from_another_runs_weights_once(lab: Lab) -> None:
     begins_as_if_the_script_loaded_the_weights(lab, SCRIPT, loading)
 
 
+def test_two_ranks_begin_from_another_runs_weights(lab: Lab) -> None:
+    loading = SCRIPT.replace(
+        "theirs.fit(Model()", f"import spottrain\nmodel = Model()\nmodel.{LOADS}\ntheirs.fit(model"
+    )
+    env = {"ARGUMENTS": "dict(devices=2, strategy='ddp')"}
+    begins_as_if_the_script_loaded_the_weights(lab, SCRIPT, loading, stop_at=5, nproc=2, env=env)
+
+
 def test_a_checkpoint_of_lightning_gives_its_weights(lab: Lab) -> None:
     script = SCRIPT.replace("        self.save_hyperparameters()", "        # self.save_hyperparameters()")
     lab.run(script, at="base", attempt=1, env={"STOP": "7"}).ends(ExitCode.INTERRUPTED)

@@ -150,6 +150,12 @@ def test_it_begins_from_another_runs_weights_once(lab: Lab, base: str) -> None:
     return None
 
 
+def test_two_ranks_begin_from_another_runs_weights(lab: Lab) -> None:
+    loading = SCRIPT.replace("result =", f"import spottrain\ntheirs.model.{LOADS}\nresult =")
+    env = {"ARGUMENTS": "dict(ddp_backend='gloo')"}
+    begins_as_if_the_script_loaded_the_weights(lab, SCRIPT, loading, stop_at=5, nproc=2, env=env)
+
+
 def test_a_script_that_resumes_from_its_own_checkpoint_cannot_begin_from_other_weights(lab: Lab) -> None:
     env = {"ARGUMENTS": "dict(save_strategy='steps', save_steps=6, max_steps=6)"}
     lab.run(SCRIPT, at="base", attempt=1, env=env).done()

@@ -161,12 +161,18 @@ def test_a_new_head_begins_as_the_script_makes_it(lab: Lab) -> None:
     assert "tensors=2 left_out=2" in log
 
 
+def test_what_ignores_everything_is_refused(lab: Lab) -> None:
+    torch.save(weights(), lab.folder / "base.pt")
+    said = begins(lab, lab.folder / "base.pt", "*", code=ExitCode.BAD_CONFIGURATION)
+    assert "ignore leaves nothing to load" in said
+
+
 def test_weights_that_do_not_fit_name_what_differs_and_what_to_do(lab: Lab) -> None:
     found = weights(other=torch.ones(1)) | {"1.weight": torch.ones(10, 3)}
     del found["0.bias"]
     torch.save(found | {"0.weight": torch.ones(3, 2, dtype=torch.int8)}, lab.folder / "base.pt")
     said = begins(lab, lab.folder / "base.pt", "haed.*", code=ExitCode.BAD_CONFIGURATION)
-    assert said.startswith(f"checkpoint.initFrom {lab.folder}/base.pt: {lab.folder}/base.pt does not fit")
+    assert said.startswith(f"checkpoint.initFrom {lab.folder}/base.pt: it does not fit the model: ")
     for words in (
         "1 missing there (0.bias)",
         "1 there and not in the model (other)",

@@ -66,9 +66,10 @@ Groups = Iterator[Mapping[str, torch.Tensor]]
 class Weights:
     """Weights that can be read."""
 
-    what: str
-    """What and where it is, for messages."""
-    key: str
+    part: str = ""
+    """What they are of the source, for messages; "" for all of it."""
+    key: str = ""
+    """Other content has another key."""
     step: int | None
     """The other run's step; None: unknown."""
     tensors: Mapping[str, TensorInfo]
@@ -130,14 +131,15 @@ class InitialWeights:
                         self._place(here[name], tensor)
                 break
             except Damaged as error:
-                unreadable[weights.key] = f"{weights.what}: {error}"
-                log.event("damaged", step=weights.step, key=weights.key, error=unreadable[weights.key])
-        left_out = len(here) - len(names)
-        record = {"source": weights.what, "step": weights.step, "tensors": len(names), "left_out": left_out}
+                unreadable[weights.key] = f"{weights.part}: {error}"
+                log.event("damaged", step=weights.step, key=weights.part, error=f"{error} (initFrom)")
+        given, left_out = self._given.source, len(here) - len(names)
+        source_of = f"{weights.part} of {given}" if weights.part else given
+        record = {"source": source_of, "step": weights.step, "tensors": len(names), "left_out": left_out}
         broadcast_facts(self._control, NAMES, {"names": [], "record": record})
         log.event(
             "initialized",
-            source=weights.what,
+            source=source_of,
             step=weights.step,
             tensors=len(names),
             left_out=left_out or None,
@@ -192,10 +194,11 @@ def fitting(
         _listed(unexpected, "there and not in the model"),
         _listed(other, "of another kind"),
         _listed(unused, "in ignore and match nothing"),
+        "" if both or missing else "ignore leaves nothing to load",
     ]
     if problem := "; ".join(filter(None, parts)):
         raise CheckpointError(
-            f"{weights.what} does not fit the model: {problem}. Name weights of this model, or leave "
+            f"{weights.part or 'it'} does not fit the model: {problem}. Name weights of this model, or leave "
             "parameters out by checkpoint.initFrom.ignore (--init-ignore), such as 'head.*': they begin as "
             "the script makes them",
             reason=Reason.CHECKPOINT_INCOMPATIBLE,
@@ -247,7 +250,7 @@ class LocalFiles:
             raise CheckpointError(words, reason=Reason.CHECKPOINT_DAMAGED) from error
 
     def _weights(self) -> Weights:
-        path, name = self._path, str(self._path)
+        path = self._path
         if not path.exists():
             raise CheckpointError(
                 f"there is no {path} in the container; name a folder with *.safetensors files, a file, or "
@@ -257,11 +260,13 @@ class LocalFiles:
         if path.is_dir() or path.suffix == ".safetensors":
             paths = files_in(path) if path.is_dir() else [path]
             files = [SafetensorsFile(local_body(each)) for each in paths]
-            return of_files(files, what=name, key=name, step=None)
-        return of_tensors(torch_tensors(path, name), what=name, key=name, step=None)
+            return of_files(files)
+        return of_tensors(torch_tensors(path, str(path)))
 
 
-def of_files(files: list[SafetensorsFile], *, what: str, key: str, step: int | None) -> Weights:
+def of_files(
+    files: list[SafetensorsFile], *, part: str = "", key: str = "", step: int | None = None
+) -> Weights:
     """Returns the model's weights in safetensors files. Raises Damaged."""
     tensors: dict[str, TensorInfo] = {}
     for file in files:
@@ -274,16 +279,18 @@ def of_files(files: list[SafetensorsFile], *, what: str, key: str, step: int | N
             if wanted := [name for name in names if name in file.tensors]:
                 yield file.read(wanted)
 
-    return Weights(what=what, key=key, step=step, tensors=tensors, read=read)
+    return Weights(part=part, key=key, step=step, tensors=tensors, read=read)
 
 
-def of_tensors(found: Mapping[str, torch.Tensor], *, what: str, key: str, step: int | None) -> Weights:
+def of_tensors(
+    found: Mapping[str, torch.Tensor], *, part: str = "", key: str = "", step: int | None = None
+) -> Weights:
     tensors = {name: TensorInfo(dtype=each.dtype, shape=tuple(each.shape)) for name, each in found.items()}
 
     def read(names: Collection[str]) -> Groups:
         yield {name: found[name] for name in names}
 
-    return Weights(what=what, key=key, step=step, tensors=tensors, read=read)
+    return Weights(part=part, key=key, step=step, tensors=tensors, read=read)
 
 
 # --- another run ----------------------------------------------------------------------------------------
@@ -305,8 +312,8 @@ class OtherRun:
             try:
                 return self._checkpoint(entry)
             except Damaged as error:
-                tried[entry.key] = f"{entry.key} of {self._store.uri}: {error}"
-                log.event("damaged", step=entry.step, key=entry.key, error=tried[entry.key])
+                tried[entry.key] = f"{entry.key}: {error}"
+                log.event("damaged", step=entry.step, key=entry.key, error=f"{error} (initFrom)")
 
     def _head(self) -> Head:
         found = self._store.get(HEAD_KEY)
@@ -343,8 +350,7 @@ class OtherRun:
                 raise Damaged(tried[key])
             facts: Any = json.loads(found.body)
             files = [SafetensorsFile(self._final_body(each)) for each in facts["files"]]
-            what = f"{FINAL_PREFIX} of {self._store.uri}"
-            return of_files(files, what=what, key=key, step=int(facts["step"]))
+            return of_files(files, part=FINAL_PREFIX, key=key, step=int(facts["step"]))
         except (Damaged, ValueError, KeyError, TypeError) as error:
             raise CheckpointError(
                 f"the final weights in {FINAL_PREFIX} are damaged ({error}); restore them, or export a "
@@ -381,9 +387,8 @@ class OtherRun:
     # --- checkpoints ---
     def _checkpoint(self, entry: Entry) -> Weights:
         manifest = read_manifest(self._store, entry.key)
-        what = f"{entry.key.rstrip('/')} of {self._store.uri}"
         if manifest.kind == FOLDER:
-            return self._of_library(entry, manifest, what)
+            return self._of_library(entry, manifest)
         numbers = model_numbers(manifest)
         for name in names_beside(manifest):
             numbers.pop(name, None)
@@ -399,24 +404,24 @@ class OtherRun:
                 found = read_tensors(self._store, entry.key, manifest, {numbers[name] for name in group})
                 yield {name: found[numbers[name]] for name in group}
 
-        return Weights(what=what, key=entry.key, step=entry.step, tensors=tensors, read=read)
+        return Weights(part=entry.key, key=entry.key, step=entry.step, tensors=tensors, read=read)
 
-    def _of_library(self, entry: Entry, manifest: Manifest, what: str) -> Weights:
+    def _of_library(self, entry: Entry, manifest: Manifest) -> Weights:
         shards = {shard.name: shard for shard in manifest.shards}
         bodies = {file.path: self._body(entry, manifest, shards[file.shard]) for file in manifest.files}
         if LIGHTNING_FILE in bodies:
             found = torch_tensors(bodies[LIGHTNING_FILE].whole(), LIGHTNING_FILE)
-            return of_tensors(found, what=what, key=entry.key, step=entry.step)
+            return of_tensors(found, part=entry.key, key=entry.key, step=entry.step)
         paths = [path for path in bodies if LIBRARY_FILE.fullmatch(path)]
         if not paths or "model_1.safetensors" in bodies:
             has = "the files of several models" if paths else "no model.safetensors"
             raise CheckpointError(
-                f"{what} was written by a library and has {has}, so its weights cannot be read: wait until "
-                "that run is done and has left its final weights, or name a file of weights",
+                f"{entry.key} was written by a library and has {has}, so its weights cannot be read: wait "
+                "until that run is done and has left its final weights, or name a file of weights",
                 reason=Reason.CHECKPOINT_INCOMPATIBLE,
             )
         files = [SafetensorsFile(bodies[path]) for path in sorted(paths)]
-        return of_files(files, what=what, key=entry.key, step=entry.step)
+        return of_files(files, part=entry.key, key=entry.key, step=entry.step)
 
     def _body(self, entry: Entry, manifest: Manifest, shard: Any) -> Body:
         def part(offset: int, count: int) -> bytearray:
