@@ -86,6 +86,20 @@ def test_a_trainer_begins_from_the_final_weights_of_another_run(lab: Lab) -> Non
     }, "kept over the resume"
 
 
+def test_a_kill_before_the_first_checkpoint_has_them_read_again_and_no_later_one(lab: Lab) -> None:
+    lab.run(at="base", attempt=1, interval="1h").done()
+    env: dict[str, str] = {Env.INIT_FROM: str(lab.folder / "base")}
+    plain = lab.run(at="plain", attempt=1, env=env).done()
+    slow = env | {"PAUSE": "0.05"}
+    first = lab.run(attempt=1, interval="1h", env=slow).until("step=3/").killed()
+    second = lab.run(attempt=2, interval="4steps", env=slow).until("event=committed").killed()
+    shutil.rmtree(lab.folder / "base")
+    third = lab.run(attempt=3, env=env).done()
+    assert ["event=initialized" in run.log for run in (first, second, third)] == [True, True, False]
+    assert first.losses | second.losses | third.losses == plain.losses
+    assert third.digest == plain.digest
+
+
 def test_a_loop_of_ones_own_does(lab: Lab) -> None:
     loading = LOOP.replace("\noptimizer =", f"\nmodel.{LOADS}\noptimizer =", 1)
     begins_as_if_the_script_loaded_the_weights(lab, LOOP, loading)

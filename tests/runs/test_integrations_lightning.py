@@ -12,7 +12,9 @@ from spottrain.contract import ExitCode, Outcome, Reason
 from spottrain.core.profile_window import profile_key
 
 from tests.runs.conftest import (
+    LOADS,
     Lab,
+    begins_as_if_the_script_loaded_the_weights,
     two_ranks_stop_at_one_step_and_go_on_bit_by_bit,
     weights_that_could_not_be_left_are_left_by_the_next_attempt,
 )
@@ -98,6 +100,11 @@ def zygote() -> Iterator[Zygote]:
     zygote.preload("lightning.pytorch")
     yield zygote
     zygote.close()
+
+
+def test_it_begins_from_another_runs_weights_once(lab: Lab) -> None:
+    loading = SCRIPT.replace("theirs.fit(Model()", f"model = Model()\nmodel.{LOADS}\ntheirs.fit(model")
+    begins_as_if_the_script_loaded_the_weights(lab, SCRIPT, loading)
 
 
 def test_our_loader_tells_how_long_it_was_waited_for_and_a_validation_is_productive(lab: Lab) -> None:

@@ -14,7 +14,9 @@ from spottrain.contract import ExitCode, Outcome, Reason
 from spottrain.core.profile_window import profile_key
 
 from tests.runs.conftest import (
+    LOADS,
     Lab,
+    begins_as_if_the_script_loaded_the_weights,
     two_ranks_stop_at_one_step_and_go_on_bit_by_bit,
     weights_that_could_not_be_left_are_left_by_the_next_attempt,
 )
@@ -195,6 +197,11 @@ def test_an_evaluation_that_was_left_out_may_end_the_training(lab: Lab) -> None:
     lab.run(stopping, attempt=1, interval="1h", env=env | {"STOP": "6"}).ends(ExitCode.INTERRUPTED)
     second = lab.run(stopping, attempt=2, interval="1h", env=env).done()
     assert (second.message.reason, second.message.step) == (Reason.EARLY_STOPPED, 6)
+
+
+def test_it_begins_from_another_runs_weights_once(lab: Lab) -> None:
+    loading = SCRIPT.replace("theirs.train(", f"import spottrain\ntheirs.model.{LOADS}\ntheirs.train(")
+    begins_as_if_the_script_loaded_the_weights(lab, SCRIPT, loading)
 
 
 def test_a_resume_that_is_not_given_the_trainer_says_what_stays_undone(lab: Lab) -> None:
