@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 import yaml
+from demo.kubectl import Kubectl
 from demo.target import SECRET, local_pool
+from localcluster.api import Cluster
 from localcluster.layout import RUNTIME_IMAGE
 
-from tests.cluster.steps import Lab, Raw, paced
+from tests.cluster.conftest import new_lab
+from tests.cluster.steps import TRAIN, Lab, Raw, paced
 
+SAYS = "import spottrain\nprint('trains with', spottrain.__file__, flush=True)\n"
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "injected.yaml"
+
+
+@pytest.fixture
+def lab(cluster: Cluster, installed: Kubectl) -> Iterator[Lab]:
+    with new_lab(cluster, installed, {"train.py": SAYS + TRAIN}) as lab:
+        yield lab
 
 
 def job(lab: Lab) -> Raw:
@@ -53,3 +65,6 @@ def test_an_image_without_our_runtime_goes_on_after_a_reclaim_from_its_last_step
     assert [a["node"] for a in attempts] == [first, next(n for n in lab.cluster.nodes if n != first)]
     assert [(a["cause"], a["exitCode"]) for a in attempts] == [("SpotNotice", 75), ("Done", 0)]
     assert attempts[0]["durableStep"] == attempts[0]["lastStep"] == attempts[1]["startStep"] < 100
+    log = lab.log(lab.pods("injected")[-1]["metadata"]["name"]).splitlines()
+    said = [line for line in log if line.startswith("trains with")]
+    assert said == ["trains with /spottrain/lib/spottrain/__init__.py"], "\n".join(log)

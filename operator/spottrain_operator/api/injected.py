@@ -38,10 +38,11 @@ ACCELERATE_SWITCHES: Final = frozenset(
     )
     for spelling in (f"--{name}", f"--{name.replace('_', '-')}")
 ) | {"-q"}
-"""Flags without a value; after any other flag comes its value, unless there is a = in it."""
+"""Flags without a value; after another flag comes its value, unless there is a = in it."""
 UNDERSTOOD: Final = (
-    "with spec.runtime.inject it must be python [-u] SCRIPT, python [-u] -m MODULE, torchrun [FLAGS] "
-    f"SCRIPT.py or accelerate launch [FLAGS] SCRIPT.py, or name the launcher itself: python {LAUNCHER} SCRIPT"
+    "with spec.runtime.inject it must be python [-u] SCRIPT, python [-u] -m MODULE, torchrun or "
+    "accelerate launch with [FLAGS] SCRIPT.py or [FLAGS] -m MODULE, or name the launcher itself: "
+    f"python {LAUNCHER} SCRIPT"
 )
 
 
@@ -86,24 +87,21 @@ def _of_python(words: Sequence[str]) -> list[str]:
 
 def _of_ranks(words: Sequence[str], switches: frozenset[str], ours: tuple[str, ...]) -> list[str]:
     """Returns the words after torchrun, or accelerate launch, with the launcher as their script."""
-    flags: list[str] = []
-    module = False
-    rest = list(words)
+    flags, rest = list[str](), list(words)
     while rest and rest[0].startswith("-"):
         name, equals, _ = rest[0].partition("=")
-        if name in NO_SCRIPT_FLAGS:
-            raise ValueError(f"has {name}")
-        if name in MODULE_FLAGS:
-            module = True
-            rest = rest[1:]
-            continue
-        taken = 1 if equals or name in switches else 2
-        if taken == 2 and rest[1:2] and rest[1].endswith(".py"):
-            raise ValueError(f"has {name} before {rest[1]} (its value needs a =, if that is one)")
+        value = rest[1] if rest[1:] and not rest[1].startswith("-") else ""
+        if name in MODULE_FLAGS and value:
+            return [*flags, LAUNCHER, *ours, "-m", *rest[1:]]
+        if name in MODULE_FLAGS | NO_SCRIPT_FLAGS:
+            raise ValueError(f"has {rest[0]}")
+        taken = 1 if equals or name in switches or not value else 2
+        if taken == 2 and value.endswith(".py"):
+            raise ValueError(f"has {name} before {value} (write {name}={value} if that is its value)")
         flags, rest = [*flags, *rest[:taken]], rest[taken:]
-    if not rest or not (module or rest[0].endswith(".py")):
+    if not rest or not rest[0].endswith(".py"):
         raise ValueError("names no script that ends in .py after the flags")
-    return [*flags, LAUNCHER, *ours, *(["-m"] if module else []), *rest]
+    return [*flags, LAUNCHER, *ours, *rest]
 
 
 # --- validation ---------------------------------------------------------------------------------------

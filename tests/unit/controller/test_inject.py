@@ -193,6 +193,8 @@ def test_a_command_that_names_the_launcher_is_left_as_it_is() -> None:
         ("torchrun --standalone", "names no script that ends in .py"),
         ("torchrun --no-python ./train.sh", "has --no-python"),
         ("torchrun --run_path train.py", "has --run_path"),
+        ("torchrun -m --nnodes 2 package.train", "has -m"),
+        ("torchrun --unknown-switch --nnodes 2 package.train", "names no script that ends in .py"),
         ("torchrun --unknown-switch train.py", "has --unknown-switch before train.py"),
         ("accelerate launch --a_new_switch train.py b.py", "has --a_new_switch before train.py"),
     ],
