@@ -15,7 +15,8 @@ from localcluster.layout import RUNTIME_IMAGE
 from tests.cluster.conftest import new_lab
 from tests.cluster.steps import TRAIN, Lab, Raw, paced
 
-SAYS = "import spottrain\nprint('trains with', spottrain.__file__, flush=True)\n"
+SAYS = "import spottrain\nprint(f'trains with {spottrain.__file__}\\n', end='', flush=True)\n"
+"""In one write: the image's output is unbuffered, and the log of another thread would come in between."""
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "injected.yaml"
 
 
