@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from http import HTTPStatus
 from typing import Any
 
-from tests.api.kube import MERGE, Json, Kube, wait_for
+from tests.api.kube import MERGE, Json, Kube, Refused, wait_for
 
 GROUP, VERSION = "kueue.x-k8s.io", "v1beta2"
 ROOT = f"/apis/{GROUP}/{VERSION}"
@@ -96,6 +97,20 @@ class Queues:
         self._say(job, {"Evicted": ("True", "Preempted", message)})
 
     def _say(self, job: str, said: dict[str, tuple[str, str, str]], **status: Any) -> None:
+        """Writes the status; after a write of the operator in between it does so again, as Kueue does."""
+
+        def written() -> bool:
+            try:
+                self._say_once(job, said, status)
+            except Refused as refused:
+                if refused.status != HTTPStatus.CONFLICT:
+                    raise
+                return False
+            return True
+
+        wait_for("the status of the Workload to be written", written)
+
+    def _say_once(self, job: str, said: dict[str, tuple[str, str, str]], status: Json) -> None:
         workload = self.wait(job)
         known = {c["type"]: c for c in workload.get("status", {}).get("conditions", ())}
         for kind, (value, reason, message) in said.items():
