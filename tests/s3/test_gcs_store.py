@@ -5,10 +5,14 @@ What the fake cannot show is answered by the proxy instead: permissions, and the
 
 from __future__ import annotations
 
+import gc
 import hashlib
+import os
 import random
 import threading
+import tracemalloc
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -23,12 +27,15 @@ from spottrain.errors import (
 from spottrain.storage.base import (
     AlreadyExists,
     Cancelled,
+    Changed,
+    FilePart,
     KeyMissing,
     Object,
     Truncated,
 )
-from spottrain.storage.gcs import GCSStore
+from spottrain.storage.gcs import PART_WINDOW, GCSStore
 from spottrain.storage.open import open_store
+from spottrain.sync.upload import CONNECTIONS
 
 from tests.support import gcsserver, storepromises
 from tests.support.faultproxy import Fault, FaultProxy, Plan, Request, Treatment, error
@@ -153,6 +160,72 @@ def test_an_upload_arrives_whole_with_the_digests_of_its_chunks_and_never_overwr
     assert stat is not None and (stat.bytes, stat.archived) == (len(body), False)
     assert direct.stat("other") is None
     assert direct.sweep_uploads("", lambda key: True) == []
+
+
+def part_of(path: Path, *, sha256: str = "") -> FilePart:
+    body = path.read_bytes()
+    file = os.open(path, os.O_RDONLY)
+    return FilePart(file=file, offset=0, bytes=len(body), sha256=sha256 or hashlib.sha256(body).hexdigest())
+
+
+SIZES = [0, 1, PART_WINDOW, PART_WINDOW + 1, 4 * PART_WINDOW, 5 * PART_WINDOW, 5 * PART_WINDOW + 5]
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_part_of_a_file_arrives_as_it_is(direct: GCSStore, tmp_path: Path, size: int) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(random.Random(size).randbytes(size))
+    direct.put_part("blobs/x", part_of(path))
+    found = direct.get("blobs/x")
+    assert found is not None and found.body == path.read_bytes()
+
+
+@pytest.mark.parametrize("size", [10, 2 * PART_WINDOW, 5 * PART_WINDOW])
+def test_a_part_that_is_not_what_its_digest_says_is_not_stored(
+    direct: GCSStore, tmp_path: Path, size: int
+) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"x" * size)
+    with pytest.raises(Changed):
+        direct.put_part("blobs/x", part_of(path, sha256="0" * 64))
+    whole = part_of(path)
+    with pytest.raises(Cancelled):
+        direct.put_part("blobs/x", whole, cancelled=lambda: True)
+    os.truncate(path, size // 2)
+    with pytest.raises(Changed):
+        direct.put_part("blobs/x", whole)
+    assert direct.get("blobs/x") is None
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT"])
+@pytest.mark.parametrize("fault", [Fault.ERROR_503, Fault.REQUEST_LOST])
+def test_a_request_of_a_part_that_fails_once_is_made_again(
+    proxied: GCSStore, direct: GCSStore, proxy: FaultProxy, tmp_path: Path, method: str, fault: Fault
+) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(BODY + BODY[: 2 * PART_WINDOW])
+    proxy.reset(first(1, method, Treatment(fault=fault)))
+    proxied.put_part("blobs/x", part_of(path))
+    found = direct.get("blobs/x")
+    assert found is not None and found.body == path.read_bytes()
+
+
+@pytest.mark.parametrize("size", [8 * 2**20, 32 * 2**20])
+def test_six_parts_at_once_hold_little_memory(direct: GCSStore, tmp_path: Path, size: int) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(random.Random(1).randbytes(2**20) * (size >> 20))
+    part = part_of(path)
+    direct.put_part("warm", part_of(path))
+    gc.collect()
+    tracemalloc.start()
+    try:
+        with ThreadPoolExecutor(CONNECTIONS) as pool:
+            for each in [pool.submit(direct.put_part, f"k{n}", part) for n in range(CONNECTIONS)]:
+                each.result()
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 48 * 2**20, f"{peak / 2**20:.0f} MiB"
 
 
 NOT_DONE = [Fault.ERROR_500, Fault.ERROR_503, Fault.REQUEST_LOST, Fault.REQUEST_CUT]

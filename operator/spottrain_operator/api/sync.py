@@ -29,6 +29,8 @@ SIDECARS_FOLDERS: Final = (
     *("/usr", "/usr/bin", "/usr/lib"),
 )
 """Folders of the sidecar's image, in which it has the sync folder at the script's path."""
+CLOSED_FOLDERS: Final = tuple(own for own in SIDECARS_FOLDERS if own not in ("/dev", "/usr"))
+"""Those in which no folder of a script may be; /usr/src and /dev/shm are in use for that."""
 
 
 def variables(trainer: Mapping[str, Any], mounts: Iterable[Mapping[str, Any]]) -> list[Json]:
@@ -141,6 +143,8 @@ def _path_problem(spec: TrainingJobSpec) -> str:
         return f"{what} is or holds a folder that the operator mounts itself; take another one"
     if hidden := next((own for own in SIDECARS_FOLDERS if _within(own, path)), ""):
         return f"{what} would hide {hidden}, which the sidecar needs; take another folder"
+    if around := next((own for own in CLOSED_FOLDERS if _within(path, own)), ""):
+        return f"{what} is in {around}, which holds the sidecar's own programs; take another folder"
     cache = spec.data_cache.path if spec.data_cache is not None else ""
     if cache and (_within(path, cache) or _within(cache, path)):
         return f"{what} overlaps with spec.dataCache.mountPath {cache}; take another folder for one of them"

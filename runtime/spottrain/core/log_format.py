@@ -115,6 +115,7 @@ WARNINGS: Final[Mapping[str, str]] = {
     "accept-failed": "A connection could not be accepted: {error}; {next}",
     # a synced folder
     "sync-link-out": "{path} leads to {target}, outside the folder: only the link itself is stored",
+    "sync-little-room": "The file system of {folder} has {bytes:size} left",
     "sync-record-not-written": "{folder} has no record of what is in it, so a later start may refuse "
     "it: {error}",
     "sync-left-running": "The command has ended, and processes that it had started run on: they have "

@@ -10,9 +10,12 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import hashlib
+import io
 import itertools
 import os
 import secrets
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -37,6 +40,7 @@ from spottrain.storage.base import (
     AlreadyExists,
     Body,
     Cancelled,
+    Changed,
     FilePart,
     KeyMissing,
     Object,
@@ -52,11 +56,16 @@ from spottrain.storage.requests import (
     digests,
     pause,
     probe_conditions,
-    slices,
 )
 
 WRITE_ID: Final = "spottrain-write"
 """Metadata key that identifies the writer of an object."""
+PART_WINDOW: Final = 2 << 20
+"""Bytes per request of a part of a file, which are held in memory."""
+LARGEST_WHOLE: Final = 8 << 20
+"""Up to so many bytes the library sends a body in one request, and holds it twice meanwhile."""
+WHOLE_AT_ONCE: Final = 2
+"""Number of such requests at once, where the body is larger than PART_WINDOW."""
 READ_WINDOW: Final = 16 << 20
 """Bytes per read request. The library holds them once before they are copied into the caller's buffer."""
 NO_PROJECT: Final = "none"
@@ -113,6 +122,7 @@ class GCSStore:
         self._times = {True: head_timeout, False: timeout}
         self._retry = _Retry(_passes, first_pause, LONGEST_PAUSE, timeout=retry_seconds)
         self._chunk_bytes = chunk_bytes
+        self._whole = threading.BoundedSemaphore(WHOLE_AT_ONCE)
         options = {"api_endpoint": endpoint} if endpoint else None
         os.environ.setdefault(NO_LOOKUPS, "true")
         with self._translating(""):
@@ -170,10 +180,23 @@ class GCSStore:
             return hashed.result()
 
     def put_part(self, key: str, part: FilePart, *, cancelled: Callable[[], bool] = never) -> None:
-        """Holds the part in memory: the library checks no SHA-256, so a change while sending would pass."""
-        if cancelled():
-            raise Cancelled(key)
-        self._put(key, b"".join(slices(part)), None)
+        """Sends PART_WINDOW at a time. The library checks no SHA-256: `_Part` does, before the last bytes."""
+
+        def check() -> None:
+            if cancelled():
+                raise Stopped
+
+        body = _Part(part, check)
+        blob = self._blob(key)
+        blob.chunk_size = PART_WINDOW
+        waits = self._whole if PART_WINDOW < part.bytes <= LARGEST_WHOLE else contextlib.nullcontext()
+        try:
+            with waits, self._translating(key):
+                self._stream(blob, body, part.bytes, cancelled)
+        except Stopped:
+            raise (Changed(key) if body.changed else Cancelled(key)) from None
+        except KeyMissing as error:  # the session has ended
+            raise StoreUnavailable(f"{self._place(key)}: the upload's session has ended") from error
 
     def read_into(self, key: str, offset: int, buffer: memoryview) -> None:
         view, blob = buffer.cast("B"), self._blob(key)
@@ -241,9 +264,6 @@ class GCSStore:
         return str(blob.generation)
 
     def _send(self, key: str, view: memoryview, write_id: str, cancelled: Callable[[], bool]) -> None:
-        def go_on(error: Exception) -> bool:
-            return _passes(error) and not cancelled()
-
         def check() -> None:
             if cancelled():
                 raise Stopped
@@ -251,13 +271,16 @@ class GCSStore:
         blob = self._blob(key, write_id)
         blob.chunk_size = self._chunk_bytes
         with self._translating(key):
-            blob.upload_from_file(
-                _Incoming(view, check),
-                size=len(view),
-                if_generation_match=0,
-                timeout=self._patience(key)["timeout"],
-                retry=self._retry.with_predicate(go_on),
-            )
+            self._stream(blob, _Incoming(view, check), len(view), cancelled, if_generation_match=0)
+
+    def _stream(
+        self, blob: Any, body: Any, bytes: int, cancelled: Callable[[], bool], **condition: int
+    ) -> None:
+        def go_on(error: Exception) -> bool:
+            return _passes(error) and not cancelled()
+
+        retry = self._retry.with_predicate(go_on)
+        blob.upload_from_file(body, size=bytes, timeout=(5.0, self._times[False]), retry=retry, **condition)
 
     def _etag_of_own(self, key: str, write_id: str) -> str:
         """Returns the ETag if an earlier try of the same write created the object.
@@ -362,3 +385,42 @@ class _Incoming(RequestBody):
         part = bytes(self._view[self._at : end])
         self._at += len(part)
         return part
+
+
+class _Part:
+    """A part of a file of which each read returns exactly the requested bytes.
+
+    A file that has changed stops it, and sets `changed`; at the latest before the last bytes, which no read
+    returns unless all of them match the SHA-256.
+    """
+
+    def __init__(self, part: FilePart, check: Callable[[], None]) -> None:
+        self.changed = False
+        self._part = part
+        self._check = check
+        self._at = 0
+        self._hashed = 0
+        """How many bytes are in `_digest`: after a failed request some are read again."""
+        self._digest = hashlib.sha256()
+
+    def read(self, size: int = -1) -> bytes:
+        self._check()
+        left = self._part.bytes - self._at
+        wanted = left if size < 0 else min(size, left)
+        found = os.pread(self._part.file, wanted, self._part.offset + self._at)
+        self._digest.update(found[max(self._hashed - self._at, 0) :])
+        self._at += len(found)
+        self._hashed = max(self._hashed, self._at)
+        other = self._hashed == self._part.bytes and self._digest.hexdigest() != self._part.sha256
+        if len(found) < wanted or other or self._part.changed():
+            self.changed = True
+            raise Stopped
+        return found
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._part.bytes}[whence]
+        self._at = max(0, base + offset)
+        return self._at

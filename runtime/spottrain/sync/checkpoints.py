@@ -304,8 +304,10 @@ class FolderCheckpoints:
         self._owner.check()
 
     def release(self, patience: float) -> None:
+        """Releases HEAD, if it was claimed. Raises RunError."""
         self._owner.release(patience=patience)
-        log.event("released")
+        if self._claim is not None:
+            log.event("released")
 
     # --- contents that no checkpoint needs --------------------------------------------------------------
     def collect(self) -> None:

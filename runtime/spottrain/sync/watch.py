@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +18,7 @@ from spottrain.storage.base import Cancelled, Changed
 from spottrain.sync.budget import Bandwidth, commit_seconds
 from spottrain.sync.checkpoints import Commit, FolderCheckpoints
 from spottrain.sync.tree import Kind, Tree, leads_out, look
-from spottrain.sync.whole import Verdict, first_view, has_files, judge, same
+from spottrain.sync.whole import first_view, has_files, judge, same
 
 LOOK_SECONDS: Final = 1.0
 """Between two looks; more if a look at many files takes long."""
@@ -27,6 +29,8 @@ CHECK_SECONDS: Final = 30.0
 TELL_SECONDS: Final = 600.0
 """After so long without a commit, although something has changed, the reason is logged."""
 RETRY_SECONDS: Final = 5.0
+LOW_ROOM: Final = 0.12
+"""Share of the file system; by default a kubelet evicts pods below 0.1 of its own."""
 PATIENCE: Final = 30.0
 """Seconds to wait for HEAD in a commit."""
 
@@ -64,9 +68,11 @@ class Watcher:
         self._view = first_view(look(root), when, clock())
         self._bandwidth = Bandwidth()
         self._look_at = self._try_at = float("-inf")
-        self._check_at = clock() + CHECK_SECONDS
+        self._check_at = float("-inf")
         self._tell_at = clock() + TELL_SECONDS
         self._told: set[str] = set()
+        self._warnings: dict[str, str] = {}
+        """What /progress warns of, by subject."""
         self._links_told: set[str] = set()
 
     @property
@@ -84,11 +90,11 @@ class Watcher:
         if now < self._look_at:
             return
         if not self._look():
-            return
+            return self._tell(str(self.failure))
         verdict = judge(self._when, self._view, self._checkpoints.committed, self._clock())
         if verdict.tree is not None and now >= self._try_at:
             self._try(verdict.tree)
-        self._tell(verdict)
+        self._tell(verdict.why or (str(self.failure) if verdict.tree and self.failure else ""))
         self._check()
 
     def last(self, *, everything: bool, at_end: bool, until: Callable[[], bool]) -> bool:
@@ -164,8 +170,7 @@ class Watcher:
     def _committed(self, done: Commit, *, at_end: bool) -> None:
         self.failure = None
         self.newest = done.step
-        self._told.clear()
-        self._tell_at = self._clock() + TELL_SECONDS
+        self._settled()
         self._check_at = self._clock() + CHECK_SECONDS
         self._bandwidth = self._bandwidth.after(done.sent, done.sent_seconds)
         log.event(
@@ -193,10 +198,10 @@ class Watcher:
         budget = NoticeBudget(
             bytes=bytes, bandwidth=self._bandwidth.rate, step_seconds=0, copy_seconds=0, grace=self._grace
         )
+        self._warn("budget", budget.warning)
         return {
             "emergency_seconds": commit_seconds(bytes, self._bandwidth),
             "grace_seconds": self._grace,
-            "warning": budget.warning,
         }
 
     def _failed(self, error: RunError) -> None:
@@ -217,16 +222,47 @@ class Watcher:
                 self._links_told.add(path)
                 log.event("sync-link-out", path=path, target=node.target)
 
-    def _tell(self, verdict: Verdict) -> None:
-        if verdict.why and self._clock() >= self._tell_at and verdict.why not in self._told:
-            self._told.add(verdict.why)
-            log.event("no-checkpoints", why=f"for {TELL_SECONDS:g} s {verdict.why}")
-            self._board.update(warning=f"No checkpoint for {TELL_SECONDS:g} s: {verdict.why}")
+    def _tell(self, why: str) -> None:
+        """Says why there is no checkpoint, once it has lasted long. "": there is nothing to store."""
+        if not why:
+            self._settled()
+        elif self._clock() >= self._tell_at and why not in self._told:
+            self._told.add(why)
+            log.event("no-checkpoints", why=f"for {TELL_SECONDS:g} s {why}")
+            self._warn("no checkpoint", f"No checkpoint for {TELL_SECONDS:g} s: {why}.")
+
+    def _settled(self) -> None:
+        """Notes that all of the folder that counts is stored: the time without a checkpoint begins again."""
+        self._told.clear()
+        self._tell_at = self._clock() + TELL_SECONDS
+        if self._warnings.get("no checkpoint"):
+            self._warn("no checkpoint", "")
+
+    def _warn(self, about: str, words: str) -> None:
+        """Shows a warning in /progress until another one about the same, or none, takes its place."""
+        self._warnings[about] = words
+        self._board.update(warning=" ".join(filter(None, self._warnings.values())))
+
+    def _check_room(self) -> None:
+        """Warns of a file system that is nearly full, such as the node's own under an emptyDir."""
+        with contextlib.suppress(OSError):
+            found = os.statvfs(self._root)
+            free, used = found.f_bavail * found.f_frsize, (found.f_blocks - found.f_bfree) * found.f_frsize
+            words = (
+                f"The file system of {self._root} has {free / 1e9:.1f} of {(free + used) / 1e9:.1f} GB left, "
+                "and a node evicts pods when its disk is full: let the script keep fewer checkpoints, or "
+                "mount a larger volume."
+            )
+            low = free < LOW_ROOM * (free + used)
+            if low and not self._warnings.get("room"):
+                log.event("sync-little-room", folder=self._root, bytes=free)
+            self._warn("room", words if low else "")
 
     def _check(self) -> None:
         if self._clock() < self._check_at:
             return
         self._check_at = self._clock() + CHECK_SECONDS
+        self._check_room()
         try:
             self._checkpoints.check()
         except Superseded:

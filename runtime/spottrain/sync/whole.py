@@ -115,12 +115,12 @@ def _units(when: SyncWhen, view: View, committed: Tree) -> Verdict:
     whole = units(when, view.tree)
     if whole != units(when, committed):
         return Verdict(tree=whole)
-    rest = {path: node for path, node in view.tree.items() if path not in whole}
+    rest = [path for path in view.tree if path not in whole]
+    if whole:  # beside a checkpoint that is stored, files of other names are the program's own
+        rest = [path for path in rest if restores(when, path)]
     if not rest or view.tree == committed:
         return Verdict()
-    return Verdict(
-        why=f"{next(iter(rest))} and {len(rest) - 1} others match no {when.marker or when.renamed}"
-    )
+    return Verdict(why=f"{rest[0]} and {len(rest) - 1} others match no {when.marker or when.renamed}")
 
 
 def units(when: SyncWhen, tree: Tree) -> Tree:

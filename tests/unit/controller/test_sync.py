@@ -279,7 +279,7 @@ REFUSED: list[tuple[Json, str]] = [
     (spec({"syncPath": "/etc/spottrain/x"}), "is or holds a folder that the operator mounts itself"),
     (spec({"syncPath": "/opt"}), "would hide /opt/spottrain"),
     (spec({"syncPath": "/opt/ckpt"}, trainer=mounted("/opt/")), "hides /opt/spottrain, which the sidecar"),
-    (spec({"syncPath": "/usr/lib/ckpt"}, trainer=mounted("/usr/lib")), "hides /usr/lib, which the sidecar"),
+    (spec({"syncPath": "/usr/lib/ckpt"}, trainer=mounted("/usr/lib")), "is in /usr/lib, which holds"),
     (spec({"syncPath": "/tmp/ckpt"}, trainer=mounted("/tmp")), "hides /tmp, which the sidecar"),
     (spec({"syncPath": "/etc/ckpt"}, trainer=mounted("/etc")), "hides /etc/spottrain"),
     (
@@ -296,6 +296,8 @@ REFUSED: list[tuple[Json, str]] = [
     ),
     (spec({"syncWhen": {"marker": "a", "renamed": "b"}}), "syncWhen must be an object with one of"),
     (spec({"syncWhen": {"marker": "../a"}}), "must be a path below the folder"),
+    (spec({"syncPath": "/opt/venv/ckpt"}), "is in /opt/venv, which holds the sidecar's own programs"),
+    (spec({"syncPath": "/proc/ckpt"}), "is in /proc"),
     (spec(workers=2), "spec.workers must be 1"),
     (spec(failurePolicy={"hangTimeoutSeconds": 600}), "hangTimeoutSeconds must be absent"),
     (spec(pod={"securityContext": {"runAsNonRoot": True}}), "runAsUser must be set"),

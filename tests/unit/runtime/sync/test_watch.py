@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -139,6 +140,84 @@ def test_of_a_commit_that_takes_too_long_nothing_counts(
     monkeypatch.setattr(scene.store, "put_part", too_long)
     assert scene.step(watcher) == []
     assert "the time was up" in str(watcher.failure)
+
+
+@pytest.mark.parametrize(
+    ("when", "why"),
+    [
+        (SyncWhen(marker="latest"), "there is no file latest in the folder"),
+        (SyncWhen(renamed="step_*"), "log and 0 others match no step_*"),
+        (SyncWhen(quietSeconds=30), "files change more often than every 30 s"),
+    ],
+)
+def test_a_checkpoint_that_never_becomes_whole_is_a_warning_until_there_is_one(
+    scene: Scene, when: SyncWhen, why: str
+) -> None:
+    watcher = scene.start(when)
+    for number in range(62):
+        scene.write("log", str(number))
+        scene.step(watcher, 10)
+    assert scene.board.facts.warning == f"No checkpoint for 600 s: {why}."
+    scene.write("step_1")
+    scene.write("latest")
+    scene.step(watcher)
+    assert scene.step(watcher, 30)
+    assert scene.board.facts.warning == ""
+
+
+@pytest.mark.parametrize("when", [QUIET, SyncWhen(renamed="step_*"), SyncWhen(marker="latest")])
+def test_a_program_that_saves_once_an_hour_is_not_warned_of(scene: Scene, when: SyncWhen) -> None:
+    watcher = scene.start(when)
+    for number in range(3):
+        if when.renamed:
+            scene.write("metrics.csv", f"{number}")
+        scene.write(f"step_{number}", "content")
+        for name in ("half", "latest"):
+            scene.step(watcher)
+            assert scene.board.facts.warning == ""
+            scene.write(name, f"{number}")
+        scene.step(watcher)
+        for _ in range(360):
+            scene.step(watcher, 10)
+            assert scene.board.facts.warning == ""
+    assert "step_2" in scene.checkpoints.committed
+
+
+def test_a_file_that_changes_each_time_it_is_read_is_a_warning(scene: Scene) -> None:
+    scene.write("step_1")
+    watcher = scene.start(SyncWhen(renamed="step_*"))
+    number = iter(range(1000))
+    scene.store.during = lambda: scene.write("step_1", f"content {next(number)}")  # type: ignore[method-assign]
+    for _ in range(62):
+        assert scene.step(watcher, 10) == []
+    assert "No checkpoint for 600 s: the folder changed while it was read" in scene.board.facts.warning
+    scene.store.during = lambda: None  # type: ignore[method-assign]
+    assert scene.step(watcher, 10) == ["step_1"] and scene.board.facts.warning == ""
+
+
+def test_a_folder_that_is_gone_is_a_warning(scene: Scene) -> None:
+    watcher = scene.start(QUIET)
+    scene.folder.rename(scene.folder.with_name("moved"))
+    for _ in range(62):
+        scene.step(watcher, 10)
+    assert "cannot be listed: No such file or directory" in scene.board.facts.warning
+
+
+def test_a_file_system_that_is_nearly_full_is_a_warning_until_it_is_not(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watcher = scene.start(QUIET)
+    free = 10
+
+    def statvfs(path: Path) -> os.statvfs_result:
+        return os.statvfs_result((10**9, 10**9, 100, free, free, 0, 0, 0, 0, 255))
+
+    monkeypatch.setattr(os, "statvfs", statvfs)
+    scene.step(watcher, 40)
+    assert "has 10.0 of 100.0 GB left" in scene.board.facts.warning
+    free = 50
+    scene.step(watcher, 40)
+    assert scene.board.facts.warning == ""
 
 
 def test_a_commit_that_only_the_end_made_whole_is_no_durable_step(scene: Scene) -> None:

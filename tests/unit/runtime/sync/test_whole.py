@@ -89,7 +89,7 @@ def test_a_folder_without_its_marker_is_left_out() -> None:
     verdict = judge(STATES, seen(STATES, (0, tree)), {}, 0)
     assert paths(verdict) == ["checkpoint-1", "checkpoint-1/state.json", "checkpoint-1/w"]
     verdict = judge(STATES, seen(STATES, (0, tree)), verdict.tree or {}, 0)
-    assert verdict.tree is None and "checkpoint-2 and 2 others match no" in verdict.why
+    assert verdict.tree is None and "checkpoint-2 and 1 others match no" in verdict.why
 
 
 def test_renamed_entries_are_whole_as_soon_as_they_are_there() -> None:
