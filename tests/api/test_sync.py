@@ -134,7 +134,7 @@ def test_a_sidecar_that_was_killed_before_its_last_commit_makes_an_interruption(
     assert (record["cause"], record["reason"]) == ("Interrupted", Reason.NOT_UPLOADED)
     assert scene.counters() == (2, 0, 1)
     env = {e["name"]: e.get("value", "") for e in second["spec"]["initContainers"][0]["env"]}
-    assert env["SPOTTRAIN_SYNC_LAST_EXIT"] == "0"
+    assert env["SPOTTRAIN_SYNC_LAST_EXIT"] == "1:0"  # exit code 0 of attempt 1
 
 
 def test_a_script_that_runs_into_the_kill_at_a_notice_is_an_interruption(scene: Scene) -> None:

@@ -83,8 +83,12 @@ def facts_of(scene: Scene) -> Measurements:
     split.restart()
     split.window()
     before = compilations()
-    for _ in range(max(scene.steps, min(MOST, math.ceil(WINDOW / pauses.unit)))):
-        step()
+    left = WINDOW
+    while left > 0:  # the unit of a busy moment is too long, and such a window too short
+        began = time.perf_counter()
+        for _ in range(max(scene.steps, min(MOST, math.ceil(left / pauses.unit)))):
+            step()
+        left -= _least(time.perf_counter() - began, scene.world)
     shares: Shares = split.window()
     compiled = compilations().since(before)
     ranks = gathered(shares, scene.world)
@@ -118,6 +122,14 @@ def _seconds_of_a_step(step: Callable[[], None], world: World) -> float:
     found = torch.tensor(statistics.median(taken))
     if world.distributed:
         dist.all_reduce(found, op=dist.ReduceOp.MAX)
+    return float(found)
+
+
+def _least(seconds: float, world: World) -> float:
+    """Returns the smallest of all ranks, so that they take the same steps."""
+    found = torch.tensor(seconds)
+    if world.distributed:
+        dist.all_reduce(found, op=dist.ReduceOp.MIN)
     return float(found)
 
 
