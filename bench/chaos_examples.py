@@ -9,10 +9,11 @@ all processes of one pod. The second attempt is left to end.
 
 A kind is added in tests/support/examples.py: its docstring says how.
 
-The last line is JSON. By kind: `lines` changed in the script; `points`; of these `before_first_step` and
-`after_end`; `lost`: steps that the next attempt had to do again, at most and in the mean, by signal; `equal`:
-points after which the final weights are those of the undisturbed run; `failures`. Exit code 1 if there is
-one: an attempt that ended otherwise than it must, steps lost after a SIGTERM, or other final weights.
+The last line is JSON. By kind: `lines` changed in the script; `steps` of the undisturbed run; `points`; of
+these `before_first_step`, `after_end`, and by signal `in_training`, with the steps that the next attempt had
+to do again (`lost`); `equal`: points after which the final weights are those of the undisturbed run;
+`failures`. Exit code 1 if there is one: an attempt that ended otherwise than it must, steps lost after a
+SIGTERM, or other final weights.
 """
 
 from __future__ import annotations
@@ -113,23 +114,26 @@ def lawful(point: Point, codes: list[int]) -> bool:
 
 def figures(kind: Kind, verdicts: list[Verdict], whole: Played) -> dict[str, object]:
     def lost(signum: signal.Signals) -> dict[str, float]:
-        steps = [v.lost for v in verdicts if v.point.signum is signum and not v.ended and v.reached]
-        return {"points": len(steps), "max": max(steps, default=0), "mean": _mean(steps)}
+        steps = [v.lost for v in verdicts if v.point.signum is signum and v.reached and not v.ended]
+        name = signum.name.lower()
+        return {
+            f"{name}_in_training": len(steps),
+            f"{name}_lost_max": max(steps, default=0),
+            f"{name}_lost_mean": round(statistics.fmean(steps), 1) if steps else 0.0,
+        }
 
     return {
         "lines": kind.lines,
+        "steps": whole.steps,
         "points": len(verdicts),
         "before_first_step": sum(not v.reached and not v.ended for v in verdicts),
         "after_end": sum(v.ended for v in verdicts),
-        "lost_steps": {"sigterm": lost(signal.SIGTERM), "sigkill": lost(signal.SIGKILL)},
+        **lost(signal.SIGTERM),
+        **lost(signal.SIGKILL),
         "equal": sum(v.equal for v in verdicts),
         "failures": sum(bool(v.problems) for v in verdicts),
         "seconds_undisturbed": round(whole.seconds, 1),
     }
-
-
-def _mean(steps: list[int]) -> float:
-    return round(statistics.fmean(steps), 1) if steps else 0.0
 
 
 def strike_all(kind: Kind, folder: Path, options: argparse.Namespace) -> dict[str, object]:

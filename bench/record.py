@@ -240,6 +240,14 @@ BENCHMARKS: Final[dict[str, Benchmark]] = {
             "wrong_ends": "= 0",
         },
     ),
+    "chaos_examples": Benchmark(
+        title="Random kills of the examples with a loop of their own",
+        about="Each example by its manifest's command, killed at random moments, start and end included, and "
+        "started again. `lines`: of the script that are spottrain's (goal: 5). `lost`: steps that the next "
+        "attempt had to do again; after SIGKILL those since the last save (`interval` in the manifest). "
+        "`equal`: the final weights are those of the undisturbed run.",
+        goals={"failures": "= 0"},
+    ),
     "chaos_operator": Benchmark(
         title="Random faults around the operator",
         goals=dict.fromkeys(("duplicate_ranks", "stuck_jobs", "miscounted", "resurrected"), "= 0"),

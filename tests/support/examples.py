@@ -32,6 +32,8 @@ EXAMPLES: Final = ROOT / "examples"
 IN_IMAGE: Final = "/opt/spottrain/examples/"
 GRACE_SECONDS: Final = 30
 END_SECONDS: Final = 180.0
+DELETED_AFTER_SECONDS: Final = 5.0
+"""Longer than the operator waits, so that pods that stop by themselves are seen to do so."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +75,7 @@ class Kind:
 
     def reached(self, pod: Run) -> int:
         """Optimizer steps that the running first pod has done."""
-        port = re.search(r"event=progress-served port=(\d+)", pod.log)
+        port = re.search(r"event=progress-served (?:rank=\d+ )?port=(\d+)", pod.log)
         if port is None:
             return 0
         url = f"http://{LOOPBACK}:{port[1]}/progress"
@@ -83,7 +85,7 @@ class Kind:
 
     def resumed(self, pod: Run) -> int:
         """The step at which this attempt began."""
-        found = re.search(r"event=restored step=(\d+)", pod.log)
+        found = re.search(r"event=restored (?:rank=\d+ )?step=(\d+)", pod.log)
         return int(found[1]) if found else 0
 
     def digest(self, pod: Run, folder: Path) -> str:
@@ -121,7 +123,16 @@ class _WithScript(Kind):
 
 
 OWN_LOOPS: Final = tuple(
-    Kind(name=name, page="docs/own-loop-shapes.md") for name in ("image-classification",)
+    Kind(name=name, page="docs/own-loop-shapes.md")
+    for name in (
+        "image-classification",
+        "language-model",
+        "gan",
+        "ddp",
+        "ddp-nproc",
+        "fsdp2",
+        "nanogpt-shape",
+    )
 )
 KINDS: Final = {kind.name: kind for kind in OWN_LOOPS}
 
@@ -215,8 +226,16 @@ class Attempt:
                 os.kill(pid, signum)
 
     def wait(self) -> list[int]:
-        """Returns the exit codes of all pods."""
+        """Returns all exit codes. Once a pod has ended, the others are deleted, as by the operator."""
         try:
+            give_up = time.monotonic() + END_SECONDS
+            while all(pod.code is None for pod in self.pods) and time.monotonic() < give_up:
+                time.sleep(0.01)
+            give_up = time.monotonic() + DELETED_AFTER_SECONDS
+            while self.running and time.monotonic() < give_up:
+                time.sleep(0.01)
+            for index in range(len(self.pods)):
+                self.kill(signal.SIGTERM, index)
             return [pod.end(END_SECONDS) for pod in self.pods]
         finally:
             self.close()

@@ -128,6 +128,19 @@ class Cursor:
         """Moves on from the end of an epoch, once all work that belongs to it is done."""
         self.position, self._empty = self._next, False
 
+    def set_epoch(self, epoch: int) -> None:
+        """Does nothing, because the position counts epochs: here so that it can replace a DistributedSampler.
+
+        Raises:
+            ConfigurationError: `epoch` is another one than the position's.
+        """
+        if epoch not in (self.position.epoch, self._next.epoch):
+            raise ConfigurationError(
+                f"set_epoch({epoch}) in epoch {self._next.epoch}: a sampler of spottrain.data counts the "
+                "epochs, and resumes within one; iterate `for epoch in run.epochs(n)`, and give set_epoch "
+                "that number, or leave it out"
+            )
+
     @property
     def shares(self) -> list[float]:
         """Weight of each batch of this rank in the next step; they add up to 1 over all ranks."""

@@ -1,8 +1,8 @@
 """What `Run(extra={...})` holds beside objects with a state: plain values, random generators, averages.
 
 Plain values are numbers, strings, tensors, and dicts and lists of them. Mutable ones (tensor, dict, list,
-deque, array) and generators are restored in place, so the script's own variable stays valid. Numbers and
-strings are immutable: read and write them as `run.extra[name]`.
+deque, array), also those in a tuple, and generators are restored in place, so the script's own variable stays
+valid. Numbers and strings are immutable: read and write them as `run.extra[name]`.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class Values(dict[str, Any]):
 
     @property
     def unread(self) -> list[str]:
-        """Names of numbers and strings that the script has neither read nor written here."""
-        return sorted(n for n, each in self.items() if isinstance(each, SCALARS) and n not in self.read)
+        """Names of numbers and strings, also in tuples, that the script has neither read nor written here."""
+        return sorted(n for n, each in self.items() if _is_immutable(each) and n not in self.read)
 
 
 class Plain:
@@ -100,6 +100,13 @@ def adapted(values: Values, name: str) -> Plain | Generator | None:
     return Plain(values, name) if _is_plain(given) else None
 
 
+def _is_immutable(value: Any) -> bool:
+    """Whether a part of the value can be restored only in `run.extra`."""
+    if isinstance(value, tuple):
+        return any(_is_immutable(item) for item in value)
+    return isinstance(value, SCALARS)
+
+
 def _is_generator(value: Any) -> bool:
     return isinstance(value, torch.Generator | random.Random) or (
         type(value).__module__.startswith("numpy.random")
@@ -152,6 +159,8 @@ def _restored(here: Any, saved: Any) -> Any:
         here.clear()
         here.extend(found)
         return here
+    if isinstance(here, tuple) and isinstance(saved, tuple) and len(here) == len(saved):
+        return tuple(_restored(before, item) for before, item in zip(here, saved, strict=True))
     if here is not None and isinstance(saved, SCALARS) != isinstance(here, SCALARS) and saved is not None:
         raise ValueError(f"it is a {type(saved).__name__} there and a {type(here).__name__} here")
     return saved

@@ -7,6 +7,7 @@ A checkpoint of an epoch's last step does not cover what the loop does between t
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from types import TracebackType
@@ -19,6 +20,7 @@ from spottrain.core import device as devices
 from spottrain.core import log
 from spottrain.core.time_split import timed
 from spottrain.data.sampler import Cursor
+from spottrain.distributed.dtensor import is_sharded
 from spottrain.distributed.world import World
 from spottrain.errors import ConfigurationError, RunError
 from spottrain.lifecycle.session import Session
@@ -504,10 +506,33 @@ class Loop:
         return self._engine.finish(self._final, self._names_beside(), ended_early=why)[0]
 
     def _finish_ended(self) -> bool:
-        """Finishes a loop that has done all its epochs or steps. Returns whether it has done them."""
-        if self._ended_by_itself:
-            self.finish()
-        return self._ended_by_itself
+        """Finishes a loop that has done all its epochs or steps. Returns whether it has done them.
+
+        Raises RunError. Sharded weights need torch's process group, which the script may have destroyed by a
+        function that it had imported before the Run was made.
+        """
+        if not self._ended_by_itself:
+            return False
+        group_left = self.session.world.distributed and not torch.distributed.is_initialized()
+        if group_left and any(map(is_sharded, self._final().values())):
+            raise ConfigurationError(
+                "the weights are sharded, and the script has destroyed torch's process group, so they cannot "
+                "be stored: call run.finish() before destroy_process_group()"
+            )
+        self.finish()
+        return True
+
+    def _finish_before_group_ends(self) -> None:
+        """Has `destroy_process_group` finish an ended loop first: the group gathers sharded weights."""
+        destroy = torch.distributed.destroy_process_group
+
+        @functools.wraps(destroy)
+        def finish_and_destroy(*args: Any, **options: Any) -> None:
+            if self._ended_by_itself and not self._engine.ended and self.session.message is None:
+                self.finish()
+            destroy(*args, **options)
+
+        torch.distributed.destroy_process_group = finish_and_destroy
 
     @property
     def _ended_by_itself(self) -> bool:
@@ -553,6 +578,8 @@ class Loop:
         """Claims and restores. `module`: contains all modules with buffers, the model first."""
         self._module, self._torch_optimizers = module, optimizers
         self.session.finish_ended_loop = self._finish_ended
+        if self.session.world.distributed and self.session.script:
+            self._finish_before_group_ends()
         for each in optimizers:
             each.register_step_pre_hook(self._note_move)
         job_settings.advise(self.session)

@@ -157,6 +157,20 @@ def test_the_ranks_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) ->
     assert sampler.shares == [0.0]
 
 
+def test_set_epoch_of_a_script_that_had_a_distributed_sampler_takes_the_epoch_that_comes_next() -> None:
+    sampler = Sampler(8, batch_size=4, world=World(), shuffle=True)
+    for epoch in range(3):
+        sampler.set_epoch(epoch)
+        assert len(list(sampler)) == 8
+        sampler.advance(2)
+    again = Sampler(8, batch_size=4, world=World(), shuffle=True)
+    again.load_state_dict(sampler.state_dict())
+    again.set_epoch(2)  # the work after epoch 2 may not be done
+    assert list(again) == []
+    with pytest.raises(ConfigurationError, match=r"set_epoch\(0\) in epoch 3"):
+        again.set_epoch(0)
+
+
 def test_other_data_at_the_resume_is_refused() -> None:
     sampler = BatchSampler(10, batch_size=2, world=World(), shuffle=True)
     with pytest.raises(CheckpointError, match="made with 10 samples, and the dataset now has 12"):

@@ -62,6 +62,9 @@ def test_what_can_be_changed_is_restored_in_place_and_in_its_order() -> None:
     assert back["b"]["y"] == {3: "three"} and torch.equal(back["a"], torch.ones(2))
     assert torch.equal(inner, torch.ones(1)) and back["list"][1] == 7
     assert back["deque"] == deque([5, 6], maxlen=2) and back["deque"].maxlen == 2
+    pair = (torch.zeros(1), torch.zeros(1))
+    back = over((torch.ones(1), torch.ones(1)), pair)
+    assert all(each is mine and each == 1 for each, mine in zip(back, pair, strict=True))
     array = numpy.zeros((2, 2))
     assert over(numpy.eye(2), array) is array and (array == numpy.eye(2)).all()
 
@@ -112,6 +115,7 @@ def test_another_kind_or_shape_is_refused(value: Any, fresh: Any) -> None:
 
 def test_a_number_that_was_never_asked_for_is_known() -> None:
     values = Values({"asked": 1, "set": 2.0, "forgotten": "a", "dict": {}, "tensor": torch.ones(1)})
+    values |= {"tensors": (torch.ones(1), torch.ones(1)), "pair": (torch.ones(1), 2)}
     assert values["asked"] == 1
     values["set"] = 3.0
-    assert values.unread == ["forgotten"]
+    assert values.unread == ["forgotten", "pair"]

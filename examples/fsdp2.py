@@ -1,0 +1,60 @@
+"""FSDP2: the weights, gradients and optimizer state of a transformer are sharded over the processes."""
+
+import os
+
+import spottrain
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.utils.data import DataLoader, TensorDataset
+
+EPOCHS = int(os.environ.get("EPOCHS", "4"))
+
+dist.init_process_group("gloo")
+torch.manual_seed(1)
+numbers = torch.randint(10, (1024, 12))
+dataset = TensorDataset(numbers, numbers.cumsum(1) % 10)
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(10, 32)
+        self.layers = nn.ModuleList(
+            nn.TransformerEncoderLayer(32, 2, 64, 0.0, batch_first=True) for _ in range(2)
+        )
+        self.head = nn.Linear(32, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1])
+        h = self.embedding(x)
+        for layer in self.layers:
+            h = layer(h, src_mask=mask, is_causal=True)
+        return self.head(h)
+
+
+model = Model()
+for layer in model.layers:
+    fully_shard(layer)
+fully_shard(model)
+optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.7)
+sampler = spottrain.data.Sampler(dataset, batch_size=16, shuffle=True)
+loader = DataLoader(dataset, batch_size=16, sampler=sampler)
+run = spottrain.Run(model=model, optimizer=optimizer, scheduler=scheduler, data=sampler)
+
+for epoch in run.epochs(EPOCHS):
+    sampler.set_epoch(epoch)
+    for x, y in loader:
+        loss = nn.functional.cross_entropy(model(x).flatten(0, 1), y.flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        run.step_completed(loss=loss)
+    scheduler.step()
+    if dist.get_rank() == 0:
+        print(f"epoch {epoch} loss {loss.item():.4f}", flush=True)
+
+dist.destroy_process_group()
