@@ -9,12 +9,15 @@ RECORD := $(PY) bench/record.py
 WHEEL = $(CURDIR)/dist/spottrain-$(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)-py3-none-any.whl
 TORCH ?= 2.6.0
 TORCH_PYTHON = $(or $(PYTHON),3.11)
+FRAMEWORK ?= keras
+FRAMEWORK_ENV = $(CURDIR)/.frameworks/$(FRAMEWORK)
 TORCH_ENV = $(CURDIR)/.torch/$(TORCH)-$(notdir $(TORCH_PYTHON))
 SOURCES := operator runtime dev bench examples tests
 
 .PHONY: help setup lint format test test-fast test-native-gangs test-kubernetes test-helm-4 test-karpenter test-kueue \
-	test-prometheus test-torch wheel test-matrix chaos-runtime chaos-operator chaos-examples demo demo-local cluster-up cluster-status \
-	cluster-down binaries sync golden bench-checkpoint bench-sync bench-restart bench-loop bench-techniques bench-data \
+	test-prometheus test-torch test-frameworks wheel test-matrix chaos-runtime chaos-operator chaos-examples demo \
+	demo-local cluster-up cluster-status cluster-down binaries sync golden \
+	bench-checkpoint bench-sync bench-restart bench-loop bench-techniques bench-data \
 	bench-gpu bench-diagnosis bench-notice bench-failover bench-scale bench-scale-singles bench-scale-gang \
 	bench-storm bench-capacity bench-soak bench-informer bench-policy bench-goodput bench-head clean
 
@@ -75,6 +78,10 @@ test-torch: wheel ## the wheel beside another torch, in an environment of its ow
 	$(UV) pip install --quiet --python $(TORCH_ENV) torch==$(TORCH)
 	$(UV) pip install --quiet --python $(TORCH_ENV) --reinstall-package spottrain "spottrain[s3] @ file://$(WHEEL)"
 	SPOTTRAIN_TORCH=$(TORCH_ENV)/bin/python $(PY) -m pytest -n 0 tests/torch_versions
+
+test-frameworks: .venv/.synced ## an example beside its library, in an environment of its own: FRAMEWORK=keras (1.4 GB), jax (0.6), trl (5.5)
+	UV_PROJECT_ENVIRONMENT=$(FRAMEWORK_ENV) $(UV) sync --frozen --quiet --project tests/frameworks/$(FRAMEWORK)
+	SPOTTRAIN_FRAMEWORK=$(FRAMEWORK) SPOTTRAIN_FRAMEWORK_PYTHON=$(FRAMEWORK_ENV)/bin/python $(PY) -m pytest -n 0 tests/frameworks
 
 test-matrix: .venv/.synced ## exactness after a kill: precision x accumulation x compile x workers x ranks, all 72
 	$(PY) -m tests.chaos.matrix
@@ -179,4 +186,4 @@ bench-head: .venv/.synced ## 1000 races for HEAD on the real S3 server behind a 
 	$(RECORD) head_race -- $(PY) bench/head_race.py --rounds 1000
 
 clean: ## remove what this checkout made (not the cluster's binaries)
-	rm -rf .venv .tools .torch dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv .tools .torch .frameworks dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -6,7 +6,6 @@ import json
 import shutil
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from spottrain.contract import Env, ExitCode, Outcome, Reason
@@ -97,7 +96,6 @@ BEST = SCRIPT.replace(
     "theirs.validate(best := Model(), held_out, ckpt_path='best', weights_only=False)\n"
     "print('best', [float(each.detach().sum()) for each in best.parameters()], flush=True)",
 )
-EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "lightning_fit.py"
 
 
 @pytest.fixture(scope="module")
@@ -358,10 +356,3 @@ def test_a_fresh_process_is_attached_to_when_it_imports_the_library(start: Start
     run = start(SCRIPT.replace("lightning.pytorch", name), *OURS, "train.py").done(300)
     library = "pytorch-lightning" if name == "pytorch_lightning" else "lightning"
     assert run.message.step == 20 and f"event=attached library={library} " in run.log
-
-
-def test_the_example_is_an_unchanged_script(start: Start) -> None:
-    env = {"STEPS": "400", Env.CHECKPOINT_INTERVAL: "4steps"}
-    start("", *OURS, str(EXAMPLE), **env).until("event=committed", seconds=300).stopped()
-    again = start("", *OURS, str(EXAMPLE), **env).done(300)
-    assert again.message.step == 400 and "event=restored" in again.log

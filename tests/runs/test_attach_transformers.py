@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import spottrain
@@ -98,7 +97,6 @@ theirs.save_model("model")
 print("saved the model", flush=True)
 """
 )
-EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "hf_trainer.py"
 SUBCLASS = {"ARGUMENTS": "dict(kind=Fine)"}
 
 
@@ -260,6 +258,26 @@ def test_early_stopping_goes_on_counting_after_an_interruption(lab: Lab, others:
     third = lab.run(SCRIPT, attempt=3, interval="1h", env=STOPPING).done()
     assert not third.losses and "after train 9" in third.log
     assert third.digest == plain.digest and third.message.reason == Reason.EARLY_STOPPED
+
+
+@pytest.mark.parametrize(("early", "better"), [(True, False), (True, True), (False, True)])
+@pytest.mark.parametrize("when", ["'steps', eval_steps=3", "'epoch'"])
+def test_there_is_a_last_checkpoint_though_the_trainer_keeps_the_best_alone(
+    lab: Lab, when: str, early: bool, better: bool
+) -> None:
+    """The loss falls, so with `greater_is_better` the last evaluation is not the best."""
+    arguments = (
+        f"dict(eval_strategy={when}, save_strategy='best', metric_for_best_model='loss', "
+        f"greater_is_better={better}, max_steps={18 if early else 12})"
+    )
+    env = (STOPPING if early else {}) | {"ARGUMENTS": arguments}
+    first = lab.run(SCRIPT, attempt=1, interval="1h", env=env | {"REST": "60"}).until("after train ")
+    last = first.log.split("after train ")[1].split()[0]
+    first.killed()
+    shutil.rmtree(lab.folder / "output")
+    second = lab.run(SCRIPT, attempt=2, interval="1h", env=env).done()
+    assert not second.losses and f"after train {last}" in second.log
+    assert second.message.reason == (Reason.EARLY_STOPPED if early else "")
 
 
 @pytest.mark.parametrize("given", ["'output/checkpoint-6'", "True"])
@@ -433,13 +451,6 @@ def test_the_callback_of_a_script_that_has_one_stays_alone(lab: Lab) -> None:
     )
     run = lab.run(own).done()
     assert run.message.step == 18 and "event=attached" not in run.log
-
-
-def test_the_example_is_an_unchanged_script(start: Start) -> None:
-    env = {"STEPS": "12", Env.CHECKPOINT_INTERVAL: "4steps"}
-    start("", *OURS, str(EXAMPLE), **env).until("committed step=4", seconds=300).stopped()
-    again = start("", *OURS, str(EXAMPLE), **env).done(300)
-    assert again.message.step == 12 and "event=restored" in again.log
 
 
 def test_a_stop_before_the_training_has_lost_nothing(start: Start) -> None:

@@ -75,7 +75,7 @@ class Kind:
 
     def reached(self, pod: Run) -> int:
         """Optimizer steps that the running first pod has done."""
-        port = re.search(r"event=progress-served (?:rank=\d+ )?port=(\d+)", pod.log)
+        port = re.search(r"event=progress-served (?:rank=0 )?port=(\d+)", pod.log)
         if port is None:
             return 0
         url = f"http://{LOOPBACK}:{port[1]}/progress"
@@ -85,7 +85,7 @@ class Kind:
 
     def resumed(self, pod: Run) -> int:
         """The step at which this attempt began."""
-        found = re.search(r"event=restored (?:rank=\d+ )?step=(\d+)", pod.log)
+        found = re.search(r"event=restored (?:rank=0 )?step=(\d+)", pod.log)
         return int(found[1]) if found else 0
 
     def digest(self, pod: Run, folder: Path) -> str:
@@ -134,7 +134,12 @@ OWN_LOOPS: Final = tuple(
         "nanogpt-shape",
     )
 )
-KINDS: Final = {kind.name: kind for kind in OWN_LOOPS}
+LIBRARIES: Final = (
+    Kind(name="hf-trainer", preload=("transformers.trainer",)),
+    Kind(name="lightning-fit", preload=("lightning.pytorch",)),
+    Kind(name="accelerate-loop", page="docs/own-loop-shapes.md", preload=("accelerate",)),
+)
+KINDS: Final = {kind.name: kind for kind in (*OWN_LOOPS, *LIBRARIES)}
 
 
 # --- the plain script --------------------------------------------------------------------------------------

@@ -91,6 +91,8 @@ class TransformersCallback(TrainerCallback):
         """Why training is over before its last step, or "" if it is over for no known reason."""
         self._rate: float | None = None
         """The learning rate of the last step, as the Trainer logs it."""
+        self._last_saved: int | None = None
+        """Step of a checkpoint that `_save_now` made."""
         self._random: Any = None
         """Random state at the end of the last step, restored after an evaluation. So training is the same if
         the next attempt does the evaluation."""
@@ -229,11 +231,14 @@ class TransformersCallback(TrainerCallback):
         if self._random is not None:
             devices.set_random_state(self._random)
         self._note_best(state)
-        if control.should_training_stop and not self._engine.ended:
-            self._save_too(state.global_step, control)  # early stopping: the last checkpoint of the training
         self.session.board.clock.mark()
         best_only = args.save_strategy == "best"  # then the Trainer decides about a save after this
-        self._time_next(control, saves=self._is_best(args, state) if best_only else None)
+        saves = self._is_best(args, state) if best_only else None
+        if control.should_training_stop and not self._engine.ended:
+            self._save_too(state.global_step, control)  # early stopping: the last checkpoint of the training
+            if saves is False and self._last_saved != state.global_step:  # each dataset is evaluated in turn
+                self._save_now(state, control)
+        self._time_next(control, saves=saves)
 
     def on_prediction_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.session.board.heartbeat.beat()
@@ -329,6 +334,15 @@ class TransformersCallback(TrainerCallback):
     def _save_too(self, step: int, control: TrainerControl) -> None:
         self._ours = None if control.should_save else step
         control.should_save = True
+
+    def _save_now(self, state: TrainerState, control: TrainerControl) -> None:
+        """Saves the last checkpoint, which the Trainer will not, because another one is the best."""
+        if self._trainer is None:
+            return
+        self._last_saved = state.global_step
+        with self.session.board.clock.part(CHECKPOINT_STALL):
+            self._trainer._save_checkpoint(self._trainer.model_wrapped, None)
+            self._trainer.callback_handler.on_save(self._trainer.args, state, control)
 
     def _make_up(self, state: TrainerState, control: TrainerControl) -> None:
         """Does what the last attempt skipped at its last step, before the first step."""
