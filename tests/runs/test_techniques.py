@@ -23,7 +23,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.runs.conftest import Lab
-from tests.support.listings_techniques import Block, Net
+from tests.support.blocks import Block, Net
 from tests.support.savedbytes import saved_bytes
 
 
@@ -182,7 +182,7 @@ TRAINING: Final = """\
 import os, sys, torch, spottrain
 from spottrain.techniques.activation_checkpointing import Policy, apply
 sys.path.insert(0, os.environ["ROOT"])
-from tests.support.listings_techniques import Net
+from tests.support.blocks import Net
 
 spottrain.seed(1)
 model = Net()
@@ -278,7 +278,7 @@ from spottrain.techniques.activation_checkpointing import Policy, apply
 from spottrain.techniques.batch_size_trials import Trial, find
 from spottrain.techniques.memory import HostMemory, memory_of
 sys.path.insert(0, os.environ["ROOT"])
-from tests.support.listings_techniques import Net
+from tests.support.blocks import Net
 
 M_MMAP_THRESHOLD = -3  # of glibc: each block that is freed goes back to the system, and counts no more
 ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 1 << 17)
