@@ -478,9 +478,8 @@ def main() -> int:
             print(f"nothing was recorded: {error}", file=sys.stderr)
             return code or 1
         path = store(record | {"figures": figures})
-        print(f"recorded in {path.relative_to(ROOT)}, bench/RESULTS.md and docs/levers.md", file=sys.stderr)
+        print(f"recorded in {path.relative_to(ROOT)}, bench/RESULTS.md", file=sys.stderr)
     PAGE.write_text(page(stored()))
-    subprocess.run([sys.executable, "-m", "bench.levers"], cwd=ROOT, check=True)  # docs/levers.md
     return code
 
 

@@ -1,4 +1,4 @@
-"""Scenes drawn at random, each from a seed of its own, for bench/chaos_runtime.py."""
+"""Scenes drawn at random, each from a seed of its own, for random_kills.py."""
 
 from __future__ import annotations
 

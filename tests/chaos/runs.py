@@ -1,6 +1,6 @@
 """What became of the runs of a scene: their records against the uninterrupted run's, HEAD's history, ends.
 
-Called by the matrices and by bench/chaos_runtime.py, once a scene is over.
+Called by the matrices and by random_kills.py, once a scene is over.
 """
 
 from __future__ import annotations

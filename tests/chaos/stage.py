@@ -1,5 +1,5 @@
 """Lanes that play many scenes, with their zygotes, servers and references. Used by the matrices, by pytest
-and by bench/chaos_runtime.py.
+and by random_kills.py.
 """
 
 from __future__ import annotations

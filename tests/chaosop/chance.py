@@ -1,4 +1,4 @@
-"""A scene from a seed and a number, the same each time. Pure; called by bench/chaos_operator.py."""
+"""A scene from a seed and a number, the same each time. Pure; called by random_faults.py."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The control plane, the proxy and the operator, and as many scenes on it as there are lanes.
 
-Called by bench/chaos_operator.py and test_scenes.py.
+Called by random_faults.py and test_scenes.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A handful of scenes of `make chaos-operator`, with faults and kills, to know that its parts work.
+"""A handful of scenes of `random_faults.py`, with faults and kills, to know that its parts work.
 
-Scenes by the hundred are for the bench; these are written out, each for what it does to its job. Of no level
-of `make test`, for which kwok is not built: `.venv/bin/python -m pytest tests/chaosop` plays them.
+Scenes by the hundred are for that program; these are written out, each for what it does to its job.
+Of no level of `make test`, for which kwok is not built: `python -m pytest tests/chaosop` plays them.
 """
 
 from __future__ import annotations

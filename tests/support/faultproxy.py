@@ -1,6 +1,6 @@
 """An HTTP/1.1 proxy on loopback that delays, loses, repeats and breaks requests by plan, and records all.
 
-Stands between S3 clients and the real server in tests/s3 and bench/head_race.py. The head of a request is
+Stands between S3 clients and the real server in tests/s3. The head of a request is
 passed on as it came, Host included, because the S3 signature covers it. Each client gets a port of its own,
 which is how the record tells clients apart.
 """

@@ -1,4 +1,4 @@
-"""Starts a real gang of processes (`gangworker`) on loopback and talks to them. Used by tests and bench/."""
+"""Starts a real gang of processes (`gangworker`) on loopback and talks to them."""
 
 from __future__ import annotations
 

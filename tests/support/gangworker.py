@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import statistics
 import sys
 import threading
 import time
@@ -118,32 +117,6 @@ class Worker:
                 agreement.at_boundary(step, save_due=lambda: False)
         except PeerLost as lost:
             return str(lost)
-
-    def measure(self, number: int) -> Any:
-        """Microseconds of this rank in each of the three ways, each time when all ranks are level."""
-        every = led(
-            self.control, clock=lambda: 0.0
-        )  # a clock that stands still makes every order reach one step
-        every.begin(0, None)
-        one = torch.zeros(1)
-        boundaries = [partial(every.at_boundary, step, save_due=bool) for step in range(1, number)]
-        orders = [self._timed(boundary) for boundary in boundaries]
-        reduces = [self._timed(lambda: dist.all_reduce(one)) for _ in range(number)]
-        return [statistics.median(orders), statistics.median(reduces), self._inside_an_order(number)]
-
-    def _inside_an_order(self, number: int) -> float:
-        agreement = led(self.control)
-        agreement.begin(0, None)
-        began = time.perf_counter()
-        for step in range(1, 100 * number):
-            agreement.at_boundary(step, save_due=bool)
-        return (time.perf_counter() - began) / (100 * number) * 1e6
-
-    def _timed(self, what: Callable[[], object]) -> float:
-        dist.barrier()
-        began = time.perf_counter()
-        what()
-        return (time.perf_counter() - began) * 1e6
 
     def leave(self) -> Any:
         self.control.close()

@@ -1,4 +1,4 @@
-"""Breadth-first search of all that can happen in `headworld.py`. Called by the model test and by bench/."""
+"""Breadth-first search of all that can happen in `headworld.py`. Called by the model tests."""
 
 from __future__ import annotations
 

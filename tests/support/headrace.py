@@ -1,6 +1,6 @@
 """Two processes with the real HeadOwner race for one HEAD on the real S3 server, through the fault proxy.
 
-Used by tests/s3/test_head_race.py and bench/head_race.py. What happened is judged from the proxy's record of
+Used by test_head_race.py and head_races.py of tests/s3. What happened is judged from the proxy's record of
 what landed at the server, by the same rules as in the model (`headrules.py`), not from what the racers say;
 what they say is then held against it.
 """

@@ -1,4 +1,4 @@
-"""Small worlds for the search of `headexplore.py`. Used by the model test and by bench/head_explore.py."""
+"""Small worlds for the search of `headexplore.py`. Used by the model tests."""
 
 from __future__ import annotations
 
@@ -132,18 +132,3 @@ LONGER = [
     *(foreign(policy) for policy in (OnExisting.RESUME, OnExisting.FRESH)),
 ]
 """Seconds each: tests/runs runs them all."""
-LARGE = [
-    replace(TWO_ATTEMPTS, faults=2, crashes=2),
-    replace(SUCCESSION, commits=2, faults=2),
-    replace(THREE, faults=1, crashes=0),
-    replace(SWEEP, faults=2, crashes=2),
-    replace(FALL_BACK, faults=1),
-    replace(VANISH, faults=2, crashes=2),
-    replace(BEST_KEPT, faults=1),
-    replace(VANISH_SWEPT, faults=1),
-    replace(PRUNED, people=(a(2), a(3)), faults=1),
-    replace(PRUNED, faults=1, vanish=True),
-    replace(COPIED_OVER, crashes=1, faults=2),
-    replace(COPIED_AGAIN, faults=2),
-]
-"""Minutes each, and gigabytes."""

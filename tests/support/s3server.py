@@ -1,4 +1,4 @@
-"""The real S3 server (versitygw over a folder) on loopback. Used by tests/s3 and bench/head_race.py."""
+"""The real S3 server (versitygw over a folder) on loopback. Used by tests/s3 and bench/."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real small trainings on a CPU, each slow for one known reason; used by tests/runs and bench/diagnosis.py.
+"""Real small trainings on a CPU, each slow for one known reason; used by tests/runs and bench/techniques.
 
 A fixture is named as its verdict. `play(name, seed)` trains in processes of their own, one thread each, and
 answers what `diagnose` said of it. Sizes vary with the seed. Pauses are multiples of what a step was seen to

@@ -1,6 +1,6 @@
 """HEAD's protocol in every interleaving of a small world, and broken protocols that the search must catch.
 
-tests/runs/test_head_model.py runs larger worlds, bench/head_explore.py the largest.
+tests/runs/test_head_model.py runs larger worlds.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""Random kills of real training runs: `make chaos-runtime N=1000 SEED=1`.
-
-    python bench/chaos_runtime.py --runs N --seed SEED --lanes 2
+"""Random kills of real training runs: `python -m tests.chaos.random_kills --runs 1000 --seed 1 --lanes 2`.
 
 Each run is a scene of tests/chaos: a tiny training of 60 steps, alone or by two ranks, on a folder or on the
 real S3 server behind a proxy that delays, drops, repeats and breaks requests; killed at a random moment up to
@@ -21,9 +19,6 @@ import json
 import sys
 import time
 from collections import Counter
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tests.chaos import chance
 from tests.chaos.runs import Verdict

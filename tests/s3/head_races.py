@@ -1,4 +1,6 @@
-"""Races for HEAD by two processes on the real S3 server behind a fault proxy: `make bench-head`.
+"""Races for HEAD by two processes on the real S3 server behind a fault proxy.
+
+    python -m tests.s3.head_races --rounds 1000
 
 The last line is JSON. Exit code 1 when a HEAD was unreadable or a stale commit succeeded.
 """
@@ -13,8 +15,6 @@ import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tests.support import s3server
 from tests.support.headrace import Track, Verdict

@@ -1,8 +1,6 @@
-"""Random adversity against the real operator: `make chaos-operator N=500 SEED=1`.
+"""Random adversity against the real operator: `python -m tests.chaosop.random_faults --runs 500 --seed 1`.
 
-    python bench/chaos_operator.py --runs N --seed SEED --lanes 30
-
-Each run is a scene of tests/chaosop: one job of one to four workers on a real etcd, API server and scheduler,
+Each run is a scene of this folder: one job of one to four workers on a real etcd, API server and scheduler,
 on nodes of kwok's whose kubelet is ours. A seeded script says how each of its attempts ends: with 0, 64, 75,
 79, 1, 137, OOMKilled, by eviction, deletion, notice or silence. Meanwhile a proxy before the API server
 drops, delays and repeats the operator's watch events, answers it 409, 410, 429 and 500, loses requests and
@@ -25,8 +23,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "dev"))
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "dev"))
 
 from tests.chaosop import chance
 from tests.chaosop.stage import Act, Stage, blows, stage

@@ -1,6 +1,6 @@
-"""Kills the examples at random moments, and starts them again: `make chaos-examples KINDS="gan ddp"`.
+"""Kills the examples at random moments, and starts them again.
 
-    python bench/chaos_examples.py --points 20 --seed 1 --kinds gan ddp
+    python -m tests.chaos.example_kills --points 20 --seed 1 --kinds gan ddp
 
 Each kind runs once undisturbed, by the command of its manifest. Then, for each point, it is started, killed
 at a random moment of that time, start and end included, and started again. Half of the points are SIGTERM, as
@@ -29,8 +29,6 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from spottrain.contract import ExitCode
 
