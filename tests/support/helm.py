@@ -1,4 +1,4 @@
-"""Runs the pinned helm on this repository's chart. Used by the contract tests of the chart."""
+"""Runs the pinned Helm on this repository's chart."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 from localcluster import layout
+from localcluster.apiserver import ensure_programs
 
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "charts" / "spottrain"
@@ -20,10 +20,15 @@ Object = dict[str, Any]
 
 
 def helm(*words: str | Path) -> subprocess.CompletedProcess[str]:
-    program = layout.default_paths().bin / "helm"
-    if not program.exists():
-        pytest.fail(f"{program} is not there: run `make binaries` once to build it", pytrace=False)
-    return subprocess.run([program, *words], capture_output=True, text=True, timeout=60)
+    return subprocess.run([_program(), *words], capture_output=True, text=True, timeout=60)
+
+
+@cache
+def _program() -> Path:
+    paths = layout.default_paths()
+    if not (paths.bin / "helm").exists():
+        ensure_programs(paths, frozenset({"helm"}))
+    return paths.bin / "helm"
 
 
 @cache

@@ -11,7 +11,7 @@ from spottrain_operator.settings import Settings as OperatorSettings
 from spottrain_prices.job import KEY
 from spottrain_prices.settings import PricesEnv, Settings
 
-from tests.contract.test_chart_rbac import rights_in_docs, rights_of
+from tests.chart.test_rbac import rights_in_docs, rights_of
 from tests.support.helm import CHART, KUBERNETES, NAMESPACE, Object, find, helm, render, template
 
 ENABLED = "priceJob.enabled=true"
