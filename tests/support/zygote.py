@@ -11,15 +11,17 @@ import contextlib
 import ctypes
 import gc
 import importlib
+import itertools
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import IO, Any, Final, NoReturn, Self
 
 PR_SET_PDEATHSIG: Final = 1
 ALONE: Final = {
@@ -36,6 +38,7 @@ PRELOADED: Final = (
     "torch.distributed.device_mesh",
     "torch.distributed.fsdp",
 )
+NUMBERS: Final = itertools.count()
 BROKEN_OUTPUT: Final = 120
 """Python's exit code where the last of its output could not be written."""
 
@@ -44,14 +47,38 @@ class Zygote:
     """`env` is that of the program and so of all it starts."""
 
     def __init__(self, **env: str) -> None:
-        self._process = subprocess.Popen(
+        process = subprocess.Popen(
             [sys.executable, __file__],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
             env=os.environ | ALONE | env,
         )
+        assert process.stdin and process.stdout
+        self._begin(process.stdout, process.stdin)
+        self._open.enter_context(process)
+
+    def _begin(self, answers: IO[str], commands: IO[str]) -> None:
         self._turn = threading.Lock()
+        self._answers, self._commands = answers, commands
+        self._open = contextlib.ExitStack()
+
+    def child(self, *modules: str) -> Self:
+        """A fork that has imported these too: it saves the import of torch."""
+        name = f"\0zygote-{os.getpid()}-{next(NUMBERS)}"  # of Linux's abstract namespace: it leaves no file
+        child = object.__new__(type(self))
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind(name)
+            server.listen(1)
+            self._ask(child=name)
+            connection, _ = server.accept()
+        with connection:
+            files = connection.makefile("r"), connection.makefile("w")
+        child._begin(*files)
+        for each in files:
+            child._open.enter_context(each)
+        child.preload(*modules)
+        return child
 
     def start(self, argv: Sequence[str], env: Mapping[str, str], *, folder: Path, log: Path) -> int:
         """`spottrain ARGV...` in `folder`. Returns its process ID."""
@@ -69,18 +96,16 @@ class Zygote:
 
     def _ask(self, **command: Any) -> Any:
         with self._turn:
-            assert self._process.stdin and self._process.stdout
-            self._process.stdin.write(json.dumps(command) + "\n")
-            self._process.stdin.flush()
-            answer = self._process.stdout.readline()
+            self._commands.write(json.dumps(command) + "\n")
+            self._commands.flush()
+            answer = self._answers.readline()
         if not answer:
             raise RuntimeError("the zygote has died; its words are on standard error")
         return json.loads(answer)
 
     def close(self) -> None:
-        with self._process:
-            assert self._process.stdin
-            self._process.stdin.close()
+        self._commands.close()
+        self._open.close()
 
 
 # --- the program --------------------------------------------------------------------------------------
@@ -89,7 +114,11 @@ def _serve() -> None:
     # As at PID 1, whom a signal before the handlers does not end: held from birth until they are there.
     signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT))
     _preload(PRELOADED)
-    for line in sys.stdin:
+    _obey(sys.stdin, sys.stdout)
+
+
+def _obey(commands: IO[str], answers: IO[str]) -> None:
+    for line in commands:
         command = json.loads(line)
         answer: int | None = None
         if "preload" in command:
@@ -98,8 +127,18 @@ def _serve() -> None:
             done, status = os.waitpid(command["poll"], os.WNOHANG)
             answer = os.waitstatus_to_exitcode(status) if done else None
         elif (answer := os.fork()) == 0:
+            if "child" in command:
+                _be_child(command["child"])
             _be_pod(command)
-        print(json.dumps(answer), flush=True)
+        print(json.dumps(answer), file=answers, flush=True)
+
+
+def _be_child(name: str) -> NoReturn:
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(name)
+        _obey(connection.makefile("r"), connection.makefile("w"))
+    os._exit(0)
 
 
 def _preload(modules: Sequence[str]) -> None:
