@@ -6,7 +6,9 @@ Names shared with the runtime are in `spottrain.contract`.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from enum import StrEnum
+from pathlib import Path
 from typing import Final
 
 from spottrain import contract
@@ -23,6 +25,17 @@ DEFAULTS_CONFIG_MAP: Final = "spottrain-defaults"
 
 FIELD_MANAGER: Final = "spottrain-operator"
 AGENT_FIELD_MANAGER: Final = "spottrain-agent"
+
+# --- the account of our own pods ---------------------------------------------------------------------
+SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+SERVICE_ACCOUNT_VARIABLE: Final = "SPOTTRAIN_SERVICE_ACCOUNT"
+"""Environment variable with the folder of the service account's token and the API server's CA, where it is
+not SERVICE_ACCOUNT."""
+
+
+def service_account(env: Mapping[str, str]) -> Path:
+    return Path(env.get(SERVICE_ACCOUNT_VARIABLE) or SERVICE_ACCOUNT)
+
 
 # --- pods -------------------------------------------------------------------------------------------
 JOB_LABEL: Final = f"{DOMAIN}/job"

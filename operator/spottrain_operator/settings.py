@@ -12,6 +12,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
 
+from spottrain.contract import bind_address
+
 from spottrain_operator.api import wire
 from spottrain_operator.api.job_defaults import KEYS, NO_DEFAULTS, JobDefaults, problem_of
 from spottrain_operator.api.node_pools import Pool
@@ -59,6 +61,8 @@ class Settings:
     """Seconds after a container's start until a silent runtime is missing. RUNTIME_PATIENCE_SECONDS."""
     health_port: int = 8080
     """Port of /livez, /readyz and /metrics. HEALTH_PORT; 0 = any free port."""
+    bind_address: str = ""
+    """IP address of that port; empty = all. SPOTTRAIN_BIND_ADDRESS, without the prefix of the others."""
     price_file: Path = Path("/etc/spottrain/prices/prices.json")
     """File with a person's own price list (`api.prices`); without it, its prices are unknown. PRICE_FILE."""
     fetched_price_file: Path = Path("/etc/spottrain/prices/fetched.json")
@@ -99,7 +103,7 @@ class Settings:
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> Settings:
         """Parses the environment; an empty value is the default. Raises ValueError, naming the variable."""
-        values: dict[str, Any] = {}
+        values: dict[str, Any] = {"bind_address": bind_address(env)}
         for variable, text in env.items():
             if not variable.startswith(PREFIX) or not text or _SERVICE_LINK.fullmatch(f"{variable}={text}"):
                 continue
@@ -214,7 +218,9 @@ _BY_TYPE: Final[Mapping[str, Callable[[str], object]]] = {
     "bool": _yes,
 }
 _PARSERS: Final[Mapping[str, Callable[[str], object]]] = {
-    field.name.upper(): _BY_NAME.get(field.name) or _BY_TYPE[str(field.type)] for field in fields(Settings)
+    field.name.upper(): _BY_NAME.get(field.name) or _BY_TYPE[str(field.type)]
+    for field in fields(Settings)
+    if field.name != "bind_address"
 }
 _SERVICE_LINK: Final = re.compile(
     rf"{PREFIX}(\w+_)?"

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlencode
 
+from spottrain_operator.names import service_account
+
 from spottrain_prices.web import Unanswered, call
 
 Json = dict[str, Any]
 
-_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 PAGE: Final = 500
 JSON: Final = "application/json"
 
@@ -44,7 +45,8 @@ class Endpoint:
             raise ClusterError(
                 "KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT are not set: run it in a pod"
             )
-        authority = _ACCOUNT / "ca.crt"
+        account = service_account(os.environ)
+        authority = account / "ca.crt"
         try:
             tls = ssl.create_default_context(cafile=str(authority))
         except OSError as error:
@@ -52,7 +54,7 @@ class Endpoint:
                 f"{authority} cannot be read ({error}): the pod needs automountServiceAccountToken"
             ) from error
         address = f"[{host}]" if ":" in host else host
-        return cls(url=f"https://{address}:{port}", token_file=_ACCOUNT / "token", tls=tls)
+        return cls(url=f"https://{address}:{port}", token_file=account / "token", tls=tls)
 
 
 class Cluster:

@@ -7,9 +7,11 @@ defined here and nowhere else.
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import json
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from enum import IntEnum, StrEnum
 from typing import Any, Final
@@ -129,6 +131,29 @@ LOG_FORMAT: Final = "SPOTTRAIN_LOG_FORMAT"
 """Environment variable with the format of the log: `auto`, `text`, `logfmt` or `json`.
 
 Set by `--log-format` or by the user, never by the operator. `auto`: text in a terminal, else logfmt."""
+
+BIND_ADDRESS: Final = "SPOTTRAIN_BIND_ADDRESS"
+"""Environment variable with the IP address on which trainer, operator and notice agent listen.
+
+Set by the user, never by the operator. Absent: trainer and operator listen on all addresses, the agent on
+127.0.0.1. Pods that share a network, each with an address of its own, thus have the same ports."""
+
+
+def bind_address(env: Mapping[str, str], default: str = "") -> str:
+    """Returns the address of BIND_ADDRESS, or `default` where it is absent. Raises ValueError."""
+    if not (text := env.get(BIND_ADDRESS, "")):
+        return default
+    try:
+        usable = not ipaddress.ip_address(text).is_unspecified
+    except ValueError:
+        usable = False
+    if not usable:
+        raise ValueError(
+            f"{BIND_ADDRESS}={text!r} must be one IP address of this pod, such as 10.0.0.5; leave it out for "
+            "the default"
+        )
+    return text
+
 
 LAUNCHER: Final = "SPOTTRAIN_LAUNCHER"
 """Environment variable with the path of the injected launcher, by which further ranks are started.

@@ -17,9 +17,8 @@ from localcluster import layout
 from localcluster.apiserver import ApiServer
 from spottrain_operator.api.prices import PriceList, parse
 from spottrain_operator.io.price_file import PriceFiles
-from spottrain_operator.names import Platform
+from spottrain_operator.names import SERVICE_ACCOUNT_VARIABLE, Platform
 from spottrain_prices import __main__ as program
-from spottrain_prices import cluster as client
 from spottrain_prices.cluster import Cluster, ClusterError, Endpoint
 from spottrain_prices.job import Job
 from spottrain_prices.settings import PricesEnv, Settings
@@ -286,7 +285,7 @@ def test_the_program_ends_with_the_exit_code_of_its_run(
     release.endpoint()
     stub.spot = [(P4D, ZONE, "8.19", "2026-11-01T10:00:00Z")]
     (tmp_path / "ca.crt").write_bytes(release.authority.read_bytes())
-    monkeypatch.setattr(client, "_ACCOUNT", tmp_path)
+    monkeypatch.setenv(SERVICE_ACCOUNT_VARIABLE, str(tmp_path))
     host, _, port = release.server.url.removeprefix("https://").partition(":")
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", host)
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", port)

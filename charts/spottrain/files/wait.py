@@ -7,7 +7,7 @@ import sys
 import time
 import urllib.request
 
-ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
+ACCOUNT = os.environ.get("SPOTTRAIN_SERVICE_ACCOUNT") or "/var/run/secrets/kubernetes.io/serviceaccount"
 
 
 def get(path):
@@ -25,13 +25,18 @@ def main(namespace, name, seconds):
     end, last = time.monotonic() + float(seconds), "no answer yet"
     while time.monotonic() < end:
         try:
-            status = get(f"/apis/spottrain.io/v1alpha1/namespaces/{namespace}/trainingjobs/{name}").get("status") or {}
+            status = (
+                get(f"/apis/spottrain.io/v1alpha1/namespaces/{namespace}/trainingjobs/{name}").get("status")
+                or {}
+            )
         except (OSError, ValueError) as error:
             last = f"the API server does not answer: {error}"
         else:
             conditions = status.get("conditions", ())
             states = {c["type"]: c["status"] for c in conditions}
-            last = "\n".join(f"{c['type']}={c['status']} {c.get('reason', '')}: {c.get('message', '')}" for c in conditions)
+            last = "\n".join(
+                f"{c['type']}={c['status']} {c.get('reason', '')}: {c.get('message', '')}" for c in conditions
+            )
             last = last or "It has no status: does the operator run, and is the namespace in watchNamespaces?"
             if states.get("Succeeded") == "True":
                 print(f"TrainingJob {namespace}/{name} has Succeeded")

@@ -44,7 +44,7 @@ async def serve(settings: AgentSettings, endpoint: Endpoint) -> None:
         # PID 1 of a container ignores SIGTERM unless it has a handler.
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, work.cancel)
-        async with serving(settings.ready_port, agent.readiness):
+        async with serving(settings.ready_port, agent.readiness, settings.bind_address):
             log(
                 "started", node=settings.node, platform=settings.platform, metadata=settings.metadata_endpoint
             )
@@ -57,7 +57,8 @@ async def serve(settings: AgentSettings, endpoint: Endpoint) -> None:
 
 def main() -> None:
     try:
-        settings, endpoint = AgentSettings.from_env(os.environ), Endpoint.in_cluster()
+        settings = AgentSettings.from_env(os.environ)
+        endpoint = Endpoint.in_cluster(settings.account)
     except (ValueError, KeyError, OSError) as e:
         sys.exit(f"the notice agent cannot start: {type(e).__name__} {e}")
     asyncio.run(serve(settings, endpoint))

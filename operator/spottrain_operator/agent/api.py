@@ -8,14 +8,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import aiohttp
 
 from spottrain_operator import names
 from spottrain_operator.agent.plan import Node, Patch, Pod
-
-_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 
 class AgentApiError(Exception):
@@ -31,13 +29,16 @@ class Endpoint:
     tls: ssl.SSLContext | None = None
 
     @classmethod
-    def in_cluster(cls) -> Endpoint:
-        """Returns this pod's API server endpoint. Raises KeyError or OSError outside a pod."""
+    def in_cluster(cls, account: Path = names.SERVICE_ACCOUNT) -> Endpoint:
+        """Returns this pod's API server, with the account of that folder.
+
+        Raises KeyError or OSError outside a pod.
+        """
         host, port = os.environ["KUBERNETES_SERVICE_HOST"], os.environ["KUBERNETES_SERVICE_PORT"]
         return cls(
             url=f"https://{f'[{host}]' if ':' in host else host}:{port}",
-            token_file=_ACCOUNT / "token",
-            tls=ssl.create_default_context(cafile=str(_ACCOUNT / "ca.crt")),
+            token_file=account / "token",
+            tls=ssl.create_default_context(cafile=str(account / "ca.crt")),
         )
 
 

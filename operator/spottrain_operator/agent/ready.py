@@ -10,14 +10,18 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from http import HTTPStatus
+from typing import Final
 
 from spottrain_operator.agent.log import log
 
+LOOPBACK: Final = "127.0.0.1"
 _ASK_SECONDS = 5.0
 
 
 @asynccontextmanager
-async def serving(port: int, state: Callable[[], tuple[bool, str]]) -> AsyncIterator[int]:
+async def serving(
+    port: int, state: Callable[[], tuple[bool, str]], host: str = LOOPBACK
+) -> AsyncIterator[int]:
     """Serves /readyz within the block; yields the port, or 0 where it is disabled or already in use."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -32,9 +36,14 @@ async def serving(port: int, state: Callable[[], tuple[bool, str]]) -> AsyncIter
             writer.close()
 
     try:
-        server = await asyncio.start_server(answer, "127.0.0.1", port) if port else None
+        server = await asyncio.start_server(answer, host, port) if port else None
     except OSError as e:
-        log("readyPortTaken", port=port, why=f"{e}; set agent.readyPort to a port that is free on the nodes")
+        log(
+            "readyPortTaken",
+            address=host,
+            port=port,
+            why=f"{e}; set agent.readyPort to a port that is free on the nodes",
+        )
         server = None
     try:
         yield server.sockets[0].getsockname()[1] if server else 0

@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import Final
 
+from spottrain.contract import bind_address
+
+from spottrain_operator.agent.ready import LOOPBACK
 from spottrain_operator.agent.sources.client import DEFAULT_ENDPOINT
-from spottrain_operator.names import Platform
+from spottrain_operator.names import SERVICE_ACCOUNT, Platform, service_account
 
 READY_PORT: Final = 19734
 """Neither a node port, nor an ephemeral port, nor a well-known service's."""
@@ -39,7 +43,11 @@ class AgentSettings:
     acknowledge: bool = True
     """Whether Azure may reclaim the machine as soon as no trainer is left on it."""
     ready_port: int = READY_PORT
-    """Port of /readyz on 127.0.0.1; 0 disables it."""
+    """Port of /readyz; 0 disables it."""
+    bind_address: str = LOOPBACK
+    """IP address of /readyz."""
+    account: Path = SERVICE_ACCOUNT
+    """Folder with the service account's token and the API server's CA."""
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str]) -> AgentSettings:
@@ -54,6 +62,8 @@ class AgentSettings:
             poll_seconds=_seconds(environ.get(AgentEnv.POLL_SECONDS) or "1"),
             acknowledge=_switch(environ.get(AgentEnv.ACKNOWLEDGE) or "true"),
             ready_port=_port(environ.get(AgentEnv.READY_PORT) or str(READY_PORT)),
+            bind_address=bind_address(environ, LOOPBACK),
+            account=service_account(environ),
         )
 
 

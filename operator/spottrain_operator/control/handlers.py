@@ -8,8 +8,7 @@ and nodes have informers of their own (docs/adr/0015-informer.md).
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
 from itertools import chain, repeat
 from typing import Any
 
@@ -17,7 +16,7 @@ import kopf
 
 from spottrain_operator.control.service import Service
 from spottrain_operator.io.cluster import PAGE
-from spottrain_operator.names import GROUP, PLURAL, VERSION
+from spottrain_operator.names import GROUP, PLURAL, VERSION, service_account
 
 FIRST_BACKOFFS = (5.0,) * 60
 LONGEST_BACKOFF = 30.0
@@ -42,8 +41,7 @@ def registry(service: Service) -> kopf.OperatorRegistry:
 
     @kopf.on.login(registry=handlers)
     def login(**kwargs: Any) -> kopf.ConnectionInfo | None:
-        found = kopf.login_with_service_account(**kwargs)
-        return by_address(found) if found else kopf.login_with_kubeconfig(**kwargs)
+        return login_of_pod(kwargs["settings"], os.environ) or kopf.login_with_kubeconfig(**kwargs)
 
     @kopf.on.startup(registry=handlers)
     async def startup(settings: kopf.OperatorSettings, **_: Any) -> None:
@@ -61,15 +59,22 @@ def registry(service: Service) -> kopf.OperatorRegistry:
     return handlers
 
 
-def by_address(found: kopf.ConnectionInfo) -> kopf.ConnectionInfo:
-    """Uses the API server's address from the environment, like the official clients.
+def login_of_pod(settings: kopf.OperatorSettings, env: Mapping[str, str]) -> kopf.ConnectionInfo | None:
+    """Returns the login with the pod's service account; None where there is none.
 
-    kopf uses a DNS name, and the cluster's DNS may have run on the reclaimed node.
+    kopf's own uses a DNS name, and the cluster's DNS may have run on the reclaimed node. This one uses the
+    API server's address from the environment, like the official clients.
     """
-    host, port = os.environ.get("KUBERNETES_SERVICE_HOST"), os.environ.get("KUBERNETES_SERVICE_PORT", "443")
-    if not host:
-        return found
-    return replace(found, server=f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}")
+    host, port = env.get("KUBERNETES_SERVICE_HOST"), env.get("KUBERNETES_SERVICE_PORT")
+    account = service_account(env)
+    if not host or not port or not (account / "token").is_file():
+        return None
+    return kopf.ConnectionInfo(
+        server=f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}",
+        ca_path=str(account / "ca.crt"),
+        token=(account / "token").read_text().strip(),
+        trust_env=settings.networking.trust_env,
+    )
 
 
 def tune(settings: kopf.OperatorSettings) -> None:

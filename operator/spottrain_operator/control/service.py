@@ -116,7 +116,7 @@ class Service:
             return informers.frozen() + (self._workloads.frozen() if self._workloads is not None else [])
 
         health = Health(alive=self._alive, ready=lambda: self._synced, frozen=frozen)
-        self._health = await health.start(self.settings.health_port)
+        self._health = await health.start(self.settings.health_port, self.settings.bind_address)
         for work in (*works, health.measure_lag(), self._run(self._cluster, informers)):
             self._tasks.append(asyncio.create_task(work))
             self._tasks[-1].add_done_callback(_log_end)

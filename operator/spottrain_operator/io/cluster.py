@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import os
 import random
 import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
@@ -21,6 +22,7 @@ from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
 from kubernetes.aio import client, config
+from kubernetes.aio.config.incluster_config import InClusterConfigLoader
 
 from spottrain_operator import names
 from spottrain_operator.errors import ApiError, ApiFailure, NotLeading
@@ -167,7 +169,7 @@ class KubeCluster:
     async def connect(
         cls, *, write_timeout: float = TIMEOUT, time_to_write: Callable[[], float] = lambda: math.inf
     ) -> KubeCluster:
-        """Connects with the service account in a pod, with $KUBECONFIG elsewhere.
+        """Connects with the service account in a pod, with $KUBECONFIG where there is no account.
 
         Args:
             write_timeout: Maximum number of seconds of one write.
@@ -175,7 +177,9 @@ class KubeCluster:
                 write, which ends by then; where it is 0, nothing is sent.
         """
         try:
-            config.load_incluster_config()  # type: ignore[no-untyped-call]
+            account = names.service_account(os.environ)
+            loader = InClusterConfigLoader(str(account / "token"), str(account / "ca.crt"))  # type: ignore[no-untyped-call]
+            loader.load_and_set()  # type: ignore[no-untyped-call]
         except config.ConfigException:
             await config.load_kube_config()  # type: ignore[no-untyped-call]
         return cls(client.ApiClient(), write_timeout=write_timeout, time_to_write=time_to_write)

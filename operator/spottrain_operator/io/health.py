@@ -27,7 +27,8 @@ class Health:
         self._alive, self._ready, self._frozen = alive, ready, frozen
         self._beat = 0.0
 
-    async def start(self, port: int) -> web.AppRunner:
+    async def start(self, port: int, host: str = "") -> web.AppRunner:
+        """Serves on this IP address; "" for all of IPv4. Raises OSError if it cannot."""
         app = web.Application()
         app.add_routes(
             [
@@ -38,7 +39,7 @@ class Health:
         )
         runner = web.AppRunner(app, access_log=None)
         await runner.setup()
-        await web.TCPSite(runner, "0.0.0.0", port).start()
+        await web.TCPSite(runner, host or "0.0.0.0", port).start()
         return runner
 
     async def measure_lag(self) -> None:

@@ -72,11 +72,11 @@ def main(argv: list[str] | None = None) -> int:
         command = _read_command(words)
         _require_script(command)  # before creating a checkpoint folder or ranks for it
         gang = Gang.from_env(os.environ, command.nproc, lambda: count_gpus(os.environ))
+        began = time.monotonic()
+        if gang.workers > 1:
+            meet(gang, os.environ)  # it also returns on a stop, and the code below ends this process
     except RunError as error:
         return _failed(use(Session(os.environ)), error, "")
-    began = time.monotonic()
-    if gang.workers > 1:
-        meet(gang, os.environ)  # it also returns on a stop, and the code below ends this process
     waited = time.monotonic() - began
     ranks = [gang.rank(number) for number in range(gang.nproc)]
     outputs = capture(os.environ, ranks, command.script, parent=True)

@@ -15,9 +15,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from socketserver import TCPServer
 from typing import Any, ClassVar, Final
 
 from spottrain.contract import (
+    BIND_ADDRESS,
     STOP_PATH,
     WAITING_FOR_STORE,
     Outcome,
@@ -398,11 +400,17 @@ class _Server(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, port: int, handler: type[_Handler]) -> None:
+    def __init__(self, host: str, port: int, handler: type[_Handler]) -> None:
         self._lock = threading.Lock()
         self._open: dict[socket.socket, None] = {}
         """In the order of their last requests, or of their start."""
-        super().__init__(("", port), handler)
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        super().__init__((host, port), handler)
+
+    def server_bind(self) -> None:
+        """Leaves out HTTPServer's query for the host's name, which may wait for a DNS server."""
+        TCPServer.server_bind(self)
+        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
 
     def process_request(self, request: Any, client_address: Any) -> None:
         with self._lock:
@@ -445,21 +453,24 @@ def serve(
     port: int,
     stop: Callable[[Stop], bool] = lambda _: False,
     *,
+    host: str = "",
     idle_seconds: float = IDLE_SECONDS,
 ) -> int | None:
-    """Serves in a daemon thread and returns the port; None if the port is taken (training goes on).
+    """Serves in a daemon thread and returns the port; None if it cannot listen (training goes on).
 
     Args:
         board: What is served.
         port: 0 takes a free one.
         stop: Handles the operator's stop order; returns False if the order is not meant for this trainer.
+        host: IP address on which it listens; "" for all of IPv4.
         idle_seconds: How long a connection may be without a request.
     """
     given = {"board": board, "stop": staticmethod(stop), "idle_seconds": idle_seconds}
     try:
-        server = _Server(port, type("Handler", (_Handler,), given))
+        server = _Server(host, port, type("Handler", (_Handler,), given))
     except OSError as error:
-        log.event("progress-not-served", port=port, error=str(error))
+        why = f"{error} ({BIND_ADDRESS}={host})" if host else str(error)
+        log.event("progress-not-served", port=port, error=why)
         return None
     threading.Thread(target=server.serve_forever, name="spottrain-progress", daemon=True).start()
     return int(server.server_address[1])

@@ -19,6 +19,7 @@ from spottrain.contract import (
     CompileCacheMode,
     Env,
     OnExisting,
+    bind_address,
     library_homes,
 )
 from spottrain.core import log
@@ -110,6 +111,8 @@ class RunConfig:
     training: Training = field(default_factory=Training)
     termination_message: Path | None = None
     progress_port: int | None = None
+    bind_address: str = ""
+    """IP address on which this process listens; "" for all."""
     cache_dir: Path | None = None
     compile_cache: CompileCacheMode = CompileCacheMode.KEEP
     image_digest: str = ""
@@ -166,6 +169,7 @@ class RunConfig:
             training=Training.from_json(env.get(Env.TRAINING, "")),
             termination_message=_read(env, Env.TERMINATION_MESSAGE, Path, None),
             progress_port=_read(env, Env.PROGRESS_PORT, _port, None),
+            bind_address=bind_address_of(env),
             cache_dir=_read(env, Env.CACHE_DIR, Path, None),
             compile_cache=_read(env, Env.COMPILE_CACHE, _one_of(CompileCacheMode), CompileCacheMode.KEEP),
             image_digest=env.get(Env.IMAGE_DIGEST, ""),
@@ -175,6 +179,14 @@ class RunConfig:
             auto_attach=_read(env, Env.AUTO_ATTACH, _either("true", "false"), True),
             logs=_read(env, Env.LOGS, _either("keep", "off"), not local) and uri is not None,
         )
+
+
+def bind_address_of(env: Mapping[str, str]) -> str:
+    """Returns the IP address on which to listen, "" for all. Raises ConfigurationError."""
+    try:
+        return bind_address(env)
+    except ValueError as error:
+        raise ConfigurationError(str(error)) from error
 
 
 def _init_from(env: Mapping[str, str], uri: str | None) -> InitFrom | None:

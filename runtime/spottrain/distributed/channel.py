@@ -169,10 +169,11 @@ class Meeting:
     and one that connects again replaces its earlier connection, which may be half-open.
     """
 
-    def __init__(self, size: int, key: bytes, port: int = 0) -> None:
-        dual = socket.has_dualstack_ipv6()
-        family = socket.AF_INET6 if dual else socket.AF_INET
-        self.server = socket.create_server(("", port), family=family, dualstack_ipv6=dual, backlog=size)
+    def __init__(self, size: int, key: bytes, port: int = 0, host: str = "") -> None:
+        """`host`: IP address on which it listens; "" for all. Raises OSError if it cannot."""
+        dual = not host and socket.has_dualstack_ipv6()
+        family = socket.AF_INET6 if dual or ":" in host else socket.AF_INET
+        self.server = socket.create_server((host, port), family=family, dualstack_ipv6=dual, backlog=size)
         self._size = size
         self._key = key
         self._clients: set[_Client] = set()

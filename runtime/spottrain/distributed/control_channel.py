@@ -282,13 +282,15 @@ def connect(
     world: World,
     *,
     host: str,
+    bind: str = "",
     book: Store | None = None,
     timeout: float = CONNECT_SECONDS,
     on_lost: Callable[[PeerLost], None] = lambda lost: None,
 ) -> ControlChannel:
     """Connects all ranks, once torch's default process group exists. Every rank must call it.
 
-    `host`: address of rank 0 as seen from here (MASTER_ADDR). `on_lost` is called once, on the receiving
+    `host`: address of rank 0 as seen from here (MASTER_ADDR). `bind`: IP address on which rank 0 listens,
+    which the others then dial in place of `host`; "" for all. `on_lost` is called once, on the receiving
     thread: the main thread may be stuck in a collective that the lost rank will never join. `book`: None for
     the store of torch's default process group. Raises PeerLost if a rank does not connect within `timeout`
     seconds.
@@ -299,17 +301,18 @@ def connect(
         from torch.distributed import distributed_c10d
 
         book = distributed_c10d._get_default_store()
-    links = _lead(world, book, timeout) if world.first else {0: _follow(world, host, book, timeout)}
+    links = _lead(world, bind, book, timeout) if world.first else {0: _follow(world, host, book, timeout)}
     return ControlChannel(world, links, on_lost=on_lost)
 
 
-def _lead(world: World, book: Store, timeout: float) -> dict[int, Link]:
+def _lead(world: World, bind: str, book: Store, timeout: float) -> dict[int, Link]:
     until = time.monotonic() + timeout
     token = secrets.token_hex(32)
-    meeting = channel.Meeting(world.size, token.encode())
+    meeting = channel.Meeting(world.size, token.encode(), host=bind)
     all_came = False
     try:
-        book.set(ADDRESS_KEY, json.dumps({"port": meeting.server.getsockname()[1], "token": token}))
+        at = {"host": bind, "port": meeting.server.getsockname()[1]}
+        book.set(ADDRESS_KEY, json.dumps({**at, "token": token}))
         all_came = meeting.wait(lambda: time.monotonic() < until and not meeting.gone)
         if all_came:
             # Deleted before any rank is welcomed, so the next `connect` of the same processes cannot read it.
@@ -331,7 +334,7 @@ def _lead(world: World, book: Store, timeout: float) -> dict[int, Link]:
 def _follow(world: World, host: str, book: Store, timeout: float) -> Link:
     until = time.monotonic() + timeout
     address = json.loads(book.get(ADDRESS_KEY))
-    connection = _dial(host, int(address["port"]), min(timeout, DIAL_SECONDS))
+    connection = _dial(address.get("host") or host, int(address["port"]), min(timeout, DIAL_SECONDS))
     try:
         key = address["token"].encode()
         link = channel.join(connection, key, world.rank, lambda: time.monotonic() < until)

@@ -177,7 +177,8 @@ class Coordinator:
         if not world.distributed:
             return
         host = os.environ.get("MASTER_ADDR", "127.0.0.1")
-        self.control = connect(world, host=host, on_lost=self._peer_lost)
+        bind = self.session.run.bind_address
+        self.control = connect(world, host=host, bind=bind, on_lost=self._peer_lost)
         self.session.peer_gone = self.control.await_loss
         self.agreement = led(self.control)
         if world.first:

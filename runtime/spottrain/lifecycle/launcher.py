@@ -36,7 +36,7 @@ from spottrain.core.preemption import LEAST_BUDGET, POLL_SECONDS, SIGNALS, read_
 from spottrain.lifecycle import termination_message
 from spottrain.lifecycle.log_capture.outputs import MARK, CapturedOutputs, seconds_for_logs
 from spottrain.lifecycle.rank_reports import RankReports
-from spottrain.lifecycle.topology import Gang, reserve_port, threads_of_each
+from spottrain.lifecycle.topology import LOOPBACK, Gang, reserve_port, threads_of_each
 
 FORCED_SHARE: Final = 0.95
 """Share of the notice after which ranks are killed: after their own 0.9, before the kubelet's SIGKILL."""
@@ -179,7 +179,7 @@ class Launcher:
 
     def _round(self) -> bool:
         """Runs all ranks from start to end. Returns False in the forked process that is the single rank."""
-        with reserve_port() as reserved:
+        with reserve_port(self._gang.bind or LOOPBACK) as reserved:
             port = self._gang.port or reserved.getsockname()[1]
             for local_rank in range(self._gang.nproc):
                 pid = self._start(local_rank, port)

@@ -16,10 +16,11 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Final
 
-from spottrain.contract import Env
+from spottrain.contract import BIND_ADDRESS, Env
 from spottrain.core import log, run_config
 from spottrain.core.preemption import told_to_stop
 from spottrain.distributed.channel import Meeting, join
+from spottrain.errors import ConfigurationError
 from spottrain.lifecycle.topology import Gang
 
 RETRY_SECONDS: Final = 0.5
@@ -30,7 +31,10 @@ DIAL_SECONDS: Final = 10.0
 
 
 def meet(gang: Gang, env: Mapping[str, str], stopping: Callable[[], bool] | None = None) -> bool:
-    """Waits for the other pods. Returns True if all pods of this attempt are connected, False on a stop."""
+    """Waits for the other pods. Returns True if all pods of this attempt are connected, False on a stop.
+
+    Raises ConfigurationError if this is pod 0 and it cannot listen.
+    """
     stopping = stopping or partial(told_to_stop, run_config.deadline_file(env))
     began = time.monotonic()
     # It keeps other attempts and strangers out; anyone who may read the pods can know it.
@@ -45,7 +49,15 @@ def meet(gang: Gang, env: Mapping[str, str], stopping: Callable[[], bool] | None
 
 
 def _lead(gang: Gang, key: bytes, stopping: Callable[[], bool]) -> bool:
-    meeting = Meeting(gang.workers, key, gang.port + 1)
+    port = gang.port + 1
+    try:
+        meeting = Meeting(gang.workers, key, port, gang.bind)
+    except OSError as error:
+        where = f"{gang.bind}, port {port}" if gang.bind else f"port {port}"
+        raise ConfigurationError(
+            f"pod 0 cannot listen on {where} for the rendezvous ({error}): another program of this pod uses "
+            f"the port, or {BIND_ADDRESS} is not an address of this pod"
+        ) from error
     met = meeting.wait(_waiting(gang, stopping, lambda: {"missing": ",".join(map(str, meeting.missing))}))
     if not met:
         meeting.close(members=True)

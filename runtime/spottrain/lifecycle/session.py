@@ -150,7 +150,9 @@ class Session:
         if Env.JOB_UID in self.env:  # a pod, where the kubelet signals only PID 1
             parent_signals.warn_if_init_is_deaf()
         if self.run.progress_port is not None and self.world.first_here:
-            port = progress.serve(self.board, self.run.progress_port, self._accept_stop_order)
+            port = progress.serve(
+                self.board, self.run.progress_port, self._accept_stop_order, host=self.run.bind_address
+            )
             log.event("progress-served", port=port)
         self._use_cache_dir()
         self.board.heartbeat.timeout = self.run.hang_timeout

@@ -47,6 +47,8 @@ class Gang:
     host: str = ""
     port: int = 0
     """0: the launcher chooses a free port (one pod only)."""
+    bind: str = ""
+    """IP address on which this pod listens; "" for all."""
 
     @classmethod
     def from_env(cls, env: Mapping[str, str], nproc: str, count: Callable[[], int]) -> Gang:
@@ -66,13 +68,14 @@ class Gang:
             raise ConfigurationError(f"--nproc {nproc} must be auto or a whole number, at least 1")
         workers = _whole(env, Env.WORKERS, least=1, default=1)
         here = _of_each(env, count) if nproc == "auto" else int(nproc)
+        bind = run_config.bind_address_of(env)
         if workers == 1:
-            return cls(nproc=here, host=LOOPBACK)
+            return cls(nproc=here, host=bind or LOOPBACK, bind=bind)
         index = _whole(env, Env.WORKER_INDEX, least=0)
         if index >= workers:
             raise ConfigurationError(f"{Env.WORKER_INDEX}={index} is not below {Env.WORKERS}={workers}")
         host, port = _rendezvous(env)
-        return cls(nproc=here, workers=workers, index=index, host=host, port=port)
+        return cls(nproc=here, workers=workers, index=index, host=host, port=port, bind=bind)
 
     @property
     def size(self) -> int:
@@ -119,11 +122,11 @@ def _whole(env: Mapping[str, str], name: str, *, least: int, default: int | None
     return int(text)
 
 
-def reserve_port() -> socket.socket:
+def reserve_port(host: str = LOOPBACK) -> socket.socket:
     """Returns a bound socket that never listens: it reserves a port on which rank 0 can listen."""
-    reserved = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    reserved = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    reserved.bind((LOOPBACK, 0))
+    reserved.bind((host, 0))
     return reserved
 
 

@@ -181,9 +181,10 @@ class Program:
         self._prepare_folder(settings.folder)
         self._board.update(attempt=config.attempt or 1, job_uid=self._env.get(Env.JOB_UID, ""))
         if config.progress_port is not None:
-            log.event(
-                "progress-served", port=progress.serve(self._board, config.progress_port, self._accept_stop)
+            port = progress.serve(
+                self._board, config.progress_port, self._accept_stop, host=config.bind_address
             )
+            log.event("progress-served", port=port)
         store = self._open_store(config)
         store.probe()
         attempt = config.attempt or self._attempt_after_head(store)
