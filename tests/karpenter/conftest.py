@@ -1,6 +1,6 @@
 """A real API server, scheduler and Karpenter; kwok's nodes have no kubelet: the test is theirs.
 
-A level of its own, because Karpenter is built for it: `make test-karpenter`.
+A level of its own, because Karpenter is built for it: `make test-with X=karpenter`.
 """
 
 from __future__ import annotations
@@ -11,13 +11,16 @@ from pathlib import Path
 
 import pytest
 import yaml
-from localcluster.apiserver import ApiServer, api_server
+from localcluster import layout
+from localcluster.apiserver import ApiServer, api_server, ensure_programs
+from localcluster.binaries import FAKE_NODE_PROGRAMS, KARPENTER_PROGRAMS
 from localcluster.fakenodes import fake_nodes
 from localcluster.karpenter import crds, instance_type, karpenter
 
 from tests.api.kube import APPLY, Json, Kube, wait_for
 from tests.api.scene import OperatorProcess, Scene
 from tests.karpenter.autoscaler import NODE_CLASS, Autoscaler
+from tests.support import optional
 
 CRD = Path(__file__).resolve().parents[2] / "crds" / "trainingjobs.yaml"
 TYPES = (
@@ -29,6 +32,8 @@ _count = itertools.count(1)
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[ApiServer]:
+    with optional.built():
+        ensure_programs(layout.default_paths(), KARPENTER_PROGRAMS | FAKE_NODE_PROGRAMS)
     with api_server() as running:
         kube = Kube.from_kubeconfig(running.kubeconfig)
         kube.install(CRD)

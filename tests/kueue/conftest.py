@@ -1,7 +1,7 @@
 """A real API server and the real Kueue; the test plays scheduler and kubelet. Opt-in.
 
 Nothing here builds Kueue. The caller has its program and a checkout of the same version, named by
-SPOTTRAIN_KUEUE_PROGRAM and SPOTTRAIN_KUEUE (`make test-kueue KUEUE=/checkout PROGRAM=/kueue`).
+SPOTTRAIN_KUEUE_PROGRAM and SPOTTRAIN_KUEUE (`make test-with X=kueue KUEUE=/checkout PROGRAM=/kueue`).
 """
 
 from __future__ import annotations
@@ -20,17 +20,25 @@ from tests.api.conftest import CRD
 from tests.api.kube import Kube
 from tests.api.scene import OperatorProcess, Scene
 from tests.kueue.queues import Queues
+from tests.support import optional
 
 CHECKOUT, PROGRAM = (os.environ.get(name, "") for name in ("SPOTTRAIN_KUEUE", "SPOTTRAIN_KUEUE_PROGRAM"))
 _count = itertools.count(1)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if not (CHECKOUT and PROGRAM):
-        words = "it needs a Kueue: make test-kueue KUEUE=/path/of/checkout PROGRAM=/path/of/kueue"
-        for item in items:
-            if item.path.parent.name == "kueue":
-                item.add_marker(pytest.mark.skip(reason=words))
+def missing(checkout: str, program: str) -> str:
+    """What is not there, and how to name it; empty if both are."""
+    way = "`make test-with X=kueue KUEUE=/path/of/checkout PROGRAM=/path/of/kueue` names both, of one version"
+    if not (checkout and program):
+        return f"tests/kueue needs a checkout of Kueue and its program, which nothing here builds: {way}"
+    manifests = Path(checkout) / "config" / "components"
+    if not manifests.is_dir():
+        return f"SPOTTRAIN_KUEUE={checkout} is no checkout of Kueue, for it has no config/components: {way}"
+    return "" if Path(program).is_file() else f"SPOTTRAIN_KUEUE_PROGRAM={program} is no file: {way}"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    optional.require(config, items, Path(__file__).parent, missing(CHECKOUT, PROGRAM))
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,6 @@
 """A real API server and scheduler of a Kubernetes that has gangs; opt-in.
 
-SPOTTRAIN_NATIVE_KUBERNETES=1.37.1 names the version; its programs are built once (`make test-native-gangs`).
+SPOTTRAIN_NATIVE_KUBERNETES=1.37.1 names the version; its programs are built once (`make test-with X=native`).
 The scheduler binds; nobody runs what is bound.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from localcluster import apiserver, fakenodes, versions
@@ -17,6 +18,7 @@ from localcluster.apiserver import ApiServer, running
 from tests.api.conftest import CRD
 from tests.api.kube import Kube
 from tests.native.stage import Stage
+from tests.support import optional
 
 VERSION = os.environ.get("SPOTTRAIN_NATIVE_KUBERNETES", "")
 GATES = {
@@ -28,12 +30,20 @@ SERVED = {"1.35": "v1alpha1", "1.36": "v1alpha2", "1.37": "v1beta1"}
 _count = itertools.count(1)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if not VERSION:
-        mark = pytest.mark.skip(reason="SPOTTRAIN_NATIVE_KUBERNETES names no version")
-        for item in items:
-            if "native" in item.path.parts:
-                item.add_marker(mark)
+def missing(version: str) -> str:
+    """What is wrong with the version, and how to name one; empty if nothing is."""
+    known = ", ".join(f"{minor}.x" for minor in GATES)
+    way = f"`make test-with X=native KUBERNETES=1.37.1` names one ({known}) and builds it once (20 minutes)"
+    if not version:
+        return f"tests/native needs a Kubernetes with gangs in SPOTTRAIN_NATIVE_KUBERNETES: {way}"
+    minor = version.rpartition(".")[0]
+    return (
+        "" if minor in GATES else f"SPOTTRAIN_NATIVE_KUBERNETES={version} has no gangs that are tested: {way}"
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    optional.require(config, items, Path(__file__).parent, missing(VERSION))
 
 
 @pytest.fixture(scope="session", params=["gangs", "gangs in a zone", "neither"])
@@ -47,7 +57,8 @@ def served(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="session")
 def server(served: str) -> Iterator[ApiServer]:
     minor = VERSION.rpartition(".")[0]
-    folder = versions.programs(VERSION)
+    with optional.built():
+        folder = versions.programs(VERSION)
     zones = ",TopologyAwareWorkloadScheduling=true" if served == "gangs in a zone" else ""
     gates = [f"--feature-gates={GATES[minor]}{zones}"] if served != "neither" else []
     api = [f"--runtime-config=scheduling.k8s.io/{SERVED[minor]}=true"] if served != "neither" else []

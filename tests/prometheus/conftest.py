@@ -1,11 +1,13 @@
 """A real Prometheus beside the real cluster: it finds the operator and the trainers and scrapes them.
 
-A level of its own, because Prometheus is built for it: `make test-prometheus`.
+A level of its own, because Prometheus is built for it: `make test-with X=prometheus`.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import sys
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
@@ -24,6 +26,7 @@ from localcluster.binaries import PROMETHEUS_PROGRAMS
 
 from tests.cluster.conftest import cluster, installed, lab
 from tests.cluster.steps import Lab
+from tests.support import optional
 from tests.support.ports import free_port
 
 __all__ = ["cluster", "installed", "lab"]
@@ -31,11 +34,25 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 ALERTS: Final = ROOT / "examples" / "alerts.yaml"
 
 
+def missing(platform: str, user: int) -> str:
+    """What this machine lacks; empty if nothing."""
+    if platform == "linux" and user == 0:
+        return ""
+    return (
+        "tests/prometheus needs root and Linux for a cluster of containers: sudo make test-with X=prometheus"
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    optional.require(config, items, Path(__file__).parent, missing(sys.platform, os.geteuid()))
+
+
 @pytest.fixture(scope="session")
 def programs() -> Path:
     """The folder of `prometheus` and `promtool`."""
     paths = layout.default_paths()
-    ensure_programs(paths, PROMETHEUS_PROGRAMS)
+    with optional.built():
+        ensure_programs(paths, PROMETHEUS_PROGRAMS)
     return paths.bin
 
 

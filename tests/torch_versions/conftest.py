@@ -1,4 +1,4 @@
-"""Our wheel beside another torch, in an environment of its own: `make test-torch TORCH=2.6.0` makes it."""
+"""Our wheel beside another torch, in an environment of its own, which `make test-with X=torch` makes."""
 
 from __future__ import annotations
 
@@ -13,17 +13,27 @@ import pytest
 from spottrain.contract import Env
 
 from tests.runs.launched import Launched
+from tests.support import optional
 
 Train = Callable[..., Launched]
+
+
+def missing(python: str) -> str:
+    """What is wrong with the environment's Python, and how to get one; empty if nothing is."""
+    way = "`make test-with X=torch TORCH=2.6.0` makes an environment and names it (5 to 7 GB)"
+    if not python:
+        return f"tests/torch_versions needs the Python of an environment in SPOTTRAIN_TORCH: {way}"
+    return "" if Path(python).is_file() else f"SPOTTRAIN_TORCH={python} is no program: {way}"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    optional.require(config, items, Path(__file__).parent, missing(os.environ.get("SPOTTRAIN_TORCH", "")))
 
 
 @pytest.fixture(scope="session")
 def other() -> Path:
     """The Python of that environment."""
-    found = os.environ.get("SPOTTRAIN_TORCH")
-    if not found:
-        pytest.fail("name the Python of an environment in SPOTTRAIN_TORCH; `make test-torch` makes one")
-    return Path(found)
+    return Path(os.environ["SPOTTRAIN_TORCH"])
 
 
 @pytest.fixture(scope="session")
