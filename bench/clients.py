@@ -1,4 +1,4 @@
-"""What bench/checkpoint.py measures ours against, each in a process of its own that is asked line by line.
+"""What bench.checkpoint measures ours against, each in a process of its own that is asked line by line.
 
 bare    boto3 with parts of the same size over as many connections
 dcp     torch's distributed checkpoint, async_save over fsspec and s3fs
@@ -17,15 +17,45 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
+import torch
+from spottrain.checkpoint.plain_state import model_state, optimizer_state
 from spottrain.contract import CHUNK_BYTES
 
-from bench.state import Training, timed
+from bench.spread import timed
 
 CONNECTIONS: Final = 8
 """Of one upload and of one restore, on both sides: the default of `S3Store`."""
 BUCKET: Final = "bench"
+
+
+class Training:
+    """A model and its optimizer, of about `gib` GiB in all: as many numbers for AdamW twice over."""
+
+    def __init__(self, gib: float) -> None:
+        torch.manual_seed(0)
+        layers = max(1, round(gib * 2**30 / (12 * 1024 * 1024)))
+        self.model = torch.nn.Sequential(*(torch.nn.Linear(1024, 1024) for _ in range(layers)))
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
+        for parameter in self.model.parameters():
+            parameter.grad = torch.randn_like(parameter)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def tree(self) -> dict[str, Any]:
+        return {
+            "model": model_state(self.model),
+            "optimizer": optimizer_state(self.model, self.optimizer),
+        }
+
+    def tensors(self) -> list[torch.Tensor]:
+        found: list[torch.Tensor] = []
+        for value in self.tree()["optimizer"]["state"].values():
+            found += value.values()
+        return found + list(self.tree()["model"].values())
+
+    @property
+    def bytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.tensors())
 
 
 class Bare:
@@ -80,7 +110,7 @@ class Child:
     def __init__(self, *words: str, path: Path | None = None) -> None:
         env = os.environ | ({"PYTHONPATH": str(path)} if path else {})
         self.process = subprocess.Popen(
-            [sys.executable, __file__, *words],
+            [sys.executable, "-m", "bench.clients", *words],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -141,7 +171,6 @@ def dcp_s3fs(training: Training, endpoint: str) -> Callable[[str], tuple[float, 
 
 
 def s3torchconnector(training: Training, endpoint: str) -> Callable[[str], tuple[float, float]]:
-    import torch
     from s3torchconnector import S3Checkpoint, S3ClientConfig
 
     client = S3Checkpoint(

@@ -35,6 +35,17 @@ def page(records: Records) -> str:
     return "\n".join(parts)
 
 
+def told(name: str, figures: Mapping[str, Any]) -> Iterator[str]:
+    """Yields a line for each goal of a run, for a person who has just made it."""
+    record = {"figures": figures}
+    for goal in BENCHMARKS[name].goals if name in BENCHMARKS else ():
+        found, values = newest(goal, [record])
+        if found is not None:
+            said = cell(goal, values, found)
+            missed = ", missed" if "**" in said else ""
+            yield f"{goal.what}: {said.replace('**', '')} ({limit_of(goal, found) or 'no goal'}){missed}"
+
+
 def rows_of(benchmark: Benchmark, records: Sequence[Mapping[str, Any]]) -> Iterator[list[str]]:
     """Yields a row for each goal; date, machine and command stand where they change."""
     before: list[str] = []

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench.benchmarks import BENCHMARKS
+from bench.page import page, told
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 RESULTS: Final = ROOT / "bench" / "results"
@@ -136,7 +137,7 @@ def store(record: Record) -> Path:
 def keep(name: str, command: Sequence[str], figures: Mapping[str, Any], *, note: str = "") -> None:
     """Stores figures, and writes the page."""
     at = figures.get("machine") or machine()
-    record = {
+    record: Record = {
         "benchmark": name,
         "command": shlex.join(word.removeprefix(".venv/bin/") for word in command),
         "commit": commit(),
@@ -147,12 +148,12 @@ def keep(name: str, command: Sequence[str], figures: Mapping[str, Any], *, note:
     }
     path = store(record)
     write_page()
+    for line in told(name, record["figures"]):
+        print(line, file=sys.stderr)
     print(f"recorded in {path.relative_to(ROOT)} and bench/RESULTS.md", file=sys.stderr)
 
 
 def write_page() -> None:
-    from bench.page import page
-
     PAGE.write_text(page(stored()))
 
 

@@ -1,11 +1,10 @@
-"""What a restart costs, cold and with the compile cache restored from the store: `make bench-restart`.
+"""What a restart costs, cold and with the compile cache restored from the store.
 
 Fresh processes in pairs, interleaved: cold (empty cache folders, empty store) and warm (empty cache folders,
 a store that a cold one filled). Each has a temporary folder of its own, as a new pod has: torch keeps
 compiled headers there. The store is a folder, so no download is in the figures. One thread each.
 
-The last line is JSON. Exit code 1 when a loss differs, the warm process compiled anything, or the ratio is
-above the goal.
+The last line is JSON. Exit code 1 when a loss differs, or the warm process compiled anything.
 """
 
 from __future__ import annotations
@@ -23,8 +22,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
+from bench.spread import spread
+
 BORN = time.time()
-GOAL: Final = 0.15
 STEPS: Final = 4
 TIMEOUT: Final = 300.0
 PARTS: Final = ("python", "import_spottrain", "import_torch", "wait_for_restore", "model", "first_step")
@@ -135,7 +135,7 @@ def start(place: Path, uri: Path) -> dict[str, Any]:
     }
     for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
         environ.pop(name, None)
-    command = [sys.executable, __file__, "--child", repr(time.time())]
+    command = [sys.executable, "-m", "bench.restart", "--child", repr(time.time())]
     done = subprocess.run(
         command, env=environ, stdout=subprocess.PIPE, text=True, timeout=TIMEOUT, check=True
     )
@@ -186,7 +186,6 @@ def summary(found: list[tuple[dict[str, Any], dict[str, Any]]]) -> dict[str, Any
         "warm_over_cold_compile": spread(ratios),
         "warm_over_cold_compile_processor": spread(processor),
         "warm_over_cold_start_to_first_step": spread(starts),
-        "goal": GOAL,
         "cold": parts(colds),
         "warm": parts(warms),
         "archive_bytes": warms[0]["archive_bytes"],
@@ -208,11 +207,6 @@ def parts(runs: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
     return {**seconds, "to_first_step": spread([to_first_step(run) for run in runs])}
 
 
-def spread(values: list[float]) -> dict[str, float]:
-    middle = statistics.median(values)
-    return {"median": round(middle, 4), "min": round(min(values), 4), "max": round(max(values), 4)}
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=5)
@@ -223,8 +217,7 @@ def main() -> int:
         return 0
     figures = summary(pairs(options.pairs))
     print(json.dumps(figures))
-    wrong = not figures["losses_equal"] or figures["warm_misses"] or not figures["warm_hits"]
-    return 1 if wrong or figures["warm_over_cold_compile"]["median"] > GOAL else 0
+    return 0 if figures["losses_equal"] and figures["warm_hits"] and not figures["warm_misses"] else 1
 
 
 if __name__ == "__main__":

@@ -1,8 +1,5 @@
 """What `spottrain sync` costs: seconds to durable beside boto3 alone, bytes of unchanged files, memory.
 
-    python bench/sync.py                 # 5 rounds of 512 MiB
-    python bench/sync.py --rounds 2 --mib 64
-
 Each round uploads the same files to the real S3 server on this machine: once by the whole command, once by a
 process that calls boto3's `upload_file` for each file, in turn. Seconds are those of the upload: ours from
 the start of the commit until HEAD names it, the client's of its calls. Memory is the peak of resident memory
@@ -22,10 +19,8 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
-ROOT: Final = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT)]
-
-from tests.support import s3server  # noqa: E402
+from bench import needs
+from tests.support import s3server
 
 FILES: Final = 4
 BARE: Final = """
@@ -69,15 +64,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--mib", type=int, default=512)
     given = parser.parse_args()
+    needs.programs("versitygw")
     with tempfile.TemporaryDirectory() as place, s3server.running(Path(place) / "server") as server:
         environment = {**os.environ, **s3server.credentials(), "SPOTTRAIN_LOG_FORMAT": "logfmt"}
         folder = Path(place) / "folder"
         folder.mkdir()
         for number in range(FILES):
             with (folder / f"rank-{number}.pt").open("wb") as file:
-                for _ in range(
-                    given.mib // FILES
-                ):  # in pieces: a child's peak begins with its parent's memory
+                for _ in range(given.mib // FILES):  # a child's peak begins with its parent's memory
                     file.write(os.urandom(2**20))
         ours: list[float] = []
         bare: list[float] = []
