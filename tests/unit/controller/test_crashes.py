@@ -172,3 +172,26 @@ async def test_a_trainer_that_is_done_as_it_is_about_to_be_deleted_is_done() -> 
     await w.settle()
     assert w.cluster.delete_pod == delete, "it was asked for"
     assert w.status.phase == "Succeeded" and (w.status.interruptions, w.status.failures) == (0, 0)
+
+
+async def test_a_notice_that_is_withdrawn_frees_the_replacement_once() -> None:
+    w = World()
+    await w.begin()
+    w.pass_time(60)
+    w.cluster.give_notice("node-a", 40)
+    await w.settle()
+    w.pass_time(2)
+    await w.settle()
+    w.cluster.end(w.pod(1), 75)
+    await w.settle()
+    pod = w.cluster.pods[w.pod(2)]
+    pod["status"]["conditions"] = [{"type": "PodScheduled", "status": "False", "message": "0/3 nodes"}]
+    w.cluster._bump(pod)
+    await w.settle()
+    assert w.status.attempt == 2
+    w.cluster.add_node("node-a")  # another machine, the same name
+    w.pass_time(30)
+    await w.settle()
+    assert (w.status.attempt, w.status.interruptions) == (3, 1)
+    assert list(w.cluster.pods) == [w.pod(3)] and w.cluster.posted == [w.pod(n) for n in (1, 2, 3)]
+    assert "affinity" not in w.cluster.pods[w.pod(3)]["spec"]

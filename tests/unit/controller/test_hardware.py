@@ -12,8 +12,6 @@ from spottrain_operator.api.observed import Create, NodeView, Observed, Plan, Po
 from spottrain_operator.api.training_job import AttemptRecord, Job, RankRecord
 from spottrain_operator.api.views import node_view, pod_events, pod_view
 from spottrain_operator.api.wire import rfc3339
-from spottrain_operator.control.memory import remember
-from spottrain_operator.control.observe import observe
 from spottrain_operator.control.plan import plan
 from spottrain_operator.names import Cause, Condition, Reason
 from spottrain_operator.policies import hang, placement
@@ -36,7 +34,7 @@ from tests.builders import (
     told,
 )
 from tests.unit.controller.test_interruptions import disruption, raw_node, raw_pod
-from tests.unit.controller.test_starting import Counting, World, event
+from tests.unit.controller.test_starting import Counting, World, event, looked
 
 SILENT = node_view(raw_node(conditions={"Ready": "Unknown Kubelet stopped posting node status."}))
 BAD_GPU = "condition GPUXIDErrors=True (Xid 79)"
@@ -181,18 +179,7 @@ def test_a_trainer_that_is_done_is_done_whatever_its_probe_said() -> None:
 
 
 async def seen(cluster: Counting, world: World) -> Observed:
-    observed, learned = await observe(
-        make_job(status=started()),
-        caches=world.caches,
-        cluster=cluster,
-        memory=world.memory,
-        default_pool=world.pool,
-        pools={},
-        limits=world.limits,
-        now=NOW,
-    )
-    remember(observed, learned, world.caches, world.memory)
-    return observed
+    return await looked(cluster, world, 0, make_job(status=started()))
 
 
 async def test_the_events_of_a_probed_trainer_are_read_once_it_has_ended() -> None:

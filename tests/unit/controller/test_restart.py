@@ -11,32 +11,27 @@ from spottrain.contract import WAITING_FOR_STORE, Outcome
 from spottrain_operator.api.observed import Ending, PodView
 from spottrain_operator.api.training_job import (
     AttemptRecord,
-    ConditionStatus,
     FailurePolicy,
-    Job,
     ProgressStatus,
     Status,
 )
-from spottrain_operator.control.plan import plan
-from spottrain_operator.names import Cause, Condition, Phase, Reason
+from spottrain_operator.names import Cause, Condition, Reason
 from spottrain_operator.policies import restart
 
 from tests.builders import (
     NOW,
     after,
+    condition,
     deleted,
     ended_pod,
-    make_job,
     make_node,
-    make_observed,
     make_pod,
     notice,
-    raw_spec,
     sample,
     started,
-    status_of,
     told,
 )
+from tests.unit.controller.stories import Story
 
 BRIEF_CAUSES = (Cause.POD_DELETED, Cause.DISRUPTED, Cause.NODE_LOST, Cause.NODE_SHUTDOWN)
 
@@ -78,32 +73,13 @@ def test_a_spot_notice_is_followed_at_once_however_soon_it_came() -> None:
     assert _wait(_history(*[(Cause.SPOT_NOTICE, 5)] * 4)) == 0
 
 
-def test_a_pod_that_somebody_keeps_deleting_before_it_runs_does_not_spin() -> None:
-    pod = make_pod(node="", phase="Pending", created=after(-1), **deleted(1, 0))
-    status = started()
-    fresh = Status(attempt=1, attempts=(AttemptRecord(number=1, pod=status.attempts[0].pod),))
-    made = plan(make_observed(pod, job=make_job(status=fresh)))
-    assert made.status is not None and made.status.attempt == 2 and made.status.next_start == after(10)
-
-
-def test_a_pod_that_is_deleted_before_it_has_a_node_backs_off_however_long_it_waited() -> None:
-    pod = make_pod(node="", phase="Pending", **deleted(1, 0))
-    fresh = Status(attempt=1, attempts=(AttemptRecord(number=1, started=pod.created),))
-    made = plan(make_observed(pod, job=make_job(status=fresh)))
-    assert made.status is not None and made.status.next_start == after(10)
-
-
-def test_a_used_up_budget_is_told_in_a_sentence() -> None:
-    spec = raw_spec(failurePolicy={"maxFailures": 0, "maxInterruptions": 0})
-    failed = plan(make_observed(ended_pod(code=1, message="boom"), job=make_job(spec, status=started())))
-    assert (
-        failed.message == "failed 1 time(s), and failurePolicy.maxFailures is 0; the last: exit code 1: boom"
-    )
-    pod = ended_pod(code=75, notice=notice())
-    stopped = plan(make_observed(pod, job=make_job(spec, status=started())))
-    assert stopped.message.startswith(
-        "interrupted 1 time(s), and failurePolicy.maxInterruptions is 0; the last: "
-    )
+@pytest.mark.parametrize(("created", "began"), [(-1, None), (-600, -600)])
+def test_a_pod_that_is_deleted_before_it_has_a_node_backs_off_however_long_it_waited(
+    created: float, began: float | None
+) -> None:
+    pod = make_pod(node="", phase="Pending", created=after(created), **deleted(1, 0))
+    record = AttemptRecord(number=1, started=after(began) if began else None)
+    Story(Status(attempt=1, attempts=(record,))).look("attempt=2 start=+10", pod)
 
 
 # --- budgets --------------------------------------------------------------------------------------------
@@ -132,7 +108,7 @@ def test_interruptions_are_counted_within_their_window_alone() -> None:
         assert restart.exhausted(status, policy, ending, NOW) is None
     status = _counted(status, policy, steps=(0, 5), at=6100)
     found = restart.exhausted(status, policy, ending, NOW)
-    assert found is not None and "interrupted 3 time(s) within 3600 s" in found[1]
+    assert found is not None and found[0] == Reason.TOO_MANY_INTERRUPTIONS
     assert status.interruptions == 5 and len(status.interruption_times) == 3
 
 
@@ -151,24 +127,20 @@ def test_interruptions_that_save_nothing_wait_longer_each_time_and_end_at_last()
     assert restart.exhausted(status, policy, ending, NOW) is None, "the first says nothing yet"
     status = _counted(status, policy, steps=(7, 7), at=5000)
     found = restart.exhausted(status, policy, ending, NOW)
-    assert found is not None and found[0] == "NoProgress" and "maxNoProgress is 3" in found[1]
+    assert found is not None and found[0] == Reason.NO_PROGRESS
     saved = _counted(status, policy, steps=(7, 8), at=9000)
     assert saved.no_progress == 0 and restart.exhausted(saved, policy, ending, NOW) is None
 
 
 def test_an_attempt_that_is_given_up_before_it_has_saved_is_no_livelock() -> None:
     """As under each notice, where the successor is made while the old one still saves."""
-    status = replace(started(), attempts=(replace(started().attempts[0], durable_step=None),))
+    job = Story()
     for attempt in range(1, 8):
         pod = make_pod(attempt, notice=notice(60), **deleted())
-        o = make_observed(pod, job=make_job(status=status), nodes=(make_node(notice=notice(60)),))
-        made = plan(o).status
-        assert made is not None and made.attempt == attempt + 1 and made.next_start is None
+        job.look(f"attempt={attempt + 1} start=now", pod, nodes=(make_node(notice=notice(60)),))
         saved = told(Outcome.INTERRUPTED, attempt, step=9 * attempt, durableStep=9 * attempt, pod=deleted())
-        later = plan(make_observed(saved, make_pod(attempt + 1), job=make_job(status=made))).status
-        assert later is not None and later.known_durable_step == 9 * attempt
-        status = later
-    assert status.no_progress == 0 and status.interruptions == 7
+        job.look(f"durable={9 * attempt}", saved, make_pod(attempt + 1))
+    job.look("interruptions=7 noProgress=0", make_pod(8))
 
 
 def test_a_start_reckoned_by_a_clock_that_was_ahead_is_brought_forward() -> None:
@@ -176,10 +148,9 @@ def test_a_start_reckoned_by_a_clock_that_was_ahead_is_brought_forward() -> None
     failed = AttemptRecord(number=1, cause=Cause.FAILED, charged=True)
     unmade = AttemptRecord(number=2)
     status = Status(attempt=2, attempts=(failed, unmade), failures=1, next_start=after(300), active_since=NOW)
-    o = make_observed(job=make_job(raw_spec(failurePolicy={"backoffSeconds": 10}), status=status))
-    made = plan(o)
-    assert made.status is not None and made.status.next_start == after(10)
-    assert plan(replace(o, job=replace(o.job, status=made.status))).status is None, "once"
+    job = Story(status, failurePolicy={"backoffSeconds": 10})
+    job.look("start=+10")
+    job.look("unwritten")
     assert restart.with_earlier_start(replace(status, next_start=after(12)), policy, NOW, "uid") is None
     assert restart.with_earlier_start(replace(status, failures=0), policy, NOW, "uid") == replace(
         status, failures=0, next_start=NOW
@@ -191,8 +162,7 @@ def test_while_no_next_attempt_is_made_its_wait_stays() -> None:
     first = AttemptRecord(number=1, cause=Cause.SPOT_NOTICE)
     failed = AttemptRecord(number=2, cause=Cause.FAILED, charged=True)
     status = Status(attempt=2, attempts=(first, failed), failures=5, next_start=after(150))
-    made = plan(make_observed(job=make_job(raw_spec(suspend=True), status=status)))
-    assert made.status is None or made.status.next_start == after(150)
+    Story(status, suspend=True).look("start=+150")
 
 
 def test_two_half_gangs_that_let_go_at_once_do_not_come_back_at_once() -> None:
@@ -218,109 +188,64 @@ def test_of_an_image_that_keeps_its_own_checkpoints_no_lack_of_progress_is_known
 
 # --- a store that does not answer -----------------------------------------------------------------------
 SILENT = "s3://bucket/run at http://minio:9000 does not answer since 11:55:00Z: connection refused"
-
-
-def _condition(status: Status, kind: Condition = Condition.STORE_REACHABLE) -> ConditionStatus:
-    found = status.condition(kind)
-    assert found is not None
-    return found
+WAITS: dict[str, Any] = {"state": WAITING_FOR_STORE, "waitingFor": SILENT}
+UNREACHED = "StoreReachable=False/StoreUnreachable"
 
 
 def _gave_up(attempt: int, **more: Any) -> PodView:
     return told(Outcome.STORE_UNREACHABLE, attempt, message=SILENT, **more)
 
 
-def _ended(status: Status, pod: PodView, now: datetime = NOW, job: Job | None = None) -> Status:
-    job = job or make_job(status=status)
-    made = plan(make_observed(pod, job=replace(job, status=status), now=now))
-    assert made.status is not None
-    return made.status
+def _without_store(**policy: Any) -> Story:
+    """Its first attempt did not find its store."""
+    job = Story(failurePolicy=policy)
+    job.look("attempt=2 failures=0 interruptions=0 noProgress=0 !charged !Interrupted", _gave_up(1))
+    return job
+
+
+def _since(job: Story) -> datetime:
+    return condition(job.status, Condition.STORE_REACHABLE).last_transition_time
 
 
 def test_an_attempt_that_did_not_find_its_store_is_tried_again_uncharged_and_says_why() -> None:
-    status = _ended(started(), _gave_up(1))
-    assert (status.attempt, status.failures, status.interruptions, status.no_progress) == (2, 0, 0, 0)
-    record = status.record(1)
-    assert record is not None and record.cause == Cause.STORE_UNREACHABLE and record.charged is False
-    assert "http://minio:9000" in record.evidence
-    assert status.next_start == after(10)
-    shown = _condition(status)
-    assert (shown.status, shown.reason) == ("False", Reason.STORE_UNREACHABLE)
-    assert SILENT in shown.message and shown.last_transition_time == NOW
-    assert status.condition(Condition.INTERRUPTED) is None, "nothing was interrupted"
+    job = _without_store()
+    job.look(f"cause1=StoreUnreachable start=+10 {UNREACHED}")
+    assert _since(job) == NOW
 
 
 def test_the_exit_code_alone_says_it_where_the_runtime_is_ours() -> None:
-    assert _ended(started(), ended_pod(1, 69)).attempts[0].cause == Cause.STORE_UNREACHABLE
-    foreign = make_job(raw_spec(checkpoint={"mode": "Self"}), status=started())
-    status = _ended(started(), ended_pod(1, 69), job=foreign)
-    assert status.attempts[0].cause == Cause.FAILED and status.failures == 1
+    Story().look("cause1=StoreUnreachable", ended_pod(1, 69))
+    Story(checkpoint={"mode": "Self"}).look("cause1=Failed failures=1", ended_pod(1, 69))
 
 
 def test_the_pause_grows_with_each_attempt_that_does_not_find_it_up_to_half_an_hour() -> None:
-    status, now, waits = started(), NOW, []
-    for number in range(1, 12):
-        status = _ended(status, _gave_up(number), now)
-        assert status.next_start is not None
-        waits.append((status.next_start - now).total_seconds())
-        now = status.next_start + timedelta(seconds=300)
-    assert waits == [10, 20, 40, 80, 160, 320, 640, 1280, 1800, 1800, 1800]
-    assert status.failures == status.interruptions == 0
-    assert _condition(status).last_transition_time == NOW, "since the first of them"
+    job, now = Story(), 0.0
+    for number, wait in enumerate([10, 20, 40, 80, 160, 320, 640, 1280, 1800, 1800, 1800], 1):
+        job.look(f"start=+{wait} failures=0 interruptions=0", _gave_up(number), at=now)
+        now += wait + 300
+    assert _since(job) == NOW, "since the first of them"
 
 
-def test_the_outage_has_a_bound_of_its_own() -> None:
-    job = make_job(raw_spec(failurePolicy={"storeOutageSeconds": 3600}), status=started())
-    status = _ended(started(), _gave_up(1), NOW, job)
-    assert not status.terminal
-    status = _ended(status, _gave_up(2), after(3599), job)
-    assert not status.terminal
-    status = _ended(status, _gave_up(3), after(3600), job)
-    failed = _condition(status, Condition.FAILED)
-    assert failed.reason == Reason.STORE_UNREACHABLE
-    assert "storeOutageSeconds is 3600" in failed.message and "http://minio:9000" in failed.message
-    assert status.failures == 0
+def test_the_outage_has_a_bound_of_its_own_and_the_last_try_comes_when_that_does() -> None:
+    job = _without_store(storeOutageSeconds=3600)
+    job.look("!Failed", _gave_up(2), at=3599)
+    job.look("Failed=True/StoreUnreachable failures=0", _gave_up(3), at=3600)
+    _without_store(storeOutageSeconds=100, backoffSeconds=300).look("start=+100")
 
 
-def test_the_last_try_comes_when_the_bound_does() -> None:
-    job = make_job(
-        raw_spec(failurePolicy={"storeOutageSeconds": 100, "backoffSeconds": 300}), status=started()
-    )
-    status = _ended(started(), _gave_up(1), NOW, job)
-    assert status.next_start == after(100)
-
-
-def test_an_interrupted_job_has_not_recovered_while_it_waits_for_its_store() -> None:
-    status = _ended(started(), told(Outcome.INTERRUPTED, 1))
-    assert _condition(status, Condition.INTERRUPTED).status == "True"
-    waits = sample(attempt=2, step=0, state=WAITING_FOR_STORE, waitingFor=SILENT)
-    made = status_of(plan(make_observed(make_pod(2), job=make_job(status=status), sample=waits)))
-    assert _condition(made, Condition.INTERRUPTED).status == "True"
-
-
-def test_while_a_pod_waits_for_its_store_the_job_says_so_since_when_and_where() -> None:
-    waits = sample(step=0, state=WAITING_FOR_STORE, waitingFor=SILENT)
-    made = plan(make_observed(make_pod(), sample=waits))
-    assert made.status is not None
-    shown, running = _condition(made.status), _condition(made.status, Condition.RUNNING)
-    assert (shown.status, shown.reason) == ("False", Reason.STORE_UNREACHABLE) and SILENT in shown.message
-    assert running.reason == Reason.WAITING_FOR_STORE and SILENT in running.message
-    assert made.status.progress is not None and made.status.progress.waiting_for == SILENT
-    assert made.status.phase == Phase.RUNNING
-    warnings = [event for event in made.events if event.reason == Reason.STORE_UNREACHABLE]
-    assert [event.warning for event in warnings] == [True]
+def test_while_a_pod_waits_for_its_store_the_job_says_so_and_has_not_recovered() -> None:
+    job = Story()
+    job.look("Interrupted=True", told(Outcome.INTERRUPTED, 1))
+    expected = f"Interrupted=True Running=True/WaitingForStore phase=Running {UNREACHED}"
+    job.look(f"{expected} warns=StoreUnreachable", make_pod(2), sample=sample(0, 2, **WAITS))
+    assert job.status.progress is not None and job.status.progress.waiting_for == SILENT
 
 
 def test_an_outage_in_mid_training_is_told_at_once_and_its_end_too() -> None:
-    status = started(progress=ProgressStatus(state="Training", step=4, time=NOW))
+    job = Story(started(progress=ProgressStatus(state="Training", step=4, time=NOW)))
     trains = sample(step=5, startStep=0, waitingFor=SILENT)
-    made = status_of(plan(make_observed(make_pod(), job=make_job(status=status), sample=trains)))
-    shown = _condition(made)
-    assert shown.status == "False" and "trains on, and its saves fail" in shown.message
-    assert _condition(made, Condition.RUNNING).reason == Reason.TRAINING
-    back = sample(step=6, startStep=0)
-    made = status_of(plan(make_observed(make_pod(), job=make_job(status=made), sample=back)))
-    assert _condition(made).status == "True"
+    job.look(f"{UNREACHED} Running=True/Training", make_pod(), sample=trains)
+    job.look("StoreReachable=True", make_pod(), sample=sample(step=6, startStep=0))
 
 
 @pytest.mark.parametrize(
@@ -331,42 +256,27 @@ def test_the_store_is_back_when_a_start_has_got_past_it(
     state: str, start_step: int | None, back: bool
 ) -> None:
     """One that answers the first request and no other would else be waited for without end."""
-    status = _ended(started(), _gave_up(1))
-    now = after(100)
-    answers = replace(sample(attempt=2, state=state, startStep=start_step), at=now)
-    seen = make_observed(make_pod(2), job=make_job(status=status), sample=answers, now=now)
-    made = status_of(plan(seen))
-    shown = _condition(made)
-    assert (shown.status == "True") is back
-    assert shown.last_transition_time == (now if back else NOW)
+    job = _without_store()
+    answers = replace(sample(attempt=2, state=state, startStep=start_step), at=after(100))
+    job.look(f"StoreReachable={back}", make_pod(2), at=100, sample=answers)
+    assert _since(job) == (after(100) if back else NOW)
 
 
 def test_a_job_that_ends_between_two_polls_leaves_no_outage_behind() -> None:
-    status = _ended(started(), _gave_up(1))
-    done = _ended(status, told(Outcome.DONE, 2, startStep=40, step=200, durableStep=200), after(100))
-    assert done.phase is Phase.SUCCEEDED
-    shown = _condition(done)
-    assert (shown.status, shown.reason) == ("True", Reason.STORE_ANSWERS)
+    done = told(Outcome.DONE, 2, startStep=40, step=200, durableStep=200)
+    _without_store().look("phase=Succeeded StoreReachable=True/StoreAnswers", done, at=100)
 
 
 def test_an_attempt_that_trained_and_could_not_store_its_end_counts_as_an_interruption() -> None:
     """Else a store that is read and never written would have it trained again and again."""
-    status = _ended(started(), _gave_up(1, startStep=0, step=100, durableStep=0))
-    assert (status.failures, status.interruptions, status.no_progress) == (0, 1, 1)
+    Story().look("failures=0 interruptions=1 noProgress=1", _gave_up(1, startStep=0, step=100, durableStep=0))
 
 
 def test_peers_of_a_rank_that_did_not_find_its_store_are_not_charged() -> None:
-    job = make_job(raw_spec(workers=2), status=started())
     lost = told(Outcome.INTERRUPTED_LOST, 1, pod={"rank": 1}, reason="PeerLost", message="rank 0 is gone")
-    made = plan(make_observed(_gave_up(1), lost, job=job))
-    assert made.status is not None
-    assert made.status.attempts[0].cause == Cause.STORE_UNREACHABLE
-    assert (made.status.failures, made.status.interruptions) == (0, 0)
+    Story(workers=2).look("cause1=StoreUnreachable failures=0 interruptions=0", _gave_up(1), lost)
 
 
 def test_a_clock_that_was_ahead_does_not_lengthen_the_pause_for_the_store() -> None:
-    status = _ended(started(), _gave_up(1))
-    policy = make_job().spec
-    assert policy is not None
-    moved = restart.with_earlier_start(status, policy.failure_policy, after(-7200), "uid-1")
+    moved = restart.with_earlier_start(_without_store().status, FailurePolicy(), after(-7200), "uid-1")
     assert moved is not None and moved.next_start == after(-7190)

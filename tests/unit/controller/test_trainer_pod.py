@@ -89,6 +89,11 @@ def test_labels_and_annotations_of_the_template_stay_and_ours_are_added() -> Non
     assert meta["name"] == pod_name("job", "uid-1", 3) and meta["ownerReferences"][0]["controller"]
 
 
+def test_a_pod_carries_the_names_of_the_nodes_it_is_kept_off() -> None:
+    meta = trainer_pod.pod(make_job(), Status(attempt=1), POOL, Placement(avoid=("n2", "n1")))["metadata"]
+    assert meta["annotations"]["spottrain.io/avoids"] == "n1,n2"
+
+
 def test_a_long_job_name_gives_a_pod_name_that_is_a_host_name_and_unique() -> None:
     names = {pod_name("a.b-" + "x" * 240 + end, f"uid-{end}", 12) for end in "12"}
     assert len(names) == 2 and all(len(n) <= 63 and "." not in n for n in names)
