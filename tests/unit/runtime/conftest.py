@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.fresh import Fresh
+from tests.unit.runtime.sentences import Sentences, Told, of_error
 
 
 @pytest.fixture(scope="session")
@@ -14,3 +15,28 @@ def fresh() -> Iterator[Fresh]:
     fresh = Fresh()
     yield fresh
     fresh.close()
+
+
+@pytest.fixture(scope="session")
+def sentences() -> Iterator[Sentences]:
+    sentences = Sentences()
+    yield sentences
+    sentences.close()
+
+
+@pytest.fixture
+def told(request: pytest.FixtureRequest, sentences: Sentences) -> Told:
+    """Compares a text, or an error that was caught, with what sentences.txt has of this test."""
+
+    def compare(what: object) -> None:
+        text = of_error(what.value) if isinstance(what, pytest.ExceptionInfo) else str(what)
+        if "tmp_path" in request.fixturenames:
+            text = text.replace(str(request.getfixturevalue("tmp_path")), "TMP")
+        sentences.compare(request.path, request.node.name, text)
+
+    return compare
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if Sentences().renewing:
+        items[:] = [item for item in items if "told" in getattr(item, "fixturenames", ())]

@@ -38,6 +38,7 @@ from tests.support.snapshots import (
     same,
     unpack,
 )
+from tests.unit.runtime.sentences import Told
 
 TREE = {"w": torch.arange(10.0), "x": 1.5, "y": [torch.ones(3, dtype=torch.int8)]}
 SHARD = KEY + "r00000-00.safetensors"
@@ -103,15 +104,18 @@ def test_what_is_no_manifest_is_damaged(text: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "says"),
-    [(3, "has format 3, of a newer spottrain"), (1, "has format 1, of an older spottrain")],
+    "number",
+    [
+        3,
+        1,
+    ],
 )
-def test_another_format_is_named_and_not_taken_for_damage(number: int, says: str) -> None:
+def test_another_format_is_named_and_not_taken_for_damage(number: int, told: Told) -> None:
     store = pack({})
     body = json.loads(store.bodies[KEY + MANIFEST_NAME]) | {"format": number, "unheard": "of"}
-    with pytest.raises(CheckpointError, match=f"{says}; this one reads format 2. Use the image") as caught:
+    with pytest.raises(CheckpointError) as refused:
         Manifest.from_bytes(canonical(body))
-    assert caught.value.reason == "CheckpointIncompatible"
+    told(refused)
 
 
 def test_a_manifest_comes_back_as_it_was_and_its_checksum_is_of_all_the_rest() -> None:
@@ -170,20 +174,22 @@ def test_a_tensor_that_is_not_whole_is_noticed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("harm", "says"),
+    "harm",
     [
-        ({"shard": "r00009-00.safetensors"}, "r00009-00.safetensors, which it does not list"),
-        ({"offset": 30}, "a tensor ends at byte 62 of r00000-00.safetensors, which has 37"),
-        ({"start": (0, 0)}, "do not match"),
-        ({"start": (-1,)}, "is incomplete"),
-        ({"shape": (7,)}, "is incomplete"),
+        {"shard": "r00009-00.safetensors"},
+        {"offset": 30},
+        {"start": (0, 0)},
+        {"start": (-1,)},
+        {"shape": (7,)},
     ],
+    ids=str,
 )
-def test_pieces_that_contradict_their_shards_are_damaged(harm: dict[str, Any], says: str) -> None:
+def test_pieces_that_contradict_their_shards_are_damaged(harm: dict[str, Any], told: Told) -> None:
     store = pack_parts(torch.arange(8.0), boxes([8], 1), chunk_bytes=64)
     stored = read_manifest(store, KEY).tensors[0]
-    with pytest.raises(Damaged, match=says):
+    with pytest.raises(Damaged) as refused:
         unpack(change(store, tensors=(replace(stored, pieces=(replace(stored.pieces[0], **harm),)),)))
+    told(refused)
 
 
 def test_what_was_a_rank_s_own_comes_back_to_it_and_a_new_rank_gets_the_first_one_s() -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import io
 import json
-import re
 import subprocess
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
 from decimal import Decimal
+from difflib import ndiff
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from spottrain.cli.kubectl import Access
 from spottrain.errors import RunError
 
 from tests.support.costs import COST, ENDED, GOODPUT, attempt, document
+from tests.unit.runtime.sentences import Told
 
 NOW = datetime(2026, 11, 23, 15, tzinfo=UTC)
 Json = dict[str, Any]
@@ -43,66 +44,134 @@ def line(lines: list[str], start: str) -> str:
 
 
 # --- a job ----------------------------------------------------------------------------------------------
-def test_the_report_says_what_was_spent_on_what() -> None:
+UNKNOWN: Json = {"state": "Unknown", "unknownSeconds": "60"}
+FIRST_LEDGER = ("state", "spent", "use", "boot", "idle", "refunded", "unknownSeconds")
+HELD = [{"type": "Running", "status": "True", "reason": "Other"}]
+HELD += [{"type": "Suspended", "status": "True", "reason": "MaxCostReached"}]
+RUNNING = without(attempt(1), "ended", "cause")
+TIMED_OUT: Json = {"number": 1, "cause": "SchedulingTimeout", "ended": "2026-11-23T11:05:00Z"}
+
+
+def costs(*left_out: str, **more: Any) -> Json:
+    return {"cost": without(COST, *left_out) | more}
+
+
+def goodput(**more: Any) -> Json:
+    return {"goodput": GOODPUT | more}
+
+
+def attempts(*found: Json, **more: Any) -> Json:
+    return {"attempts": list(found), **more}
+
+
+SITUATIONS: dict[str, Json] = {
+    "failures are named beside interruptions": {"failures": 2},
+    "an attempt that never saved has lost all its steps": attempts(attempt(1, lastStep=50, durableStep=None)),
+    "an attempt that did not save has lost what came after its start": attempts(
+        attempt(1, lastStep=850, durableStep=None, startStep=800)
+    ),
+    "no steps known": attempts(attempt(1, lastStep=None)),
+    "a report behind its save": attempts(attempt(1, lastStep=790)),
+    "five attempts are no longer in the status": attempts(
+        *(attempt(number) for number in range(6, 26)), attempt=25
+    ),
+    "one attempt is no longer in the status": attempts(attempt(2)),
+    "parts of less than an hour are minutes": goodput(
+        **dict.fromkeys(BUCKETS, "0") | {"productive": "90", "startup": "30", "wanted": "120"}
+    ),
+    "parts that miss the wanted time": goodput(wanted="7700.000"),
+    "dearer than on-demand": costs(onDemandIdeal="10.000000", saving="-27.0%"),
+    "failed: a saving without a result": {"phase": "Failed"},
+    "running: no result yet": {"phase": "Running"},
+    "suspended: no result yet": {"phase": "Suspended"},
+    "no evaluation was reported": costs("bestStep"),
+    "node-hours without a price make the sum a lower bound": costs(**UNKNOWN),
+    "of no node-seconds nothing is unknown": costs(**UNKNOWN, idleSeconds="0", idle="0", use="0"),
+    "a part that the operator does not write is not free": costs("boot", "bootSeconds"),
+    "prices are missing for an unknown time": costs(state="Unknown"),
+    "an on-demand price is missing": costs(saving="Unknown", onDemandUnknownSeconds="3600"),
+    "no saving, for there is no goodput": costs(saving="Unknown") | {"goodput": None},
+    "no saving, for there is no report": costs(saving="Unknown") | goodput(runtime="Unknown"),
+    "no saving of an older operator": costs("saving"),
+    "nothing to compare with": costs(onDemandIdeal="0"),
+    "attempts without prices are not free": attempts(
+        attempt(1, spent="0", unknownSeconds="3900"),
+        attempt(2, spent="2.500000", unknownSeconds="10"),
+        without(attempt(3), "spent", "unknownSeconds"),
+    ),
+    "percentages that the operator does not know": goodput(paid="Unknown", runtime="Unknown"),
+    "no goodput": {"goodput": None},
+    "an operator that keeps no costs": {"goodput": None, "cost": None},
+    "a status of the first ledger": {"goodput": None, "cost": {name: COST[name] for name in FIRST_LEDGER}}
+    | attempts(attempt(1, spent=None)),
+    "an attempt that runs": attempts(RUNNING, phase="Running"),
+    "an attempt that is told to stop": attempts(RUNNING | {"stopping": "Suspended"}),
+    "an attempt that waits for nodes": attempts(
+        without(RUNNING, "bound", "lastStep", "durableStep"), phase="Pending"
+    ),
+    "an attempt that never had its nodes": attempts(
+        attempt(1, bound=None, cause="SchedulingTimeout", lastStep=None)
+    ),
+    "an older operator does not say since when it has its nodes": attempts(without(RUNNING, "bound")),
+    "suspended with what it had spent": attempts(attempt(1, cause="Suspended"), phase="Suspended"),
+    "suspended by its limit": {"phase": "Suspended", "conditions": HELD},
+    "resumed since": {"conditions": [{"type": "Suspended", "status": "False", "reason": "Resumed"}]},
+}
+"""What a status has instead of that of a job that has ended."""
+WITHOUT_NODES: dict[str, Json | None] = {
+    "new": None,
+    "empty": {},
+    "pending": {"phase": "Pending", "attempt": 1, "attempts": [{"number": 1, "capacityType": "Spot"}]},
+    "no capacity at first": {"phase": "Pending", "attempt": 2, "attempts": [TIMED_OUT, {"number": 2}]},
+    "attempts that are gone may have had nodes": {"phase": "Pending", "attempt": 25}
+    | attempts(*({"number": number, "cause": "SchedulingTimeout"} for number in range(6, 26))),
+}
+SPECS: dict[str, Json] = {"checkpoint": {"mode": "Self"}, "capacity": {"maxCost": "12.00"}}
+
+
+def test_the_report_fits_a_terminal_but_for_its_table() -> None:
+    for status in (ENDED, ENDED | costs(**UNKNOWN)):
+        lines = lines_of(status)
+        begin = lines.index(line(lines, "NO."))
+        assert max(map(len, lines[begin : begin + 3])) < 100
+        assert max(map(len, lines[:begin] + lines[begin + 3 :])) <= 80
+
+
+def test_a_report_says(told: Told) -> None:
     lines = lines_of(ENDED)
-    assert lines[0] == "gpt in namespace ml: Succeeded, 2 attempts, 1 interruption"
-    assert lines_of(ENDED | {"failures": 2})[0].endswith("1 interruption, 2 failures")
-    assert line(lines, "Spent").split()[:2] == ["Spent", "$12.70"]
-    parts = {name: line(lines, f"  {name}").split()[1] for name in ("use", "boot", "idle", "refunded")}
-    assert parts == {"use": "$12.00", "boot": "$1.60", "idle": "$0.10", "refunded": "-$1.00"}
-    assert line(lines, "Whole nodes").split()[2] == "$13.70"
-    assert "Prices: known for all node-hours, up to 2026-11-23 14:15Z." in lines
-    assert lines[-1] == "Not counted: storage, requests, traffic between zones."
+    told("\n".join(lines))
 
 
-def test_each_attempt_has_a_line_with_its_end_its_cost_and_the_steps_that_it_lost() -> None:
-    lines = lines_of(ENDED)
-    first, second = (re.split(r"  +", line(lines, number)) for number in ("1 ", "2 "))
-    assert first[:4] == ["1", "2 x p4d.24xlarge", "us-east-1b", "Spot"]
-    assert first[4:] == ["11-23 10:00Z", "55 min", "NodeLost", "$6.10", "12"], "since all nodes were there"
-    assert second[-3:] == ["Done", "$6.10", "0"]
-    assert not any("no longer in the status" in each for each in lines)
+@pytest.mark.parametrize("name", SITUATIONS)
+def test_a_report_says_otherwise(name: str, told: Told) -> None:
+    status = {key: value for key, value in (ENDED | SITUATIONS[name]).items() if value is not None}
+    lines = lines_of(status)
+    told("\n".join(each for each in ndiff(lines_of(ENDED), lines) if each[0] in "+-"))
 
 
-@pytest.mark.parametrize(
-    ("steps", "lost"),
-    [
-        ({"lastStep": 50, "durableStep": None}, "50"),
-        ({"lastStep": 850, "durableStep": None, "startStep": 800}, "50"),
-        ({"lastStep": None}, "-"),
-        ({"lastStep": 790, "durableStep": 800}, "0"),
-        ({"ended": None, "cause": ""}, "-"),
-    ],
-    ids=["never saved", "saved before it", "no steps known", "a report behind its save", "it runs"],
-)
-def test_steps_are_lost_back_to_the_last_checkpoint(steps: Json, lost: str) -> None:
-    lines = lines_of(ENDED | {"attempts": [attempt(1, **steps)]})
-    assert line(lines, "1 ").split()[-1] == lost
+@pytest.mark.parametrize("name", WITHOUT_NODES)
+def test_a_job_that_has_had_no_node_has_spent_nothing_yet(name: str, told: Told) -> None:
+    told("\n".join(lines_of(WITHOUT_NODES[name])))
 
 
-def test_of_more_than_twenty_attempts_it_says_which_are_gone_and_that_the_sums_have_them() -> None:
-    kept = [attempt(number) for number in range(6, 26)]
-    lines = lines_of(ENDED | {"attempt": 25, "attempts": kept})
-    assert line(lines, "Attempts 1 to 5 are no longer in the status").endswith("the sums above have all.")
-    assert sum(each.endswith(" 12") for each in lines) == 20
-    assert line(lines_of(ENDED | {"attempts": kept[-19:]}), "Attempts 1 to 6")
-    assert line(lines_of(ENDED | {"attempts": [attempt(2)]}), "Attempt 1 is no longer")
+@pytest.mark.parametrize("name", SPECS)
+def test_a_report_depends_on_the_spec(name: str, told: Told) -> None:
+    status = without(ENDED, "goodput")
+    lines = lines_of(status, spec={name: SPECS[name]})
+    told("\n".join(each for each in ndiff(lines_of(status), lines) if each[0] in "+-"))
+
+
+@pytest.mark.parametrize("limit", [12, 12.0])
+def test_a_limit_may_be_any_number(limit: float) -> None:
+    lines = lines_of(ENDED, spec={"capacity": {"maxCost": limit}})
+    assert line(lines, "Limit").split() == ["Limit", "$12.00", "capacity.maxCost"]
 
 
 def test_where_the_time_went_adds_up_to_a_hundred_percent() -> None:
     lines = lines_of(ENDED)
     begin = lines.index(line(lines, "WHERE THE TIME WENT"))
     rows = [each.split()[-2:] for each in lines[begin + 1 : begin + 10]]
-    assert rows[0] == ["1.84", "86.2"] and rows[-1] == ["2.13", "100.0"]
     assert sum(Decimal(share) for _, share in rows[:-1]) == 100
-    assert not any("do not add up" in each for each in lines)
-
-
-def test_the_parts_of_less_than_an_hour_are_minutes() -> None:
-    parts = dict.fromkeys(BUCKETS, "0") | {"productive": "90", "startup": "30", "wanted": "120"}
-    lines = lines_of(ENDED | {"goodput": GOODPUT | parts})
-    assert line(lines, "WHERE THE TIME WENT").split()[-2:] == ["MINUTES", "PERCENT"]
-    assert line(lines, "productive").split() == ["productive", "1.50", "75.0"]
 
 
 @pytest.mark.parametrize(
@@ -120,233 +189,6 @@ def test_rounded_shares_add_up_and_none_is_off_by_more_than_its_last_digit(secon
 
 def test_no_time_at_all_has_no_shares() -> None:
     assert percents([Decimal(0), Decimal(0)]) == [0, 0]
-
-
-def test_parts_that_miss_the_wanted_time_are_not_passed_off_as_all_of_it() -> None:
-    lines = lines_of(ENDED | {"goodput": GOODPUT | {"wanted": "7700.000"}})
-    assert line(lines, "These parts do not add up to the wanted time of 2.14 h")
-
-
-def test_the_three_goodputs_are_named_by_what_they_are_a_part_of() -> None:
-    found = [each for each in lines_of(ENDED) if each.startswith("Goodput")]
-    assert [re.findall(r"[0-9.]+ %", each)[0] for each in found] == ["86.9 %", "91.9 %", "93.8 %"]
-    assert "paid node-time" in found[0] and "all nodes were there" in found[1] and "wanted" in found[2]
-
-
-def test_the_saving_has_its_formula_s_numbers_beside_it() -> None:
-    said = line(lines_of(ENDED), "Saving against on-demand")
-    assert "62.0 % = 1 - $12.70 / $33.40" in said
-    assert round(100 * (1 - Decimal("12.70") / Decimal("33.40")), 1) == 62
-    assert "  ($33.40: its productive time and its waits for data at on-demand prices)" in lines_of(ENDED)
-    assert "36" not in said, "nothing is said of re-done work, which on-demand would not have paid"
-
-
-def test_a_job_that_was_dearer_than_on_demand_says_so() -> None:
-    cost = COST | {"onDemandIdeal": "10.000000", "saving": "-27.0%"}
-    said = line(lines_of(ENDED | {"cost": cost}), "Saving")
-    assert "-27.0 %, dearer than on-demand, = 1 - $12.70 / $10.00" in said
-
-
-@pytest.mark.parametrize(
-    ("phase", "said"),
-    [("Succeeded", ""), ("Failed", ", without a result"), ("Running", ", so far"), ("Suspended", ", so far")],
-)
-def test_a_saving_says_whether_there_is_a_result_for_it(phase: str, said: str) -> None:
-    lines = lines_of(ENDED | {"phase": phase})
-    assert line(lines, "Saving").startswith(f"Saving against on-demand{said}: 62.0 %")
-    assert any("no checkpoint has yet" in each for each in lines) == (said == ", so far")
-
-
-def test_what_was_paid_after_the_best_evaluation() -> None:
-    said = line(lines_of(ENDED), "Paid after the best")
-    assert said == "Paid after the best evaluation (step 4000): 0.25 node-hours of 2.12 node-hours."
-    said = line(lines_of(ENDED | {"cost": without(COST, "bestStep")}), "Paid after the best")
-    assert said.endswith("unknown, because no evaluation was reported.")
-
-
-# --- what is not known ----------------------------------------------------------------------------------
-def test_node_hours_without_a_price_make_the_sum_a_lower_bound_and_the_saving_unknown() -> None:
-    unknown = {"state": "Unknown", "unknownSeconds": "7560", "saving": "62.0%"}
-    lines = lines_of(ENDED | {"cost": COST | unknown})
-    assert "at least $12.70" in line(lines, "Spent")
-    assert line(lines, "Unknown: 2.10 node-hours without a price")
-    assert line(lines, "Saving").endswith("unknown, because 2.10 node-hours have no price.")
-    assert not any("Prices: known" in each for each in lines)
-
-
-def test_parts_of_which_prices_are_missing_are_no_exact_figures_and_not_free() -> None:
-    unknown = {"state": "Unknown", "unknownSeconds": "60", "idleSeconds": "0", "idle": "0", "use": "0"}
-    lines = lines_of(ENDED | {"cost": COST | unknown})
-    parts = {name: line(lines, f"  {name}").split("  ") for name in ("use", "boot", "idle", "refunded")}
-    found = {name: [each.strip() for each in words if each][1] for name, words in parts.items()}
-    assert found == {
-        "use": "unknown",
-        "boot": "at least $1.60",
-        "idle": "$0.00",
-        "refunded": "-$1.00 or more",
-    }, "of no node-seconds nothing is unknown"
-    assert "at least $13.70" in line(lines, "Whole nodes")
-
-
-def test_a_part_that_the_operator_does_not_write_is_not_free() -> None:
-    lines = lines_of(ENDED | {"cost": without(COST, "boot", "bootSeconds")})
-    assert line(lines, "  boot").split()[1] == "unknown"
-
-
-def test_a_missing_price_is_told_with_what_to_do_and_not_by_a_file_of_the_source() -> None:
-    text = "\n".join(lines_of(ENDED | {"cost": COST | {"state": "Unknown"}}))
-    assert "Unknown: some node-hours without a price" in text and "because some node-hours have" in text
-    assert "Add their prices to the chart's value `prices`." in text and ".md" not in text
-
-
-def test_the_report_fits_a_terminal_but_for_its_table() -> None:
-    unknown = {"state": "Unknown", "unknownSeconds": "60"}
-    for cost_of in (COST, COST | unknown):
-        lines = lines_of(ENDED | {"cost": cost_of})
-        begin = lines.index(line(lines, "NO."))
-        assert max(map(len, lines[begin : begin + 3])) < 100
-        assert max(map(len, lines[:begin] + lines[begin + 3 :])) <= 80
-
-
-@pytest.mark.parametrize(
-    ("status", "why"),
-    [
-        (
-            {"cost": COST | {"saving": "Unknown", "onDemandUnknownSeconds": "3600"}},
-            "1.00 node-hours have no on-demand",
-        ),
-        ({"cost": COST | {"saving": "Unknown"}, "goodput": None}, "no trainer has reported"),
-        (
-            {"cost": COST | {"saving": "Unknown"}, "goodput": GOODPUT | {"runtime": "Unknown"}},
-            "no trainer has reported",
-        ),
-        ({"cost": without(COST, "saving")}, "the operator has not computed it"),
-        ({"cost": COST | {"onDemandIdeal": "0"}}, "the operator has not computed it"),
-    ],
-    ids=["on-demand price", "no goodput", "no report", "older operator", "nothing to compare with"],
-)
-def test_an_unknown_saving_says_what_is_missing(status: Json, why: str) -> None:
-    said = line(lines_of(ENDED | status), "Saving against on-demand: unknown, because ")
-    assert why in said and "%" not in said
-
-
-def test_an_attempt_without_prices_is_unknown_and_not_free() -> None:
-    attempts = [
-        attempt(1, spent="0", unknownSeconds="3900"),
-        attempt(2, spent="2.500000", unknownSeconds="10"),
-        without(attempt(3), "spent", "unknownSeconds"),
-    ]
-    lines = lines_of(ENDED | {"attempts": attempts})
-    spent = [re.split(r"  +", line(lines, f"{number} "))[-2] for number in (1, 2, 3)]
-    assert spent == ["unknown", "at least $2.50", "unknown"]
-
-
-def test_percentages_that_the_operator_does_not_know_are_unknown() -> None:
-    lines = lines_of(ENDED | {"goodput": GOODPUT | {"paid": "Unknown", "runtime": "Unknown"}})
-    goodputs = [each.split(maxsplit=2)[2] for each in lines if each.startswith("Goodput")]
-    assert goodputs == ["unknown", "unknown", "93.8 % of the wanted time had all nodes"]
-
-
-@pytest.mark.parametrize(
-    ("more", "why"),
-    [
-        ({}, "No trainer has reported it yet, or the operator in the cluster is older"),
-        ({"spec": {"checkpoint": {"mode": "Self"}}}, "reports nothing (checkpoint.mode Self)"),
-    ],
-)
-def test_without_goodput_it_says_why(more: Json, why: str) -> None:
-    lines = lines_of(without(ENDED, "goodput"), **more)
-    assert why in line(lines, "Where the time went: unknown.")
-
-
-def test_a_job_of_an_operator_that_keeps_no_costs_is_not_free() -> None:
-    lines = lines_of(without(ENDED, "cost", "goodput"))
-    assert "The operator or the CRD in the cluster is older" in line(lines, "Cost: unknown.").replace(
-        "the op", "The op"
-    )
-    assert not any("$0" in each or each.startswith("Saving") for each in lines)
-
-
-def test_attempts_that_are_not_in_the_status_any_more_may_have_had_nodes() -> None:
-    waiting = [{"number": number, "cause": "SchedulingTimeout"} for number in range(6, 26)]
-    assert line(lines_of({"phase": "Pending", "attempt": 25, "attempts": waiting}), "Cost: unknown.")
-
-
-TIMED_OUT: Json = {"number": 1, "cause": "SchedulingTimeout", "ended": "2026-11-23T11:05:00Z"}
-
-
-@pytest.mark.parametrize(
-    "status",
-    [
-        None,
-        {},
-        {"phase": "Pending", "attempt": 1, "attempts": [{"number": 1}]},
-        {"phase": "Pending", "attempt": 2, "attempts": [TIMED_OUT, {"number": 2}]},
-    ],
-    ids=["new", "empty", "pending", "no capacity at first"],
-)
-def test_a_job_that_has_had_no_node_has_spent_nothing_yet(status: Json | None) -> None:
-    lines = lines_of(status)
-    assert line(lines, "Nothing was spent yet: no node has had pods of the job.")
-    assert line(lines, "Where the time went: unknown.")
-
-
-def test_a_status_of_the_first_ledger_is_read_as_far_as_it_goes() -> None:
-    """An operator that had status.cost, and nothing of time, saving or attempts."""
-    first = {
-        name: COST[name] for name in ("state", "spent", "use", "boot", "idle", "refunded", "unknownSeconds")
-    }
-    lines = lines_of(without(ENDED, "goodput") | {"cost": first, "attempts": [attempt(1, spent=None)]})
-    assert line(lines, "Spent").split()[1] == "$12.70" and not any("Whole nodes" in each for each in lines)
-    assert "unknown" in line(lines, "Saving")
-
-
-# --- unfinished -----------------------------------------------------------------------------------------
-def test_an_attempt_that_runs_has_its_duration_so_far_and_no_end() -> None:
-    running = without(attempt(1), "ended", "cause")
-    lines = lines_of(ENDED | {"phase": "Running", "attempts": [running]})
-    assert re.split(r"  +", line(lines, "1 "))[-4:] == ["4 h 50 min", "running", "$6.10", "-"]
-    stopping = lines_of(ENDED | {"attempts": [running | {"stopping": "Suspended"}]})
-    assert "stopping: Suspended" in line(stopping, "1 ")
-
-
-def test_an_attempt_that_has_pods_and_not_all_nodes_waits_for_them_and_does_not_run() -> None:
-    waiting = without(attempt(1), "ended", "cause", "bound", "lastStep", "durableStep")
-    found = report(jobs(document(ENDED | {"phase": "Pending", "attempts": [waiting]}), "it")[0], now=NOW)
-    row = re.split(r"  +", line(found.lines, "1 "))
-    assert row[4:] == ["11-23 10:00Z", "-", "waiting for nodes", "$6.10", "-"]
-    assert found.facts["attempts"][0]["seconds"] is None
-    given_up = attempt(1, bound=None, cause="SchedulingTimeout", lastStep=None)
-    row = re.split(r"  +", line(lines_of(ENDED | {"attempts": [given_up]}), "1 "))
-    assert row[5:7] == ["-", "SchedulingTimeout"]
-
-
-def test_an_attempt_that_trains_has_its_nodes_though_an_older_operator_does_not_say_since_when() -> None:
-    training = without(attempt(1), "ended", "cause", "bound")
-    row = re.split(r"  +", line(lines_of(ENDED | {"attempts": [training]}), "1 "))
-    assert row[5:7] == ["-", "running"]
-
-
-def test_a_suspended_job_is_reported_with_what_it_had_spent() -> None:
-    lines = lines_of(ENDED | {"phase": "Suspended", "attempts": [attempt(1, cause="Suspended")]})
-    assert lines[0].startswith("gpt in namespace ml: Suspended") and "$12.70" in line(lines, "Spent")
-
-
-@pytest.mark.parametrize("limit", [12, 12.0, "12.00"])
-def test_a_job_that_reached_its_limit_says_so(limit: Any) -> None:
-    held = [{"type": "Suspended", "status": "True", "reason": "MaxCostReached"}]
-    others = [{"type": "Running", "status": "True", "reason": "Other"}]
-    status = ENDED | {"phase": "Suspended", "conditions": others + held}
-    lines = lines_of(status, spec={"capacity": {"maxCost": limit}})
-    assert lines[0].startswith("gpt in namespace ml: Suspended (MaxCostReached), 2 attempts")
-    assert line(lines, "Limit").split() == ["Limit", "$12.00", "capacity.maxCost"]
-    past = [{"type": "Suspended", "status": "False", "reason": "Resumed"}]
-    assert "Resumed" not in lines_of(status | {"conditions": past})[0]
-
-
-def test_an_attempt_that_waits_for_nodes_has_no_start() -> None:
-    lines = lines_of({"phase": "Pending", "attempt": 1, "attempts": [{"number": 1, "capacityType": "Spot"}]})
-    assert line(lines, "1 ").split() == ["1", "-", "-", "Spot", "-", "-", "not", "started", "unknown", "-"]
 
 
 # --- JSON -----------------------------------------------------------------------------------------------
@@ -378,85 +220,44 @@ def said(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Callable[..., li
     return run
 
 
-def test_a_namespace_has_a_line_for_each_job_and_a_sum(said: Callable[..., list[str]]) -> None:
-    lines = said(a_list(document(ENDED), document(ENDED, name="bert")))
-    assert lines[0].split() == ["JOB", "PHASE", "SPENT", "WITHOUT", "A", "PRICE", "SAVING", "PAID", "GOODPUT"]
-    assert re.split(r"  +", lines[1]) == ["gpt", "Succeeded", "$12.70", "-", "62.0 %", "86.9 %"]
-    assert "2 jobs: $25.40" in lines and "Jobs that were deleted are in no sum." in lines[-1]
-    assert not any("team" in each.lower() for each in lines)
+def in_namespace(namespace: str, **status: Any) -> Json:
+    made = document(ENDED | status)
+    made["metadata"]["namespace"] = namespace
+    return made
 
 
-def test_unknown_prices_make_the_sum_at_least_that_much(said: Callable[..., list[str]]) -> None:
-    unknown = ENDED | {"cost": COST | {"state": "Unknown", "unknownSeconds": "3600"}}
-    older = without(ENDED, "cost")
-    lines = said(
-        a_list(document(ENDED), document(unknown, name="b"), document(older, name="c"), document(name="d"))
-    )
-    assert re.split(r"  +", lines[2]) == [
-        "b",
-        "Succeeded",
-        "at least $12.70",
-        "1.00 node-hours",
-        "unknown",
-        "86.9 %",
-    ]
-    assert re.split(r"  +", lines[3])[2] == "unknown" and re.split(r"  +", lines[4]) == ["d", *"-----"]
-    assert "4 jobs: at least $25.40, 1.00 node-hours without a price, 1 job without a cost" in lines
+WITHOUT_PRICE: Json = ENDED | costs(state="Unknown", unknownSeconds="3600")
+WITHOUT_COST, WITHOUT_SUM = without(ENDED, "cost"), ENDED | costs("spent")
+LISTS: dict[str, Json] = {
+    "each job and a sum": a_list(document(ENDED), document(ENDED, name="bert")),
+    "unknown prices make the sum a lower bound": a_list(
+        document(ENDED),
+        document(WITHOUT_PRICE, name="b"),
+        document(WITHOUT_COST, name="c"),
+        document(name="d"),
+    ),
+    "a cost without a sum": a_list(document(WITHOUT_SUM)),
+    "a cost without a sum among others": a_list(document(ENDED), document(WITHOUT_SUM, name="b")),
+    "the report of a cost without a sum": document(WITHOUT_SUM),
+    "a state of unknown is enough": a_list(document(ENDED | costs(state="Unknown"))),
+    "nothing known": a_list(document(ENDED | costs(state="Unknown", unknownSeconds="3600", spent="0"))),
+    "the report of nothing known": document(ENDED | costs(state="Unknown", unknownSeconds="3600", spent="0")),
+    "sums by team": a_list(
+        document(ENDED, team="vision"),
+        document(WITHOUT_PRICE, name="b", team="audio"),
+        document(ENDED, name="c", team="vision"),
+        document(ENDED, name="d"),
+    ),
+    "several namespaces": a_list(document(ENDED), in_namespace("speech")),
+    "no jobs": a_list(),
+}
 
 
-def test_a_cost_without_a_sum_is_unknown_in_its_row_and_in_the_sum(said: Callable[..., list[str]]) -> None:
-    silent = ENDED | {"cost": without(COST, "spent")}
-    lines = said(a_list(document(silent)))
-    assert re.split(r"  +", lines[1])[2] == "unknown" and "1 job: unknown, 1 job without a cost" in lines
-    both = said(a_list(document(ENDED), document(silent, name="b")))
-    assert "2 jobs: at least $12.70, 1 job without a cost" in both
-    report_of = said(document(silent))
-    assert line(report_of, "Spent").split()[1] == "unknown"
-    assert not any("Prices: known" in each for each in report_of)
-
-
-def test_a_state_of_unknown_is_enough_for_a_lower_bound(said: Callable[..., list[str]]) -> None:
-    unknown = ENDED | {"cost": COST | {"state": "Unknown"}}
-    assert "1 job: at least $12.70" in said(a_list(document(unknown)))
-    assert "at least $12.70" in line(said(document(unknown)), "Spent")
-
-
-def test_nothing_known_is_unknown_and_not_at_least_nothing(said: Callable[..., list[str]]) -> None:
-    nothing = ENDED | {"cost": COST | {"state": "Unknown", "unknownSeconds": "3600", "spent": "0"}}
-    assert "1 job: unknown, 1.00 node-hours without a price" in said(a_list(document(nothing)))
-    assert line(said(document(nothing)), "Spent").split()[1] == "unknown"
-
-
-def test_sums_by_team_where_a_job_has_one(said: Callable[..., list[str]]) -> None:
-    unknown = ENDED | {"cost": COST | {"state": "Unknown", "unknownSeconds": "3600"}}
-    lines = said(
-        a_list(
-            document(ENDED, team="vision"), document(unknown, name="b", team="audio"),
-            document(ENDED, name="c", team="vision"), document(ENDED, name="d"),
-        )
-    )  # fmt: skip
-    assert lines[0].split()[0] == "TEAM" and [each.split()[0] for each in lines[1:5]] == [
-        "vision",
-        "audio",
-        "vision",
-        "-",
-    ]
-    assert [each for each in lines if each.startswith("  team")] == [
-        "  team audio, 1 job: at least $12.70, 1.00 node-hours without a price",
-        "  team vision, 2 jobs: $25.40",
-        "  team (no team), 1 job: $12.70",
-    ]
-
-
-def test_jobs_of_several_namespaces_are_told_apart(said: Callable[..., list[str]]) -> None:
-    other = document(ENDED)
-    other["metadata"]["namespace"] = "speech"
-    lines = said(a_list(document(ENDED), other))
-    assert lines[0].startswith("NAMESPACE") and [each.split()[0] for each in lines[1:3]] == ["ml", "speech"]
-
-
-def test_a_namespace_without_jobs(said: Callable[..., list[str]]) -> None:
-    assert "There is no TrainingJob in" in said(a_list())[0]
+@pytest.mark.parametrize("name", LISTS)
+def test_a_namespace_has_a_line_for_each_job_and_sums(
+    name: str, said: Callable[..., list[str]], told: Told, tmp_path: Path
+) -> None:
+    told("\n".join(said(LISTS[name])))
 
 
 def test_sums_for_a_program(said: Callable[..., list[str]]) -> None:
@@ -485,9 +286,7 @@ def test_a_file_with_one_job_is_its_report_and_a_list_is_searched_by_name(
 
 
 def test_a_namespace_chooses_among_the_jobs_of_a_file(said: Callable[..., list[str]]) -> None:
-    other = document(ENDED | {"phase": "Failed"})
-    other["metadata"]["namespace"] = "speech"
-    both = a_list(document(ENDED), other)
+    both = a_list(document(ENDED), in_namespace("speech", phase="Failed"))
     assert said(both, "gpt", "-n", "speech")[0].startswith("gpt in namespace speech: Failed")
     assert "1 job: $12.70" in said(both, "-n", "ml") and "2 jobs: $25.40" in said(both)
     assert said(both, "-n", "vision")[0].endswith("jobs.json, namespace vision.")
@@ -514,60 +313,50 @@ def test_a_dash_is_standard_input(
     assert cost.main(["--file", "-"]) == 0 and "$12.70" in capsys.readouterr().out
 
 
-BAD: list[tuple[Any, list[str], str]] = [
-    (
-        {"kind": "Job", "apiVersion": "batch/v1"},
-        [],
-        "has Job where a TrainingJob of spottrain.io is expected",
-    ),
-    (
-        document() | {"apiVersion": "kubeflow.org/v1"},
-        [],
-        "has TrainingJob where a TrainingJob of spottrain.io",
-    ),
-    ({}, [], "has an object without kind where a TrainingJob"),
-    ([1], [], "has no object where a TrainingJob"),
-    (a_list({"kind": "Pod"}), [], "has Pod where a TrainingJob"),
-    (a_list(document()), ["bert"], "has no job of the name bert; its jobs: gpt"),
-    (a_list(document(), document()), ["gpt"], "has 2 jobs of the name gpt: choose by --namespace (ml)"),
-    (a_list(document()), ["gpt", "-n", "x"], "namespace x, has no job of the name gpt; its jobs: none"),
-    (document(), ["-n", "x"], "has no job in namespace x"),
-    (a_list() | {"items": 5}, [], ": the list.items cannot be read: a list is expected, not 5"),
-    ({"kind": ["\x1b[2J"]}, [], "has ['\\x1b[2J'] where a TrainingJob"),
-    ({"kind": "a\x1bb"}, [], "has a?b where a TrainingJob"),
-    (document({"attempts": 5}), [], "ml/gpt: status.attempts cannot be read: a list is expected, not 5"),
-    (document({"attempts": "abc"}), [], "status.attempts cannot be read: a list is expected, not 'abc'"),
-    (document({"attempts": ["abc"]}), [], "attempts[0] cannot be read: an object is expected, not 'abc'"),
-    (document({"conditions": 5}), [], "ml/gpt: status.conditions cannot be read: a list is expected, not 5"),
-    (document({"cost": 5}), [], "ml/gpt: status.cost cannot be read: an object is expected, not 5"),
-    (document({"phase": 5}), [], "ml/gpt: status.phase cannot be read: 5"),
-    (document({"attempts": [attempt(1, cause=[])]}), [], "status.attempts[0].cause cannot be read: []"),
-    (
-        document({"goodput": {"time": "0001-01-01T00:00:00+23:00"}}),
-        [],
-        "ml/gpt: status.goodput.time cannot be read: '0001-01-01T00:00:00+23:00'",
-    ),
-    (document({"attempts": [{"number": float("inf")}]}), [], "status.attempts[0].number cannot be read: inf"),
-    (document({"cost": {"spent": "1e999"}}), [], "ml/gpt: status.cost.spent cannot be read: '1e999'"),
-    (document({"cost": {"spent": "1e-999999"}}), [], "status.cost.spent cannot be read: '1e-999999'"),
-    (document({"attempt": "\x1b[2J"}), [], "ml/gpt: status.attempt cannot be read: '\\x1b[2J'"),
-    (document({"cost": {"spent": "much"}}), [], "ml/gpt: status.cost.spent cannot be read: 'much'"),
-    (document({"cost": {"spent": "NaN"}}), [], "ml/gpt: status.cost.spent cannot be read: 'NaN'"),
-    (document({"goodput": {"time": "noon"}}), [], "ml/gpt: status.goodput.time cannot be read: 'noon'"),
-    (document({"attempt": "two"}), [], "ml/gpt: status.attempt cannot be read: 'two'"),
-    (document({"attempts": [{"lastStep": 1}]}), [], "status.attempts[0] cannot be read: number is missing"),
+BAD: list[tuple[Any, list[str]]] = [
+    ({"kind": "Job", "apiVersion": "batch/v1"}, []),
+    (document() | {"apiVersion": "kubeflow.org/v1"}, []),
+    ({}, []),
+    ([1], []),
+    (a_list({"kind": "Pod"}), []),
+    (a_list(document()), ["bert"]),
+    (a_list(document(), document()), ["gpt"]),
+    (a_list(document()), ["gpt", "-n", "x"]),
+    (document(), ["-n", "x"]),
+    (a_list() | {"items": 5}, []),
+    ({"kind": ["\x1b[2J"]}, []),
+    ({"kind": "a\x1bb"}, []),
+    (document({"attempts": 5}), []),
+    (document({"attempts": "abc"}), []),
+    (document({"attempts": ["abc"]}), []),
+    (document({"conditions": 5}), []),
+    (document({"cost": 5}), []),
+    (document({"phase": 5}), []),
+    (document({"attempts": [attempt(1, cause=[])]}), []),
+    (document({"goodput": {"time": "0001-01-01T00:00:00+23:00"}}), []),
+    (document({"attempts": [{"number": float("inf")}]}), []),
+    (document({"cost": {"spent": "1e999"}}), []),
+    (document({"cost": {"spent": "1e-999999"}}), []),
+    (document({"attempt": "\x1b[2J"}), []),
+    (document({"cost": {"spent": "much"}}), []),
+    (document({"cost": {"spent": "NaN"}}), []),
+    (document({"goodput": {"time": "noon"}}), []),
+    (document({"attempt": "two"}), []),
+    (document({"attempts": [{"lastStep": 1}]}), []),
 ]
 
 
-@pytest.mark.parametrize(("given", "words", "why"), BAD, ids=[each[2] for each in BAD])
 def test_what_is_no_training_job_is_refused_with_a_sentence(
-    given: Any, words: list[str], why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], told: Told
 ) -> None:
-    file = tmp_path / "job.json"
-    file.write_text(json.dumps(given))
-    assert cost.main([*words, "--file", str(file)]) == 1
-    out, err = capsys.readouterr()
-    assert not out and err.startswith("spottrain: ") and why in err
+    file, said = tmp_path / "job.json", []
+    for given, words in BAD:
+        file.write_text(json.dumps(given))
+        assert cost.main([*words, "--file", str(file)]) == 1
+        out, err = capsys.readouterr()
+        assert not out and err.startswith("spottrain: ") and err.count("\n") == 1
+        said.append(err)
+    told("".join(said).rstrip("\n"))
 
 
 def test_a_file_that_is_not_there_or_no_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,6 +14,8 @@ from spottrain.data import Plan
 from spottrain.errors import ConfigurationError
 from spottrain.techniques.schedules import shape
 
+from tests.unit.runtime.sentences import Told
+
 IN_A_POD: dict[str, str] = {
     Env.JOB_UID: "uid",
     Env.JOB_NAME: "job",
@@ -23,65 +25,64 @@ IN_A_POD: dict[str, str] = {
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    "text",
     [
-        ("{", "SPOTTRAIN_TRAINING is not JSON"),
-        ("[]", "must be a JSON object"),
-        ('{"warmup": 3}', "spec.training.warmup is not a field; the fields are precision,"),
-        (
-            '{"precision": "fp8"}',
-            'spec.training.precision must be auto, bf16, fp16, fp32 or tf32, and is "fp8"',
-        ),
-        ('{"microBatchSize": 0}', "microBatchSize must be a whole number, at least 1, or auto, and is 0"),
-        ('{"globalBatchSize": 1.5}', "globalBatchSize must be a whole number, at least 1"),
-        ('{"maxSteps": true}', "maxSteps must be a whole number, at least 1, and is true"),
-        ('{"clipGradNorm": 0}', "clipGradNorm must be a number above 0"),
-        ('{"warmupSteps": -1}', "warmupSteps must be a whole number, at least 0"),
-        ('{"compile": "yes"}', "compile must be true or false"),
-        ('{"seed": "1"}', "seed must be a whole number"),
-        ('{"optimizer": "adamw"}', 'spec.training.optimizer must be an object, and is "adamw"'),
-        ('{"optimizer": {"lr": 1}}', "spec.training.optimizer.lr is not a field; the fields are name, "),
-        ('{"optimizer": {"learningRate": 1}}', "spec.training.optimizer lacks name"),
-        ('{"optimizer": {"name": "adamw", "momentum": 0.9}}', "momentum belongs to sgd"),
-        ('{"precision": "fp16", "gradientCompression": "powerSGD"}', "powerSGD with fp16 is refused"),
-        ('{"earlyStopping": {}}', "earlyStopping needs patience or target"),
-        ('{"data": {"numWorkers": "many"}}', "data.numWorkers must be a whole number, at least 0, or auto"),
-        ('{"activationCheckpointing": {"policy": "every"}}', "every belongs to the policy every"),
-        ('{"warmupSteps": 1, "warmupEpochs": 1}', "exclude each other; give one"),
-        ('{"compileMode": "default"}', "no effect unless compile is true"),
-        ('{"microBatchSize": 3, "globalBatchSize": 8}', "must be a multiple of microBatchSize"),
-        ('{"profile": {"wait": 9, "active": 2}, "maxSteps": 10}', "profile records past maxSteps"),
-        ('{"deterministic": 1}', "deterministic must be true or false"),
+        "{",
+        "[]",
+        '{"warmup": 3}',
+        '{"precision": "fp8"}',
+        '{"microBatchSize": 0}',
+        '{"globalBatchSize": 1.5}',
+        '{"maxSteps": true}',
+        '{"clipGradNorm": 0}',
+        '{"warmupSteps": -1}',
+        '{"compile": "yes"}',
+        '{"seed": "1"}',
+        '{"optimizer": "adamw"}',
+        '{"optimizer": {"lr": 1}}',
+        '{"optimizer": {"learningRate": 1}}',
+        '{"optimizer": {"name": "adamw", "momentum": 0.9}}',
+        '{"precision": "fp16", "gradientCompression": "powerSGD"}',
+        '{"earlyStopping": {}}',
+        '{"data": {"numWorkers": "many"}}',
+        '{"activationCheckpointing": {"policy": "every"}}',
+        '{"warmupSteps": 1, "warmupEpochs": 1}',
+        '{"compileMode": "default"}',
+        '{"microBatchSize": 3, "globalBatchSize": 8}',
+        '{"profile": {"wait": 9, "active": 2}, "maxSteps": 10}',
+        '{"deterministic": 1}',
     ],
+    ids=str,
 )
-def test_bad_training_settings(text: str, says: str) -> None:
+def test_bad_training_settings(text: str, told: Told) -> None:
     with pytest.raises(ConfigurationError) as error:
         Training.from_json(text)
-    assert says in str(error.value)
+    told(error)
 
 
 @pytest.mark.parametrize(
-    ("env", "says"),
+    "env",
     [
-        ({Env.CHECKPOINT_INTERVAL: "10 minutes"}, "use auto, 500steps, 90s, 10m or 1h"),
-        ({Env.CHECKPOINT_KEEP: "1"}, "SPOTTRAIN_CHECKPOINT_KEEP='1': must be a whole number, at least 2"),
-        ({Env.CHECKPOINT_ON_EXISTING: "maybe"}, "must be one of fail, resume, fresh"),
-        ({Env.ATTEMPT: "zero"}, "SPOTTRAIN_ATTEMPT='zero'"),
-        ({Env.GATE_UNTIL: "soon"}, "must be a number of seconds"),
-        ({Env.PROGRESS_PORT: "99999"}, "must be a port"),
-        ({Env.KNOWN_DURABLE_STEP: "-1"}, "must be a whole number, at least 0"),
-        ({Env.LOGS: "yes"}, "SPOTTRAIN_LOGS='yes': must be keep or off"),
-        ({LOG_FORMAT: "xml"}, "SPOTTRAIN_LOG_FORMAT='xml': must be one of auto, text, logfmt, json"),
-        ({Env.HANG_TIMEOUT: "0"}, "SPOTTRAIN_HANG_TIMEOUT='0': must be a number of seconds above 0"),
-        ({Env.INIT_FROM: "s3://b/p/"}, "is s3://b/p/, the checkpoint URI of this run itself"),
-        ({Env.INIT_IGNORE: "head.*"}, "SPOTTRAIN_INIT_IGNORE (--init-ignore) names parameters"),
-        ({Env.HANG_TIMEOUT: "soon"}, "SPOTTRAIN_HANG_TIMEOUT='soon': must be a number of seconds"),
+        {Env.CHECKPOINT_INTERVAL: "10 minutes"},
+        {Env.CHECKPOINT_KEEP: "1"},
+        {Env.CHECKPOINT_ON_EXISTING: "maybe"},
+        {Env.ATTEMPT: "zero"},
+        {Env.GATE_UNTIL: "soon"},
+        {Env.PROGRESS_PORT: "99999"},
+        {Env.KNOWN_DURABLE_STEP: "-1"},
+        {Env.LOGS: "yes"},
+        {LOG_FORMAT: "xml"},
+        {Env.HANG_TIMEOUT: "0"},
+        {Env.INIT_FROM: "s3://b/p/"},
+        {Env.INIT_IGNORE: "head.*"},
+        {Env.HANG_TIMEOUT: "soon"},
     ],
+    ids=lambda env: " ".join(map("=".join, env.items())),
 )
-def test_bad_variables(env: dict[str, str], says: str) -> None:
+def test_bad_variables(env: dict[str, str], told: Told) -> None:
     with pytest.raises(ConfigurationError) as error:
         RunConfig.from_env(IN_A_POD | env, script="train.py")
-    assert says in str(error.value)
+    told(error)
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,8 @@ from spottrain.core.training_spec import (
 )
 from spottrain.errors import ConfigurationError
 
+from tests.unit.runtime.sentences import Told
+
 
 def settings(manifest: str = "{}", **more: Any) -> Settings:
     arguments: dict[str, Any] = {
@@ -71,61 +73,51 @@ def test_epochs_of_unknown_length_are_no_end() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    "arguments",
     [
-        ({"max_steps": None}, r"the training has no end: set Trainer\(max_steps=...\) or epochs, or spec"),
-        ({"precision": "fp8"}, r"Trainer\(precision='fp8'\): must be auto, bf16, fp16, fp32 or tf32"),
-        ({"global_batch_size": 0}, r"Trainer\(global_batch_size=0\): must be a whole number, at least 1"),
-        ({"micro_batch_size": 0}, r"Trainer\(micro_batch_size=0\): must be .*, at least 1, or auto"),
-        ({"epochs": -1}, r"Trainer\(epochs=-1\): must be a whole number, at least 1"),
-        ({"warmup_steps": -1}, r"Trainer\(warmup_steps=-1\): must be a whole number, at least 0"),
-        ({"clip_grad_norm": 0.0}, r"Trainer\(clip_grad_norm=0.0\): must be a number above 0"),
-        ({"clip_grad_norm": float("nan")}, r"Trainer\(clip_grad_norm=nan\): must be a number above 0"),
-        ({"global_batch_size": "32"}, r"Trainer\(global_batch_size='32'\): must be a whole number"),
-        ({"global_batch_size": 32.0}, r"Trainer\(global_batch_size=32.0\): must be a whole number"),
-        ({"global_batch_size": True}, r"Trainer\(global_batch_size=True\): must be a whole number"),
-        ({"global_batch_size": None}, r"Trainer\(global_batch_size=None\): leave it out, or give a value"),
-        ({"micro_batch_size": 0.5}, r"Trainer\(micro_batch_size=0.5\): must be a whole number"),
-        ({"max_steps": "ten"}, r"Trainer\(max_steps='ten'\): must be a whole number"),
-        ({"epochs": 1.5}, r"Trainer\(epochs=1.5\): must be a whole number"),
-        ({"warmup_steps": 1.5}, r"Trainer\(warmup_steps=1.5\): must be a whole number"),
-        ({"warmup_fraction": 1.0}, r"Trainer\(warmup_fraction=1.0\): must be a number from 0 to below 1"),
-        (
-            {"warmup_epochs": 1, "warmup_fraction": 0.1},
-            "warmup_epochs and warmup_fraction exclude",
-        ),
-        ({"clip_grad_norm": "1"}, r"Trainer\(clip_grad_norm='1'\): must be a number"),
-        ({"clip_grad_norm": True}, r"Trainer\(clip_grad_norm=True\): must be a number"),
-        ({"seed": "x"}, r"Trainer\(seed='x'\): must be a whole number"),
-        ({"compile": "yes"}, r"Trainer\(compile='yes'\): must be true or false"),
-        ({"compile_mode": "fast"}, r"must be default, reduce-overhead or max-autotune"),
-        ({"deterministic": 1}, r"Trainer\(deterministic=1\): must be true or false"),
-        ({"precision": None}, r"Trainer\(precision=None\): leave it out"),
-        ({"num_workers": -1}, r"Trainer\(num_workers=-1\): must be a whole number, at least 0, or auto"),
-        ({"activation_checkpointing": "some"}, "must be none, all, auto, a number k"),
-        ({"activation_checkpointing": 0}, "must be none, all, auto, a number k"),
-        ({"early_stopping": 0}, "must be a spottrain.EarlyStopping, or the patience"),
-        ({"profile": {"wait": 1}}, "must be a spottrain.Profile"),
-        ({"gradient_compression": "topk"}, "must be none, bf16 or powerSGD"),
-        (
-            {"learning_rate_scaling": LearningRateScaling(rule="linear", baseBatchSize="256")},  # type: ignore[arg-type]
-            r"LearningRateScaling\(baseBatchSize='256'\)\): must be a whole number, at least 1",
-        ),
-        (
-            {"learning_rate_scaling": LearningRateScaling(rule="cubic", baseBatchSize=256)},
-            r"LearningRateScaling\(rule='cubic'\)\): must be none, linear or sqrt",
-        ),
-        ({"profile": Profile(active=0)}, r"Profile\(active=0\)\): must be a whole number, at least 1"),
-        (
-            {"activation_checkpointing": ActivationCheckpointing(policy="evry")},
-            r"ActivationCheckpointing\(policy='evry'\)\): must be none, every",
-        ),
-        ({"early_stopping": spottrain.EarlyStopping(patience=1.5)}, r"EarlyStopping\(patience=1.5\)\)"),  # type: ignore[arg-type]
+        {"max_steps": None},
+        {"precision": "fp8"},
+        {"global_batch_size": 0},
+        {"micro_batch_size": 0},
+        {"epochs": -1},
+        {"warmup_steps": -1},
+        {"clip_grad_norm": 0.0},
+        {"clip_grad_norm": float("nan")},
+        {"global_batch_size": "32"},
+        {"global_batch_size": 32.0},
+        {"global_batch_size": True},
+        {"global_batch_size": None},
+        {"micro_batch_size": 0.5},
+        {"max_steps": "ten"},
+        {"epochs": 1.5},
+        {"warmup_steps": 1.5},
+        {"warmup_fraction": 1.0},
+        {"warmup_epochs": 1, "warmup_fraction": 0.1},
+        {"clip_grad_norm": "1"},
+        {"clip_grad_norm": True},
+        {"seed": "x"},
+        {"compile": "yes"},
+        {"compile_mode": "fast"},
+        {"deterministic": 1},
+        {"precision": None},
+        {"num_workers": -1},
+        {"activation_checkpointing": "some"},
+        {"activation_checkpointing": 0},
+        {"early_stopping": 0},
+        {"profile": {"wait": 1}},
+        {"gradient_compression": "topk"},
+        {"learning_rate_scaling": LearningRateScaling(rule="linear", baseBatchSize="256")},  # type: ignore[arg-type]
+        {"learning_rate_scaling": LearningRateScaling(rule="cubic", baseBatchSize=256)},
+        {"profile": Profile(active=0)},
+        {"activation_checkpointing": ActivationCheckpointing(policy="evry")},
+        {"early_stopping": spottrain.EarlyStopping(patience=1.5)},  # type: ignore[arg-type]
     ],
+    ids=str,
 )
-def test_a_bad_argument_is_a_sentence(arguments: dict[str, Any], says: str) -> None:
-    with pytest.raises(ConfigurationError, match=says):
+def test_a_bad_argument_is_a_sentence(arguments: dict[str, Any], told: Told) -> None:
+    with pytest.raises(ConfigurationError) as refused:
         settings(**arguments)
+    told(refused)
 
 
 @pytest.mark.parametrize("of_loop", [False, True])

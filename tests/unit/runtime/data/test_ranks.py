@@ -17,6 +17,8 @@ from spottrain.data import Batches, Plan, Position, Step
 from spottrain.data.shuffle import order
 from spottrain.errors import ConfigurationError
 
+from tests.unit.runtime.sentences import Told
+
 splits = st.tuples(st.sampled_from([1, 2, 3, 4]), st.integers(1, 3), st.integers(1, 3))
 """Ranks, micro-batch size, accumulation."""
 
@@ -214,21 +216,18 @@ def test_the_order_of_a_checkpoint_stays_what_it_was() -> None:
 
 
 @pytest.mark.parametrize(
-    ("numbers", "says"),
+    "numbers",
     [
-        (
-            {"global_batch_size": 10, "ranks": 4},
-            "globalBatchSize 10 is not a multiple of 4 ranks x microBatchSize 2 = 8; ",
-        ),
-        ({"global_batch_size": 10, "ranks": 4}, "nearest that fit: 8 or 16"),
-        ({"global_batch_size": 4, "ranks": 4}, "nearest that fit: 8"),
-        ({"global_batch_size": 8, "ranks": 2, "rank": 2}, "rank 2 of 2: must be from 0 to 1"),
+        {"global_batch_size": 10, "ranks": 4},
+        {"global_batch_size": 4, "ranks": 4},
+        {"global_batch_size": 8, "ranks": 2, "rank": 2},
     ],
+    ids=str,
 )
-def test_bad_ranks(numbers: dict[str, Any], says: str) -> None:
+def test_bad_ranks(numbers: dict[str, Any], told: Told) -> None:
     with pytest.raises(ConfigurationError) as error:
         Plan(size=40, micro_batch_size=2, **numbers)
-    assert says in str(error.value)
+    told(error)
 
 
 def test_ranks_without_samples_of_their_own_repeat_the_first_with_no_weight() -> None:

@@ -13,6 +13,8 @@ from spottrain.core.run_config import RunConfig
 from spottrain.core.training_spec import Profile
 from spottrain.errors import ConfigurationError
 
+from tests.unit.runtime.sentences import Told
+
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -32,19 +34,21 @@ def test_a_window_past_the_end_of_the_run_is_refused_with_what_to_change() -> No
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    "text",
     [
-        ("{", "SPOTTRAIN_PROFILE is not JSON"),
-        ("[1]", "must be a JSON object"),
-        ('{"steps": 3}', "profile.steps is not a setting; the settings are wait, warmup and active"),
-        ('{"active": 0}', "profile.active is 0: it must be a whole number, at least 1"),
-        ('{"wait": true}', "profile.wait is True"),
-        ('{"warmup": "2"}', "profile.warmup is '2'"),
+        "{",
+        "[1]",
+        '{"steps": 3}',
+        '{"active": 0}',
+        '{"wait": true}',
+        '{"warmup": "2"}',
     ],
+    ids=str,
 )
-def test_a_bad_window_is_refused_by_name(text: str, words: str) -> None:
-    with pytest.raises(ConfigurationError, match=words):
+def test_a_bad_window_is_refused_by_name(text: str, told: Told) -> None:
+    with pytest.raises(ConfigurationError) as refused:
         Window.from_env({PROFILE: text})
+    told(refused)
 
 
 def test_no_window_is_no_profile() -> None:

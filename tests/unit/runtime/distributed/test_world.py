@@ -8,6 +8,8 @@ from spottrain.distributed.process_group import gpu_of, require_own_gpus
 from spottrain.distributed.world import World
 from spottrain.errors import ConfigurationError
 
+from tests.unit.runtime.sentences import Told
+
 
 def env(rank: str = "", size: str = "", local_rank: str = "", local_size: str = "") -> dict[str, str]:
     values = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": local_rank, "LOCAL_WORLD_SIZE": local_size}
@@ -40,24 +42,25 @@ def test_a_place_says_what_is_its_to_do() -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "says"),
+    "found",
     [
-        (env(rank="0"), "WORLD_SIZE is not set, but RANK=0"),
-        (env(size="2"), "RANK is not set, but WORLD_SIZE=2"),
-        (env("0", "2"), "LOCAL_RANK is not set, but RANK=0 WORLD_SIZE=2"),
-        (env("0", "2", "0"), "LOCAL_WORLD_SIZE is not set, but RANK=0"),
-        (env("2", "2", "0", "1"), "RANK=2 is not below WORLD_SIZE=2"),
-        (env("1", "4", "2", "2"), "LOCAL_RANK=2 is not below LOCAL_WORLD_SIZE=2"),
-        (env("0", "2", "1", "2"), "LOCAL_RANK=1 is above RANK=0"),
-        (env("0", "2", "0", "4"), "LOCAL_WORLD_SIZE=4 is above WORLD_SIZE=2"),
-        (env("-1", "2", "0", "2"), "RANK='-1' must be a whole number, at least 0"),
-        (env("0", "0", "0", "1"), "WORLD_SIZE='0' must be a whole number, at least 1"),
+        env(rank="0"),
+        env(size="2"),
+        env("0", "2"),
+        env("0", "2", "0"),
+        env("2", "2", "0", "1"),
+        env("1", "4", "2", "2"),
+        env("0", "2", "1", "2"),
+        env("0", "2", "0", "4"),
+        env("-1", "2", "0", "2"),
+        env("0", "0", "0", "1"),
     ],
+    ids=lambda env: " ".join(map("=".join, env.items())),
 )
-def test_what_cannot_be_is_refused_in_a_sentence(found: dict[str, str], says: str) -> None:
+def test_what_cannot_be_is_refused_in_a_sentence(found: dict[str, str], told: Told) -> None:
     with pytest.raises(ConfigurationError) as refused:
         World.from_env(found)
-    assert says in str(refused.value)
+    told(refused)
     assert refused.value.outcome is Outcome.BAD_CONFIGURATION
 
 

@@ -14,6 +14,8 @@ from spottrain.techniques.gradient_compression import PowerSGD, attach
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
+from tests.unit.runtime.sentences import Told
+
 
 @pytest.fixture(scope="module", autouse=True)
 def world_of_one() -> Iterator[None]:
@@ -65,18 +67,20 @@ def test_a_model_without_ddp_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize(
-    ("kind", "words", "sentence"),
+    ("kind", "words"),
     [
-        ("fp8", {}, "'fp8' is not known: use none, bf16, powerSGD"),
-        ("powerSGD", {"precision": "fp16"}, "would stay in the error feedback forever"),
-        ("powerSGD", {"matrix_rank": 0}, "matrix_rank=0 must be at least 1"),
-        ("powerSGD", {"start_step": 1}, "start_step=1 must be at least 2"),
-        ("powerSGD", {"min_compression_rate": 0.0}, "min_compression_rate=0.0 must be above 0"),
+        ("fp8", {}),
+        ("powerSGD", {"precision": "fp16"}),
+        ("powerSGD", {"matrix_rank": 0}),
+        ("powerSGD", {"start_step": 1}),
+        ("powerSGD", {"min_compression_rate": 0.0}),
     ],
+    ids=str,
 )
-def test_what_makes_no_sense_is_refused(kind: str, words: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(ConfigurationError, match=sentence):
+def test_what_makes_no_sense_is_refused(kind: str, words: dict[str, Any], told: Told) -> None:
+    with pytest.raises(ConfigurationError) as refused:
         attach(torch.nn.Linear(2, 2), kind, **words)
+    told(refused)
 
 
 # --- what of a state is taken ---------------------------------------------------------------------------

@@ -11,6 +11,8 @@ from spottrain.errors import ConfigurationError
 from spottrain.techniques import optimizers
 from spottrain.techniques.optimizers import make, rebuilt
 
+from tests.unit.runtime.sentences import Told
+
 
 def model() -> torch.nn.Module:
     torch.manual_seed(1)
@@ -86,23 +88,21 @@ def test_groups_keep_their_own_settings() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "words", "sentence"),
+    ("name", "words"),
     [
-        ("adam", {}, "'adam' is not known: use adafactor, adamw, sgd"),
-        (
-            "adamw",
-            {"momentum": 0.9},
-            "adamw has no momentum; it is a setting of sgd: adamw takes learning_rate, weight_decay",
-        ),
-        ("sgd", {"betas": (0.9, 0.95)}, "sgd has no betas; it is a setting of adamw"),
-        ("adafactor", {"momentum": 0.0}, "adafactor has no momentum"),
-        ("sgd", {"nesterov": True}, "cannot be made: Nesterov momentum requires a momentum"),
-        ("adamw", {"weight_decay": -1.0}, "cannot be made: Invalid weight_decay"),
+        ("adam", {}),
+        ("adamw", {"momentum": 0.9}),
+        ("sgd", {"betas": (0.9, 0.95)}),
+        ("adafactor", {"momentum": 0.0}),
+        ("sgd", {"nesterov": True}),
+        ("adamw", {"weight_decay": -1.0}),
     ],
+    ids=str,
 )
-def test_what_does_not_fit_is_refused_in_a_sentence(name: str, words: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(ConfigurationError, match=sentence):
+def test_what_does_not_fit_is_refused_in_a_sentence(name: str, words: dict[str, Any], told: Told) -> None:
+    with pytest.raises(ConfigurationError) as refused:
         make(name, model().parameters(), learning_rate=0.1, **words)
+    told(refused)
 
 
 def test_no_parameters_and_a_groups_strange_key_are_refused() -> None:

@@ -19,6 +19,8 @@ from spottrain.training.engine import Engine
 from spottrain.training.job_settings import NAMES
 from spottrain.training.run import Run
 
+from tests.unit.runtime.sentences import Told
+
 DOCS = Path(__file__).resolve().parents[4] / "docs" / "own-loop.md"
 CODE = re.compile(r"`([^`]+)`")
 STEP = re.compile(r"and `step`, which is `([^`]+)`")
@@ -237,30 +239,22 @@ def test_a_scheduler_made_before_make_optimizer_is_left_as_it_is_or_refused() ->
 
 # --- what a loop would get wrong without a word ---------------------------------------------------------
 @pytest.mark.parametrize(
-    ("manifest", "ranks", "own", "says"),
+    ("manifest", "ranks", "own"),
     [
-        ({}, 1, {"learning_rate_scaling": None}, r"add it to the call, .*\(global_batch_size=...\)"),
-        (
-            {"globalBatchSize": 100},
-            1,
-            {"global_batch_size": 64, "micro_batch_size": 32},
-            "globalBatchSize 100 .* is not a multiple of microBatchSize 32",
-        ),
-        (
-            {"globalBatchSize": 96},
-            2,
-            {"global_batch_size": 64, "micro_batch_size": 32},
-            "not a multiple of 2 ranks x microBatchSize 32",
-        ),
-        ({"microBatchSize": "auto"}, 1, {"micro_batch_size": 32}, "spottrain.techniques.find_batch_size"),
-        ({}, 1, {"num_workers": None}, r"job_settings\(num_workers=None\): leave it out, or give a value"),
+        ({}, 1, {"learning_rate_scaling": None}),
+        ({"globalBatchSize": 100}, 1, {"global_batch_size": 64, "micro_batch_size": 32}),
+        ({"globalBatchSize": 96}, 2, {"global_batch_size": 64, "micro_batch_size": 32}),
+        ({"microBatchSize": "auto"}, 1, {"micro_batch_size": 32}),
+        ({}, 1, {"num_workers": None}),
     ],
+    ids=str,
 )
 def test_what_does_not_fit_together_is_one_sentence(
-    manifest: Named, ranks: int, own: Named, says: str
+    manifest: Named, ranks: int, own: Named, told: Told
 ) -> None:
-    with pytest.raises(ConfigurationError, match=says):
+    with pytest.raises(ConfigurationError) as refused:
         arguments(manifest, ranks, **own)
+    told(refused)
 
 
 OWN = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)

@@ -1,0 +1,77 @@
+"""What the runtime says, word for word, in sentences.txt: a change of wording is read there as a diff.
+
+python -m tests.unit.runtime.sentences    writes the file anew
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import pytest
+from spottrain.errors import RunError
+
+FILE: Final = Path(__file__).with_suffix(".txt")
+FOLDER: Final = FILE.parent
+RENEW: Final = "SPOTTRAIN_RENEW_SENTENCES"
+MARGIN: Final = "  |"
+Told = Callable[[object], None]
+"""The fixture that compares an error that was caught, or a text, with what the file has of the test."""
+
+
+class Sentences:
+    """The texts of the file, and those that this run has found, by the test's file and name."""
+
+    def __init__(self) -> None:
+        self.renewing = bool(os.environ.get(RENEW))
+        self.known = read(FILE.read_text()) if FILE.exists() else {}
+        self.found: dict[tuple[str, str], str] = {}
+
+    def compare(self, file: Path, name: str, text: str) -> None:
+        key = (file.relative_to(FOLDER).as_posix(), name)
+        text = "\n".join(line.rstrip() for line in text.split("\n"))
+        self.found[key] = text
+        if not self.renewing:
+            assert text == self.known.get(key, ""), f"read the diff of `python -m {__name__}`"
+
+    def close(self) -> None:
+        if self.renewing:
+            FILE.write_text(written(self.found))
+
+
+def read(text: str) -> dict[tuple[str, str], str]:
+    found: dict[tuple[str, str], str] = {}
+    file = name = ""
+    for line in text.splitlines():
+        if line.startswith(MARGIN):
+            text = line.removeprefix(MARGIN).removeprefix(" ")
+            found[file, name] = f"{found[file, name]}\n{text}" if (file, name) in found else text
+        elif line.endswith(".py"):
+            file = line
+        else:
+            name = line
+    return found
+
+
+def written(found: dict[tuple[str, str], str]) -> str:
+    lines, last = [], ""
+    for (file, name), text in sorted(found.items()):
+        if file != last:
+            lines += ["", file]
+            last = file
+        lines += [name, *(f"{MARGIN} {line}".rstrip() for line in text.split("\n"))]
+    return "\n".join(lines[1:]) + "\n"
+
+
+def of_error(error: BaseException) -> str:
+    """Its class, its reason and its sentence."""
+    reason = f", {error.reason}" if isinstance(error, RunError) else ""
+    return f"{type(error).__name__}{reason}: {error}"
+
+
+if __name__ == "__main__":
+    os.environ[RENEW] = "1"
+    sys.exit(pytest.main(["-q", "-n", "0", str(FOLDER)]))
