@@ -10,7 +10,6 @@ import pytest
 from spottrain.contract import Outcome
 from spottrain.contract import Reason as TrainerReason
 from spottrain_operator.api.observed import (
-    Annotate,
     Create,
     Delete,
     Ended,
@@ -29,8 +28,6 @@ from spottrain_operator.names import (
     AVOIDS_ANNOTATION,
     PINNED_ANNOTATION,
     Cause,
-    Condition,
-    Phase,
     Reason,
     pod_name,
 )
@@ -40,7 +37,6 @@ from tests.builders import (
     KEY,
     NOW,
     after,
-    condition,
     deleted,
     ended_pod,
     make_job,
@@ -50,11 +46,11 @@ from tests.builders import (
     manifests,
     notice,
     raw_spec,
-    removed,
     started,
     status_of,
     told,
 )
+from tests.unit.controller.stories import Story
 
 SIZE = 3
 NODES = tuple(make_node(f"node-{rank}") for rank in range(SIZE))
@@ -85,6 +81,22 @@ def observed(*pods: PodView, status: Status | None = None, nodes: Any = NODES, *
     return make_observed(*pods, job=gang_job(status, **spec), nodes=nodes, **more)
 
 
+class Gang(Story):
+    """A story of a gang whose ranks were seen on their nodes."""
+
+    def __init__(self, status: Status | None = None, **spec: Any) -> None:
+        super().__init__(status or begun(), **{"workers": SIZE} | spec)
+
+    def look(self, expected: str, *pods: PodView, **more: Any) -> Plan:
+        return super().look(expected, *pods, **{"nodes": NODES} | more)
+
+
+HALF_MADE = replace(started(), attempts=(replace(started().attempts[0], ranks=(), started=None),))
+"""The status of a start whose pods are still being made."""
+SELF: dict[str, Any] = {"checkpoint": {"mode": "Self"}}
+PENDING: dict[str, Any] = {"node": "", "phase": "Pending"}
+
+
 def created(made: Plan) -> list[str]:
     return [pod["metadata"]["name"] for pod in manifests(made)]
 
@@ -100,16 +112,9 @@ def test_all_pods_of_a_start_are_made_at_once_behind_a_headless_service() -> Non
     assert [p["spec"]["hostname"] for p in pods] == created(made)
 
 
-def test_after_a_crash_between_two_posts_the_rest_is_made() -> None:
-    status = replace(started(), attempts=(replace(started().attempts[0], ranks=(), started=None),))
-    made = plan(observed(member(0), status=status))
-    assert created(made) == [pod_name(KEY.name, KEY.uid, 1, rank) for rank in (1, 2)]
-
-
-def test_a_start_that_has_begun_is_finished_though_the_clock_went_back() -> None:
-    status = replace(started(), attempts=(replace(started().attempts[0], ranks=(), started=None),))
-    made = plan(observed(member(0), member(2), status=replace(status, next_start=after(200))))
-    assert created(made) == [pod_name(KEY.name, KEY.uid, 1, 1)]
+def test_a_start_that_has_begun_is_finished_also_after_a_crash_and_though_the_clock_went_back() -> None:
+    Gang(HALF_MADE).look("creates=1,2", member(0))
+    Gang(replace(HALF_MADE, next_start=after(200))).look("creates=1", member(0), member(2))
 
 
 @pytest.mark.parametrize(("spec", "zoned", "together"), [({}, True, True), ({}, False, False)])
@@ -131,103 +136,101 @@ def test_the_zone_can_be_left_open() -> None:
 
 
 def test_a_gang_runs_when_all_of_it_runs() -> None:
-    pending = member(2, node="", phase="Pending", unschedulable="0/3 nodes are available")
-    status = status_of(plan(observed(member(0), member(1), pending)))
-    assert status.ready == "2/3" and not status.is_true(Condition.RUNNING)
-    scheduled = condition(status, Condition.SCHEDULED)
-    assert scheduled.message.startswith("2 of 3 pods have a node; ")
-    assert status_of(plan(observed(*map(member, range(SIZE))))).is_true(Condition.RUNNING)
+    job = Gang()
+    job.look("Running=False Scheduled=False", member(0), member(1), member(2, **PENDING, unschedulable="0/3"))
+    assert job.status.ready == "2/3"
+    job.look("Running=True", *map(member, range(SIZE)))
 
 
 # --- stopping -------------------------------------------------------------------------------------------
 def test_when_one_pod_fails_the_others_are_stopped_and_only_then_the_attempt_is_judged() -> None:
-    pods = (member(0), over(1, 1, message="boom"), member(2))
-    first = plan(observed(*pods))
-    record = status_of(first).attempts[-1]
-    assert (record.stopping, record.cause) == (Cause.FAILED, "") and removed(first) == {0, 2}
-    assert status_of(first).phase == Phase.STOPPING and not created(first)
-    ends = (over(0, 75, **deleted()), over(1, 1, message="boom"), over(2, 75, **deleted()))
-    last = status_of(plan(observed(*ends, status=first.status)))
-    assert (last.attempts[0].cause, last.attempt, last.failures) == (Cause.FAILED, 2, 1)
-    assert "rank 1" in last.attempts[0].evidence and "boom" in last.attempts[0].evidence
+    job, bad = Gang(), over(1, 1, message="boom")
+    job.look("stopping1=Failed !cause1 deletes=0,2 phase=Stopping !creates", member(0), bad, member(2))
+    job.look("!creates attempt=1", over(0, 75, **deleted()), bad, member(2, **deleted()))
+    ends = (over(0, 75, **deleted()), bad, over(2, 75, **deleted()))
+    job.look("cause1=Failed attempt=2 failures=1", *ends)
+    evidence = job.status.attempts[0].evidence
+    assert "rank 1" in evidence and "boom" in evidence
 
 
-def test_no_pod_of_the_next_attempt_is_made_while_one_of_the_last_still_works() -> None:
-    stopping = status_of(plan(observed(member(0), over(1, 1), member(2))))
-    made = plan(observed(over(0, 75, **deleted()), over(1, 1), member(2, **deleted()), status=stopping))
-    assert not created(made) and (made.status or stopping).attempt == 1
+@pytest.mark.parametrize("code", [75, 1, 137])
+def test_a_lost_node_explains_how_the_other_ranks_ended(code: int) -> None:
+    expected = "cause1=NodeLost failures=0 interruptions=1"
+    Gang().look(expected, over(0, code), member(1), over(2, code), nodes=(NODES[0], NODES[2]))
 
 
-@pytest.mark.parametrize(
-    ("code", "cause", "charged"),
-    [(75, Cause.NODE_LOST, 0), (1, Cause.NODE_LOST, 0), (137, Cause.NODE_LOST, 0)],
-)
-def test_a_lost_node_explains_how_the_other_ranks_ended(code: int, cause: Cause, charged: int) -> None:
-    pods = (over(0, code), member(1), over(2, code))
-    status = status_of(plan(observed(*pods, nodes=(NODES[0], NODES[2]))))
-    assert (status.attempts[0].cause, status.failures, status.interruptions) == (cause, charged, 1 - charged)
-
-
-def test_a_pod_deleted_by_hand_explains_the_crash_of_its_peers() -> None:
-    first = status_of(plan(observed(over(0, 1), member(1, **deleted()), over(2, 1))))
-    assert first.attempts[0].stopping == Cause.POD_DELETED
-    done = plan(observed(over(0, 1), over(1, 75, **deleted()), over(2, 1), status=first))
-    assert (status_of(done).attempts[0].cause, status_of(done).failures) == (Cause.POD_DELETED, 0)
-
-
-def test_what_we_delete_to_stop_the_rest_explains_nothing() -> None:
-    first = status_of(plan(observed(member(0), over(1, 137, reason="OOMKilled"), member(2))))
-    ends = (over(0, 143, **deleted()), over(1, 137, reason="OOMKilled"), over(2, 143, **deleted()))
-    done = status_of(plan(observed(*ends, status=first)))
-    assert (done.attempts[0].cause, done.failures) == (Cause.OUT_OF_MEMORY, 1)
+def test_a_pod_deleted_by_hand_explains_the_crash_of_its_peers_and_what_we_delete_explains_nothing() -> None:
+    job = Gang()
+    job.look("stopping1=PodDeleted", over(0, 1), member(1, **deleted()), over(2, 1))
+    job.look("cause1=PodDeleted failures=0", over(0, 1), over(1, 75, **deleted()), over(2, 1))
+    job, killed = Gang(), over(1, 137, reason="OOMKilled")
+    job.look("deletes=0,2", member(0), killed, member(2))
+    ends = (over(0, 143, **deleted()), killed, over(2, 143, **deleted()))
+    job.look("cause1=OutOfMemory failures=1", *ends)
 
 
 def test_bad_configuration_of_any_rank_ends_the_job() -> None:
     word = told(Outcome.BAD_CONFIGURATION, pod={"rank": 1, "node": "node-1"}, message="no such file")
-    status = status_of(plan(observed(over(0, 75), word, over(2, 75))))
-    assert status.phase == Phase.FAILED and "no such file" in status.attempts[0].evidence
+    Gang().look("phase=Failed", over(0, 75), word, over(2, 75))
+
+
+def test_a_notice_that_comes_later_excuses_no_crash() -> None:
+    job = Gang()
+    job.look("deletes=0,2", member(0), over(1, 1), member(2))
+    later = (NODES[0], NODES[1], replace(NODES[2], notice=notice(60)))
+    ends = (over(0, 75, **deleted()), over(1, 1), over(2, 75, **deleted()))
+    job.look("cause1=Failed failures=1", *ends, nodes=later)
+
+
+def test_a_rank_whose_pod_vanished_stops_the_others_and_its_name_is_never_used_twice() -> None:
+    Gang().look("stopping1=PodDeleted deletes=0,2 !creates", member(0), member(2))
+
+
+def test_a_gang_that_was_resized_while_nobody_looked_starts_again() -> None:
+    status = replace(begun(), attempts=(replace(begun().attempts[0], workers=SIZE),))
+    Gang(status, workers=2).look("stopping1=Replaced !creates", *map(member, range(SIZE)))
 
 
 # --- done -----------------------------------------------------------------------------------------------
 def test_rank_0_alone_says_that_it_is_done() -> None:
+    """It may still be storing the weights, and does not look as if it were starting."""
     others = told(Outcome.DONE, pod={"rank": 1, "node": "node-1"}, step=9)
-    assert (
-        not plan(observed(member(0), others, member(2))).status
-        or not status_of(plan(observed(member(0), others, member(2)))).terminal
-    ), "rank 0 may still be storing the weights"
-    first = told(Outcome.DONE, step=9)
-    made = plan(observed(first, others, member(2)))
-    assert status_of(made).phase == Phase.SUCCEEDED
+    Gang().look("!Succeeded Running=True", member(0), others, member(2))
+    Gang().look("phase=Succeeded", told(Outcome.DONE, step=9), others, member(2))
 
 
 def test_without_our_runtime_all_ranks_must_end_well() -> None:
-    own = {"checkpoint": {"mode": "Self"}}
-    assert not status_of(plan(observed(over(0, 0), over(1, 0), member(2), spec=own))).terminal
-    done = plan(observed(over(0, 0), over(1, 0), over(2, 0), spec=own))
-    assert status_of(done).phase == Phase.SUCCEEDED
-    assert status_of(plan(observed(over(0, 0), over(1, 0), over(2, 1), spec=own))).failures == 1
+    Gang(**SELF).look("!Succeeded !Failed", over(0, 0), over(1, 0), member(2))
+    Gang(**SELF).look("phase=Succeeded", over(0, 0), over(1, 0), over(2, 0))
+    Gang(**SELF).look("failures=1", over(0, 0), over(1, 0), over(2, 1))
 
 
 # --- notices --------------------------------------------------------------------------------------------
+DOOMED = (NODES[0], replace(NODES[1], notice=notice(100)), NODES[2])
+
+
 def test_the_pod_on_the_doomed_node_is_told_and_deleted_and_the_others_stop_with_it_by_themselves() -> None:
-    nodes = (NODES[0], replace(NODES[1], notice=notice(100)), NODES[2])
-    pods = tuple(map(member, range(SIZE)))
-    first = plan(observed(*pods, nodes=nodes))
-    assert [a.pod.rank for a in first.before if isinstance(a, Annotate)] == [1] and removed(first) == set()
+    job, pods = Gang(), tuple(map(member, range(SIZE)))
+    job.look("annotates=1 !deletes", *pods, nodes=DOOMED)
     noticed = (pods[0], replace(pods[1], notice=notice(100)), pods[2])
-    second = plan(observed(*noticed, nodes=nodes, annotated_at=after(-2)))
-    assert removed(second) == {1} and not created(second), "a gang's next attempt waits for the whole of it"
+    job.look("deletes=1 !creates", *noticed, nodes=DOOMED, annotated_at=after(-2))
     ends = (over(0, 75), over(1, 75, **deleted()), over(2, 75))
-    last = status_of(plan(observed(*ends, nodes=nodes)))
-    assert (last.attempts[0].cause, last.interruptions, last.failures) == (Cause.SPOT_NOTICE, 1, 0)
+    job.look("cause1=SpotNotice interruptions=1 failures=0", *ends, nodes=DOOMED)
 
 
 def test_ranks_of_another_runtime_are_all_told_to_stop_for_they_do_not_tell_each_other() -> None:
-    own = {"checkpoint": {"mode": "Self"}}
-    nodes = (NODES[0], replace(NODES[1], notice=notice(100)), NODES[2])
     pods = (member(0), member(1, notice=notice(100), **deleted()), member(2))
-    made = plan(observed(*pods, nodes=nodes, spec=own))
-    assert status_of(made).attempts[0].stopping == Cause.SPOT_NOTICE and removed(made) == {0, 2}
+    Gang(**SELF).look("stopping1=SpotNotice deletes=0,2", *pods, nodes=DOOMED)
+
+
+def test_a_peer_with_a_nearer_deadline_is_told_it_while_the_gang_stops() -> None:
+    job = Gang()
+    job.look("", over(0, 75), member(1), member(2))
+    nodes = (NODES[0], NODES[1], replace(NODES[2], notice=notice(20)))
+    job.look("annotates=2", over(0, 75), member(1), member(2), nodes=nodes)
+    told_it = (over(0, 75), member(1), member(2, notice=notice(20)))
+    made = job.look("", *told_it, nodes=nodes, annotated_at=after(-2))
+    assert [a.grace for a in made.before if isinstance(a, Delete)] == [18]
 
 
 # --- coming back ----------------------------------------------------------------------------------------
@@ -251,14 +254,12 @@ def test_exactly_as_many_pods_as_nodes_were_lost_ask_for_a_new_one() -> None:
 
 
 def test_a_pin_whose_node_goes_is_replaced_uncharged() -> None:
-    waiting = member(0, 2, node="", phase="Pending", pinned="node-0")
+    job, waiting = Gang(begun(2)), member(0, 2, **PENDING, pinned="node-0")
     others = [member(rank, 2, running_since=None) for rank in (1, 2)]
-    made = plan(observed(waiting, *others, status=begun(2), nodes=NODES[1:]))
-    assert status_of(made).attempts[-1].stopping == Cause.REPLACED and removed(made) == {0, 1, 2}
+    job.look("stopping2=Replaced deletes=0,1,2", waiting, *others, nodes=NODES[1:])
     gone = [over(rank, 75, 2, **deleted()) for rank in (1, 2)]
-    never_bound = member(0, 2, node="", phase="Pending", **deleted())
-    last = status_of(plan(observed(never_bound, *gone, status=made.status, nodes=NODES[1:])))
-    assert (last.attempt, last.interruptions, last.failures) == (3, 1, 0), "as many as before it"
+    never_bound = member(0, 2, **PENDING, **deleted())
+    job.look("attempt=3 interruptions=1 failures=0", never_bound, *gone, nodes=NODES[1:])
 
 
 def test_ranks_of_a_replaced_attempt_that_had_no_node_yet_keep_the_pin_they_had() -> None:
@@ -350,50 +351,33 @@ def test_nobody_returns_to_a_node_without_a_zone_where_the_gang_needs_one() -> N
 
 
 def test_a_full_zone_is_given_up_with_its_pins_after_the_time_for_half_a_gang() -> None:
-    full = (
-        "0/9 nodes are available: 3 Insufficient nvidia.com/gpu, 6 node(s) didn't match Pod's node affinity"
-    )
-    nodes = in_zones("a", "a", "a")
-    lost = member(1, 2, node="", phase="Pending", unschedulable=full)
+    job, nodes = Gang(begun(2)), in_zones("a", "a", "a")
+    lost = member(1, 2, **PENDING, unschedulable="3 Insufficient nvidia.com/gpu")
     pods = (member(0, 2, pinned="node-0"), lost, member(2, 2, pinned="node-2"))
-    late = NOW + timedelta(minutes=6)
-    stopped = status_of(plan(observed(*pods, status=begun(2), nodes=nodes, now=late)))
-    assert stopped.attempts[-1].stopping == Cause.SCHEDULING_TIMEOUT
+    job.look("stopping2=SchedulingTimeout", *pods, nodes=nodes, at=360)
     ends = (over(0, 75, 2, **deleted()), replace(lost, **deleted()), over(2, 75, 2, **deleted()))
-    made = plan(observed(*ends, status=stopped, nodes=nodes, now=late))
-    again = plan(observed(status=status_of(made), nodes=nodes, now=late + timedelta(minutes=6)))
+    job.look("attempt=3", *ends, nodes=nodes, at=360)
+    again = job.look("creates=0,1,2", nodes=nodes, at=720)
     assert pins_of(again) == ["", "", ""] and zones_of(again) == [[], [], []]
 
 
 def test_a_group_whose_pinned_nodes_are_taken_is_given_up_with_its_pins() -> None:
     """All or none are scheduled, so no pod says which node lacks room; without a limit it would never end."""
     waiting = [
-        member(rank, 2, node="", phase="Pending", pinned=pin, unschedulable="minCount", grouped=True)
+        member(rank, 2, **PENDING, pinned=pin, unschedulable="minCount", grouped=True)
         for rank, pin in enumerate(("node-0", "", "node-2"))
     ]
-    o = observed(*waiting, status=begun(2))
-    assert removed(plan(o)) == set()
-    made = plan(replace(o, now=NOW + timedelta(minutes=6)))
-    assert status_of(made).attempts[-1].stopping == Cause.SCHEDULING_TIMEOUT
-    free = [replace(pod, pinned="") for pod in waiting]
-    late = replace(observed(*free, status=begun(2)), now=NOW + timedelta(minutes=6))
-    assert removed(plan(late)) == set(), "in the only pool, and it blocks nobody"
+    free = [replace(pod, pinned="") for pod in waiting]  # in the only pool, where it blocks nobody
+    Gang(begun(2)).look("!deletes", *free, at=360)
+    job = Gang(begun(2))
+    job.look("!deletes", *waiting)
+    job.look("stopping2=SchedulingTimeout", *waiting, at=360)
 
 
 def test_a_pinned_pod_is_not_replaced_because_another_node_is_free_again() -> None:
-    waiting = member(
-        0,
-        2,
-        created=NOW,
-        node="",
-        phase="Pending",
-        pinned="node-0",
-        avoids=("node-1",),
-        unschedulable="0/3 nodes available",
-    )
+    waiting = member(0, 2, created=NOW, **PENDING, pinned="node-0", avoids=("node-1",), unschedulable="0/3")
     others = [member(rank, 2, running_since=None) for rank in (1, 2)]
-    made = plan(observed(waiting, *others, status=begun(2)))
-    assert not (made.status and made.status.attempts[-1].stopping) and removed(made) == set()
+    Gang(begun(2)).look("!stopping !deletes", waiting, *others)
 
 
 def test_the_nodes_are_looked_through_no_more_often_for_more_pods() -> None:
@@ -423,58 +407,36 @@ def test_the_nodes_are_looked_through_no_more_often_for_more_pods() -> None:
 def test_a_rank_that_was_pinned_in_vain_is_not_pinned_there_again() -> None:
     """`kubectl cordon`, or another job's pod, keeps the node from it for as long as it likes."""
     ranks = (RankRecord(rank=0), RankRecord(rank=2, node="node-2"))
-    status = replace(begun(2), attempts=(begun(2).attempts[0], replace(begun(2).attempts[1], ranks=ranks)))
+    first, second = begun(2).attempts
+    job = Gang(replace(begun(2), attempts=(first, replace(second, ranks=ranks))))
     full = "0/3 nodes are available"
-    waiting = member(0, 2, node="", phase="Pending", pinned="node-0", unschedulable=full)
-    stopped = status_of(plan(observed(waiting, member(2, 2), status=status)))
-    assert full in stopped.attempts[1].evidence
-    gone = (member(0, 2, node="", phase="Pending", **deleted()), over(2, 75, 2, **deleted()))
-    made = status_of(plan(observed(*gone, status=stopped)))
-    assert made.attempt == 3 and made.attempts[1].cause == Cause.REPLACED
-    assert placement.pins(observed(status=made), made) == {1: "node-1", 2: "node-2"}
-
-
-def test_pinned_pods_of_a_gang_that_is_placed_whole_wait_for_the_whole() -> None:
-    waiting = [
-        member(
-            rank, 2, node="", phase="Pending", pinned=f"node-{rank}", unschedulable="minCount", grouped=True
-        )
-        for rank in (0, 1)
-    ]
-    lost = member(2, 2, node="", phase="Pending", unschedulable="minCount", grouped=True)
-    made = plan(observed(*waiting, lost, status=begun(2)))
-    assert removed(made) == set()
+    job.look("", member(0, 2, **PENDING, pinned="node-0", unschedulable=full), member(2, 2))
+    assert full in job.status.attempts[1].evidence
+    job.look("attempt=3 cause2=Replaced", member(0, 2, **PENDING, **deleted()), over(2, 75, 2, **deleted()))
+    assert placement.pins(observed(status=job.status), job.status) == {1: "node-1", 2: "node-2"}
 
 
 def test_a_group_that_can_not_be_completed_is_given_up_uncharged() -> None:
     """The native API was switched off between two of its pods."""
-    status = replace(started(), attempts=(replace(started().attempts[0], ranks=(), started=None),))
-    half = [member(rank, node="", phase="Pending", grouped=True) for rank in (0, 1)]
-    made = plan(observed(*half, status=status))
-    assert status_of(made).attempts[0].stopping == Cause.REPLACED and not created(made)
+    half = [member(rank, **PENDING, grouped=True) for rank in (0, 1)]
+    Gang(HALF_MADE).look("stopping1=Replaced !creates", *half)
 
 
 def test_a_half_gang_lets_go_after_its_time_and_comes_back_later_than_others() -> None:
-    waiting = member(2, node="", phase="Pending", unschedulable="Insufficient nvidia.com/gpu")
-    o = observed(member(0), member(1), waiting)
-    assert removed(plan(o)) == set()
-    late = replace(o, now=NOW + timedelta(minutes=6))
-    made = plan(late)
-    assert status_of(made).attempts[-1].stopping == Cause.SCHEDULING_TIMEOUT and removed(made) == {0, 1, 2}
-    assert "2 of 3 pods have a node" in status_of(made).attempts[-1].evidence
-    ends = [over(0, 75, **deleted()), over(1, 75, **deleted()), member(2, node="", **deleted())]
-    last = status_of(plan(replace(observed(*ends, status=made.status), now=late.now)))
-    assert (last.attempt, last.interruptions, last.failures) == (2, 0, 0), "dry capacity uses no budget"
-    assert last.next_start is not None and last.next_start > late.now + timedelta(seconds=10)
-    again = plan(replace(observed(*ends, status=last), now=last.next_start + timedelta(seconds=1)))
-    annotations = [a.manifest["metadata"]["annotations"] for a in again.after if isinstance(a, Create)]
-    assert len(annotations) == 3 and not [a for a in annotations if PINNED_ANNOTATION in a], "all look again"
+    job, waiting = Gang(), member(2, **PENDING, unschedulable="Insufficient nvidia.com/gpu")
+    job.look("!deletes", member(0), member(1), waiting)
+    job.look("stopping1=SchedulingTimeout deletes=0,1,2", member(0), member(1), waiting, at=360)
+    assert "2 of 3 pods have a node" in job.status.attempts[-1].evidence
+    ends = [over(0, 75, **deleted()), over(1, 75, **deleted()), member(2, **PENDING, **deleted())]
+    job.look("attempt=2 interruptions=0 failures=0", *ends, at=360)
+    start = job.status.next_start
+    assert start is not None and start > after(370)
+    again = job.look("creates=0,1,2", *ends, at=(start - NOW).total_seconds() + 1)
+    assert pins_of(again) == ["", "", ""], "all look again"
 
 
 def test_a_lone_pod_in_the_only_pool_waits_for_ever() -> None:
-    waiting = make_pod(node="", phase="Pending", unschedulable="no nodes")
-    made = plan(make_observed(waiting, now=NOW + timedelta(days=2)))
-    assert not [a for a in (*made.before, *made.after) if isinstance(a, Delete)]
+    Story().look("!deletes", make_pod(**PENDING, unschedulable="no nodes"), at=2 * 86400)
 
 
 # --- what is written ------------------------------------------------------------------------------------
@@ -486,12 +448,6 @@ def test_each_rank_is_in_the_record_and_its_outcome_is_held_until_it_is() -> Non
         (0, "node-0", 75), (1, "node-1", 79), (2, "node-2", 75),
     ]  # fmt: skip
     assert {a.pod.rank for a in made.after if isinstance(a, Release)} == {0, 1, 2}
-
-
-def test_a_rank_whose_pod_vanished_stops_the_others() -> None:
-    made = plan(observed(member(0), member(2)))
-    assert status_of(made).attempts[0].stopping == Cause.POD_DELETED and removed(made) == {0, 2}
-    assert not created(made), "a pod's name is never used twice"
 
 
 # --- queues and schedulers that start all or none ---------------------------------------------------------
@@ -519,46 +475,23 @@ def test_volcano_has_a_pod_group_for_each_attempt() -> None:
     assert names == {group.manifest["metadata"]["name"]}
 
 
-# --- verdicts that a reader with fresh eyes found wrong ---------------------------------------------------
-def test_a_notice_that_comes_later_excuses_no_crash() -> None:
-    first = status_of(plan(observed(member(0), over(1, 1), member(2))))
-    later = (NODES[0], NODES[1], replace(NODES[2], notice=notice(60)))
-    ends = (over(0, 75, **deleted()), over(1, 1), over(2, 75, **deleted()))
-    last = status_of(plan(observed(*ends, nodes=later, status=first)))
-    assert (last.attempts[0].cause, last.failures) == (Cause.FAILED, 1)
-
-
 def test_a_part_of_a_gang_that_a_quota_holds_up_lets_go_too() -> None:
-    no = Refusal(
-        generation=1,
-        reason=Reason.QUOTA_EXCEEDED,
-        message="exceeded quota: gpus",
-        at=NOW,
-        retry=timedelta(seconds=20),
-    )
-    seen = replace(begun(), attempts=(replace(begun().attempts[0], ranks=begun().attempts[0].ranks[:2]),))
-    o = replace(observed(member(0), member(1), status=seen, refusal=no), now=NOW + timedelta(minutes=6))
-    made = plan(o)
-    assert status_of(made).attempts[0].stopping == Cause.SCHEDULING_TIMEOUT and removed(made) == {0, 1}
-    assert "1 could not be created: exceeded quota" in status_of(made).attempts[0].evidence
+    quota = Reason.QUOTA_EXCEEDED
+    no = Refusal(generation=1, reason=quota, message="gpus", at=NOW, retry=timedelta(seconds=20))
+    first = begun().attempts[0]
+    job = Gang(replace(begun(), attempts=(replace(first, ranks=first.ranks[:2]),)))
+    job.look("stopping1=SchedulingTimeout deletes=0,1", member(0), member(1), at=360, refusal=no)
+    assert "gpus" in job.status.attempts[0].evidence
 
 
-def test_pods_that_wait_in_a_queue_are_not_taken_out_of_it() -> None:
+def test_pods_that_wait_in_a_queue_are_not_taken_out_of_it_nor_the_moment_they_are_admitted() -> None:
     waiting = [
-        member(rank, 2, node="", phase="Pending", pinned=f"node-{rank}", queued=True, unschedulable="gated")
+        member(rank, 2, **PENDING, pinned=f"node-{rank}", queued=True, unschedulable="gated")
         for rank in range(SIZE)
     ]
-    late = replace(observed(*waiting, status=begun(2), spec={"queueName": "q"}), now=after(9999))
-    assert removed(plan(late)) == set()
     admitted = [replace(pod, queued=False) for pod in waiting[1:]] + [member(0, 2)]
-    assert removed(plan(replace(late, pods=tuple(admitted)))) == set(), "nor the moment it is admitted"
-
-
-def test_a_gang_that_was_resized_while_nobody_looked_starts_again() -> None:
-    status = replace(begun(), attempts=(replace(begun().attempts[0], workers=SIZE),))
-    job = make_job(raw_spec(workers=2), status=status)
-    made = plan(make_observed(*map(member, range(SIZE)), job=job, nodes=NODES))
-    assert status_of(made).attempts[0].stopping == Cause.REPLACED and not created(made)
+    for pods in (waiting, admitted):
+        Gang(begun(2), queueName="q").look("!deletes", *pods, at=9999)
 
 
 def test_nodes_of_ranks_that_are_no_more_are_free_for_those_that_lost_theirs() -> None:
@@ -581,22 +514,6 @@ def test_a_gang_stays_in_its_pool_while_survivors_keep_their_nodes_there() -> No
     assert last.attempts[-1].pool == "default"
 
 
-def test_a_rank_that_is_done_first_does_not_look_as_if_it_were_starting() -> None:
-    others = told(Outcome.DONE, pod={"rank": 1, "node": "node-1"}, step=9)
-    status = status_of(plan(observed(member(0), others, member(2))))
-    assert status.is_true(Condition.RUNNING)
-
-
-def test_a_peer_with_a_nearer_deadline_is_told_it_while_the_gang_stops() -> None:
-    stopping = status_of(plan(observed(over(0, 75), member(1), member(2))))
-    nodes = (NODES[0], NODES[1], replace(NODES[2], notice=notice(20)))
-    made = plan(observed(over(0, 75), member(1), member(2), nodes=nodes, status=stopping))
-    assert [a.pod.rank for a in made.before if isinstance(a, Annotate)] == [2]
-    told_it = (over(0, 75), member(1), member(2, notice=notice(20)))
-    made = plan(observed(*told_it, nodes=nodes, status=stopping, annotated_at=after(-2)))
-    assert [a.grace for a in made.before if isinstance(a, Delete)] == [18]
-
-
 @pytest.mark.parametrize(
     ("code", "reason", "seconds", "failures"),
     [
@@ -617,15 +534,14 @@ def test_a_crash_that_is_seen_late_is_no_deletion_of_ours(
     finished = asked["deleted"] - timedelta(seconds=asked["deletion_grace"]) + timedelta(seconds=seconds)
     end = Ended(exit_code=code, reason=reason, message="boom", finished=finished)
     crashed = over(1, code, **asked | {"ended": end})
-    last = status_of(plan(observed(word, crashed, over(2, 143, **asked), status=stopping)))
-    assert (last.failures, last.interruptions) == (failures, 1 - failures), "SIGTERM may end it so, if later"
+    expected = f"failures={failures} interruptions={1 - failures}"  # SIGTERM may end it so, if later
+    Gang(stopping).look(expected, word, crashed, over(2, 143, **asked))
 
 
 def test_a_limit_of_its_own_that_is_seen_late_is_charged() -> None:
     word, stopping = _peer_lost()
     evicted = replace(over(1, 137, **deleted()), reason="Evicted")
-    last = status_of(plan(observed(word, evicted, over(2, 143, **deleted()), status=stopping)))
-    assert (last.attempts[0].cause, last.failures) == (Cause.FAILED, 1)
+    Gang(stopping).look("cause1=Failed failures=1", word, evicted, over(2, 143, **deleted()))
 
 
 def _peer_lost() -> tuple[PodView, Status]:
@@ -639,7 +555,6 @@ def _peer_lost() -> tuple[PodView, Status]:
 Json = dict[str, Any]
 # --- where Karpenter adds the nodes ---------------------------------------------------------------------
 HOST = "kubernetes.io/hostname"
-DOOMED = (NODES[0], replace(NODES[1], notice=notice(60)), NODES[2])
 KARPENTER = {"pools": [{"name": "default", "preset": "Karpenter"}]}
 
 
