@@ -35,7 +35,8 @@ class Act:
 
 
 class Stage:
-    """`compiled`: whether scenes may compile; the folder of compiled kernels is shared by all of them."""
+    """`compiled`: whether scenes will compile; else the compiler is imported for the first one that does. The
+    folder of compiled kernels is shared by all of them."""
 
     def __init__(self, folder: Path, *, lanes: int = 1, compiled: bool = False, s3: bool = False) -> None:
         self._folder = folder
@@ -54,11 +55,11 @@ class Stage:
                 server = stack.enter_context(s3server.running(self._folder / "s3"))
                 server.make_bucket(BUCKET)
             kernels = {"TORCHINDUCTOR_CACHE_DIR": str(self._folder / "inductor")}
-            zygotes = [start_zygote(seed, **kernels) for seed in range(self._lanes + 1)]
+            zygotes = self._zygotes = [start_zygote(seed, **kernels) for seed in range(self._lanes + 1)]
             for zygote in zygotes:
                 stack.callback(zygote.close)
-                if self._compiled:
-                    zygote.preload("torch._inductor.compile_fx")
+            if self._compiled:
+                self._import_compiler()
             self.players = [
                 Player(self._folder / f"lane-{lane}", zygotes[lane : lane + 2], server)
                 for lane in range(self._lanes)
@@ -75,8 +76,15 @@ class Stage:
             logs = _logs(played) if verdict.problems or verdict.saved < verdict.noticed else ""
         return Act(scene=scene, verdict=verdict, codes=codes, logs=logs)
 
+    def _import_compiler(self) -> None:
+        for zygote in self._zygotes:
+            zygote.preload("torch._inductor.compile_fx")
+        self._compiled = True
+
     def reference(self, cell: Cell, lane: int = 0) -> Reference:
         with self._turn:
+            if cell.compile and not self._compiled:
+                self._import_compiler()
             turn = self._turns.setdefault(cell, threading.Lock())
         with turn:
             if cell not in self._references:
@@ -115,7 +123,7 @@ def shared() -> Stage:
     """One for all tests of a pytest run, because its zygotes take seconds to start."""
     left_open = contextlib.ExitStack()
     atexit.register(left_open.close)
-    return left_open.enter_context(stage(compiled=True))
+    return left_open.enter_context(stage())
 
 
 def _logs(played: Played) -> str:

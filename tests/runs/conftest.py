@@ -184,6 +184,10 @@ class Lab:
         gang = Gang(nproc=count, host=LOOPBACK)
         return [self.start(words, basic | gang.env_of(rank, port)) for rank in range(count)]
 
+    def take(self, folder: Path) -> None:
+        """Copies another lab's checkpoint folder; `at` is its name."""
+        shutil.copytree(folder, self.folder / folder.name)
+
     def alone(self, script: str, env: Mapping[str, str] | None = None) -> Run:
         """The script's run that nothing interrupts; made once."""
         key = script + json.dumps(dict(env or {}))
@@ -245,7 +249,11 @@ def two_ranks_stop_at_one_step_and_go_on_bit_by_bit(lab: Lab, script: str, env: 
 
 def weights_that_could_not_be_left_are_left_by_the_next_attempt(lab: Lab, script: str) -> None:
     """It trains nothing, for the job had done all its steps."""
-    first = lab.run(script, attempt=1).done()
+    says_again_that_it_is_done(lab, script, lab.run(script, attempt=1).done())
+
+
+def says_again_that_it_is_done(lab: Lab, script: str, first: Run) -> None:
+    """`first` has trained in the lab's folder, and could not say at its end that it is done."""
     head = lab.folder / "store" / "HEAD"
     head.write_text(head.read_text().replace('"done"', '"active"'))
     again = lab.run(script, attempt=2).done()

@@ -10,27 +10,33 @@ from tests.chaos import kills
 from tests.chaos.scene import Scene
 from tests.chaos.stage import shared
 
-CASES = [
+ALWAYS = [
+    kills.scene("micro-step", "KILL", "pod", 1, twice=True),
+    kills.scene("upload", "TERM", "group", 1, twice=True),
+    kills.scene("before HEAD", "KILL", "pod", 1),
+    kills.scene("release", "KILL", "pod", 1),
+    kills.scene("after HEAD", "KILL", "rank0", 2),
+]
+HEAVY = [
     kills.scene("import", "TERM", "pod", 1),
     kills.scene("compile", "TERM", "pod", 1),
-    kills.scene("micro-step", "KILL", "pod", 1, twice=True),
     kills.scene("micro-step", "TERM", "rank1", 2),
     kills.scene("micro-step", "KILL", "rank1", 2),
     kills.scene("evaluation", "TERM", "group", 1),
     kills.scene("loader", "TERM", "group", 1),
-    kills.scene("upload", "TERM", "group", 1, twice=True),
     kills.scene("upload", "KILL", "ranks", 2),
     kills.scene("before manifest", "KILL", "group", 1, twice=True),
-    kills.scene("before HEAD", "KILL", "pod", 1),
     kills.scene("before HEAD", "TERM", "ranks", 2),
-    kills.scene("after HEAD", "KILL", "rank0", 2),
     kills.scene("pruning", "KILL", "pod", 1),
-    kills.scene("release", "KILL", "pod", 1),
     kills.scene("done", "KILL", "pod", 1),
 ]
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case",
+    [*ALWAYS, *(pytest.param(case, marks=pytest.mark.heavy) for case in HEAVY)],
+    ids=lambda case: case.name,
+)
 def test_whatever_is_hit_wherever_the_next_attempt_goes_on_bit_by_bit(case: Scene) -> None:
     act = shared().play(case)
     assert not kills.problems(act), act.logs

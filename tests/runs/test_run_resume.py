@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Final
 
 import pytest
 import spottrain
@@ -11,12 +12,38 @@ from spottrain.checkpoint.final_weights import digest
 from spottrain.cli.checkpoints import main
 from spottrain.contract import Env, ExitCode, Outcome, Reason
 
-from tests.runs.conftest import (
-    SCRIPT,
-    Lab,
-    weights_that_could_not_be_left_are_left_by_the_next_attempt,
-)
+from tests.runs.conftest import SCRIPT, Lab, says_again_that_it_is_done
+from tests.runs.launched import Run
 from tests.support.zygote import Zygote
+
+HALF: Final = 16
+"""At least so many of 24 steps."""
+
+
+@pytest.fixture(scope="module")
+def trained(others: Lab) -> Run:
+    """A run that has done all its steps, in `store` of `others`."""
+    return others.run(attempt=1).done()
+
+
+@pytest.fixture
+def done(lab: Lab, others: Lab, trained: Run) -> Run:
+    """The same, in `store` of this lab."""
+    lab.take(others.folder / "store")
+    return trained
+
+
+@pytest.fixture(scope="module")
+def stopped(others: Lab) -> Run:
+    """The second attempt of a run, which was stopped after `HALF`; saved are also steps 7 and 14."""
+    return others.run(at="half", attempt=2, env={"PAUSE": "0.02"}).until(f"step={HALF}/").stopped()
+
+
+@pytest.fixture
+def half(lab: Lab, others: Lab, stopped: Run) -> Path:
+    lab.take(others.folder / "half")
+    return lab.folder / "half"
+
 
 CELLS = {
     "fp32": ({}, {}),
@@ -40,13 +67,18 @@ CELLS = {
     ),
 }
 
+ALWAYS = list(CELLS)[3::2]
+"""With most at once; the others are heavy."""
 
-@pytest.mark.parametrize("cell", CELLS)
+
+@pytest.mark.parametrize(
+    "cell", [pytest.param(each, marks=[] if each in ALWAYS else pytest.mark.heavy) for each in CELLS]
+)
 def test_a_resumed_run_equals_an_uninterrupted_one_bit_by_bit(lab: Lab, cell: str) -> None:
     training, env = CELLS[cell]
     plain = lab.run(at="plain", attempt=1, training=json.dumps(training), env=env).done()
 
-    slow = env | {"PAUSE": "0.05"}
+    slow = env | {"PAUSE": "0.03"}
     first = lab.run(attempt=1, training=json.dumps(training), env=slow).until("step=9/").stopped()
     second = lab.run(attempt=2, training=json.dumps(training), interval="4steps", env=slow)
     second.until("event=committed").until(f"step={min(second.losses) + 5}/")
@@ -64,6 +96,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_by_bit(lab: Lab, cell: st
     assert kept["losses"] == 1, "the first saved its last step; only the second lost some"
 
 
+@pytest.mark.heavy
 def test_a_compiled_run_goes_on_bit_by_bit_too(lab: Lab, zygote: Zygote) -> None:
     zygote.preload("torch._inductor.compile_fx")
     training, env = '{"compile": true}', {"DROP_LAST": "1", "PAUSE": "0.05"}
@@ -74,44 +107,39 @@ def test_a_compiled_run_goes_on_bit_by_bit_too(lab: Lab, zygote: Zygote) -> None
     assert second.digest == plain.digest
 
 
-def test_the_final_weights_and_their_manifest_are_written_and_load(lab: Lab) -> None:
-    run = lab.run().done()
-    final = lab.folder / "store" / "final"
+def test_the_final_weights_and_their_manifest_are_written_and_load(trained: Run, others: Lab) -> None:
+    final = others.folder / "store" / "final"
     weights = spottrain.load_weights(final / "model.safetensors")
     manifest = json.loads((final / "manifest.json").read_text())
-    assert manifest["digest"] == digest(weights) == run.digest
+    assert manifest["digest"] == digest(weights) == trained.digest
     assert manifest["step"] == 24
-    assert run.message.outcome is Outcome.DONE
-    assert run.message.outputURI == str(final) + "/"
-    assert run.message.firstStepSeconds is not None and run.message.startupSeconds is not None
+    assert trained.message.outcome is Outcome.DONE
+    assert trained.message.outputURI == str(final) + "/"
+    assert trained.message.firstStepSeconds is not None and trained.message.startupSeconds is not None
 
 
-def test_a_job_that_is_done_ends_with_0_and_trains_nothing(lab: Lab) -> None:
-    lab.run(attempt=1).done()
+def test_a_job_that_is_done_ends_with_0_and_trains_nothing(lab: Lab, done: Run) -> None:
     again = lab.run(attempt=2).done()
     assert not again.losses and "after fit" not in again.log
     assert again.message.outcome is Outcome.DONE and "done already" in again.message.message
 
 
 def test_a_job_that_is_done_and_is_asked_for_more_steps_says_what_was_trained_and_how_to_go_on(
-    lab: Lab,
+    lab: Lab, done: Run
 ) -> None:
-    lab.run(attempt=1).done()
-    again = lab.run(attempt=2, training='{"maxSteps": 40}')
-    assert again.end() == ExitCode.DONE and not again.losses
-    words = again.message
-    assert (words.step, words.durableStep) == (24, 24)
-    assert "24 steps were trained" in words.message and "40 steps are requested now" in words.message
+    again = lab.run(attempt=2, training='{"maxSteps": 28}').done()
+    assert not again.losses and (again.message.step, again.message.durableStep) == (24, 24)
+    assert "24 steps were trained" in again.message.message and "28 steps are" in again.message.message
 
     new = str(lab.folder / "new")
     assert main(["copy", str(lab.folder / "store"), "--to", new]) == 0
     env: dict[str, str] = {Env.CHECKPOINT_ON_EXISTING: "resume"}
-    on = lab.run(at="new", attempt=1, training='{"maxSteps": 40}', env=env).done()
-    assert set(on.losses) == set(range(25, 41)), "as the message says"
+    on = lab.run(at="new", attempt=1, training='{"maxSteps": 28}', env=env).done()
+    assert set(on.losses) == set(range(25, 29)), "as the message says"
 
 
-def test_weights_that_could_not_be_left_are_left_by_the_next_attempt(lab: Lab) -> None:
-    weights_that_could_not_be_left_are_left_by_the_next_attempt(lab, SCRIPT)
+def test_weights_that_could_not_be_left_are_left_by_the_next_attempt(lab: Lab, done: Run) -> None:
+    says_again_that_it_is_done(lab, SCRIPT, done)
 
 
 def test_nothing_is_saved_before_the_first_step(lab: Lab) -> None:
@@ -121,51 +149,42 @@ def test_nothing_is_saved_before_the_first_step(lab: Lab) -> None:
     assert not list(lab.folder.glob("store/checkpoints/*-s000000000-*/*.*"))
 
 
-def test_a_damaged_checkpoint_is_named_and_the_one_before_is_taken(lab: Lab) -> None:
-    lab.run(attempt=1, env={"PAUSE": "0.05"}).until("step=16/").stopped()
-    newest = _newest(lab)
-    shard = newest / "r00000-00.safetensors"
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_taken(lab: Lab, half: Path) -> None:
+    shard = _newest(half) / "r00000-00.safetensors"
     shard.write_bytes(shard.read_bytes()[:-1] + bytes([shard.read_bytes()[-1] ^ 1]))
-    again = lab.run(attempt=2).done()
-    assert (
-        "event=damaged" in again.log and "r00000-00.safetensors has a wrong checksum in chunk 0" in again.log
-    )
+    again = lab.run(at="half", attempt=3).done()
+    assert "event=damaged" in again.log and f"{shard.name} has a wrong checksum in chunk 0" in again.log
     assert min(again.losses) == 15, "the one at step 14"
 
 
 @pytest.mark.parametrize("harm", ["shard cut", "shard gone", "manifest gone", "manifest changed"])
-def test_when_no_checkpoint_can_be_read_nothing_is_overwritten(lab: Lab, harm: str) -> None:
-    lab.run(attempt=1, env={"PAUSE": "0.05"}).until("step=9/").stopped()
-    for manifest in list(lab.folder.glob("store/checkpoints/*/manifest.json")):
+def test_when_no_checkpoint_can_be_read_nothing_is_overwritten(lab: Lab, half: Path, harm: str) -> None:
+    for manifest in list(half.glob("checkpoints/*/manifest.json")):
         _harm(manifest.parent, harm)
-    before = {path: path.read_bytes() for path in lab.folder.glob("store/checkpoints/**/*.*")}
-    again = lab.run(attempt=2).ends(ExitCode.BAD_CONFIGURATION)
+    before = {path: path.read_bytes() for path in half.glob("checkpoints/**/*.*")}
+    again = lab.run(at="half", attempt=3).ends(ExitCode.BAD_CONFIGURATION)
     assert again.message.reason == "CheckpointDamaged"
     assert "Nothing was overwritten" in again.message.message
-    assert before == {path: path.read_bytes() for path in lab.folder.glob("store/checkpoints/**/*.*")}
+    assert before == {path: path.read_bytes() for path in half.glob("checkpoints/**/*.*")}
 
 
-def test_another_model_is_refused_with_the_tensor_and_both_shapes(lab: Lab) -> None:
-    lab.run(attempt=1, env={"PAUSE": "0.05"}).until("step=9/").stopped()
-    again = lab.run(attempt=2, env={"WIDTH": "8"}).ends(ExitCode.BAD_CONFIGURATION)
+def test_another_model_is_refused_with_the_tensor_and_both_shapes(lab: Lab, half: Path) -> None:
+    again = lab.run(at="half", attempt=3, env={"WIDTH": "8"}).ends(ExitCode.BAD_CONFIGURATION)
     assert again.message.reason == "CheckpointIncompatible"
     assert "first.weight has shape (16, 4) in the checkpoint and (8, 4) in the model" in again.message.message
 
 
-def test_another_schedule_is_refused_and_another_rate_is_told(lab: Lab) -> None:
-    lab.run(env={"PAUSE": "0.05"}).until("step=3/").stopped()
-    other = lab.run(SCRIPT.replace("    max_steps=24,", "    max_steps=24, schedule='constant',")).ends(
-        ExitCode.BAD_CONFIGURATION
-    )
+def test_another_schedule_is_refused_and_another_rate_is_told(lab: Lab, half: Path) -> None:
+    constant = SCRIPT.replace("    max_steps=24,", "    max_steps=24, schedule='constant',")
+    other = lab.run(constant, at="half", attempt=3).ends(ExitCode.BAD_CONFIGURATION)
     assert "the checkpoint's schedule is cosine, the script's constant" in other.message.message
     assert other.message.reason == Reason.CHECKPOINT_INCOMPATIBLE
-    changed = lab.run(SCRIPT.replace("lr=1e-2", "lr=2e-2")).done()
+    changed = lab.run(SCRIPT.replace("lr=1e-2", "lr=2e-2"), at="half", attempt=4).done()
     assert "event=override setting=lr holds=checkpoint checkpoint=0.01 now=0.02" in changed.log
 
 
-def test_a_late_attempt_is_fenced_out(lab: Lab) -> None:
-    lab.run(attempt=2, env={"PAUSE": "0.05"}).until("step=9/").stopped()
-    late = lab.run(attempt=1).ends(ExitCode.SUPERSEDED)
+def test_a_late_attempt_is_fenced_out(lab: Lab, half: Path) -> None:
+    late = lab.run(at="half", attempt=1).ends(ExitCode.SUPERSEDED)
     assert late.message.outcome is Outcome.SUPERSEDED
 
 
@@ -176,9 +195,8 @@ def test_an_owner_that_is_overtaken_commits_nothing_more_and_ends_with_76(lab: L
     assert ghost.message.outcome is Outcome.SUPERSEDED
 
 
-def _newest(lab: Lab) -> Path:
-    head = json.loads((lab.folder / "store" / "HEAD").read_text())
-    return Path(lab.folder / "store" / head["checkpoints"][0]["key"])
+def _newest(store: Path) -> Path:
+    return Path(store / json.loads((store / "HEAD").read_text())["checkpoints"][0]["key"])
 
 
 def _harm(folder: Path, harm: str) -> None:
