@@ -38,8 +38,7 @@ from demo.target import (  # noqa: E402
 from demo.timeline import Timeline, unix  # noqa: E402
 from localcluster.api import Cluster  # noqa: E402
 
-from tests.cluster.conftest import BUCKET, fresh_nodes  # noqa: E402
-from tests.cluster.steps import Lab, paced  # noqa: E402
+from tests.support.lab import BUCKET, Lab, fresh_nodes, paced  # noqa: E402
 
 NOTICE_SECONDS = 60
 GOAL_P99 = 3.0

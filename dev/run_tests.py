@@ -1,4 +1,4 @@
-"""`make test`: all levels, the cluster level beside the others, because it mostly waits.
+"""`make test`: every level that needs no more than `make demo` does.
 
 A test that fails is run a second time, alone, after everything else. If it then passes it is named as flaky
 at the end, and the whole passes: mend it. More than FEW failures are not flaky, and nothing is run again.
@@ -12,73 +12,62 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, Final
+from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 CACHE: Final = ROOT / ".pytest_cache"
-CLUSTER: Final = ("tests/cluster",)
-OTHERS: Final = (
-    *("-n", "2", "--dist", "loadfile"),
-    *("tests/unit", "tests/contract", "tests/runs", "tests/s3", "tests/api"),
+LEVELS: Final = ("nodes", "api", "runs", "s3", "contract", "unit")
+"""Those first that mostly wait, and whose longest files are longest."""
+ALL: Final = (
+    *("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder", "-m", "not heavy"),
+    *(f"tests/{level}" for level in LEVELS),
 )
 FEW: Final = 5
 TESTS_FAILED: Final = 1
 """pytest's exit code for failed tests; the greater ones mean that pytest itself could not go on."""
+NOT_HERE: Final = """\
+Not in `make test`: what needs kubelets and images (make test-containers: root, Debian), the chart by Helm 3
+(make test-chart), compilation, whole matrices and Google Cloud Storage (make test-heavy), and other programs
+(make test-with)."""
 
 
-def main(cluster: Sequence[str] = CLUSTER, others: Sequence[str] = OTHERS) -> int:
-    """Runs pytest with each list of words at the same time. Returns the exit code."""
+def main(words: Sequence[str] = ALL) -> int:
+    """Runs pytest. Returns the exit code."""
     began = time.monotonic()
+    print(NOT_HERE, flush=True)
     shutil.rmtree(CACHE, ignore_errors=True)  # it would also name the failures of earlier runs
-    CACHE.mkdir()
-    output = CACHE / "cluster-level.txt"
-    print(
-        f"The cluster level runs beside the others, its output is in {output.relative_to(ROOT)}.", flush=True
-    )
-    with output.open("w") as file, started("cluster", cluster, stdout=file) as one:
-        with started("others", others) as other:
-            codes = {"others": other.wait()}
-        codes["cluster"] = one.wait()
-    print(output.read_text(), flush=True)
-    failed = {name: failed_tests(name) for name, code in codes.items() if code}
-    flaky = 0 < sum(map(len, failed.values())) <= FEW and max(codes.values()) == TESTS_FAILED
-    flaky = flaky and all(passes_alone(name, tests) for name, tests in failed.items())
-    print(f"make test: {(time.monotonic() - began) / 60:.0f} min")
-    for test in (test for tests in failed.values() for test in tests):
+    code = run(words)
+    failed = failed_tests() if code == TESTS_FAILED else []
+    flaky = 0 < len(failed) <= FEW and run(["-n", "0", *failed]) == 0
+    print(f"make test: {(time.monotonic() - began) / 60:.1f} min")
+    for test in failed:
         print(f"{'flaky, passed alone' if flaky else 'FAILED'}: {test}")
-    return 0 if flaky else max(codes.values())
+    return 0 if flaky else code
 
 
-def passes_alone(name: str, tests: Sequence[str]) -> bool:
-    with started(name, tests) as process:
-        return process.wait() == 0
-
-
-@contextmanager
-def started(
-    name: str, words: Sequence[str], stdout: IO[str] | None = None
-) -> Iterator[subprocess.Popen[bytes]]:
-    """Starts a pytest with a cache of its own, and ends it with the block."""
-    command = [sys.executable, "-m", "pytest", "-o", f"cache_dir={CACHE / name}", *words]
-    process = subprocess.Popen(command, cwd=ROOT, stdout=stdout, stderr=stdout)
+def run(words: Sequence[str]) -> int:
+    process = subprocess.Popen([sys.executable, "-m", "pytest", *words], cwd=ROOT)
     try:
-        yield process
+        return process.wait()
     finally:
         if process.poll() is None:
             process.send_signal(signal.SIGINT)  # so that fixtures end what they have started
             process.wait()
 
 
-def failed_tests(name: str) -> list[str]:
+def failed_tests() -> list[str]:
     try:
-        return list(json.loads((CACHE / name / "v" / "cache" / "lastfailed").read_text()))
+        return list(json.loads((CACHE / "v" / "cache" / "lastfailed").read_text()))
     except FileNotFoundError:
         return []
 
 
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    sys.exit(main())
+    try:
+        code = main()
+    except KeyboardInterrupt:
+        code = 130
+    sys.exit(code)

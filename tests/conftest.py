@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-LEVELS = ("unit", "contract", "runs", "s3", "api", "karpenter", "kueue", "prometheus", "cluster")
+LEVELS = ("unit", "contract", "chart", "runs", "s3", "api", "nodes", "containers")
 # Two threads of OpenMP spin against each other on busy cores; one is faster, and sums in one order.
 os.environ["OMP_NUM_THREADS"] = "1"
 # Hypothesis fails an example that takes 0.2 s or is slow to draw: on busy cores that says nothing.
@@ -22,11 +22,6 @@ _counts: dict[str, int] = defaultdict(int)
 def _level(nodeid: str) -> str:
     parts = Path(nodeid).parts
     return parts[1] if len(parts) > 1 and parts[1] in LEVELS else "other"
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Cheap levels first, whatever order the folders were named in."""
-    items.sort(key=lambda item: LEVELS.index(level) if (level := _level(item.nodeid)) in LEVELS else 0)
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

@@ -65,6 +65,7 @@ def figures(job: Raw, record: JobRecord, published: float | None) -> Raw:
     first, last = record.attempts[min(record.attempts)], record.attempts[max(record.attempts)]
     status, told, resumed = job["status"], _message(first), _message(last)
     repeated, skipped = repeated_and_skipped(list(record.attempts.values()))
+    durable = _sum(told.get("signalledAt"), told.get("durableSeconds"))
     return {
         "outcome": status.get("phase"),
         "attempts": status.get("attempt"),
@@ -76,10 +77,32 @@ def figures(job: Raw, record: JobRecord, published: float | None) -> Raw:
         ),
         "sigterm_to_durable_s": told.get("durableSeconds"),
         "delete_to_running_s": _difference(last.running_at or None, first.delete_at or None),
+        "notice_to_durable_s": _difference(durable, published),
+        "durable_to_first_step_s": _difference(_event_time(last, "first-step"), durable),
         "resume_to_first_step_s": resumed.get("firstStepSeconds"),
+        "cost": _cost(status.get("cost") or {}),
         "repeated_steps": repeated,
         "skipped_steps": skipped,
     }
+
+
+def meaning(found: Raw, *, equal: bool) -> str:
+    """What the run has shown, in sentences."""
+    lost, skipped = found["repeated_steps"], found["skipped_steps"]
+    rows = [
+        "What it meant",
+        f"  {lost} steps were done twice, {skipped} left out, {found['failures']} failures charged.",
+        f"  {_words(found['notice_to_durable_s'])} from the notice to a durable checkpoint, then "
+        f"{_words(found['durable_to_first_step_s'])} to the first step on the other node.",
+    ]
+    if cost := found["cost"]:
+        rows.append(f"  {cost}")
+    same = "are the same, bit for bit" if equal else "DIFFER: this is a defect"
+    return "\n".join([*rows, f"  The losses of each step and the final weights of both jobs {same}."])
+
+
+def _words(seconds: float | None) -> str:
+    return "an unknown time" if seconds is None else f"{seconds:.1f} s"
 
 
 def _message(attempt: Attempt) -> Raw:
@@ -93,6 +116,18 @@ def _message(attempt: Attempt) -> Raw:
 def _event_time(attempt: Attempt, name: str) -> float | None:
     event = attempt.event(name)
     return unix(event["at"]) if event else None
+
+
+def _sum(time: float | None, seconds: float | None) -> float | None:
+    return None if time is None or seconds is None else time + seconds
+
+
+def _cost(cost: Raw) -> str:
+    """What the operator says that the job has cost."""
+    if not cost.get("spent"):
+        return ""
+    dollars = f"${float(cost['spent']):.2f} spent, by a made-up price of a cent a second"
+    return f"{dollars}; {cost['saving']} less than on demand." if cost.get("saving") else f"{dollars}."
 
 
 def _difference(later: float | None, earlier: float | None) -> float | None:

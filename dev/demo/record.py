@@ -14,13 +14,12 @@ from demo.timeline import Timeline, unix
 Raw = dict[str, Any]
 PAIR = re.compile(r"(\S+?)=(\S+)")
 SHOWN = {
-    "claimed": "owns HEAD",
-    "restored": "restored its state",
-    "first-step": "first step done",
-    "deadline": "knows its deadline",
-    "sigterm": "gets SIGTERM",
-    "committed": "checkpoint durable",
+    "claimed": ("owns the checkpoints", ("term", "step")),
+    "first-step": ("first step done", ("step",)),
+    "deadline": ("knows its deadline", ("kind",)),
+    "committed": ("checkpoint durable", ("step",)),
 }
+"""Events of the log that the timeline shows, in words, with these of their facts."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -47,8 +46,11 @@ class Attempt:
 class JobRecord:
     """Collects what one job's pods do; safe to feed from several threads."""
 
-    def __init__(self, name: str, label: str, timeline: Timeline, kubectl: Kubectl) -> None:
+    def __init__(
+        self, name: str, label: str, timeline: Timeline, kubectl: Kubectl, *, quiet: bool = False
+    ) -> None:
         self.name = name
+        self._quiet = quiet
         self.attempts: dict[int, Attempt] = {}
         self._label = label
         self._timeline = timeline
@@ -77,31 +79,28 @@ class JobRecord:
             follower.join(timeout)
 
     def _say(self, what: str, *, at: float | None = None, mark: bool = False) -> None:
-        self._timeline.say(self._label, what, at=at, mark=mark)
+        if not self._quiet:
+            self._timeline.say(self._label, what, at=at, mark=mark)
 
     def _attempt(self, number: int, pod: Raw) -> Attempt:
         if number not in self.attempts:
             name = pod["metadata"]["name"]
             self.attempts[number] = Attempt(number=number, pod=name, created_at=time.time())
-            self._say(f"attempt {number}: pod {name} made")
         return self.attempts[number]
 
     def _placed(self, attempt: Attempt, pod: Raw) -> None:
         node = pod["spec"].get("nodeName", "")
         if node and not attempt.node:
             attempt.node = node
-            self._say(f"attempt {attempt.number}: placed on {node}")
+            self._say(f"attempt {attempt.number}: pod {attempt.pod} is placed on {node}")
 
     def _deleted(self, attempt: Attempt, pod: Raw) -> None:
         if pod["metadata"].get("deletionTimestamp") and not attempt.delete_at:
             attempt.delete_at = time.time()
-            grace = pod["metadata"].get("deletionGracePeriodSeconds")
-            self._say(f"attempt {attempt.number}: pod deleted with {grace} s of grace", mark=True)
 
     def _state(self, attempt: Attempt, state: Raw) -> None:
         if "running" in state and not attempt.running_at:
             attempt.running_at = time.time()
-            self._say(f"attempt {attempt.number}: container runs on {attempt.node}")
             self._followers[attempt.pod] = LogFollower(
                 self._kubectl, attempt.pod, "trainer", lambda line: self._on_line(attempt, line)
             )
@@ -124,7 +123,6 @@ class JobRecord:
     def _show_event(self, attempt: Attempt, pairs: dict[str, str]) -> None:
         name = pairs["event"]
         if name in SHOWN:
-            details = " ".join(f"{k}={v}" for k, v in pairs.items() if k != "event")
-            self._say(
-                f"attempt {attempt.number}: {SHOWN[name]} {details}", mark=name in ("deadline", "sigterm")
-            )
+            words, facts = SHOWN[name]
+            details = " ".join(f"{fact}={pairs[fact]}" for fact in facts if fact in pairs)
+            self._say(f"attempt {attempt.number}: {words} {details}", mark=name == "deadline")

@@ -21,11 +21,11 @@ from pathlib import Path
 
 from localcluster import binaries, controlplane, layout
 from localcluster.controlplane import Place
-from localcluster.disk import Meter
 from localcluster.kubeapi import KubeApi
 from localcluster.layout import Paths
 from localcluster.pki import new_authority
-from localcluster.shell import locked, start_daemon, wait_until
+from localcluster.processes import end_with_parent
+from localcluster.shell import start_daemon, wait_until
 
 _ADDRESS = "127.0.0.1"
 
@@ -62,10 +62,8 @@ def api_server(
 
 
 def ensure_programs(paths: Paths, names: frozenset[str] = binaries.API_PROGRAMS) -> None:
-    """Builds what is missing: of etcd, kube-apiserver and kubectl in about five minutes, once."""
-    if binaries.missing(paths, names):
-        with locked(paths.state / "lock"):
-            binaries.ensure(paths, Meter(state=paths.state, file=paths.measures), names)
+    """Downloads or builds what is missing, once."""
+    binaries.ensure(paths, names)
 
 
 def _place(programs: Path, folder: Path) -> Place:
@@ -101,7 +99,7 @@ def free_ports(count: int) -> list[int]:
 @contextmanager
 def running(command: list[str | Path], log: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A program that ends with the body, and with this process should that be killed."""
-    process = start_daemon(["setpriv", "--pdeathsig", "KILL", *command], log=log)
+    process = start_daemon(command, log=log, preexec=end_with_parent)
     try:
         yield process
     finally:

@@ -32,7 +32,6 @@ def _parser() -> argparse.ArgumentParser:
     up.add_argument("--no-dns", action="store_true", help="without CoreDNS, which only gangs need")
     commands.add_parser("down", help="end the cluster; programs and images stay")
     commands.add_parser("status", help="how the cluster is")
-    commands.add_parser("binaries", help="build the pinned programs; needs no root")
     commands.add_parser("build", help="build the images, load nothing")
     commands.add_parser("load-images", help="build the images and load what changed")
     commands.add_parser("purge", help="end the cluster and delete all that the tool keeps")
@@ -58,8 +57,6 @@ def _do(given: argparse.Namespace, paths: Paths) -> int:
             host.down(paths)
         case "status":
             return host.status(paths)
-        case "binaries":
-            host.build_binaries(paths)
         case "build" | "load-images":
             with locked(paths.state / "lock"):
                 host.build_and_load(paths, load=given.command == "load-images")

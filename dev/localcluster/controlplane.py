@@ -38,10 +38,12 @@ class Place:
     etcd_port: int
     etcd_peer_port: int
     audit_log: Path
+    etcd_address: str = "127.0.0.1"
 
 
 def etcd(place: Place) -> list[str | Path]:
-    client, peer = (f"http://127.0.0.1:{port}" for port in (place.etcd_port, place.etcd_peer_port))
+    ports = (place.etcd_port, place.etcd_peer_port)
+    client, peer = (f"http://{place.etcd_address}:{port}" for port in ports)
     return [
         place.bin / "etcd",
         f"--data-dir={place.folder / 'etcd'}",
@@ -61,7 +63,7 @@ def apiserver(place: Place) -> list[str | Path]:
     own, key = place.authority, place.authority.key
     return [
         place.bin / "kube-apiserver",
-        f"--etcd-servers=http://127.0.0.1:{place.etcd_port}",
+        f"--etcd-servers=http://{place.etcd_address}:{place.etcd_port}",
         f"--bind-address={place.address}",
         f"--advertise-address={place.address}",
         f"--secure-port={place.api_port}",
@@ -86,43 +88,43 @@ def apiserver(place: Place) -> list[str | Path]:
     ]
 
 
-def controller_manager(paths: Paths, authority: Authority) -> list[str | Path]:
+def controller_manager(place: Place) -> list[str | Path]:
     return [
-        paths.bin / "kube-controller-manager",
-        f"--kubeconfig={paths.pki / 'controller-manager.kubeconfig'}",
-        f"--service-account-private-key-file={authority.key('service-account')}",
-        f"--root-ca-file={authority.certificate}",
+        place.bin / "kube-controller-manager",
+        f"--kubeconfig={place.authority.folder / 'controller-manager.kubeconfig'}",
+        f"--service-account-private-key-file={place.authority.key('service-account')}",
+        f"--root-ca-file={place.authority.certificate}",
         "--use-service-account-credentials=true",
         "--controllers=*,-node-ipam-controller,-cloud-node-lifecycle-controller",
         "--leader-elect=false",
-        "--bind-address=127.0.0.1",
+        "--secure-port=0",
         "--kube-api-qps=200",
         "--kube-api-burst=400",
     ]
 
 
-def scheduler(paths: Paths) -> list[str | Path]:
+def scheduler(place: Place) -> list[str | Path]:
     return [
-        paths.bin / "kube-scheduler",
-        f"--kubeconfig={paths.pki / 'scheduler.kubeconfig'}",
+        place.bin / "kube-scheduler",
+        f"--kubeconfig={place.authority.folder / 'scheduler.kubeconfig'}",
         "--leader-elect=false",
-        "--bind-address=127.0.0.1",
+        "--secure-port=0",
         "--kube-api-qps=200",
         "--kube-api-burst=400",
     ]
 
 
-def s3_server(paths: Paths) -> list[str | Path]:
+def s3_server(place: Place, folder: Path) -> list[str | Path]:
     """versitygw over a folder; If-Match and If-None-Match are atomic (tried: 30 rounds of an 8-way race)."""
     return [
-        paths.bin / "versitygw",
+        place.bin / "versitygw",
         "--port",
-        f"{layout.CONTROL_ADDRESS}:{layout.S3_PORT}",
+        f"{place.address}:{layout.S3_PORT}",
         "--region",
         layout.S3_REGION,
         "--quiet",
         "posix",
-        paths.run / "s3",
+        folder,
     ]
 
 

@@ -63,19 +63,13 @@ def _prepare(paths: Paths, *, with_images: bool, dns: bool) -> None:
     preflight.ensure_packages()
     network.refuse_taken_addresses()
     meter = _meter(paths)
-    binaries.ensure(paths, meter, binaries.CLUSTER_PROGRAMS | (binaries.DNS_PROGRAMS if dns else frozenset()))
+    binaries.ensure(paths, binaries.CONTAINER_PROGRAMS | (binaries.DNS_PROGRAMS if dns else frozenset()))
     if with_images:
         build_and_load(paths)
     elif layout.PAUSE_IMAGE not in store.loaded(paths):
         builder = images.Builder(paths=paths, meter=meter)
         images.build_all(builder, targets={})
         images.load_all(builder, [layout.PAUSE_IMAGE])
-
-
-def build_binaries(paths: Paths) -> None:
-    """The programs alone, for the test levels that need no cluster."""
-    with locked(paths.state / "lock"):
-        binaries.ensure(paths, _meter(paths))
 
 
 def build_and_load(paths: Paths, *, load: bool = True) -> None:

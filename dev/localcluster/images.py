@@ -15,7 +15,8 @@ from pathlib import Path
 from localcluster import layout, store
 from localcluster.disk import Meter
 from localcluster.layout import NodePaths, Paths
-from localcluster.shell import ClusterError, locked, run, say, working, write_json
+from localcluster.progress import Progress
+from localcluster.shell import ClusterError, locked, run, say, write_json
 
 _HOST_BUNDLE = Path("/etc/ssl/certs/ca-certificates.crt")
 _INNER_BUNDLE = "/run/host-ca.crt"
@@ -62,10 +63,13 @@ def build_all(builder: Builder, targets: dict[str, str] | None = None) -> None:
     if targets is None:
         targets = PROJECT_IMAGES
     if targets and builder.image_id(layout.BASE_IMAGE) is None:
-        with builder.meter.step("base image"), working("building the base image (debootstrap, once)"):
+        with (
+            builder.meter.step("base image"),
+            Progress("Building the base image by debootstrap, once", usual=28),
+        ):
             _build_base(builder)
     for name, target in targets.items():
-        with builder.meter.step(f"build image {target}"), working(f"building the image {name}"):
+        with builder.meter.step(f"build image {target}"), Progress(f"Building the image {name}", usual=60):
             _build_target(builder, name, target)
 
 
@@ -152,7 +156,10 @@ def _answers(node: NodePaths) -> bool:
 
 
 def _load(builder: Builder, name: str, image: str, golden: Path) -> None:
-    with builder.meter.step(f"load {name.rpartition('/')[2]}"), working(f"loading the image {name}"):
+    with (
+        builder.meter.step(f"load {name.rpartition('/')[2]}"),
+        Progress(f"Loading the image {name}", usual=60),
+    ):
         try:
             _transfer(builder, name, image, golden)
         except ClusterError as error:

@@ -185,8 +185,20 @@ class Paths:
 
 
 def default_paths() -> Paths:
-    given = os.environ.get("SPOTTRAIN_DEV_DIR")
-    return Paths(state=Path(given) if given else Path.home() / ".cache" / "spottrain" / "dev")
+    """SPOTTRAIN_DEV_DIR, else the user's cache, else, where that cannot be written, a folder of the
+    checkout.
+    """
+    if given := os.environ.get("SPOTTRAIN_DEV_DIR"):
+        return Paths(state=Path(given).absolute())
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "spottrain" / "dev"
+    return Paths(state=cache if is_writable(cache) else repository() / ".tools" / "dev")
+
+
+def is_writable(folder: Path) -> bool:
+    """Whether a file can be made in a folder, or in the one that it would be made in."""
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    return folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)
 
 
 def repository() -> Path:

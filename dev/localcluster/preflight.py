@@ -7,9 +7,10 @@ import platform
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
-from localcluster import binaries, cgroups
+from localcluster import binaries, cgroups, layout
 from localcluster.disk import free_gb
 from localcluster.layout import Paths
 from localcluster.shell import ClusterError, run, say
@@ -25,7 +26,6 @@ PACKAGES = {
     "buildah": "/usr/bin/buildah",
     "skopeo": "/usr/bin/skopeo",
     "debootstrap": "/usr/sbin/debootstrap",
-    "openssl": "/usr/bin/openssl",
     "util-linux": "/usr/bin/setpriv",
 }
 NEEDED_MEMORY_GB = 6.0
@@ -34,96 +34,100 @@ WARM_GB, WARM_MINUTES = 2.0, 1
 _LONGEST_SOCKET_PATH = 90
 
 
+def main() -> int:
+    """Says all that is missing, before anything is downloaded or built. Needs the standard library alone."""
+    paths = layout.default_paths()
+    try:
+        check(paths, cold=is_cold(paths))
+    except ClusterError as error:
+        say(f"error: {error}")
+        return 2
+    return 0
+
+
 def check(paths: Paths, *, cold: bool) -> None:
-    """Raises with the first thing that is missing; packages are handled by `ensure_packages`."""
-    _machine()
-    _memory()
-    _disk(paths, cold=cold)
-    if len(str(paths.state)) > _LONGEST_SOCKET_PATH - len("/run/nodes/spot-a/cri.sock"):
+    """Raises with all that is missing and how to go on."""
+    found = [*_machine(), *_memory(), *_disk(paths, cold=cold), *_packages(), *_socket_path(paths)]
+    if found:
         raise ClusterError(
-            f"the path {paths.state} is too long for a socket in it; set SPOTTRAIN_DEV_DIR to a shorter one"
+            "the cluster of containers cannot start here:\n"
+            + "\n".join(f"  - {problem}" for problem in found)
+            + "\n`make demo` needs none of it: real control plane, containers are processes."
         )
 
 
-def _machine() -> None:
+def _machine() -> Iterator[str]:
     if sys.platform != "linux":
-        raise ClusterError(f"the local cluster needs Linux namespaces; this is {platform.system()}")
+        yield f"it needs Linux namespaces, and this is {platform.system()}"
+        return
     if os.geteuid() != 0:
-        raise ClusterError(
-            "the local cluster needs root (namespaces, mounts, control groups); run it with sudo -E"
-        )
+        yield "it needs root (namespaces, mounts, control groups): run it with sudo -E"
     if platform.machine() not in ("x86_64", "aarch64"):
-        raise ClusterError(f"no pinned program runs on {platform.machine()}")
-    found = cgroups.hierarchies()
-    if not found:
-        raise ClusterError("no control groups are mounted under /sys/fs/cgroup, and a kubelet needs them")
-    note = " (untried: only v1 was at hand)" if cgroups.version() == 2 else ""
-    say(f"Linux {platform.release()}, {platform.machine()}, cgroup v{cgroups.version()}{note}")
+        yield f"no pinned program runs on {platform.machine()}"
+    if not cgroups.hierarchies():
+        yield "no control groups are mounted under /sys/fs/cgroup, and a kubelet needs them"
 
 
-def _memory() -> None:
-    text = Path("/proc/meminfo").read_text()
-    available = (
-        next(int(line.split()[1]) for line in text.splitlines() if line.startswith("MemAvailable")) / 1e6
-    )
-    if available < NEEDED_MEMORY_GB:
-        raise ClusterError(
-            f"{available:.1f} GB of memory are available and the cluster needs {NEEDED_MEMORY_GB:.0f}"
-        )
+def _memory() -> Iterator[str]:
+    rows = Path("/proc/meminfo").read_text().splitlines() if sys.platform == "linux" else []
+    for row in rows:
+        if row.startswith("MemAvailable") and (gigabytes := int(row.split()[1]) / 1e6) < NEEDED_MEMORY_GB:
+            yield f"{gigabytes:.1f} GB of memory are available, and it needs {NEEDED_MEMORY_GB:.0f}"
 
 
-def _disk(paths: Paths, *, cold: bool) -> None:
+def _disk(paths: Paths, *, cold: bool) -> Iterator[str]:
     needed, minutes = (COLD_GB, COLD_MINUTES) if cold else (WARM_GB, WARM_MINUTES)
     free = free_gb(paths.state)
-    start = "cold" if cold else "warm"
-    say(f"needs about {needed:.0f} GB and {minutes} min here ({start}); {free:.0f} GB are free")
+    say(f"The cluster of containers needs {needed:.0f} GB and {minutes} min here; {free:.0f} GB are free.")
     if free < needed:
-        raise ClusterError(
-            f"{paths.state} has {free:.1f} GB free and needs {needed:.0f}; SPOTTRAIN_DEV_DIR can move it"
+        yield (f"{paths.state} has {free:.1f} GB free: SPOTTRAIN_DEV_DIR names another folder")
+
+
+def _packages() -> Iterator[str]:
+    missing = missing_packages()
+    if not missing:
+        return
+    names = " ".join(missing)
+    if shutil.which("apt-get") is None:
+        yield f"these are missing, and this is no Debian to install them on: {names}"
+    elif foreign := [package for package in ("containerd.io", "docker-ce") if _is_installed(package)]:
+        yield (
+            f"the package {foreign[0]} is installed, and Debian's containerd would replace parts of it: "
+            "use a machine or VM without Docker's own packages"
         )
+    elif os.environ.get("YES") != "1" and not sys.stdin.isatty():
+        yield f"these Debian packages are missing: {names}; YES=1 in the environment lets it install them"
+
+
+def _socket_path(paths: Paths) -> Iterator[str]:
+    if len(str(paths.state)) > _LONGEST_SOCKET_PATH - len("/run/nodes/spot-a/cri.sock"):
+        yield f"the path {paths.state} is too long for a socket in it: set SPOTTRAIN_DEV_DIR to a shorter one"
+
+
+def missing_packages() -> list[str]:
+    return [name for name, file in PACKAGES.items() if not Path(file).exists()]
 
 
 def is_cold(paths: Paths) -> bool:
     return (
-        bool(binaries.missing(paths, binaries.CLUSTER_PROGRAMS))
+        bool(binaries.missing(paths, binaries.CONTAINER_PROGRAMS))
         or not (paths.golden / "loaded.json").exists()
     )
 
 
 def ensure_packages() -> None:
-    """Installs what is missing after asking; never beside a container runtime of another origin."""
-    missing = [name for name, file in PACKAGES.items() if not Path(file).exists()]
-    if not missing:
-        return
-    _refuse_foreign_runtime(missing)
-    if shutil.which("apt-get") is None:
-        raise ClusterError(f"missing here, and this is no Debian to install them on: {', '.join(missing)}")
-    _ask(missing)
-    _install(missing)
-
-
-def _refuse_foreign_runtime(missing: list[str]) -> None:
-    for package in ("containerd.io", "docker-ce"):
-        if "containerd" in missing and _is_installed(package):
-            raise ClusterError(
-                f"the package {package} is installed and Debian's containerd would replace parts of it; "
-                "use a machine or VM without Docker's own packages"
-            )
+    """Installs what is missing, after asking where YES=1 is not set."""
+    if missing := missing_packages():
+        if os.environ.get("YES") != "1":
+            say(f"missing Debian packages: {' '.join(missing)}")
+            if input("install them with apt-get? [y/N] ").strip().lower() not in ("y", "yes"):
+                raise ClusterError("nothing was installed")
+        _install(missing)
 
 
 def _is_installed(package: str) -> bool:
     done = subprocess.run(["dpkg-query", "-W", "-f", "${Status}", package], capture_output=True, text=True)
     return "install ok installed" in done.stdout
-
-
-def _ask(missing: list[str]) -> None:
-    say(f"missing Debian packages: {' '.join(missing)}")
-    if os.environ.get("YES") == "1":
-        return
-    if not sys.stdin.isatty():
-        raise ClusterError("nobody is here to ask; YES=1 installs them")
-    if input("install them with apt-get? [y/N] ").strip().lower() not in ("y", "yes"):
-        raise ClusterError("nothing was installed")
 
 
 def _install(missing: list[str]) -> None:
@@ -140,3 +144,7 @@ def _install(missing: list[str]) -> None:
     finally:
         if own:
             policy.unlink()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 from pathlib import Path
+from typing import Final
 
 from localcluster.shell import wait_until
 
 SUPERVISOR_MODULE = "localcluster.supervisor"
+_PR_SET_PDEATHSIG: Final = 1
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def end_with_parent() -> None:
+    """In a child before exec: the kernel kills it when the thread that started it ends."""
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def child_of(parent: int) -> int | None:

@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,30 +20,6 @@ class ClusterError(Exception):
 
 def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
-
-
-@contextmanager
-def working(text: str) -> Iterator[None]:
-    """Says what is being done and for how long: in a terminal by one line that counts the seconds."""
-    began, over, live = time.monotonic(), threading.Event(), sys.stderr.isatty()
-
-    def count() -> None:
-        while not over.wait(1):
-            print(f"\r{text} ... {time.monotonic() - began:.0f} s", end="", file=sys.stderr, flush=True)
-
-    if live:
-        thread = threading.Thread(target=count, daemon=True)
-        thread.start()
-    else:
-        say(f"{text} ...")
-    try:
-        yield
-    finally:
-        over.set()
-        if live:
-            thread.join()
-        begin = "\r" if live else ""
-        say(f"{begin}{text}: {time.monotonic() - began:.0f} s   ")
 
 
 def run(
@@ -109,7 +84,11 @@ def tail(log: Path, lines: int = 12) -> str:
 
 
 def start_daemon(
-    command: Sequence[str | Path], *, log: Path, env: Mapping[str, str] | None = None
+    command: Sequence[str | Path],
+    *,
+    log: Path,
+    env: Mapping[str, str] | None = None,
+    preexec: Callable[[], None] | None = None,
 ) -> subprocess.Popen[bytes]:
     """Starts a program that outlives this call: its own session, and no pipe that a reader could wait on."""
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -121,6 +100,7 @@ def start_daemon(
             stderr=out,
             env=_env(env),
             start_new_session=True,
+            preexec_fn=preexec,
         )
 
 

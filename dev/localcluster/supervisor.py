@@ -21,8 +21,8 @@ from pathlib import Path
 from localcluster import control, controlplane, layout, network
 from localcluster.controlplane import Place
 from localcluster.kubeapi import KubeApi
+from localcluster.kubelet_machine import KubeletMachine
 from localcluster.layout import Paths
-from localcluster.machines import Machine
 from localcluster.pki import Authority, new_authority
 from localcluster.shell import read_json, start_daemon, tail, wait_until, write_json
 
@@ -56,7 +56,7 @@ def _run(paths: Paths, *, dns: bool) -> None:
     authority = _identities(paths)
     api = KubeApi(authority=authority)
     daemons = _start_control_plane(paths, authority, api, dns=dns)
-    machines = {node.name: Machine(node=node, paths=paths, api=api) for node in layout.NODES}
+    machines = {node.name: KubeletMachine(node=node, paths=paths, api=api) for node in layout.NODES}
     _all_at_once([machine.restore for machine in machines.values()])
     write_json(paths.run / "ready.json", {"since": time.time()})
     control.serve(paths.socket, machines)
@@ -93,14 +93,16 @@ def _start_control_plane(paths: Paths, authority: Authority, api: KubeApi, *, dn
     (paths.run / "s3").mkdir()
     daemons = [
         _daemon(paths, "etcd", controlplane.etcd(place)),
-        _daemon(paths, "versitygw", controlplane.s3_server(paths), env=_s3_environment(paths)),
+        _daemon(
+            paths, "versitygw", controlplane.s3_server(place, paths.run / "s3"), env=_s3_environment(paths)
+        ),
         _daemon(paths, "kube-apiserver", controlplane.apiserver(place)),
     ]
     server = daemons[-1]
     wait_until("the API server", api.is_ready, seconds=60, log=server.log, process=server.process)
     daemons += [
-        _daemon(paths, "kube-controller-manager", controlplane.controller_manager(paths, authority)),
-        _daemon(paths, "kube-scheduler", controlplane.scheduler(paths)),
+        _daemon(paths, "kube-controller-manager", controlplane.controller_manager(place)),
+        _daemon(paths, "kube-scheduler", controlplane.scheduler(place)),
     ]
     return daemons + ([_daemon(paths, "coredns", controlplane.dns_server(paths))] if dns else [])
 

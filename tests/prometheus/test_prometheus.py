@@ -11,8 +11,8 @@ import pytest
 from demo.kubectl import Kubectl
 from demo.target import SYSTEM_NAMESPACE
 
-from tests.cluster.steps import Lab, paced
 from tests.prometheus.conftest import ALERTS, ROOT, Prometheus
+from tests.support.lab import Lab, paced
 
 ROW = re.compile(r"^\| `(spottrain_\w+)` \| (\w+) \|", re.MULTILINE)
 ONLY_IN_TROUBLE = frozenset({"spottrain_ghosts_dropped_total"})

@@ -1,8 +1,0 @@
-//go:build tools
-
-// Package tools keeps the programs of this module in go.mod; built by dev/localcluster/binaries.py.
-package tools
-
-import (
-	_ "helm.sh/helm/v4/cmd/helm"
-)

@@ -1,0 +1,7 @@
+"""`PYTHONPATH=dev python -m processcluster ...`"""
+
+import sys
+
+from processcluster.cli import main
+
+sys.exit(main(sys.argv[1:]))

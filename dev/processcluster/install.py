@@ -1,0 +1,78 @@
+"""spottrain on a cluster of process nodes: the chart by Helm, a bucket, and what jobs leave out."""
+
+from __future__ import annotations
+
+import base64
+import os
+import subprocess
+from pathlib import Path
+from typing import Any, Final
+
+from localcluster.api import Cluster
+from localcluster.shell import ClusterError
+
+CHART: Final = Path(__file__).resolve().parents[2] / "charts" / "spottrain"
+NAMESPACE: Final = "spottrain-system"
+BUCKET: Final = "spottrain"
+SECRET: Final = "checkpoint-credentials"
+DOLLARS_PER_HOUR: Final = 36
+"""Made up: a cent a second, so that the cost of a run of a minute can be seen."""
+ON_DEMAND_DOLLARS_PER_HOUR: Final = 108
+PRICES: Final = (
+    "prices[0].instanceType=local.gpu,prices[0].capacityType=Spot",
+    f"prices[0].usdPerHour={DOLLARS_PER_HOUR}",
+    "prices[1].instanceType=local.gpu,prices[1].capacityType=OnDemand",
+    f"prices[1].usdPerHour={ON_DEMAND_DOLLARS_PER_HOUR}",
+)
+_SECONDS: Final = 120
+
+
+def install(cluster: Cluster) -> None:
+    """Installs or upgrades the chart, and returns when operator and agents are ready."""
+    (cluster.paths.run / "s3" / BUCKET).mkdir(exist_ok=True)
+    settings = [word for value in values(cluster) for word in ("--set", value)]
+    command = [
+        str(cluster.helm),
+        *("upgrade", "--install", "spottrain", str(CHART), "--namespace", NAMESPACE, "--create-namespace"),
+        *("--wait", "--timeout", f"{_SECONDS}s"),
+        *settings,
+    ]
+    done = subprocess.run(
+        command,
+        env=environment(cluster),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise ClusterError(f"helm could not install the chart: {done.stderr.strip()[-1500:]}")
+
+
+def values(cluster: Cluster) -> list[str]:
+    """`--set` of the chart: images of this checkout, one operator, prices, and defaults for jobs."""
+    images = ("operator", "runtime", "sync")
+    return [
+        *(f"image.{name}.tag=checkout" for name in images),
+        "operator.replicas=1",
+        "defaultPool.platform=AWS",
+        f"jobDefaults.checkpointPrefix=s3://{BUCKET}",
+        f"jobDefaults.checkpointEndpoint={cluster.s3_endpoint}",
+        f"jobDefaults.credentialsSecret={SECRET}",
+        *PRICES,
+    ]
+
+
+def credentials(cluster: Cluster) -> dict[str, Any]:
+    """The Secret that jobs of a namespace need for the bucket."""
+    keys = {"AWS_ACCESS_KEY_ID": cluster.s3_access_key, "AWS_SECRET_ACCESS_KEY": cluster.s3_secret_key}
+    data = {name: base64.b64encode(value.encode()).decode() for name, value in keys.items()}
+    return {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": SECRET}, "data": data}
+
+
+def environment(cluster: Cluster) -> dict[str, str]:
+    """For kubectl and helm: this cluster, and nothing in a person's home."""
+    homes = {f"HELM_{kind}_HOME": str(cluster.paths.run / "helm") for kind in ("CACHE", "CONFIG", "DATA")}
+    return (
+        os.environ | {"KUBECONFIG": str(cluster.kubeconfig), "KUBECACHEDIR": str(cluster.paths.run)} | homes
+    )

@@ -1,0 +1,196 @@
+"""Builders and named waits for jobs on nodes: a job in a few words, a wait that says what is missing."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from demo.kubectl import Kubectl
+from demo.target import SECRET, local_pool
+from localcluster.api import Cluster
+from localcluster.layout import RUNTIME_IMAGE
+
+Raw = dict[str, Any]
+BUCKET = "spottrain-tests"
+
+TRAIN = """
+import os, time, torch, spottrain
+
+first = os.environ["SPOTTRAIN_ATTEMPT"] == "1"
+pace = float(os.environ.get("FIRST_ATTEMPTS_PACE" if first else "PACE", 0.05))
+
+class Sums(torch.utils.data.Dataset):
+    def __len__(self): return 100_000
+    def __getitem__(self, i):
+        generator = torch.Generator().manual_seed(i)
+        x = torch.randn(16, generator=generator)
+        return x, x.sum().reshape(1)
+
+torch.manual_seed(3)
+model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.Tanh(), torch.nn.Linear(32, 1))
+
+def loss(model, batch):
+    time.sleep(pace)
+    x, y = batch
+    return torch.nn.functional.mse_loss(model(x), y)
+
+trainer = spottrain.Trainer(
+    model=model, optimizer=torch.optim.AdamW(model.parameters()), train_dataset=Sums(), loss_fn=loss,
+    log_every=1,
+)
+trainer.fit()
+"""
+
+
+def paced(*, first: float = 0.05, later: float = 0.05) -> list[Raw]:
+    """A container's environment: seconds of a step, in the first attempt and in all that follow."""
+    env = {"OMP_NUM_THREADS": 1, "FIRST_ATTEMPTS_PACE": first, "PACE": later}
+    return [{"name": name, "value": str(value)} for name, value in env.items()]
+
+
+def fresh_nodes(cluster: Cluster, kubectl: Kubectl) -> None:
+    """Both nodes there, Ready, with no notice pending and nothing left of one that was."""
+    for node in cluster.nodes:
+        cluster.cancel(node)
+        cluster.restore(node)
+    deadline = time.monotonic() + 30
+    while any("spottrain.io/" in str(node["spec"].get("taints", "")) for node in kubectl.items("nodes")):
+        assert time.monotonic() < deadline, (
+            "the agent did not take its taint off after the notice was withdrawn"
+        )
+        time.sleep(0.5)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lab:
+    """One test's namespace on the cluster."""
+
+    cluster: Cluster
+    kubectl: Kubectl
+    uri: str
+    image: str = RUNTIME_IMAGE
+    scripts: dict[str, str] = field(default_factory=lambda: {"train.py": TRAIN})
+
+    def job(self, name: str = "job", **changes: Any) -> Raw:
+        """A TrainingJob: 100 steps of a tiny network in about ten seconds; changes to `spec` by keyword.
+
+        `grace` is the pod's terminationGracePeriodSeconds: a short one where nothing can be saved anyway.
+        """
+        container: Raw = {
+            "name": "trainer",
+            "image": self.image,
+            "imagePullPolicy": "Never",
+            "args": ["/scripts/train.py"],
+            "env": paced(),
+            "volumeMounts": [{"name": "scripts", "mountPath": "/scripts"}],
+        }
+        container |= changes.pop("container", {})
+        volumes = [{"name": "scripts", "configMap": {"name": "scripts"}}]
+        spec: Raw = {
+            "gpusPerWorker": 1,
+            "template": {"spec": {"containers": [container], "volumes": volumes}},
+            "training": {"precision": "fp32", "globalBatchSize": 8, "maxSteps": 100, "deterministic": True},
+            "checkpoint": {
+                "uri": f"{self.uri}/{name}",
+                "endpoint": self.cluster.s3_endpoint,
+                "credentialsSecretRef": {"name": SECRET},
+                "interval": "20steps",
+            },
+            "capacity": {"type": "Spot", "pools": [local_pool()]},
+            "failurePolicy": {"maxFailures": 1, "backoffSeconds": 1},
+        }
+        if (grace := changes.pop("grace", None)) is not None:
+            spec["template"]["spec"]["terminationGracePeriodSeconds"] = grace
+        for key, change in changes.items():
+            spec[key] = {**spec.get(key, {}), **change} if isinstance(change, dict) else change
+        api = {"apiVersion": "spottrain.io/v1alpha1", "kind": "TrainingJob"}
+        return {**api, "metadata": {"name": name}, "spec": spec}
+
+    def slow_job(self, name: str = "job", **changes: Any) -> Raw:
+        """One that cannot end before it is disturbed: its 400 steps take 100 s, or 8 s in a later attempt."""
+        container = {"env": paced(first=0.25, later=0.02)}
+        return self.job(name, **{"training": {"maxSteps": 400}, "container": container} | changes)
+
+    def apply(self, *jobs: Raw) -> None:
+        scripts = {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": {"name": "scripts"},
+            "data": self.scripts,
+        }
+        self.kubectl.apply(scripts, *jobs)
+
+    def status(self, name: str = "job") -> Raw:
+        found = self.kubectl.get("trainingjob", name)
+        return found.get("status", {}) if found else {}
+
+    def condition(self, kind: str, name: str = "job") -> Raw:
+        return next((c for c in self.status(name).get("conditions", []) if c["type"] == kind), {})
+
+    def pods(self, name: str = "job") -> list[Raw]:
+        """Oldest attempt first, and rank 0 the last of each."""
+
+        def place(pod: Raw) -> tuple[int, int]:
+            labels = pod["metadata"]["labels"]
+            return int(labels["spottrain.io/attempt"]), -int(labels["spottrain.io/rank"])
+
+        return sorted(self.kubectl.items("pods", "-l", f"spottrain.io/job={name}"), key=place)
+
+    def node_of(self, name: str = "job") -> str:
+        return str(self.pods(name)[-1]["spec"].get("nodeName", ""))
+
+    def log(self, pod: str) -> str:
+        return self.kubectl.run("logs", pod, "-c", "trainer")
+
+    def stored_log(self, *, attempt: int, rank: int = 0, name: str = "job") -> str:
+        """What a rank has printed, as it is kept beside the checkpoints; its pod may be gone."""
+        command = [sys.executable, "-m", "spottrain", "checkpoints", "logs", f"{self.uri}/{name}"]
+        command += ["--endpoint", self.cluster.s3_endpoint, "--attempt", str(attempt), "--rank", str(rank)]
+        access = {
+            "AWS_ACCESS_KEY_ID": self.cluster.s3_access_key,
+            "AWS_SECRET_ACCESS_KEY": self.cluster.s3_secret_key,
+        }
+        return subprocess.run(
+            command, env=os.environ | access, check=True, capture_output=True, text=True
+        ).stdout
+
+    def wait(self, what: str, done: Callable[[], Any], *, seconds: float = 90, name: str = "job") -> Any:
+        """What `done` returns once it is true; else fails with the job's status and its pods."""
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            if found := done():
+                return found
+            time.sleep(0.3)
+        pods = [(p["metadata"]["name"], p.get("status", {})) for p in self.pods(name)]
+        raise AssertionError(
+            f"{what} did not come within {seconds:.0f} s.\n"
+            f"status: {json.dumps(self.status(name), indent=1)}\n"
+            f"pods: {json.dumps(pods, indent=1)[:4000]}"
+        )
+
+    def wait_for_step(self, step: int, *, name: str = "job", seconds: float = 90) -> str:
+        """The trainer's log once it shows that step; for a pod that is still there."""
+        seen: list[str] = []
+
+        def reached() -> bool:
+            pods = [p for p in self.pods(name) if p.get("status", {}).get("phase") == "Running"]
+            seen[:] = [self.log(pods[-1]["metadata"]["name"])] if pods else []
+            return bool(seen) and f"step={step}/" in seen[0]
+
+        self.wait(f"step {step} of {name}", reached, name=name, seconds=seconds)
+        return seen[0]
+
+    def wait_for_phase(self, phase: str, *, name: str = "job", seconds: float = 120) -> Raw:
+        self.wait(
+            f"phase {phase} of {name}",
+            lambda: self.status(name).get("phase") == phase,
+            name=name,
+            seconds=seconds,
+        )
+        return self.status(name)
