@@ -165,10 +165,10 @@ def moment(run: Run, name: str) -> float:
 
 # --- each slow thing in its own part ----------------------------------------------------------------------
 def test_steps_data_and_what_is_before_and_after_them(lab: Lab) -> None:
-    split = done(lab, env={"BEFORE": "1.5", "DATA": "0.06", "STEP": "0.04", "AFTER": "0.7"})
-    assert split.startup >= 1.5 + 4 * 0.06 + 0.04, "with the first step"
-    assert split.dataWait >= 11 * 4 * 0.06 and split.productive >= 11 * 0.04
-    assert split.other >= 0.7
+    split = done(lab, env={"BEFORE": "0.5", "DATA": "0.04", "STEP": "0.02", "AFTER": "0.3"})
+    assert split.startup >= 0.5 + 4 * 0.04 + 0.02, "with the first step"
+    assert split.dataWait >= 11 * 4 * 0.04 and split.productive >= 11 * 0.02
+    assert split.other >= 0.3
     assert split.productive < split.dataWait, "the waits are in one part"
     assert split.restore == split.unsaved == 0
 
@@ -176,21 +176,21 @@ def test_steps_data_and_what_is_before_and_after_them(lab: Lab) -> None:
 def test_an_evaluation_is_productive_and_also_the_one_that_a_stop_has_put_off(lab: Lab) -> None:
     first = lab.run(TRAINER, env={"EVAL": "1"}).until(" step=4/").stopped()
     assert "event=evaluated" not in first.log, "else it shows nothing"
-    it = timed(lab, attempt=2, env={"EVAL": "0.2"})
+    it = timed(lab, attempt=2, env={"EVAL": "0.05"})
     it.run.done()
     assert it.run.log.index("event=evaluated step=4 ") < it.run.log.index(" step=5/")
-    assert it.split().productive >= 3 * 3 * 0.2
+    assert it.split().productive >= 3 * 3 * 0.05
 
 
 def test_a_slow_store_is_a_stall_where_a_save_must_be_durable_before_the_end(lab: Lab) -> None:
-    split = done(lab, env={"STEP": "0.02"}, uploads="time.sleep(1.2)")
-    assert split.checkpointStall >= 1.2
+    split = done(lab, env={"STEP": "0.02"}, uploads="time.sleep(0.5)")
+    assert split.checkpointStall >= 0.5
 
 
 def test_a_slow_read_is_a_restore(lab: Lab) -> None:
     lab.run(TRAINER, env={"STEP": "0.05"}).until("event=committed step=7 ").stopped()
-    split = done(lab, attempt=2, env={"READ": "0.8", "BEFORE": "0.3"})
-    assert split.restore >= 0.8 and split.startup >= 0.3
+    split = done(lab, attempt=2, env={"READ": "0.5", "BEFORE": "0.3"})
+    assert split.restore >= 0.5 and split.startup >= 0.3
 
 
 def test_a_gate_is_waited_at(lab: Lab) -> None:
@@ -204,10 +204,12 @@ def test_a_gate_is_waited_at(lab: Lab) -> None:
 
 
 # --- custom loops -------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("how", ["batches", "ahead", "loader"])
+@pytest.mark.parametrize(
+    "how", ["loader", *(pytest.param(x, marks=pytest.mark.heavy) for x in ("batches", "ahead"))]
+)
 def test_a_custom_loop_that_takes_its_batches_from_us_tells_how_long_it_waits(lab: Lab, how: str) -> None:
-    split = done(lab, OWN_LOOP, env={"HOW": how, "DATA": "0.05", "STEP": "0.02"})
-    assert split.dataWait >= 11 * 4 * 0.05 and split.productive >= 11 * 0.02
+    split = done(lab, OWN_LOOP, env={"HOW": how, "DATA": "0.04", "STEP": "0.02"})
+    assert split.dataWait >= 11 * 4 * 0.04 and split.productive >= 11 * 0.02
     assert split.productive < split.dataWait
 
 
@@ -236,7 +238,8 @@ def test_work_is_unsaved_until_its_checkpoint_is_durable(lab: Lab) -> None:
     assert 'spottrain_seconds_total{part="productive"} ' in asked(run, "metrics")
     run.stopped()
     assert run.message.timeSplit is not None
-    assert run.message.timeSplit.unsaved < 0.3, "the last save took all but a step that the stop cut short"
+    assert run.message.durableStep == run.message.step
+    assert run.message.timeSplit.unsaved < split.unsaved, "at most the step that the stop cut short"
 
 
 def test_what_is_not_saved_is_lost_without_a_store(lab: Lab) -> None:
@@ -272,7 +275,7 @@ def listens(port: int) -> bool:
     return any(words[1].endswith(f":{port:04X}") and words[3] == "0A" for words in lines)
 
 
-@pytest.mark.parametrize("logs", ["off", "keep"])
+@pytest.mark.parametrize("logs", [pytest.param("off", marks=pytest.mark.heavy), "keep"])
 def test_a_pod_waits_for_the_others_also_before_it_starts_its_ranks(lab: Lab, logs: str) -> None:
     """With `keep` the launcher is another process than the rank."""
     lab.logs, port = logs, free_port()
@@ -283,11 +286,11 @@ def test_a_pod_waits_for_the_others_also_before_it_starts_its_ranks(lab: Lab, lo
     while not listens(port + 1):
         assert time.monotonic() < give_up, it.run.log
         time.sleep(0.01)
-    time.sleep(1.5)
+    time.sleep(0.5)
     other = lab.run(script, attempt=1, env=env | {Env.WORKER_INDEX: "1"})
     it.run.done()
     other.done()
-    assert it.split().waiting >= 1.5 and it.split().productive > 0
+    assert it.split().waiting >= 0.5 and it.split().productive > 0
 
 
 # --- the best evaluation, and who reports nothing -----------------------------------------------------------
@@ -299,7 +302,7 @@ def best(run: Run) -> int:
 
 
 def test_the_step_of_the_best_evaluation_is_known_to_later_attempts(lab: Lab) -> None:
-    env = {"EVAL": "0.01", "STEP": "0.1"}
+    env = {"EVAL": "0.01", "STEP": "0.05"}
     first = lab.run(TRAINER, interval="1steps", env=env).until(" step=9/").stopped()
     assert first.message.bestStep == best(first) == 8
     again = lab.run(TRAINER, env=env, attempt=2).done()
