@@ -6,6 +6,7 @@ interpreter would: nothing of spottrain is imported, and PyTorch's settings are 
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import select
@@ -49,6 +50,8 @@ def _serve() -> None:
     import torch.utils.data
 
     assert torch
+    gc.collect()
+    gc.freeze()  # else each child copies and visits all of torch at its end
     for line in sys.stdin:
         folder = line.strip()
         child = os.fork()

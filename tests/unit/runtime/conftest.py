@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 
 import pytest
 
 from tests.support.fresh import Fresh
 from tests.unit.runtime.sentences import Sentences, Told, of_error
+
+
+@pytest.fixture(scope="session", autouse=True)
+def imported_once() -> Iterator[None]:
+    """What was imported is no garbage: neither a collection nor a fork has to visit it."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture(scope="session")

@@ -19,36 +19,42 @@ from spottrain.errors import ConfigurationError
 LAUNCH = Path(command.__file__).with_name("launch.py")
 
 
-def test_the_folder_has_the_package_and_what_boto3_needs_as_source_that_all_may_read(tmp_path: Path) -> None:
-    folder = tmp_path / "deep" / "spottrain"
+@pytest.fixture(scope="module")
+def injected(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("injected") / "deep" / "spottrain"
     names = inject(folder)
     assert {"boto3", "botocore", "s3transfer", "urllib3", "jmespath", "python-dateutil", "six"} <= set(names)
     assert not {"torch", "numpy", "kopf", "google-cloud-storage"} & set(names)
-    assert {path.name for path in folder.iterdir()} == {"launch.py", "lib"}
-    lib = folder / "lib"
+    return folder
+
+
+def test_the_folder_has_the_package_and_what_boto3_needs_as_source_that_all_may_read(injected: Path) -> None:
+    assert {path.name for path in injected.iterdir()} == {"launch.py", "lib"}
+    lib = injected / "lib"
     assert (lib / "spottrain" / "training" / "trainer.py").is_file() and (lib / "botocore" / "data").is_dir()
-    files = [path for path in folder.rglob("*") if path.is_file()]
+    files = [path for path in injected.rglob("*") if path.is_file()]
     assert not [path for path in files if path.suffix in (".so", ".pyc")]
     assert all(path.stat().st_mode & 0o777 == 0o644 for path in files)
-    assert all(path.stat().st_mode & 0o777 == 0o755 for path in folder.rglob("*") if path.is_dir())
-    assert (folder / "launch.py").read_text() == LAUNCH.read_text()
+    assert all(path.stat().st_mode & 0o777 == 0o755 for path in injected.rglob("*") if path.is_dir())
+    assert (injected / "launch.py").read_text() == LAUNCH.read_text()
 
 
-def test_it_brings_the_metadata_with_the_entry_points(tmp_path: Path) -> None:
-    inject(tmp_path)
-    [folder] = (tmp_path / "lib").glob("spottrain-*.dist-info")
+def test_it_brings_the_metadata_with_the_entry_points(injected: Path) -> None:
+    [folder] = (injected / "lib").glob("spottrain-*.dist-info")
     found, ours = PathDistribution(folder), distribution("spottrain")
     assert found.version == ours.version
     assert {str(each) for each in found.entry_points} == {str(each) for each in ours.entry_points}
 
 
-def test_a_second_call_replaces_the_folder(tmp_path: Path) -> None:
-    inject(tmp_path)
-    (tmp_path / "lib" / "left_over.py").touch()
-    (tmp_path / "notes.txt").touch()
-    inject(tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} == {"launch.py", "lib", "notes.txt"}
-    assert not (tmp_path / "lib" / "left_over.py").exists()
+def test_a_second_call_replaces_the_folder_and_says_how_to_start_a_script(
+    injected: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (injected / "lib" / "left_over.py").touch()
+    (injected / "notes.txt").touch()
+    assert command.main([str(injected)]) == 0
+    assert {path.name for path in injected.iterdir()} == {"launch.py", "lib", "notes.txt"}
+    assert not (injected / "lib" / "left_over.py").exists()
+    assert f"python {injected}/launch.py SCRIPT" in capsys.readouterr().out
 
 
 def test_a_package_with_compiled_parts_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,11 +81,6 @@ def test_a_folder_that_cannot_be_written_is_a_sentence(
     (tmp_path / "file").touch()
     assert command.main([str(tmp_path / "file")]) == 1
     assert "cannot write the runtime to" in capsys.readouterr().err
-
-
-def test_the_command_says_how_to_start_a_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert command.main([str(tmp_path)]) == 0
-    assert f"python {tmp_path}/launch.py SCRIPT" in capsys.readouterr().out
 
 
 def test_the_launcher_blocks_signals_before_any_other_import() -> None:

@@ -29,15 +29,16 @@ def test_skipping_replays_a_loader_without_a_state(workers: int) -> None:
         return StreamBatches(Skipping(DataLoader(Plain(), batch_size=3, num_workers=workers)), accumulation=2)
 
     torch.manual_seed(1)
-    whole = run(source(), 11)
+    steps = 7 if workers else 11
+    whole = run(source(), steps)
     torch.manual_seed(2)
-    for stop in (4, 5) if workers else (1, 4, 5, 8, 9):
-        for inside in (False, True):
+    for stop in (5,) if workers else (1, 4, 5, 8, 9):
+        for inside in (True,) if workers else (False, True):
             early = source()
             taken = run(early, stop, into_the_next=inside)
             late = source()
             late.load_state_dict(early.state_dict())
-            assert taken + run(late, 11 - stop) == whole
+            assert taken + run(late, steps - stop) == whole
 
 
 def test_skipping_with_another_number_of_workers_is_refused() -> None:

@@ -20,7 +20,7 @@ from spottrain.data.worker_copies import LEVEL, OBJECTS, PAGE, copy_of, start_me
 
 from tests.support.fresh import Fresh
 
-MANY = 20_000
+MANY = 10_000
 MIB = 2**20
 OF_PATHS = MANY * 80
 """49 of a str and 26 letters, in pieces of 16."""

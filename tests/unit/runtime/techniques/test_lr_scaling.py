@@ -54,7 +54,12 @@ def test_the_scaled_rate_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     ids=str,
 )
 def test_what_cannot_be_scaled_is_refused(words: dict[str, Any], told: Told) -> None:
-    given = {"learning_rate": 0.1, "global_batch_size": 512, "base_batch_size": 256, "rule": "linear"}
+    given: dict[str, Any] = {
+        "learning_rate": 0.1,
+        "global_batch_size": 512,
+        "base_batch_size": 256,
+        "rule": "linear",
+    }
     with pytest.raises(ConfigurationError) as refused:
         scaled(**given | words)
     told(refused)
