@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
-from spottrain.contract import Env, Outcome
+from spottrain.contract import Env
 from spottrain.lifecycle.topology import LOOPBACK, Gang, reserve_port
 
 from tests.runs.launched import Launched, Run
@@ -239,14 +239,6 @@ class Lab:
         self._open.close()
 
 
-def two_ranks_stop_at_one_step_and_go_on_bit_by_bit(lab: Lab, script: str, env: dict[str, str]) -> None:
-    plain = lab.run(script, nproc=2, at="plain", attempt=1, env=env).done(300)
-    first = lab.run(script, nproc=2, attempt=1, env=env | {"PAUSE": "0.05"}).until("step=5/", seconds=300)
-    first.stopped()
-    assert first.message.outcome is Outcome.INTERRUPTED, first.message
-    assert lab.run(script, nproc=2, attempt=2, env=env).done(300).digest == plain.digest
-
-
 def weights_that_could_not_be_left_are_left_by_the_next_attempt(lab: Lab, script: str) -> None:
     """It trains nothing, for the job had done all its steps."""
     says_again_that_it_is_done(lab, script, lab.run(script, attempt=1).done())
@@ -259,35 +251,6 @@ def says_again_that_it_is_done(lab: Lab, script: str, first: Run) -> None:
     again = lab.run(script, attempt=2).done()
     assert not again.losses and again.digest == first.digest
     assert '"done"' in head.read_text()
-
-
-LOADS = "load_state_dict(spottrain.load_weights(os.environ['BASE'] + '/final'))"
-
-
-def begins_as_if_the_script_loaded_the_weights(
-    lab: Lab,
-    script: str,
-    loading: str,
-    *,
-    stop_at: int = 9,
-    nproc: int = 1,
-    env: dict[str, str] | None = None,
-) -> None:
-    """`loading`: the script with `LOADS` of its model, which reads the base's weights itself.
-
-    It is interrupted once, after which the base is gone: only the first start reads it.
-    """
-    env, base = env or {}, str(lab.folder / "base")
-    lab.run(script, at="base", attempt=1, interval="1h", nproc=nproc, env=env).done(300)
-    plain = lab.run(loading, at="plain", attempt=1, nproc=nproc, env=env | {"BASE": base}).done(300)
-    env |= {Env.INIT_FROM: base}
-    first = lab.run(script, attempt=1, nproc=nproc, env=env | {"PAUSE": "0.05"})
-    first.until(f"step={stop_at}/", seconds=300).stopped()
-    shutil.rmtree(base)
-    second = lab.run(script, attempt=2, nproc=nproc, env=env).done(300)
-    assert first.losses | second.losses == plain.losses
-    assert second.digest == plain.digest
-    assert first.log.count("event=initialized") == 1 and "event=initialized" not in second.log
 
 
 @pytest.fixture(scope="module")

@@ -12,12 +12,8 @@ import torch
 from safetensors.torch import save_file
 from spottrain.contract import Env, ExitCode, Outcome, Reason
 
-from tests.runs.conftest import (
-    LOADS,
-    SCRIPT,
-    Lab,
-    begins_as_if_the_script_loaded_the_weights,
-)
+from tests.runs.conftest import SCRIPT, Lab
+from tests.runs.foreign import LOADS
 from tests.runs.test_custom_loop import SCRIPT as LOOP
 from tests.runs.test_run_ranks import SCRIPT as RANKS
 
@@ -73,11 +69,46 @@ def weights(**more: torch.Tensor) -> dict[str, torch.Tensor]:
     return found | {"1.weight": torch.ones(1, 3), "1.bias": torch.ones(1)} | more
 
 
-def test_a_trainer_begins_from_the_final_weights_of_another_run(lab: Lab) -> None:
-    begins_as_if_the_script_loaded_the_weights(lab, SCRIPT, LOADING)
+@pytest.fixture(scope="module")
+def trained(others: Lab) -> Path:
+    """A run of `SCRIPT` that is done."""
+    others.run(at="trained", attempt=1, interval="1h").done()
+    return others.folder / "trained"
+
+
+@pytest.fixture
+def base(lab: Lab, trained: Path) -> Path:
+    return Path(shutil.copytree(trained, lab.folder / "base"))
+
+
+def begins_as_if_the_script_loaded_the_weights(
+    lab: Lab, script: str, loading: str, base: Path, nproc: int = 1, env: dict[str, str] | None = None
+) -> None:
+    """`loading`: the script with `LOADS` of its model, which reads the base's weights itself.
+
+    It is interrupted once, after which the base is gone: only the first start reads it.
+    """
+    env = env or {}
+    plain = lab.run(loading, at="plain", attempt=1, nproc=nproc, env=env | {"BASE": str(base)}).done(300)
+    env |= {Env.INIT_FROM: str(base)}
+    first = lab.run(script, attempt=1, nproc=nproc, env=env | {"PAUSE": "0.05"})
+    first.until("step=5/", seconds=300).stopped()
+    shutil.rmtree(base)
+    second = lab.run(script, attempt=2, nproc=nproc, env=env).done(300)
+    assert first.losses | second.losses == plain.losses
+    assert second.digest == plain.digest
+    assert first.log.count("event=initialized") == 1 and "event=initialized" not in second.log
+
+
+def made(lab: Lab, script: str, nproc: int = 1, **env: str) -> Path:
+    lab.run(script, at="base", attempt=1, interval="1h", nproc=nproc, env=env).done(300)
+    return lab.folder / "base"
+
+
+def test_a_trainer_begins_from_the_final_weights_of_another_run(lab: Lab, base: Path) -> None:
+    begins_as_if_the_script_loaded_the_weights(lab, SCRIPT, LOADING, base)
     newest = json.loads((lab.folder / "store" / "HEAD").read_text())["checkpoints"][0]["key"]
     progress = json.loads((lab.folder / "store" / newest / "manifest.json").read_text())["tree"]["progress"]
-    base = str(lab.folder / "base")
     assert progress["initialized"] == {
         "source": f"final/ of {base}",
         "step": 24,
@@ -86,14 +117,15 @@ def test_a_trainer_begins_from_the_final_weights_of_another_run(lab: Lab) -> Non
     }, "kept over the resume"
 
 
-def test_a_kill_before_the_first_checkpoint_has_them_read_again_and_no_later_one(lab: Lab) -> None:
-    lab.run(at="base", attempt=1, interval="1h").done()
-    env: dict[str, str] = {Env.INIT_FROM: str(lab.folder / "base")}
+def test_a_kill_before_the_first_checkpoint_has_them_read_again_and_no_later_one(
+    lab: Lab, base: Path
+) -> None:
+    env: dict[str, str] = {Env.INIT_FROM: str(base)}
     plain = lab.run(at="plain", attempt=1, env=env).done()
     slow = env | {"PAUSE": "0.05"}
     first = lab.run(attempt=1, interval="1h", env=slow).until("step=3/").killed()
     second = lab.run(attempt=2, interval="4steps", env=slow).until("event=committed").killed()
-    shutil.rmtree(lab.folder / "base")
+    shutil.rmtree(base)
     third = lab.run(attempt=3, env=env).done()
     assert ["event=initialized" in run.log for run in (first, second, third)] == [True, True, False]
     assert first.losses | second.losses | third.losses == plain.losses
@@ -102,20 +134,21 @@ def test_a_kill_before_the_first_checkpoint_has_them_read_again_and_no_later_one
 
 def test_a_loop_of_ones_own_does(lab: Lab) -> None:
     loading = LOOP.replace("\noptimizer =", f"\nmodel.{LOADS}\noptimizer =", 1)
-    begins_as_if_the_script_loaded_the_weights(lab, LOOP, loading)
+    begins_as_if_the_script_loaded_the_weights(lab, LOOP, loading, made(lab, LOOP))
 
 
 def test_a_loop_with_several_models_and_an_average_does(lab: Lab) -> None:
     loading = SEVERAL.replace("\noptimizers =", f"\nboth.{LOADS}\noptimizers =", 1)
-    begins_as_if_the_script_loaded_the_weights(lab, SEVERAL, loading, stop_at=5)
+    begins_as_if_the_script_loaded_the_weights(lab, SEVERAL, loading, made(lab, SEVERAL))
 
 
-@pytest.mark.parametrize("kind", ["DDP", "FSDP2"])
+@pytest.mark.parametrize("kind", ["FSDP2", pytest.param("DDP", marks=pytest.mark.heavy)])
 def test_two_ranks_do(lab: Lab, kind: str) -> None:
     loading = RANKS.replace("model = Model()\n", f"model = Model()\nmodel.{LOADS}\n", 1)
     assert loading != RANKS
     env = {"SHARD": "1"} if kind == "FSDP2" else {}
-    begins_as_if_the_script_loaded_the_weights(lab, RANKS, loading, stop_at=5, nproc=2, env=env)
+    base = made(lab, RANKS, nproc=2, **env)
+    begins_as_if_the_script_loaded_the_weights(lab, RANKS, loading, base, nproc=2, env=env)
 
 
 def test_of_a_run_that_is_not_done_it_is_the_newest_checkpoint_with_its_average(lab: Lab) -> None:
@@ -218,10 +251,7 @@ def test_what_cannot_be_read_is_said(lab: Lab) -> None:
         assert words in begins(lab, lab.folder / name, code=ExitCode.BAD_CONFIGURATION), name
 
 
-def test_another_run_that_has_nothing_to_give_is_said(lab: Lab) -> None:
-    lab.run(at="base", attempt=1).done()
-    base = lab.folder / "base"
-
+def test_another_run_that_has_nothing_to_give_is_said(lab: Lab, base: Path) -> None:
     def refused(uri: str, **env: str) -> str:
         run = lab.run(at="new", attempt=1, env={Env.INIT_FROM: uri, **env}).ends(ExitCode.BAD_CONFIGURATION)
         return run.message.message

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 import pytest
 from spottrain.contract import Env, ExitCode, Outcome
 
-from tests.runs.conftest import Start
+from tests.runs.conftest import Lab, Start
 from tests.runs.launched import BASE, WAITS
 
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
@@ -28,7 +27,13 @@ PORT = (
 LONG_GRACE = {Env.GRACE_SECONDS: "120"}
 
 
-@pytest.mark.parametrize("command", [TORCHRUN, (*ACCELERATE, *PORT)], ids=["torchrun", "accelerate"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param(TORCHRUN, id="torchrun"),
+        pytest.param((*ACCELERATE, *PORT), id="accelerate", marks=pytest.mark.heavy),
+    ],
+)
 def test_a_reclaim_under_anothers_launcher_is_told_by_the_message(
     start: Start, command: tuple[str, ...]
 ) -> None:
@@ -39,6 +44,7 @@ def test_a_reclaim_under_anothers_launcher_is_told_by_the_message(
     assert "--shutdown-timeout 120" in run.message.warning
 
 
+@pytest.mark.heavy
 def test_a_failure_of_another_rank_is_named_and_a_raised_limit_of_torchruns_is_believed(start: Start) -> None:
     fails = BASE + "if rank == 1:\n    raise ValueError('two is odd')\n" + WAITS.removeprefix(BASE)
     run = start(fails, *TORCHRUN, "--shutdown-timeout", "150", "train.py", **LONG_GRACE).ends(1)
@@ -104,27 +110,14 @@ finally:
 )
 
 
-def test_a_script_leaves_in_time_though_its_peer_does_not_answer(start: Start) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
-    world = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    first, _ = (
-        start(
-            WEDGED,
-            sys.executable,
-            "train.py",
-            RANK=str(r),
-            LOCAL_RANK=str(r),
-            **world,
-            **{Env.GRACE_SECONDS: "2"},
-        )
-        for r in range(2)
-    )
-    first.until("ready-0", "ready-1").send()
+def test_a_script_leaves_in_time_though_its_peer_does_not_answer(lab: Lab) -> None:
+    first, _ = lab.ranks(2, WEDGED, env={Env.GRACE_SECONDS: "2"})
+    first.until("ready-0").send()
     assert first.end() == ExitCode.INTERRUPTED, first.log
     assert "finally" in first.log and first.message.message == "Saved by rank 0."
 
 
+@pytest.mark.heavy
 def test_a_round_that_torchrun_restarted_has_words_of_its_own(start: Start) -> None:
     once = BASE + "if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0':\n    raise ValueError('two is odd')\n"
     run = start(once + WAITS.removeprefix(BASE), *TORCHRUN, "--max-restarts", "1", "train.py")

@@ -50,7 +50,16 @@ def whole(lab: Lab, kind: str) -> Run:
     return plain[0]
 
 
-@pytest.mark.parametrize(("kind", "short"), [("DDP", "0"), ("DDP", "1"), ("DDP", "01"), ("FSDP2", "1")])
+@pytest.mark.parametrize(
+    ("kind", "short"),
+    [
+        ("DDP", "0"),
+        *(
+            pytest.param(*case, marks=pytest.mark.heavy)
+            for case in (("DDP", "1"), ("DDP", "01"), ("FSDP2", "1"))
+        ),
+    ],
+)
 def test_the_launcher_starts_all_again_and_they_go_on_from_the_last_checkpoint_smaller(
     lab: Lab, kind: str, short: str
 ) -> None:
@@ -113,7 +122,7 @@ def test_where_not_even_one_sample_fits_any_more_the_run_fails_and_names_the_way
     )
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["FSDP2", pytest.param("DDP", marks=pytest.mark.heavy)])
 def test_without_our_launcher_they_end_and_the_next_attempt_goes_on_smaller(lab: Lab, kind: str) -> None:
     env = {"FITS": "4"} | KINDS[kind]
     first = lab.ranks(2, SHORT, attempt=1, interval="2steps", env=env)
@@ -131,6 +140,7 @@ def test_without_our_launcher_they_end_and_the_next_attempt_goes_on_smaller(lab:
     assert logged(second[0].losses) == pytest.approx(logged(plain), rel=1e-3)
 
 
+@pytest.mark.heavy
 def test_under_torchrun_it_ends_and_says_that_it_has_to_be_started_again(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SHORT)
     run = Launched(tmp_path, (*TORCHRUN, "train.py"), FITS="4", OMP_NUM_THREADS="1")

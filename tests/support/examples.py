@@ -231,19 +231,22 @@ class Attempt:
                 os.kill(pid, signum)
 
     def wait(self) -> list[int]:
-        """Returns all exit codes. Once a pod has ended, the others are deleted, as by the operator."""
+        """Returns all exit codes. Once a pod has not ended well, the operator deletes the others."""
         try:
             give_up = time.monotonic() + END_SECONDS
-            while all(pod.code is None for pod in self.pods) and time.monotonic() < give_up:
+            while all(pod.code in (None, ExitCode.DONE) for pod in self.pods) and self._runs_until(give_up):
                 time.sleep(0.01)
             give_up = time.monotonic() + DELETED_AFTER_SECONDS
-            while self.running and time.monotonic() < give_up:
+            while self._runs_until(give_up):
                 time.sleep(0.01)
             for index in range(len(self.pods)):
                 self.kill(signal.SIGTERM, index)
             return [pod.end(END_SECONDS) for pod in self.pods]
         finally:
             self.close()
+
+    def _runs_until(self, give_up: float) -> bool:
+        return self.running and time.monotonic() < give_up
 
     def close(self) -> None:
         for pod in self.pods:

@@ -14,6 +14,7 @@ import importlib
 import itertools
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -113,6 +114,7 @@ def _serve() -> None:
     del sys.path[0]  # this folder
     # As at PID 1, whom a signal before the handlers does not end: held from birth until they are there.
     signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # to write all of its memory takes a core for seconds
     _preload(PRELOADED)
     _obey(sys.stdin, sys.stdout)
 

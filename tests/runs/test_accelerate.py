@@ -1,34 +1,30 @@
-"""A loop around Accelerate under `AccelerateRun`: the real library, real processes, a tiny model."""
+"""A loop around Accelerate: under `AccelerateRun`, and one that saves its own state by itself."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
-import spottrain
-from spottrain.checkpoint.final_weights import digest
-from spottrain.contract import ExitCode, Outcome
+from spottrain.contract import Env, ExitCode, Outcome
 from spottrain.core.profile_window import profile_key
 
-from tests.runs.conftest import (
-    LOADS,
-    Lab,
-    begins_as_if_the_script_loaded_the_weights,
-    two_ranks_stop_at_one_step_and_go_on_bit_by_bit,
-)
-from tests.runs.launched import Run
+from tests.runs import foreign
+from tests.runs.conftest import Lab, Start
+from tests.runs.foreign import LOADS, Vehicle, stopped_at
+from tests.runs.launched import OURS, Run
 from tests.support.zygote import Zygote
 
 pytest.importorskip("accelerate")
 
 HEAD = """\
-import os, time
+import os, signal, time
 import torch, spottrain
 from accelerate import Accelerator
 from spottrain.integrations.accelerate import AccelerateRun
 
 spottrain.seed(1)
-PAUSE = float(os.environ.get("PAUSE", "0"))
+STOP, HOLD, PARTIAL = (int(os.environ.get(name, "0")) for name in ("STOP", "HOLD", "PARTIAL"))
 
 
 class Noisy(torch.utils.data.Dataset):
@@ -50,6 +46,14 @@ class Average:  # registered for checkpointing
         self.value = state["value"]
 
 
+def act(step, whole):
+    if step == (STOP if whole else PARTIAL) and os.environ.get("RANK", "1") == "1":
+        os.kill(os.getpid(), signal.SIGTERM)
+    if step == HOLD:
+        print("holding", flush=True)
+        time.sleep(60)  # until the test kills it
+
+
 accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
 model = torch.nn.Sequential(
     torch.nn.Linear(4, int(os.environ.get("WIDTH", "16"))), torch.nn.Dropout(0.1), torch.nn.LazyLinear(1)
@@ -58,7 +62,6 @@ model(torch.zeros(1, 4))
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 5)
 """
-
 SCRIPT = (
     HEAD
     + """\
@@ -70,10 +73,10 @@ accelerator.register_for_checkpointing(average)
 run = AccelerateRun(accelerator, data=loader, max_steps=18, log_every=1)
 for x, y in run.batches(loader):
     run.poll()
-    time.sleep(PAUSE)
     with accelerator.accumulate(model):
         loss = torch.nn.functional.mse_loss(model(x).squeeze(-1), y)
         accelerator.backward(loss)
+        act(run.global_step + 1, accelerator.sync_gradients)
         optimizer.step()
         scheduler.step()
         optimizer.zero_grad()
@@ -84,54 +87,50 @@ run.finish()
 print(f"average={average.value:.9g}")
 """
 )
+OWN = Vehicle(
+    script=SCRIPT, loading=SCRIPT.replace("\noptimizer =", f"\nmodel.{LOADS}\noptimizer =", 1), steps=18
+)
 
 
 @pytest.fixture(scope="module")
-def zygote() -> Iterator[Zygote]:
-    zygote = Zygote()
-    zygote.preload("accelerate")
-    yield zygote
-    zygote.close()
+def zygote(zygote: Zygote) -> Iterator[Zygote]:
+    child = zygote.child("accelerate")
+    yield child
+    child.close()
 
 
-def test_an_interrupted_loop_ends_with_the_weights_of_one_that_was_not(lab: Lab) -> None:
-    plain = lab.run(SCRIPT, at="plain", attempt=1).done()
-    first = lab.run(SCRIPT, attempt=1, env={"PAUSE": "0.05"}).until("step=7/").stopped()
-    assert first.message.outcome is Outcome.INTERRUPTED
-    assert first.message.durableStep == first.message.step and first.message.totalSteps == 18
-    second = lab.run(SCRIPT, attempt=2, interval="3steps", env={"PAUSE": "0.05"})
-    second.until("event=committed").until(f"step={min(second.losses) + 5}/")
-    second.killed()
-    third = lab.run(SCRIPT, attempt=3).done()
-    assert first.losses | second.losses | third.losses == plain.losses
-    assert third.digest == plain.digest and _average(third) == _average(plain)
-    assert digest(spottrain.load_weights(lab.folder / "store/final/model.safetensors")) == plain.digest
-    assert not list(lab.folder.glob(".spottrain-*")), "nothing is left on the disk"
+@pytest.fixture(scope="module")
+def base(others: Lab) -> Path:
+    others.run(SCRIPT, at="base", attempt=1, interval="1h").done()
+    return others.folder / "base"
 
 
-def test_a_stop_between_two_micro_batches_does_not_move_accelerates_count_of_them(lab: Lab) -> None:
-    script = SCRIPT.replace(
-        "        accelerator.backward(loss)\n",
-        "        accelerator.backward(loss)\n"
-        "        if os.environ.get('STOP') == str(run.global_step) and not accelerator.sync_gradients:\n"
-        "            os.kill(os.getpid(), 15)\n",
-    )
-    plain = lab.run(script, at="plain", attempt=1).done()
-    first = lab.run(script, attempt=1, env={"STOP": "9"}).ends(ExitCode.INTERRUPTED)
-    second = lab.run(script, attempt=2).done()
+def _average(log: str) -> str:
+    return log.rsplit("average=", 1)[1].split()[0]
+
+
+def test_a_loop_begins_from_other_weights_and_goes_on_bit_for_bit(lab: Lab, base: Path) -> None:
+    last = foreign.begins_from_other_weights_and_goes_on(lab, OWN, base)
+    assert _average(last.log) == _average((lab.folder / "run-1.log").read_text())
+
+
+def test_two_ranks_begin_from_other_weights_and_go_on(lab: Lab, base: Path) -> None:
+    foreign.two_ranks_begin_from_other_weights_and_go_on(lab, OWN, base)
+
+
+def test_a_stop_between_two_micro_batches_does_not_move_accelerates_count_of_them(
+    lab: Lab, others: Lab
+) -> None:
+    plain = others.alone(SCRIPT)
+    first = lab.run(SCRIPT, attempt=1, env={"PARTIAL": "10"}).ends(ExitCode.INTERRUPTED)
+    second = lab.run(SCRIPT, attempt=2).done()
     assert max(first.losses) == 9 and first.losses | second.losses == plain.losses
     assert second.digest == plain.digest
 
 
-def test_it_begins_from_another_runs_weights_once(lab: Lab) -> None:
-    loading = SCRIPT.replace("\noptimizer =", f"\nmodel.{LOADS}\noptimizer =", 1)
-    begins_as_if_the_script_loaded_the_weights(lab, SCRIPT, loading)
-
-
 EPOCHS = (
-    HEAD.replace("import os, time", "import os, signal, time")
+    HEAD
     + """\
-STOP = int(os.environ.get("STOP", "0"))
 model, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler)
 MAKE
 for epoch in run.epochs(3):
@@ -142,8 +141,7 @@ for epoch in run.epochs(3):
             optimizer.step()
             optimizer.zero_grad()
         if accelerator.sync_gradients:
-            if run.global_step + 1 == STOP:
-                os.kill(os.getpid(), signal.SIGTERM)
+            act(run.global_step + 1, True)
             run.step_completed(loss=loss)
     scheduler.step()
     print("after", epoch, run.global_step, scheduler.get_last_lr(), float(torch.rand(())), flush=True)
@@ -167,8 +165,19 @@ LOADERS = {
 }
 
 
-@pytest.mark.parametrize("loader", LOADERS)
-@pytest.mark.parametrize("step", [8, 12])
+def _after(*runs: Run) -> list[str]:
+    return [line for run in runs for line in run.log.splitlines() if line.startswith("after ")]
+
+
+@pytest.mark.parametrize(
+    ("loader", "step"),
+    [
+        ("ours", 12),
+        ("prepared", 8),
+        pytest.param("ours", 8, marks=pytest.mark.heavy),
+        pytest.param("prepared", 12, marks=pytest.mark.heavy),
+    ],
+)
 def test_work_after_an_epoch_is_done_by_the_next_attempt(
     lab: Lab, others: Lab, loader: str, step: int
 ) -> None:
@@ -177,28 +186,19 @@ def test_work_after_an_epoch_is_done_by_the_next_attempt(
     script = EPOCHS.replace("MAKE\n", make).replace("PASS", passing)
     plain = others.alone(script)
     assert max(plain.losses) == 18
-    first = lab.run(script, attempt=1, interval="1h", env={"STOP": str(step)}).ends(ExitCode.INTERRUPTED)
+    first = stopped_at(lab, script, step, env={})
     second = lab.run(script, attempt=2, interval="1h").done()
     assert first.losses | second.losses == plain.losses and second.digest == plain.digest
     assert _after(first, second) == _after(plain)
 
 
-def _after(*runs: Run) -> list[str]:
-    return [line for run in runs for line in run.log.splitlines() if line.startswith("after ")]
-
-
-def test_a_checkpoint_of_another_model_is_refused(lab: Lab) -> None:
-    lab.run(SCRIPT, attempt=1, env={"PAUSE": "0.05"}).until("step=3/").stopped()
-    again = lab.run(SCRIPT, attempt=2, env={"WIDTH": "8"}).ends(ExitCode.BAD_CONFIGURATION)
-    assert "does not match this training" in again.message.message
-
-
-def test_a_checkpoint_of_another_interface_is_refused(lab: Lab) -> None:
-    lab.run(SCRIPT, attempt=1, env={"PAUSE": "0.05"}).until("step=3/").stopped()
-    again = lab.run(HEAD + "spottrain.Run(model=model, optimizer=optimizer)\n", attempt=2).ends(
-        ExitCode.BAD_CONFIGURATION
-    )
-    assert "is of kind folder, but this script resumes from kind state" in again.message.message
+def test_a_checkpoint_of_another_model_or_interface_is_refused(lab: Lab) -> None:
+    stopped_at(lab, SCRIPT, 3, env={})
+    model = lab.run(SCRIPT, attempt=2, env={"WIDTH": "8"}).ends(ExitCode.BAD_CONFIGURATION)
+    assert "does not match this training" in model.message.message
+    own = HEAD + "spottrain.Run(model=model, optimizer=optimizer)\n"
+    interface = lab.run(own, attempt=3).ends(ExitCode.BAD_CONFIGURATION)
+    assert "is of kind folder" in interface.message.message
 
 
 def test_the_manifest_ends_it_profiles_it_and_what_is_not_taken_is_told(lab: Lab) -> None:
@@ -210,23 +210,19 @@ def test_the_manifest_ends_it_profiles_it_and_what_is_not_taken_is_told(lab: Lab
     assert len(list((lab.folder / "store" / profile_key(1, 0, "")).iterdir())) == 2
 
 
-def test_two_ranks_stop_and_go_on(lab: Lab) -> None:
-    two_ranks_stop_at_one_step_and_go_on_bit_by_bit(lab, SCRIPT, {})
-
-
 BAD = {
     "nothing prepared": ("AccelerateRun(accelerator)\n", "AccelerateRun(accelerator) has no model yet"),
     "a prepared loader": (
         "model, loader = accelerator.prepare(model, torch.utils.data.DataLoader(Noisy()))\n"
         "AccelerateRun(accelerator, data=loader)\n",
-        "AccelerateRun(data=...) is a loader that Accelerate has prepared",
+        "a loader that Accelerate has prepared",
     ),
     "weights that are not stored": (
         "loss = torch.nn.Bilinear(4, 1, 1)\n"
         "optimizer.add_param_group({'params': loss.parameters()})\n"
         "model, optimizer = accelerator.prepare(model, optimizer)\n"
         "AccelerateRun(accelerator)\n",
-        "trains Bilinear.weight of shape (1, 4, 1), Bilinear.bias of shape (1,), which no module",
+        "Bilinear.weight of shape (1, 4, 1)",
     ),
 }
 
@@ -234,9 +230,36 @@ BAD = {
 @pytest.mark.parametrize("case", BAD)
 def test_bad_input_is_one_sentence(lab: Lab, case: str) -> None:
     code, says = BAD[case]
-    run = lab.run(HEAD + code).ends(ExitCode.BAD_CONFIGURATION)
-    assert says in run.message.message
+    assert says in lab.run(HEAD + code).ends(ExitCode.BAD_CONFIGURATION).message.message
 
 
-def _average(run: Run) -> str:
-    return run.log.rsplit("average=", 1)[1].split()[0]
+# --- a loop that saves its own state ----------------------------------------------------------------------
+ITS_OWN = """\
+import os, time
+import torch
+from accelerate import Accelerator
+
+accelerator = Accelerator(cpu=True)
+model = torch.nn.Linear(4, 1)
+model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+for step in range(3):
+    accelerator.backward(model(torch.ones(2, 4)).sum())
+    optimizer.step()
+    accelerator.save_state("state")
+print("saved", flush=True)
+time.sleep(float(os.environ.get("REST", "0")))
+"""
+
+
+def test_a_loop_that_saves_its_own_state_is_told_once_what_to_do(lab: Lab) -> None:
+    run = lab.run(ITS_OWN).done()
+    assert run.message.outcome is Outcome.UNTRAINED
+    assert run.log.count("event=advice about=attach") == 1
+    assert "AccelerateRun" in run.log and "spottrain sync" in run.log
+
+
+@pytest.mark.heavy
+def test_stopped_it_does_not_claim_that_nothing_was_lost(start: Start) -> None:
+    run = start(ITS_OWN, *OURS, "train.py", REST="60", **{Env.JOB_UID: "uid"})
+    run.until("saved", seconds=300).send().ends(ExitCode.INTERRUPTED_LOST)
+    assert "nothing that train.py has done was saved" in run.message.message
