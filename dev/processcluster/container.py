@@ -70,6 +70,7 @@ class Container:
         given = self._environment()
         environment = dict(image.environment) | self.pod.identity() | given
         environment = {name: translated(value, paths) for name, value in environment.items()}
+        environment = {name: self.pod.node.names.resolved(value) for name, value in environment.items()}
         environment |= {marks.CLUSTER: str(self.pod.node.site), marks.CONTAINER: self.mark}
         words = [*(self._words("command", given) or image.entrypoint), *self._words("args", given)]
         words = [translated(word, paths) for word in words]

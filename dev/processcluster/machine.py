@@ -14,6 +14,7 @@ from localcluster.shell import wait_until
 
 from processcluster.images import known_images
 from processcluster.kube import Kube
+from processcluster.names import Names
 from processcluster.node import Node
 
 
@@ -22,6 +23,7 @@ class ProcessMachine(Machine):
     kube: Kube
     tls: ssl.SSLContext
     new_address: Callable[[], str]
+    names: Names
     _node: Node | None = None
 
     def _is_up(self) -> bool:
@@ -48,6 +50,7 @@ class ProcessMachine(Machine):
             labels=self.node.labels,
             tls=self.tls,
             new_address=self.new_address,
+            names=self.names,
             metadata=Metadata(node=self.node, paths=paths, instance_id=f"i-{os.urandom(8).hex()}0"),
         )
         node.start()

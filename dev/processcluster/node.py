@@ -18,6 +18,7 @@ from localcluster import metadata as cloud
 from processcluster import logs
 from processcluster.images import Image
 from processcluster.kube import MERGE, STRATEGIC, Json, Kube, Refused, now
+from processcluster.names import Names
 from processcluster.pod import Pod
 
 KUBELET_PORT: Final = 10250
@@ -43,6 +44,7 @@ class Node:
     tls: ssl.SSLContext
     new_address: Callable[[], str]
     """An address for a pod that no other pod has."""
+    names: Names
     metadata: cloud.Metadata
     pods: dict[str, Pod] = field(default_factory=dict)
     over: threading.Event = field(default_factory=threading.Event)
@@ -148,6 +150,7 @@ class Node:
             if (raw.get("status") or {}).get("phase") in ("Succeeded", "Failed"):
                 return
             address = self.address if raw["spec"].get("hostNetwork") else self.new_address()
+            self.names.add(raw, address)
             self.pods[uid] = Pod(self, raw, address)
         self.pods[uid].update(raw)
 

@@ -34,6 +34,7 @@ from localcluster.shell import read_json, tail, wait_until, write_json
 from processcluster import marks
 from processcluster.kube import Kube
 from processcluster.machine import ProcessMachine
+from processcluster.names import Names
 from processcluster.site import Site
 
 READY: Final = "ready.json"
@@ -197,10 +198,16 @@ class Cluster:
         server.load_verify_locations(authority.certificate)
         server.verify_mode = ssl.CERT_REQUIRED
         kube = Kube(host=self._site.address, port=layout.API_PORT, context=client)
-        new_address = self._site.pod_addresses()
+        new_address, names = self._site.pod_addresses(), Names()
         return {
             node.name: ProcessMachine(
-                node=node, paths=self._paths, api=api, kube=kube, tls=server, new_address=new_address
+                node=node,
+                paths=self._paths,
+                api=api,
+                kube=kube,
+                tls=server,
+                new_address=new_address,
+                names=names,
             )
             for node in self._site.nodes
         }
