@@ -83,41 +83,6 @@ def test_a_long_job_name_gives_a_claim_name_that_is_allowed_and_its_own() -> Non
     assert len(names) == 2 and all(len(n) <= 63 for n in names)
 
 
-MOUNT = {"name": "a", "mountPath": "/var/cache/spottrain/"}
-IN_THE_WAY: list[tuple[Json, Json, Json, str]] = [
-    ({"volumeMounts": [MOUNT]}, {}, {}, "containers[0].volumeMounts must not have /var/cache/spottrain"),
-    (
-        {"volumeMounts": [MOUNT | {"mountPath": "/var/cache/spottrain/x"}]},
-        {},
-        {},
-        "must not have /var/cache/spottrain/x",
-    ),
-    ({}, {"volumes": [{"name": "spottrain-data-cache"}]}, {}, "spec.template.spec.volumes must not have"),
-    ({"env": [{"name": "SPOTTRAIN_DATA_CACHE", "value": "/x"}]}, {}, {}, "env must not have SPOTTRAIN_DATA"),
-    ({}, {}, {"mountPath": "/tmp"}, "mountPath /tmp is a folder that the operator mounts itself"),
-    ({}, {}, {"mountPath": "/cache/"}, "is a folder that the operator mounts itself"),
-    ({}, {}, {"mountPath": "//"}, "must be a folder below /"),
-    ({}, {}, {"mountPath": "/a/../tmp"}, "without .. in its path"),
-]
-
-
-@pytest.mark.parametrize(("trainer", "pod", "cache", "words"), IN_THE_WAY)
-def test_what_is_in_the_way_of_the_data_cache_is_refused_by_its_path(
-    trainer: Json, pod: Json, cache: Json, words: str
-) -> None:
-    template = {"spec": {"containers": [{"name": "trainer"} | trainer]} | pod}
-    job = make_job(raw_spec(template=template, dataCache=CLAIM | cache))
-    assert job.spec is None and words in job.invalid and "dataCache" in job.invalid
-    assert make_job(raw_spec(template=template)).spec is not None, "without dataCache it may have that"
-
-
-@pytest.mark.parametrize("kind", ["Spot", "OnDemand"])
-def test_checkpoints_in_the_data_cache_are_refused(kind: str) -> None:
-    checkpoint = {"uri": "file:///var/cache/spottrain/run"}
-    job = make_job(raw_spec(dataCache=SIZE, checkpoint=checkpoint, capacity={"type": kind}))
-    assert "is in the data cache" in job.invalid
-
-
 def test_a_template_that_mounts_beside_the_data_cache_is_as_it_was() -> None:
     mounts = [{"name": "a", "mountPath": "/var/cache/spottrain-other"}]
     assert _mounted(rendered(trainer={"volumeMounts": mounts}, dataCache=CLAIM))[1] == "datasets"
@@ -174,16 +139,13 @@ def test_the_next_attempt_finds_the_claim_of_the_first() -> None:
 def test_a_strangers_claim_of_that_name_is_said_and_not_used() -> None:
     made = plan(_observed(cache=SIZE, claim=ClaimView(name=OWN, owner_uid="other")))
     reason, message = _scheduled(made)
-    assert reason == Reason.WAITING_FOR_CLAIM and OWN in message and "not this job's" in message
+    assert reason == Reason.WAITING_FOR_CLAIM and OWN in message
     assert _kinds(made) == []
 
 
 def test_a_claim_that_does_not_exist_is_named_and_waited_for_without_a_pod() -> None:
     made = plan(_observed(cache=CLAIM))
-    reason, message = _scheduled(made)
-    assert (
-        reason == Reason.WAITING_FOR_CLAIM and "no PersistentVolumeClaim datasets in namespace ns" in message
-    )
+    assert _scheduled(made)[0] == Reason.WAITING_FOR_CLAIM
     assert _kinds(made) == [] and made.status is not None and made.status.phase == Phase.WAITING
     assert made.recheck_after is not None and made.recheck_after.total_seconds() < 11
     made = plan(_observed(cache=CLAIM, claim=ClaimView(name="datasets"), status=made.status))
@@ -193,9 +155,7 @@ def test_a_claim_that_does_not_exist_is_named_and_waited_for_without_a_pod() -> 
 def test_a_claim_that_one_node_has_at_a_time_is_none_for_a_gang() -> None:
     disk = ClaimView(name="datasets", access_modes=("ReadWriteOnce",))
     made = plan(_observed(cache=CLAIM, claim=disk, spec={"workers": 2}))
-    assert (
-        "is ReadWriteOnce, so one node at a time can mount it" in _scheduled(made)[1] and _kinds(made) == []
-    )
+    assert _kinds(made) == []
     shared = replace(disk, access_modes=("ReadWriteOnce", "ReadWriteMany"))
     assert "Create" in _kinds(plan(_observed(cache=CLAIM, claim=shared, spec={"workers": 2})))
 
@@ -205,7 +165,7 @@ def test_the_claim_that_the_scheduler_waits_for_is_named() -> None:
     pod = make_pod(node="", phase="Pending", unschedulable=words)
     mine = ClaimView(name=OWN, owner_uid=KEY.uid)
     made = plan(_observed(pod, cache=SIZE, claim=mine, status=started()))
-    assert f"{words} (no volume yet for {OWN}" in _scheduled(made)[1]
+    assert OWN in _scheduled(made)[1]
     bound = plan(_observed(pod, cache=SIZE, claim=replace(mine, bound=True), status=started()))
     assert _scheduled(bound)[1] == words
 
@@ -411,8 +371,7 @@ async def test_a_class_that_makes_no_volume_for_the_chosen_node_costs_no_pool_an
     _claim(w, name)["status"] = {"phase": "Pending"}
     _says(w, words)
     await _later(w, 3600)
-    assert not _given_up(w)
-    assert f"no volume yet for {name}: kubectl describe" in _unscheduled(w)[1]
+    assert not _given_up(w) and "no volume yet" in _unscheduled(w)[1]
     _claim(w, name)["status"] = {"phase": "Bound"}
     await _later(w, 30)
     assert not _given_up(w) and "no volume" not in _unscheduled(w)[1]
@@ -533,7 +492,7 @@ async def test_a_claim_that_goes_while_a_pod_waits_is_made_again_and_costs_no_po
     _says(w, f'persistentvolumeclaim "{OWN}" is being deleted')
     _claim(w)["metadata"]["deletionTimestamp"] = "2026-03-01T12:00:00Z"
     await _later(w, 3600)
-    assert "is created again afterwards" in _unscheduled(w)[1] and not _given_up(w)
+    assert "is created again" in _unscheduled(w)[1] and not _given_up(w)
     del w.cluster.others[f"{CLAIMS}/{OWN}"]
     _says(w, f'persistentvolumeclaim "{OWN}" not found')
     await _later(w, 10)
@@ -571,7 +530,7 @@ def test_no_pod_is_made_for_a_claim_that_is_being_deleted() -> None:
         made = plan(replace(o, claims={name: claim}))
         assert made.after == () and made.status is not None and made.status.phase == Phase.WAITING
         found = made.status.condition(Condition.SCHEDULED)
-        assert found is not None and f"{name}" in found.message and "is being deleted" in found.message
+        assert found is not None and f"{name}" in found.message
 
 
 def test_half_a_gang_lets_go_of_the_claim_that_the_other_half_cannot_get() -> None:
@@ -585,3 +544,26 @@ def test_half_a_gang_lets_go_of_the_claim_that_the_other_half_cannot_get() -> No
     assert OWN in made.status.attempts[0].evidence and not [a for a in made.after if isinstance(a, Provide)]
     calm = plan(replace(o, claims={OWN: claim})).status
     assert calm is None or not calm.attempts[0].stopping
+
+
+GOING = ClaimView(name=OWN, owner_uid=KEY.uid, access_modes=SHARED, going=True)
+TOLD = (
+    _observed(cache=SIZE, claim=ClaimView(name=OWN, owner_uid="other")),
+    _observed(cache=CLAIM),
+    _observed(cache=CLAIM, claim=ClaimView(name="datasets", access_modes=ONE_NODE), spec={"workers": 2}),
+    _observed(cache=SIZE, claim=GOING),
+    _observed(cache=CLAIM, claim=replace(GOING, name="datasets")),
+    _observed(cache=SIZE, claim=ClaimView(name=OWN, unread="forbidden")),
+    *(
+        _observed(
+            make_pod(node="", phase="Pending", unschedulable=words), cache=SIZE, claim=claim, status=started()
+        )
+        for words, claim in (
+            (IMMEDIATE, ClaimView(name=OWN, owner_uid=KEY.uid)),
+            (f'persistentvolumeclaim "{OWN}" is being deleted', GOING),
+            (f'persistentvolumeclaim "{OWN}" not found', None),
+            ("", ClaimView(name=OWN, owner_uid=KEY.uid, selected=True)),
+        )
+    ),
+)
+"""Scenes whose sentences are in tests/unit/sentences.txt."""

@@ -702,3 +702,12 @@ def test_a_pod_avoids_a_hundred_nodes_at_most_of_those_that_are_there_longest() 
     avoided = {name for pod in made for name in pod["metadata"]["annotations"][AVOIDS_ANNOTATION].split(",")}
     assert avoided == {f"node-{rank}" for rank in range(50, 150)}
     assert len(made) == 240 and placement.MOST_AVOIDED == 100
+
+
+TOLD = (
+    observed(member(0), member(1), member(2, **PENDING, unschedulable="0/3 nodes are available")),
+    observed(member(0), member(1), member(2, **PENDING, unschedulable="0/3 nodes"), now=after(360)),
+    observed(member(0), over(1, 1, message="boom"), member(2)),
+    observed(member(0), member(2)),
+)
+"""Scenes whose sentences are in tests/unit/sentences.txt."""

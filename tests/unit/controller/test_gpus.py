@@ -15,7 +15,6 @@ from tests.builders import POOL, make_job, raw_spec
 Json = dict[str, Any]
 NVIDIA = "nvidia.com/gpu"
 CLAIM: Json = {"name": "gpu", "resourceClaimTemplateName": "two-h100"}
-LIMITS = "spec.template.spec.containers[0].resources.limits"
 
 
 def job(
@@ -97,30 +96,6 @@ def test_a_device_that_is_not_known_is_no_gpu_where_the_job_trains_on_the_cpu() 
 
 def test_processes_that_the_template_sets_for_torchrun_stay() -> None:
     assert told(job(env={"PET_NPROC_PER_NODE": "2"}, workers=2))["PET_NPROC_PER_NODE"] == "2"
-
-
-REFUSED: list[tuple[Json, Json, str]] = [
-    ({"limits": {NVIDIA: 8}}, {"gpusPerWorker": 1}, f"spec.gpusPerWorker is 1 and {LIMITS} has {NVIDIA} 8"),
-    ({"limits": {NVIDIA: 8}}, {"gpusPerWorker": 0}, f"spec.gpusPerWorker is 0 and {LIMITS} has {NVIDIA} 8"),
-    ({"limits": {"amd.com/gpu": 2}}, {"gpusPerWorker": 4}, f"{LIMITS} has amd.com/gpu 2"),
-    ({"limits": {"example.com/x": 2}}, {"gpusPerWorker": 4}, f"{LIMITS} has example.com/x 2"),
-    ({"requests": {NVIDIA: 8}}, {}, f"requests has {NVIDIA} 8 and {LIMITS} does not"),
-    ({"requests": {NVIDIA: 4}, "limits": {NVIDIA: 8}}, {}, f"requests has {NVIDIA} 4 and {LIMITS} has 8"),
-    ({"limits": {NVIDIA: "500m"}}, {}, f"{LIMITS} has {NVIDIA} 500m: devices are counted in whole numbers"),
-    (
-        {},
-        {"pod": {"resourceClaims": [CLAIM]}},
-        "spec.template.spec.resourceClaims has gpu, which no container",
-    ),
-]
-
-
-@pytest.mark.parametrize(("resources", "more", "words"), REFUSED, ids=[words for *_, words in REFUSED])
-def test_a_contradiction_is_refused_with_both_values_and_paths(
-    resources: Json, more: Json, words: str
-) -> None:
-    made = job(resources, **more)
-    assert made.spec is None and words in made.invalid
 
 
 def test_spottrain_run_starts_as_many_processes_as_gpus_were_asked_for() -> None:

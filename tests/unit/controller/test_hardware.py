@@ -269,3 +269,14 @@ def test_a_gang_that_no_single_zone_fits_is_told_of_same_zone() -> None:
     for pinned in ({}, {"node": "", "phase": "Pending", "created": NOW}):
         assert "sameZone" in gang_in_one_zone(make_pod(pinned="node-a", **pinned), nodes)
     assert "sameZone" not in gang_in_one_zone(make_pod(), nodes), "its node affinity has no zone then"
+
+
+TOLD = (
+    make_observed(make_pod(), nodes=(SILENT,)),
+    make_observed(silent_pod(10), nodes=(SILENT,)),
+    make_observed(make_pod(**deleted(seconds_ago=3, grace=110))),
+    make_observed(make_pod(**deleted(seconds_ago=12, grace=110)), sample=sample(620)),
+    *(stopped_since(31, nodes=nodes) for nodes in ((make_node(),), (SILENT,), (make_node(fault=BAD_GPU),))),
+    stopped_since(0, idle=21.0),
+)
+"""Scenes whose sentences are in tests/unit/sentences.txt."""

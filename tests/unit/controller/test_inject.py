@@ -18,7 +18,6 @@ from tests.builders import POOL, make_job, raw_spec
 
 Json = dict[str, Any]
 IMAGE = "example.com/sync:1"
-ONE = ("--nproc", "1")
 
 
 def spec(trainer: Json | None = None, *, pod: Json | None = None, inject: bool = True, **more: Any) -> Json:
@@ -39,12 +38,6 @@ def rendered(raw: Json | None = None, place: Placement | None = None) -> Json:
         "spec"
     ]
     return body
-
-
-def refused(raw: Json) -> str:
-    job = make_job(raw)
-    assert job.spec is None
-    return job.invalid
 
 
 # --- the pod ------------------------------------------------------------------------------------------
@@ -172,88 +165,3 @@ def test_the_launcher_comes_before_the_script(words: str, result: str) -> None:
 def test_a_command_that_names_the_launcher_is_left_as_it_is() -> None:
     words = ["bash", "-c", f"pip install x && exec python {LAUNCHER} train.py"]
     assert launched(words) == words
-
-
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        ("sh -c python\\ train.py", "starts with sh"),
-        ("env A=1 python train.py", "starts with env"),
-        ("deepspeed train.py", "starts with deepspeed"),
-        ("accelerate test", "starts with accelerate"),
-        ("spottrain run train.py", "starts with spottrain"),
-        ("./train.py", "starts with ./train.py"),
-        ("python", "names no script"),
-        ("python -u", "names no script"),
-        ("python -c code", "has -c"),
-        ("python -O train.py", "has -O (options of Python have variables too, such as PYTHONOPTIMIZE)"),
-        ("python -m", "has -m"),
-        ("python -m torch.distributed.launch train.py", "in place of which there is torchrun"),
-        ("torchrun --nproc-per-node 2 train", "names no script that ends in .py"),
-        ("torchrun --standalone", "names no script that ends in .py"),
-        ("torchrun --no-python ./train.sh", "has --no-python"),
-        ("torchrun --run_path train.py", "has --run_path"),
-        ("torchrun -m --nnodes 2 package.train", "has -m"),
-        ("torchrun --unknown-switch --nnodes 2 package.train", "names no script that ends in .py"),
-        ("torchrun --unknown-switch train.py", "has --unknown-switch before train.py"),
-        ("accelerate launch --a_new_switch train.py b.py", "has --a_new_switch before train.py"),
-    ],
-)
-def test_other_commands_are_refused_with_those_that_are_understood(words: str, says: str) -> None:
-    said = refused(spec({"command": words.split()}))
-    assert said.startswith("spec.template.spec.containers[0].command ") and says in said
-    assert f"name the launcher itself: python {LAUNCHER} SCRIPT" in said
-
-
-# --- refusals -----------------------------------------------------------------------------------------
-def test_a_template_without_a_command_is_refused() -> None:
-    said = refused(spec({"command": [], "args": ["train.py"]}))
-    assert "containers[0].command is required with spec.runtime.inject" in said
-    assert "does not know what the image starts" in said
-
-
-@pytest.mark.parametrize(
-    ("checkpoint", "mode"),
-    [({"mode": "Sync", "syncPath": "/ckpt", "uri": "s3://bucket/run"}, "Sync"), ({"mode": "Self"}, "Self")],
-)
-def test_it_needs_mode_runtime(checkpoint: Json, mode: str) -> None:
-    said = refused(spec(checkpoint=checkpoint))
-    assert "needs checkpoint.mode Runtime" in said and f"mode is {mode}" in said
-
-
-@pytest.mark.parametrize(
-    ("pod", "trainer", "more", "says"),
-    [
-        (
-            {"initContainers": [{"name": INJECT_CONTAINER}]},
-            {},
-            {},
-            "initContainers must not have spottrain-in",
-        ),
-        (
-            {"volumes": [{"name": INJECT_CONTAINER, "emptyDir": {}}]},
-            {},
-            {},
-            "volumes must not have spottrain",
-        ),
-        (
-            {"volumes": [{"name": "v", "emptyDir": {}}]},
-            {"volumeMounts": [{"name": "v", "mountPath": "/spottrain/data"}]},
-            {},
-            "volumeMounts has /spottrain/data, and /spottrain is where",
-        ),
-        (
-            {},
-            {},
-            {"dataCache": {"size": "1Gi", "mountPath": "/spottrain/"}},
-            "dataCache.mountPath has /spottrain",
-        ),
-    ],
-)
-def test_what_is_in_its_place_is_refused(pod: Json, trainer: Json, more: Json, says: str) -> None:
-    assert says in refused(spec(trainer, pod=pod, **more))
-
-
-def test_without_inject_any_command_and_any_place_is_fine() -> None:
-    container = {"command": ["sh", "-c", "x"], "volumeMounts": [{"name": "v", "mountPath": "/spottrain"}]}
-    job_of(spec(container, pod={"volumes": [{"name": "v", "emptyDir": {}}]}, inject=False))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from datetime import datetime, timedelta
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -18,7 +18,6 @@ from spottrain_operator.api.prices import PriceList, parse
 from spottrain_operator.api.training_job import CostStatus, Status
 from spottrain_operator.api.validation import parse_spec
 from spottrain_operator.control.plan import plan
-from spottrain_operator.errors import InvalidSpec
 from spottrain_operator.names import Cause, Condition, Phase
 
 from tests.builders import (
@@ -237,7 +236,7 @@ def test_without_an_on_demand_price_a_limited_job_stays_on_spot_and_says_so(pric
     made = plan(replace(dry(started()), prices=parse(json.dumps(prices))))
     assert status_of(made).attempts[-1].capacity_type == "Spot"
     found = condition(made, Condition.COST_LIMITED)
-    assert found.reason == "PriceUnknown" and "OnDemand nodes of pool sure (g5) is unknown" in found.message
+    assert found.reason == "PriceUnknown"
 
 
 def test_after_a_gap_in_the_prices_the_limit_is_no_guarantee_and_on_demand_is_used_again() -> None:
@@ -246,7 +245,7 @@ def test_after_a_gap_in_the_prices_the_limit_is_no_guarantee_and_on_demand_is_us
     assert status_of(made).attempts[-1].capacity_type == "OnDemand", "all present prices are known"
     found = condition(made, Condition.COST_LIMITED)
     assert (found.status, found.reason) == ("False", "PriceUnknown")
-    assert "cannot be guaranteed" in found.message and "price list" not in found.message
+    assert "price list" not in found.message
     assert any(event.warning and event.reason == "PriceUnknown" for event in made.events)
 
 
@@ -261,7 +260,6 @@ def test_while_a_node_of_the_job_has_no_price_it_does_not_use_on_demand() -> Non
     assert status_of(made).attempts[-1].capacity_type == "Spot"
     found = condition(made, Condition.COST_LIMITED)
     assert (found.status, found.reason) == ("False", "PriceUnknown")
-    assert "add the prices of the job's nodes" in found.message and "does not use on-demand" in found.message
     made = plan(dry(idle))
     assert status_of(made).attempts[-1].capacity_type == "OnDemand", "once it has one"
 
@@ -292,39 +290,6 @@ def test_a_limit_that_is_left_out_takes_its_condition_back() -> None:
 
 
 # --- bad input ------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(
-    ("value", "words"),
-    [
-        (0, "must be a number of US dollars, at least 0.01"),
-        ("-3", "must be a number of US dollars, at least 0.01"),
-        ("1e12", "below 1000000000"),
-        ("1e200000000", "and is 1E+200000000"),
-        ("1e99999999999999", "and is 1E+99999999999999"),
-        ("1e-100000000", "and is 1E-100000000"),
-        ("-1e-100000000", "and is -1E-100000000"),
-        ("1." + "0" * 100_000, "and is 1.00000"),
-        ("a lot", "spec.capacity.maxCost must be a valid decimal"),
-        ("NaN", "must be a finite number"),
-        (True, "spec.capacity.maxCost"),
-        ({}, "spec.capacity.maxCost"),
-    ],
-    ids=str,
-)
-def test_a_limit_that_is_none_is_refused_with_a_sentence(value: Any, words: str) -> None:
-    with pytest.raises(InvalidSpec, match=r"spec\.capacity\.maxCost") as refused:
-        parse_spec(raw_spec(capacity={"maxCost": value}))
-    assert words in str(refused.value) and len(str(refused.value)) < 300
-
-
-@pytest.mark.parametrize("error", [MemoryError, OverflowError, InvalidOperation])
-def test_a_spec_whose_figures_cannot_be_handled_is_invalid_and_the_operator_lives(
-    monkeypatch: pytest.MonkeyPatch, error: type[Exception]
-) -> None:
-    def fails(raw: Any) -> None:
-        raise error("out of range")
-
-    monkeypatch.setattr("spottrain_operator.api.validation.parse_spec", fails)
-    assert "spec cannot be read" in make_job(raw_spec()).invalid
 
 
 @pytest.mark.parametrize(
@@ -332,3 +297,13 @@ def test_a_spec_whose_figures_cannot_be_handled_is_invalid_and_the_operator_live
 )
 def test_numbers_and_decimal_strings_are_dollars(value: Any, dollars: str) -> None:
     assert parse_spec(raw_spec(capacity={"maxCost": value})).capacity.max_cost == Decimal(dollars)
+
+
+TOLD = (
+    *(replace(dry(started()), prices=parse(json.dumps(prices))) for prices in ([SPOT, ON_DEMAND], [SPOT])),
+    dry(replace(started(), cost=CostStatus(state="Unknown", unknown_seconds=Decimal(60), time=NOW))),
+    seen(make_pod(**POD), limit=500),
+    seen(limit=500, status=stopped()),
+    seen(make_pod(**POD), prices=parse(json.dumps([ON_DEMAND]))),
+)
+"""Scenes whose sentences are in tests/unit/sentences.txt."""

@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from spottrain_operator.api.observed import Ended, NodeView, PodView
+from spottrain_operator.api.observed import Ended, NodeView, Observed, PodView
 from spottrain_operator.api.training_job import AttemptRecord, Job, ProgressStatus, Status
 from spottrain_operator.names import Cause
 from spottrain_operator.rendering import trainer_pod
@@ -101,9 +101,13 @@ CHARGED = {
 }
 
 
+def seen(pod: PodView) -> Observed:
+    return make_observed(pod, job=_job())
+
+
 @pytest.mark.parametrize("name", CHARGED)
 def test_an_end_that_nobody_asked_for_is_a_failure(name: str) -> None:
-    follows("attempt=2 failures=1 interruptions=0", make_observed(CHARGED[name], job=_job()))
+    follows("attempt=2 failures=1 interruptions=0", seen(CHARGED[name]))
 
 
 def test_exit_0_that_nobody_asked_for_is_success() -> None:

@@ -239,7 +239,7 @@ async def test_a_pod_that_no_scheduler_takes_is_said_to_wait_for_it() -> None:
     w.pass_time(0.5)
     await w.reconciler(KEY)
     scheduled = condition(w.status, Condition.SCHEDULED)
-    assert scheduled.message == f"pod {w.pod(1)} waits for the scheduler"
+    assert (scheduled.status, scheduled.reason) == ("False", "WaitingForPod")
 
 
 # --- a job made again under the name of a deleted one ---------------------------------------------------
