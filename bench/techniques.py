@@ -1,22 +1,19 @@
-"""Measures time and memory of each technique on a CPU, with the GPT of examples/: `make bench-techniques`.
+"""Time and memory of each technique on a CPU, with the GPT of examples/; and what loaders and the verdict do.
 
-    python bench/techniques.py --rounds 2 --steps 8
-    python bench/techniques.py --flops              # that part alone, half a minute
-    python bench/techniques.py --data --steps 40    # loader workers, where reading a sample takes time
+    --part techniques       each technique beside plain training
+    --part data             loader workers, where reading a sample takes 40 ms
+    --part loader-memory    what a loader worker comes to hold of the data set, estimated and found
+    --part verdicts         trainings that are slow for one known reason, and what the diagnosis says of them
 
 Each technique is a process of its own (two, where ranks exchange gradients) that trains the same GPT with
 `spottrain.Trainer`, in rounds, so that what the machine does to one it does to all; the first steps (which
 compile, and open files) are not timed. Memory is the most that was resident, less what was before the model
-was made. A CPU's figures say nothing about a GPU: nothing in the README rests on them.
-
-What a CPU cannot show is printed as left out, with the reason. The arithmetic that recomputing activations
-adds is counted (FlopCounterMode, no time is measured), on the same GPT and on transformers' GPT-2 with random
-weights, each with its own vocabulary and one of 256.
+was made. A CPU's figures say nothing about a GPU.
 
 The last line is JSON: by technique the seconds of a step (median over rounds of the median step) and MiB, and
 both as ratios to the technique's `base` (plain; for gradient compression, two ranks without it); for
 microBatchSize auto the size that was found, and what the trial took: seconds to the first step, less those of
-plain.
+plain. Of loader workers MiB, and the estimate's processor seconds; of verdicts the share of right ones.
 """
 
 from __future__ import annotations
@@ -31,17 +28,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 ROOT: Final = Path(__file__).resolve().parents[1]
+PARTS: Final = ("techniques", "data", "loader-memory", "verdicts")
 BATCH: Final = 16
 PLAIN: Final = "plain"
 TWO: Final = "2 ranks"
-GPT2_WORDS: Final = 50257
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,7 +104,6 @@ LEFT_OUT: Final = {
     "gradientCompression powerSGD": "it begins at step 1000, long after a run of this file has ended",
     "earlyStopping, warm-up, learningRateScaling": "they change what is trained, not what a step costs",
 }
-POLICIES: Final = {"every 3rd": "every-3", "every 2nd": "every-2", "all": "all"}
 
 
 class Delayed:
@@ -195,16 +189,12 @@ def measured(technique: Technique, steps: int) -> dict[str, float]:
             "OMP_NUM_THREADS": "1",
             "ANSWER": str(answer),
         }
-        script = [
-            __file__,
-            "--child",
-            "--steps",
-            str(min(steps, technique.most)),
-            "--warm",
-            str(technique.warm),
-            "--sample-ms",
-            str(technique.sample_ms),
-        ]
+        numbers = {
+            "steps": min(steps, technique.most),
+            "warm": technique.warm,
+            "sample-ms": technique.sample_ms,
+        }
+        script = [__file__, "--child", *(f"--{name}={number}" for name, number in numbers.items())]
         launcher = ["-m", "spottrain", "run", "--nproc", str(technique.ranks)] if technique.ranks > 1 else []
         done = subprocess.run([sys.executable, *launcher, *script], env=env, capture_output=True, text=True)
         if done.returncode:
@@ -213,67 +203,59 @@ def measured(technique: Technique, steps: int) -> dict[str, float]:
     return found
 
 
-# --- arithmetic ---------------------------------------------------------------------------------------
-def flops() -> dict[str, dict[str, float]]:
-    """FLOPs of a step without recomputation, and what each policy adds to them, in percent."""
-    import torch
-    from transformers import GPT2Config, GPT2LMHeadModel
+# --- the verdict --------------------------------------------------------------------------------------
+def verdicts(seeds: int) -> dict[str, Any]:
+    """Plays each of the slow trainings with several sizes."""
+    from spottrain.diagnostics.bottleneck import Name
 
-    gpt = example()
-    counts: dict[str, dict[str, float]] = {}
-    torch.set_default_device("meta")  # shapes are all that is counted, and 124 million weights take long
-    ours, text = gpt["GPT"](), torch.zeros(1, gpt["CONTEXT"] + 1, dtype=torch.long)
-    counts["GPT of examples/, 4 layers, 256 words"] = added(ours, lambda: gpt["loss"](ours, text))
-    tokens = torch.zeros(1, 128, dtype=torch.long)
-    seen = torch.ones(1, 1, 128, 128, dtype=torch.bool)  # else transformers looks at values, to make it
-    for words in (GPT2_WORDS, 256):
-        model = GPT2LMHeadModel(GPT2Config(vocab_size=words, bos_token_id=0, eos_token_id=0)).train()
-        name = f"GPT-2 of transformers, 12 layers, {words} words"
-        counts[name] = added(model, partial(_loss, model, tokens, seen))
-    return counts
+    from tests.support.slowtrainings import play
 
-
-def _loss(model: Any, tokens: Any, seen: Any) -> Any:
-    return model(tokens, labels=tokens, attention_mask=seen, use_cache=False).loss
-
-
-def added(model: Any, loss: Callable[[], Any]) -> dict[str, float]:
-    from spottrain.techniques.activation_checkpointing import Policy, apply
-    from torch.utils.flop_counter import FlopCounterMode
-
-    def counted(policy: str) -> int:
-        apply(model, Policy.of(policy))
-        with FlopCounterMode(display=False) as counter:
-            loss().backward()
-        return int(counter.get_total_flops())
-
-    none = counted("none")
-    percent = {name: round(100 * (counted(policy) / none - 1), 1) for name, policy in POLICIES.items()}
-    return {"gigaflops": round(none / 1e9, 2), **percent}
+    right: dict[str, list[bool]] = {name: [] for name in Name}
+    for seed, name in itertools.product(range(1, seeds + 1), Name):
+        verdict, facts = play(name, seed)
+        right[name].append(verdict is not None and verdict.name is name)
+        shares = {phase: round(share, 3) for phase, share in facts.shares.shares.items()}
+        said = verdict and verdict.name
+        print(f"seed {seed}, {name}: the verdict is {said} of {shares}", flush=True)
+    played = [each for found in right.values() for each in found]
+    return {
+        "share_right": round(sum(played) / len(played), 3),
+        "verdicts": len(played),
+        "by_name": {name: f"{sum(found)}/{len(found)}" for name, found in right.items()},
+    }
 
 
 # --- all of it ----------------------------------------------------------------------------------------
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--steps", type=int, default=8)
-    parser.add_argument("--flops", action="store_true", help="count the arithmetic alone")
-    parser.add_argument("--data", action="store_true", help="loader workers alone, on slow samples")
+    parser.add_argument("--part", choices=PARTS, default=PARTS[0])
+    parser.add_argument("--rounds", type=int, help="of each technique (2; of loader workers 3)")
+    parser.add_argument("--steps", type=int, help="that are timed (8; of loader workers 40)")
+    parser.add_argument("--seeds", type=int, default=5, help="sizes of each slow training")
+    parser.add_argument("--method", choices=("fork", "spawn"), default="fork", help="of loader-memory")
+    parser.add_argument("--kinds", nargs="*", default=[], help="of loader-memory; default: all")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--warm", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--sample-ms", type=float, default=0.0, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
-        return child(options.steps, options.warm, options.sample_ms)
-    told: dict[str, Any] = {"device": "cpu", "processor": platform.machine(), "threads": 1}
-    if options.data:
-        print(json.dumps(told | {"techniques": compared(DATA, options.rounds, options.steps)}))
+        child(options.steps, options.warm, options.sample_ms)
         return
-    if not options.flops:
+    about: dict[str, Any] = {"device": "cpu", "processor": platform.machine(), "threads": 1}
+    if options.part == "verdicts":
+        figures = verdicts(options.seeds)
+    elif options.part == "loader-memory":
+        from bench.loader_memory import measure
+
+        figures = {**measure(options.method, options.kinds)}
+    elif options.part == "data":
+        figures = about | {"techniques": compared(DATA, options.rounds or 3, options.steps or 40)}
+    else:
         for name, why in LEFT_OUT.items():
             print(f"{name}: left out, {why}")
-        told |= {"techniques": compared(TECHNIQUES, options.rounds, options.steps), "left_out": LEFT_OUT}
-    print(json.dumps(told | {"percent_more_flops": flops()}))
+        found = compared(TECHNIQUES, options.rounds or 2, options.steps or 8)
+        figures = about | {"techniques": found, "left_out": LEFT_OUT}
+    print(json.dumps(figures))
 
 
 def compared(cases: dict[str, Technique], times: int, steps: int) -> dict[str, dict[str, Any]]:

@@ -57,7 +57,7 @@ MAX_PER_SECOND: Final = 50
 time, so all of them a twentieth of a core."""
 MAX_WRITES_PER_SECOND: Final = 10
 """Maximum number of status writes that report only further steps. Each takes the API server 15 to 20 ms of
-processor time (bench/RESULTS.md, capacity), so all of them a fifth of a core."""
+processor time (`make bench NAME="scale --scenario capacity"`), so all of them a fifth of a core."""
 MAX_KEPT: Final = 1000
 """Maximum number of trainers whose connection is kept. The next query then takes 0.25 ms of processor time
 instead of 0.6 ms. A connection holds a file descriptor and 7 KiB. So many trainers are asked every 20 s."""

@@ -147,7 +147,7 @@ def settle_memory() -> None:
     """Excludes the objects that exist after the first step from garbage collection.
 
     They are mostly modules, which live to the end. Collecting them repeatedly stopped the training for about
-    0.2 s each time (bench/RESULTS.md), on each rank at a different step.
+    0.2 s each time, on each rank at a different step.
     """
     gc.collect()
     gc.freeze()

@@ -7,7 +7,7 @@
 It trades computation for memory: one more forward pass of the checkpointed blocks, so at most +33 % FLOPs.
 The share of a step depends on the rest of the model. Counted on GPT-2 (12 layers, batch 1 x 128): +23.1 % for
 all blocks, +11.6 % for every 2nd, +7.7 % for every 3rd, as its head over 50257 tokens is not recomputed.
-With a vocabulary of 256: +33.3, +16.6 and +11.1 % (`bench/techniques.py --flops`).
+With a vocabulary of 256: +33.3, +16.6 and +11.1 %.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ROOMY: Final = 0.7
 
 MORE: Final = 4
 """Upper bound of the peak without checkpointing, as a multiple of the peak with it: 3.1 was measured for all
-blocks of a GPT-2 with 12 layers, on a CPU (bench/RESULTS.md)."""
+blocks of a GPT-2 with 12 layers, on a CPU."""
 
 SWITCHED: Final = "_spottrain_checkpointing"
 """Attribute that marks a transformers model whose own checkpointing was enabled here."""
