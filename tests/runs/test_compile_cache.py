@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 from spottrain.contract import Env
 
 COMPILE = """\
@@ -56,6 +57,7 @@ def compile_in_a_new_pod(tmp_path: Path, name: str) -> dict[str, Any]:
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
+@pytest.mark.heavy
 def test_the_second_pod_compiles_nothing_and_computes_the_same(tmp_path: Path) -> None:
     cold = compile_in_a_new_pod(tmp_path, "cold")
     warm = compile_in_a_new_pod(tmp_path, "warm-elsewhere")

@@ -10,6 +10,7 @@ import pytest
 from spottrain.contract import ExitCode
 
 from tests.runs.conftest import Lab, Start
+from tests.support.heavy import sample
 
 HEAD = """\
 import os, signal, sys, time
@@ -74,9 +75,9 @@ AGAIN = 'checkpoint=none script="begins again"'
     ("first", "then", "told"),
     [
         ("scaler=scaler", "scaler=", f"setting=scaler {THERE}"),
-        ("scaler=scaler", "scaler=off", f"setting=scaler {THERE}"),
-        ("scaler=", "scaler=scaler", f"setting=scaler {AGAIN}"),
-        ("scaler=off", "scaler=", None),
+        pytest.param("scaler=scaler", "scaler=off", f"setting=scaler {THERE}", marks=pytest.mark.heavy),
+        pytest.param("scaler=", "scaler=scaler", f"setting=scaler {AGAIN}", marks=pytest.mark.heavy),
+        pytest.param("scaler=off", "scaler=", None, marks=pytest.mark.heavy),
         ("extra=teacher", "extra=no teacher", f"setting=extra.teacher {THERE}"),
     ],
 )
@@ -90,20 +91,22 @@ def test_what_may_come_and_go_does_so_and_is_told(lab: Lab, first: str, then: st
 @pytest.mark.parametrize(
     ("first", "then", "says"),
     [
-        (
+        pytest.param(
             "scheduler=scheduler",
             "scheduler=",
             "state of scheduler, which this Run is not given: give it, for",
+            marks=pytest.mark.heavy,
         ),
         (
             "extra=ema",
             "extra=",
             "extra.ema, which this Run is not given: give it, or extra={'ema': None} to",
         ),
-        (
+        pytest.param(
             "extra=teacher",
             "",
             "extra.teacher, which this Run is not given: give it, or extra={'teacher': N",
+            marks=pytest.mark.heavy,
         ),
     ],
 )
@@ -123,7 +126,7 @@ class Slow:
     name = "slow"
 
     def begin(self, run_id, resumed_step):
-        time.sleep(0.5)
+        time.sleep(0.2)
 
     def log(self, step, values):
         print("tracked", step, flush=True)
@@ -204,7 +207,12 @@ run.finish()
     [
         ({"EMAS": "ema"}, "AVERAGE", 'event=ema final="the average" of=extra.ema'),
         ({"EMAS": "ema", "MODELS": "pair"}, "AVERAGE", 'event=ema final="the average" of=extra.ema'),
-        ({"EMAS": "ema,other"}, "AVERAGE", 'event=ema final="the average" of=extra.ema'),
+        pytest.param(
+            {"EMAS": "ema,other"},
+            "AVERAGE",
+            'event=ema final="the average" of=extra.ema',
+            marks=pytest.mark.heavy,
+        ),
         ({"EMAS": "ema,again"}, "RAW", "the raw ones: extra.again averages the same"),
         ({"EMAS": "part"}, "RAW", "the raw ones: it is of a part of the model"),
         ({"EMAS": "unused"}, "RAW", "the raw ones: it was never updated"),
@@ -376,19 +384,22 @@ while not run.should_stop:
 
 @pytest.mark.parametrize(
     "script",
-    [
-        UNFINISHED,
-        UNFINISHED + "sys.exit(0)\n",
-        UNFINISHED + TOLD_AFTER_THE_LOOP,
-        STEPS_UNFINISHED,
-        STEPS_UNFINISHED + TOLD_AFTER_THE_LOOP,
-    ],
+    sample(
+        [
+            UNFINISHED,
+            UNFINISHED + "sys.exit(0)\n",
+            UNFINISHED + TOLD_AFTER_THE_LOOP,
+            STEPS_UNFINISHED,
+            STEPS_UNFINISHED + TOLD_AFTER_THE_LOOP,
+        ],
+        *(UNFINISHED, UNFINISHED + TOLD_AFTER_THE_LOOP, STEPS_UNFINISHED),
+    ),
     ids=["epochs", "sys.exit", "told to stop after the epochs", "steps", "told to stop after the steps"],
 )
 def test_the_end_of_a_script_finishes_a_loop_that_has_done_all_its_epochs_or_steps(
-    lab: Lab, script: str
+    lab: Lab, others: Lab, script: str
 ) -> None:
-    whole = ended(lab, ExitCode.DONE, STEPS_UNFINISHED + "run.finish()\n", at="whole")
+    whole = others.alone(STEPS_UNFINISHED + "run.finish()\n")
     run = ended(lab, ExitCode.DONE, script)
     assert run.message.message.startswith("Trained 16 steps; the weights are at")
     assert run.digest == whole.digest

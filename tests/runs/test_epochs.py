@@ -15,6 +15,7 @@ from spottrain.contract import ExitCode
 
 from tests.runs.conftest import Lab
 from tests.runs.launched import Run
+from tests.support.heavy import sample
 
 HEAD = """\
 import os, signal, time
@@ -162,12 +163,12 @@ def killed(lab: Lab, script: str, step: int, env: Mapping[str, str]) -> Run:
     return first
 
 
-ALWAYS = [("epochs", "0"), ("while", "0"), ("sampler", "2"), ("stateful", "2")]
-HEAVY = [*((loop, "0") for loop in LOOPS if loop not in ("epochs", "while")), ("epochs", "2")]
-
-
 @pytest.mark.parametrize(
-    ("loop", "workers"), [*ALWAYS, *(pytest.param(*each, marks=pytest.mark.heavy) for each in HEAVY)]
+    ("loop", "workers"),
+    sample(
+        [*((loop, "0") for loop in LOOPS), *((loop, "2") for loop in ("epochs", "sampler", "stateful"))],
+        *(("epochs", "0"), ("while", "0"), ("sampler", "2"), ("stateful", "2")),
+    ),
 )
 def test_work_after_an_epochs_last_step_is_done_by_the_next_attempt(
     lab: Lab, others: Lab, loop: str, workers: str
@@ -178,12 +179,7 @@ def test_work_after_an_epochs_last_step_is_done_by_the_next_attempt(
 
 
 @pytest.mark.parametrize(
-    ("loop", "step"),
-    [
-        ("epochs", 20),
-        pytest.param("range", 10, marks=pytest.mark.heavy),
-        pytest.param("stateful", 10, marks=pytest.mark.heavy),
-    ],
+    ("loop", "step"), sample([("range", 10), ("epochs", 20), ("stateful", 10)], ("epochs", 20))
 )
 def test_a_kill_in_the_work_after_an_epochs_last_step_has_it_done_again(
     lab: Lab, others: Lab, loop: str, step: int
@@ -193,7 +189,7 @@ def test_a_kill_in_the_work_after_an_epochs_last_step_has_it_done_again(
     the_same(killed(lab, script, step, {}), lab.run(script, attempt=2, interval="1h"), plain)
 
 
-@pytest.mark.parametrize("step", [11, pytest.param(12, marks=pytest.mark.heavy)])
+@pytest.mark.parametrize("step", sample((11, 12), 11))
 def test_a_stop_after_the_first_steps_of_an_epoch_does_no_work_of_the_one_before_again(
     lab: Lab, others: Lab, step: int
 ) -> None:
@@ -202,7 +198,7 @@ def test_a_stop_after_the_first_steps_of_an_epoch_does_no_work_of_the_one_before
     the_same(stopped(lab, script, step, {}), lab.run(script, attempt=2, interval="1h"), plain)
 
 
-@pytest.mark.parametrize("step", [6, pytest.param(10, marks=pytest.mark.heavy)])
+@pytest.mark.parametrize("step", sample((6, 10), 6))
 def test_epochs_of_so_many_steps_are_counted_right_over_a_resume(lab: Lab, others: Lab, step: int) -> None:
     """Step 6 ends an epoch of three steps inside of a pass of five, and step 10 a pass inside of an epoch."""
     script = HEAD + LOADER + RUN + STEPS
@@ -230,7 +226,7 @@ run.finish()
 )
 
 
-@pytest.mark.parametrize("step", [7, pytest.param(10, marks=pytest.mark.heavy)])
+@pytest.mark.parametrize("step", sample((7, 10), 7))
 def test_a_loop_over_data_that_the_guard_does_not_know_counts_its_epochs_right(
     lab: Lab, others: Lab, step: int
 ) -> None:
@@ -341,7 +337,7 @@ trainer.fit()
 )
 
 
-@pytest.mark.parametrize("step", [10, pytest.param(11, marks=pytest.mark.heavy)])
+@pytest.mark.parametrize("step", sample((10, 11), 10))
 def test_a_trainer_that_is_stopped_at_an_epochs_last_step_evaluates_once(
     lab: Lab, others: Lab, step: int
 ) -> None:
@@ -395,9 +391,7 @@ def listings() -> dict[str, str]:
     return {name: next(each for each in found if mark in each) for name, mark in marks.items()}
 
 
-@pytest.mark.parametrize(
-    "name", ["epochs", *(pytest.param(x, marks=pytest.mark.heavy) for x in ("steps", "ahead", "extra"))]
-)
+@pytest.mark.parametrize("name", sample(("steps", "epochs", "ahead", "extra"), "epochs"))
 def test_the_loops_of_the_page_are_exact_as_they_stand(lab: Lab, others: Lab, name: str) -> None:
     script = WITH + listings()[name].replace("1000", "12").replace("epochs(10)", "epochs(6)")
     plain = others.alone(script)

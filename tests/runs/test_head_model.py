@@ -9,6 +9,7 @@ from tests.support.headworld import Scenario
 from tests.unit.runtime.checkpoint.test_head_model import explore
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("scenario", LONGER, ids=lambda s: s.name)
 def test_no_interleaving_breaks_a_rule(scenario: Scenario) -> None:
     explore(scenario)

@@ -9,6 +9,7 @@ import pytest
 from tests.chaos import kills
 from tests.chaos.scene import Scene
 from tests.chaos.stage import shared
+from tests.support.heavy import sample
 
 ALWAYS = [
     kills.scene("micro-step", "KILL", "pod", 1, twice=True),
@@ -34,7 +35,7 @@ HEAVY = [
 
 @pytest.mark.parametrize(
     "case",
-    [*ALWAYS, *(pytest.param(case, marks=pytest.mark.heavy) for case in HEAVY)],
+    sample([*ALWAYS, *HEAVY], *ALWAYS),
     ids=lambda case: case.name,
 )
 def test_whatever_is_hit_wherever_the_next_attempt_goes_on_bit_by_bit(case: Scene) -> None:

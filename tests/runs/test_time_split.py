@@ -20,6 +20,7 @@ from tests.runs.conftest import Lab
 from tests.runs.launched import Run
 from tests.runs.test_out_of_memory import SHORT
 from tests.runs.test_run_ranks import SCRIPT as RANKS
+from tests.support.heavy import sample
 from tests.support.ports import free_port
 
 SLACK: Final = 0.03
@@ -204,9 +205,7 @@ def test_a_gate_is_waited_at(lab: Lab) -> None:
 
 
 # --- custom loops -------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(
-    "how", ["loader", *(pytest.param(x, marks=pytest.mark.heavy) for x in ("batches", "ahead"))]
-)
+@pytest.mark.parametrize("how", sample(("batches", "ahead", "loader"), "loader"))
 def test_a_custom_loop_that_takes_its_batches_from_us_tells_how_long_it_waits(lab: Lab, how: str) -> None:
     split = done(lab, OWN_LOOP, env={"HOW": how, "DATA": "0.04", "STEP": "0.02"})
     assert split.dataWait >= 11 * 4 * 0.04 and split.productive >= 11 * 0.02
@@ -275,7 +274,7 @@ def listens(port: int) -> bool:
     return any(words[1].endswith(f":{port:04X}") and words[3] == "0A" for words in lines)
 
 
-@pytest.mark.parametrize("logs", [pytest.param("off", marks=pytest.mark.heavy), "keep"])
+@pytest.mark.parametrize("logs", sample(("off", "keep"), "keep"))
 def test_a_pod_waits_for_the_others_also_before_it_starts_its_ranks(lab: Lab, logs: str) -> None:
     """With `keep` the launcher is another process than the rank."""
     lab.logs, port = logs, free_port()
