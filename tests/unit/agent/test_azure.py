@@ -145,17 +145,6 @@ async def test_a_vm_without_a_name_says_nothing_about_its_events(azure: Azure, s
     assert await read(azure) == NOTHING
 
 
-@pytest.mark.parametrize("fault", ["hang", "reset", "truncate"])
-async def test_a_service_that_fails_is_given_up_and_heard_again(
-    azure: Azure, server: FakeAzure, fault: str
-) -> None:
-    await read(azure)
-    setattr(server.faults, fault, True)
-    assert isinstance(await read(azure), Unreadable)
-    server.faults.clear()
-    assert await read(azure) == NOTHING
-
-
 @pytest.mark.parametrize("status", [400, 404, 410, 429, 500])
 async def test_an_error_is_never_no_event(azure: Azure, server: FakeAzure, status: int) -> None:
     server.faults.status = status

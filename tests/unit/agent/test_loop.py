@@ -75,32 +75,6 @@ async def test_stale_marks_go_at_the_start(imds: FakeImds, api: FakeApi) -> None
     assert api.annotations() == {"theirs": "1"}
 
 
-@pytest.mark.parametrize("fault", ["500", "hang", "no token"])
-async def test_stale_marks_stay_while_the_metadata_service_says_nothing(
-    imds: FakeImds, api: FakeApi, fault: str
-) -> None:
-    imds.faults.status = 500 if fault == "500" else None
-    imds.faults.hang = fault == "hang"
-    imds.token_status = 403 if fault == "no token" else 200
-    api.node["spec"]["taints"] = [TAINT]
-    async with on_aws(imds, api):
-        await asyncio.sleep(0.3)
-        assert api.requests == []
-        imds.faults.clear()
-        imds.token_status = 200
-        await until(lambda: not api.taints(), "the taint was taken away")
-
-
-async def test_an_error_during_a_notice_keeps_it_pending(imds: FakeImds, api: FakeApi) -> None:
-    announced(imds)
-    async with on_aws(imds, api):
-        await until(lambda: bool(api.taints()), "the node was tainted")
-        imds.faults.status = 500
-        asked = imds.gets
-        await until(lambda: imds.gets > asked + 3, "the service was asked again")
-        assert api.taints() == [TAINT]
-
-
 async def test_with_no_notice_the_api_server_is_asked_once_and_left_alone(
     imds: FakeImds, api: FakeApi
 ) -> None:
@@ -137,13 +111,6 @@ async def test_an_api_server_that_refuses_never_delays_the_polling(imds: FakeImd
     async with on_aws(imds, api):
         await until(lambda: imds.gets > 20, "the polling went on")
     assert not api.taints()
-
-
-async def test_a_stale_marks_removal_is_tried_again(imds: FakeImds, api: FakeApi) -> None:
-    api.node["spec"]["taints"] = [TAINT]
-    api.faults = [500, 500]
-    async with on_aws(imds, api):
-        await until(lambda: not api.taints(), "the taint was taken away")
 
 
 async def test_a_pod_that_is_gone_by_now_is_no_error(
@@ -363,14 +330,6 @@ async def test_advice_is_taken_off_when_it_is_an_hour_old_though_it_is_still_giv
     assert api.annotations() == {"theirs": "1"}
 
 
-async def test_advice_that_the_agent_before_left_and_nobody_gives_now_goes_at_the_start(
-    imds: FakeImds, api: FakeApi
-) -> None:
-    api.node["metadata"]["annotations"][ADVISED] = "2026-11-21T08:00:00.000000Z"
-    async with on_aws(imds, api):
-        await until(lambda: ADVISED not in api.annotations(), "the annotation was taken off")
-
-
 async def test_a_reboot_next_week_is_advice_until_its_two_minutes_have_come(
     imds: FakeImds, api: FakeApi
 ) -> None:
@@ -388,16 +347,6 @@ async def test_a_reboot_next_week_is_advice_until_its_two_minutes_have_come(
         names.DEADLINE_ANNOTATION: "2026-11-28T10:02:00.000000Z",
         names.SOURCE_ANNOTATION: "AWS events/maintenance/scheduled",
     }
-
-
-async def test_the_earliest_of_two_ends_is_the_deadline(imds: FakeImds, api: FakeApi) -> None:
-    imds.schedule("instance-stop", "21 Nov 2026 10:01:00 GMT")
-    announced(imds)
-    async with on_aws(imds, api):
-        first = "2026-11-21T10:01:00.000000Z"
-        await until(lambda: api.annotations().get(names.DEADLINE_ANNOTATION) == first, "the first is told")
-        del imds.bodies[MAINTENANCE]
-        await until(lambda: TAINT in api.taints(), "the other one is told")
 
 
 @pytest.mark.parametrize("fault", ["hang", "reset", "truncate", "seconds"])

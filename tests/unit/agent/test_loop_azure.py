@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
-from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -14,7 +13,7 @@ from spottrain_operator.agent.loop import Agent
 from spottrain_operator.agent.sources.azure import Azure
 
 from tests.support.azuremetadata import EVENT, VM, FakeAzure, event, fake_azure
-from tests.unit.agent.fakes import DEADLINE_TEXT, SEEN, TAINT, FakeApi, events, running, until
+from tests.unit.agent.fakes import DEADLINE_TEXT, TAINT, FakeApi, events, running, until
 
 NOT_BEFORE = "Sat, 21 Nov 2026 10:02:00 GMT"
 ADVISED = names.SAVE_ADVISED_ANNOTATION
@@ -52,53 +51,6 @@ async def test_an_event_that_ends_this_vm_reaches_pods_and_node(
     }
 
 
-async def test_planned_work_waits_for_its_last_two_minutes(azure: FakeAzure, api: FakeApi) -> None:
-    clock = [SEEN - timedelta(minutes=13)]
-    azure.schedule(event("Reboot", NOT_BEFORE))
-    async with on_azure(azure, api, now=lambda: clock[0], acknowledge=False):
-        await until(lambda: ADVISED in api.annotations(), "the node was annotated")
-        assert not api.taints()
-        assert azure.started == []
-        clock[0] = SEEN
-        await until(lambda: api.taints() == [TAINT], "the node was tainted")
-
-
-async def test_a_freeze_is_advice(azure: FakeAzure, api: FakeApi) -> None:
-    azure.schedule(event("Freeze", NOT_BEFORE, DurationInSeconds=5))
-    async with on_azure(azure, api):
-        await until(lambda: ADVISED in api.annotations(), "the node was annotated")
-        await asked_more(azure)
-    assert not api.taints()
-    assert azure.started == []
-
-
-async def test_the_events_of_the_neighbours_are_not_ours(azure: FakeAzure, api: FakeApi) -> None:
-    azure.schedule(event("Preempt", NOT_BEFORE, Resources=["aks-gpu-31337-vmss_3"]))
-    async with on_azure(azure, api):
-        await asked_more(azure)
-    assert not api.taints()
-
-
-async def test_an_event_that_azure_cancels_takes_the_marks_with_it(azure: FakeAzure, api: FakeApi) -> None:
-    azure.schedule(event("Reboot", NOT_BEFORE))
-    async with on_azure(azure, api, acknowledge=False):
-        await until(lambda: bool(api.taints()), "the node was tainted")
-        azure.schedule()
-        await until(lambda: not api.taints(), "the taint was taken away")
-
-
-async def test_an_event_that_begins_keeps_its_deadline(azure: FakeAzure, api: FakeApi) -> None:
-    clock = [SEEN]
-    azure.schedule(event("Preempt", NOT_BEFORE))
-    async with on_azure(azure, api, now=lambda: clock[0], acknowledge=False):
-        await until(lambda: api.taints() == [TAINT], "the node was tainted")
-        clock[0] = SEEN + timedelta(seconds=121)
-        azure.schedule(event("Preempt", "", EventStatus="Started"))
-        await asked_more(azure)
-    assert api.taints() == [TAINT]
-    assert api.annotations()[names.DEADLINE_ANNOTATION] == DEADLINE_TEXT
-
-
 async def test_the_call_that_enables_the_service_may_take_long(
     azure: FakeAzure, api: FakeApi, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -112,31 +64,6 @@ async def test_the_call_that_enables_the_service_may_take_long(
     said = [e["event"] for e in events(capsys)]
     assert said.count("scheduledEventsFirstCall") == 1
     assert "metadataUnreadable" not in said
-
-
-@pytest.mark.parametrize("fault", ["status", "reset", "hang", "truncate", "seconds"])
-async def test_a_service_that_fails_is_said_and_an_event_told_when_it_is_back(
-    azure: FakeAzure, api: FakeApi, fault: str
-) -> None:
-    async with on_azure(azure, api, acknowledge=False) as agent:
-        await until(lambda: agent.readiness()[0], "the agent was ready")
-        setattr(azure.faults, fault, {"status": 500, "seconds": 5.0}.get(fault, True))
-        await until(lambda: not agent.readiness()[0], "the fault was seen")
-        azure.schedule(event("Preempt", NOT_BEFORE))
-        azure.faults.clear()
-        await until(lambda: api.taints() == [TAINT], "the node was tainted")
-
-
-async def test_an_event_of_a_kind_to_come_is_said_and_does_nothing(
-    azure: FakeAzure, api: FakeApi, capsys: pytest.CaptureFixture[str]
-) -> None:
-    azure.schedule(event("Explode", NOT_BEFORE))
-    async with on_azure(azure, api) as agent:
-        await until(lambda: azure.gets > 5, "the service was asked")
-        ready, why = agent.readiness()
-    assert not ready and "its EventType is not known" in why
-    assert [e["event"] for e in events(capsys)].count("metadataUnreadable") == 1
-    assert not api.taints()
 
 
 # --- acknowledging -------------------------------------------------------------------------------------

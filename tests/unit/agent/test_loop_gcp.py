@@ -53,45 +53,6 @@ async def test_a_preemption_that_comes_during_the_wait_reaches_pods_and_node(
     assert api.annotations().items() >= PREEMPTED_MARKS.items()
 
 
-async def test_a_pod_that_lands_during_the_wait_after_it_is_told_too(gcp: FakeGcp, api: FakeApi) -> None:
-    gcp.preempt()
-    async with on_gcp(gcp, api):
-        await until(lambda: bool(api.taints()), "the node was tainted")
-        await both_awaited(gcp)
-        api.add_pod("late")
-        await until(lambda: api.annotations("late") == PREEMPTED_MARKS, "the late pod was told")
-
-
-async def test_a_migration_is_advice_and_its_end_takes_it_back(gcp: FakeGcp, api: FakeApi) -> None:
-    api.add_pod("a")
-    async with on_gcp(gcp, api):
-        await both_awaited(gcp)
-        gcp.put(MAINTENANCE, "MIGRATE_ON_HOST_MAINTENANCE")
-        await until(lambda: ADVISED in api.annotations(), "the node was annotated")
-        assert api.annotations()[ADVISED] == "2026-11-21T10:00:00.250000Z"
-        gcp.put(MAINTENANCE, "NONE")
-        await until(lambda: ADVISED not in api.annotations(), "the annotation was taken off")
-    assert not api.taints()
-    assert api.annotations("a") == {}
-
-
-async def test_a_maintenance_that_stops_the_machine_is_a_notice_and_a_preemption_is_earlier(
-    gcp: FakeGcp, api: FakeApi
-) -> None:
-    api.add_pod("a")
-    async with on_gcp(gcp, api):
-        gcp.put(MAINTENANCE, "TERMINATE_ON_HOST_MAINTENANCE")
-        minute = "2026-11-21T10:00:55.250000Z"
-        await until(
-            lambda: api.annotations("a").get(names.DEADLINE_ANNOTATION) == minute, "the pod was told of it"
-        )
-        gcp.preempt()
-        await until(lambda: api.annotations("a") == PREEMPTED_MARKS, "the pod was told of the earlier end")
-        gcp.put(PREEMPTED, "FALSE")
-        gcp.put(MAINTENANCE, "NONE")
-        await until(lambda: not api.taints(), "the taint was taken away")
-
-
 async def test_waits_that_are_cut_again_and_again_lose_nothing_and_alarm_nobody(
     gcp: FakeGcp, api: FakeApi, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -105,22 +66,6 @@ async def test_waits_that_are_cut_again_and_again_lose_nothing_and_alarm_nobody(
         gcp.preempt()
         await until(lambda: bool(api.taints()), "the node was tainted")
     assert "metadataUnreadable" not in [e["event"] for e in events(capsys)]
-
-
-@pytest.mark.parametrize("fault", ["status", "reset", "hang", "truncate", "seconds"])
-async def test_a_server_that_fails_is_said_and_a_preemption_told_when_it_is_back(
-    gcp: FakeGcp, api: FakeApi, fault: str
-) -> None:
-    async with on_gcp(gcp, api, wait_seconds=0.05) as agent:
-        await until(lambda: agent.readiness()[0], "the agent was ready")
-        setattr(gcp.faults, fault, {"status": 503, "seconds": 10.0}.get(fault, True))
-        gcp.cut()
-        await until(lambda: not agent.readiness()[0], "the fault was seen")
-        assert api.taints() == []
-        gcp.preempt()
-        gcp.faults.clear()
-        await until(lambda: bool(api.taints()), "the node was tainted")
-        await until(lambda: agent.readiness()[0], "the agent was ready again")
 
 
 async def test_a_server_that_answers_each_wait_at_once_is_not_asked_without_pause(

@@ -20,7 +20,7 @@ from spottrain_operator.agent.ready import serving
 from spottrain_operator.agent.settings import AgentEnv, AgentSettings
 
 from tests.support.imds import fake_imds
-from tests.unit.agent.fakes import events, fake_api, until
+from tests.unit.agent.fakes import events, fake_api
 
 ROOT = Path(__file__).parents[3]
 SERVE = """
@@ -106,24 +106,21 @@ def test_outside_a_cluster_it_ends_with_a_sentence() -> None:
     assert done.stderr.startswith("the notice agent cannot start")
 
 
-async def _run(stalls: str, token: Path) -> tuple[int, str]:
+async def _run(stalls: str, token: Path, port: int = 0) -> tuple[int, str]:
+    """Runs the agent to its end, which is SIGTERM once its port has told that it watches."""
     token.write_text("t")
     async with fake_imds() as imds, fake_api() as api, asyncio.timeout(90):
+        imds.token_status = 503 if port else 200
         process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-c",
-            SERVE,
-            stalls,
-            imds.url,
-            api.url,
-            str(token),
-            "0",
+            *(sys.executable, "-c", SERVE, stalls, imds.url, api.url, str(token), str(port)),
             stdout=DEVNULL,
             stderr=asyncio.subprocess.PIPE,
         )
         try:
-            if stalls == "no":
-                await until(lambda: imds.gets > 3, "the agent polled")
+            if port:
+                await _told(port, 503, "no cloud's metadata service answers on this node")
+                imds.token_status = 200
+                await _told(port, 200, "watching AWS spot/instance-action")
                 process.send_signal(signal.SIGTERM)
             _, errors = await process.communicate()
         finally:
@@ -133,40 +130,19 @@ async def _run(stalls: str, token: Path) -> tuple[int, str]:
         return process.returncode or 0, errors.decode()
 
 
-async def test_readyz_tells_whether_a_metadata_service_answers(tmp_path: Path) -> None:
-    (tmp_path / "token").write_text("t")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    async with (
-        fake_imds() as imds,
-        fake_api() as api,
-        asyncio.timeout(90),
-        aiohttp.ClientSession() as session,
-    ):
-        imds.token_status = 503
-        words = ("no", imds.url, api.url, str(tmp_path / "token"), str(port))
-        process = await asyncio.create_subprocess_exec(sys.executable, "-c", SERVE, *words, stdout=DEVNULL)
-
-        async def told(status: int, words: str) -> None:
-            while True:
-                await asyncio.sleep(0.05)
-                with suppress(aiohttp.ClientError):
-                    async with session.get(f"http://127.0.0.1:{port}/readyz") as reply:
-                        if reply.status == status and words in await reply.text():
-                            return
-
-        try:
-            await told(503, "no cloud's metadata service answers on this node")
-            imds.token_status = 200
-            await told(200, "watching AWS spot/instance-action")
-        finally:
-            process.kill()
-            await process.wait()
+async def _told(port: int, status: int, words: str) -> None:
+    while True:
+        await asyncio.sleep(0.05)
+        with suppress(aiohttp.ClientError):
+            found = await get(f"http://127.0.0.1:{port}/readyz")
+            if found[0] == status and words in found[1]:
+                return
 
 
-async def test_sigterm_ends_it_cleanly(tmp_path: Path) -> None:
-    assert await _run("no", tmp_path / "token") == (0, "")
+async def test_readyz_tells_whether_a_metadata_service_answers_and_sigterm_ends_it_cleanly(
+    tmp_path: Path, port: int
+) -> None:
+    assert await _run("no", tmp_path / "token", port) == (0, "")
 
 
 async def test_a_loop_that_stands_still_ends_the_process_and_shows_where(tmp_path: Path) -> None:

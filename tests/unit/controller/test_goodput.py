@@ -23,7 +23,6 @@ from spottrain_operator.policies.goodput import PARTS
 from tests.builders import (
     KEY,
     NOW,
-    make_job,
     make_node,
     make_observed,
     make_pod,
@@ -224,13 +223,6 @@ def test_a_pod_that_never_ran_was_starting_up() -> None:
     assert job.parts == {"waiting": 10.0 + 10.0, "startup": 40.0}
 
 
-def test_an_attempt_without_a_node_was_waiting() -> None:
-    job = Told(begun())
-    job.look(20, pod(bound=None))
-    job.look(400, pod(bound=None, deleted=at(390)))
-    assert job.parts == {"waiting": 400.0} and percents(job.goodput) == ("Unknown", "0.0%", "Unknown")
-
-
 @pytest.mark.parametrize(
     ("name", "times"),
     [
@@ -302,19 +294,6 @@ def test_attempts_that_overlap_during_a_notice_both_count() -> None:
     assert floats(job.goodput.wanted, job.goodput.allocated, job.goodput.elapsed) == (215, 205, 205)
 
 
-def test_an_earlier_attempt_that_ends_later_is_counted_once() -> None:
-    """The second ends first: 100 s to 110 s, within the first's 10 s to 150 s."""
-    job = Told()
-    job.look(15, pod())
-    job.status = replace(begun(2), goodput=job.goodput, cost=job.cost)
-    second = pod(2, bound=100, runs=101, node="node-b", end=(110, 1, ""))
-    job.look(120, pod(runs=20), second)
-    assert job.goodput.counted == 0, "in the order of their numbers"
-    job.look(151, pod(runs=20, end=(150, 1, "")), second)
-    assert job.goodput.counted == 2
-    assert floats(job.goodput.wanted, job.goodput.allocated) == (161, 150), "10 s twice, 11 s without a node"
-
-
 # --- the time that is wanted ----------------------------------------------------------------------------
 def test_suspended_time_is_not_wanted() -> None:
     job = Told(begun())
@@ -332,39 +311,6 @@ def test_suspended_time_is_not_wanted() -> None:
     job.look(1030)
     job.look(1045, pod(2, bound=1040))
     assert job.goodput.wanted == 90 + 45 and job.parts["waiting"] == 10 + 40
-
-
-def test_a_suspension_while_it_waits_for_its_next_attempt_ends_the_wait() -> None:
-    job = Told(begun(), failurePolicy={"backoffSeconds": 500})
-    job.look(61, pod(runs=20, end=(60, 1, "")))
-    job.spec["suspend"] = True
-    job.look(100)
-    assert job.goodput.wanted == 100 and job.parts["waiting"] == 10 + 40
-    job.look(1000)
-    assert job.goodput.wanted == 100
-
-
-def test_a_pause_without_any_other_change_is_not_counted_later() -> None:
-    job = Told()
-    job.look(0)
-    job.spec["suspend"] = True
-    job.look(20)
-    before = job.goodput.wanted
-    job.spec["suspend"] = False
-    job.look(500)
-    job.look(530, pod(2, bound=520))
-    assert job.goodput.wanted == before + 30
-
-
-def test_an_operator_that_was_down_counts_what_it_missed_once() -> None:
-    told, killed = Told(), Told()
-    ended = pod(runs=20, end=(5000, 0, done(split(productive=4000, startup=100))))
-    for when in range(20, 5000, 60):
-        told.look(when, pod(runs=20), sample=report(when, split(productive=when - 20)))
-    for job in (told, killed):
-        job.look(9000, ended)
-    assert told.parts == killed.parts and told.goodput.wanted == 5000 == killed.goodput.wanted
-    assert told.goodput.runtime == killed.goodput.runtime == "80.2%"
 
 
 def test_a_job_that_was_started_by_an_older_operator_is_counted_from_then_on() -> None:
@@ -567,12 +513,3 @@ def test_what_was_paid_after_the_best_evaluation_is_counted() -> None:
     assert floats(job.cost.best_step, job.cost.after_best_seconds) == (8, 60), "resumed from before it"
     job.look(300, pod(runs=20, end=(300, 0, done(TIMES, bestStep=8))), nodes=(node(),))
     assert floats(job.cost.best_step, job.cost.after_best_seconds) == (8, 130)
-
-
-def test_it_is_read_back_as_it_was_written() -> None:
-    job = Told(begun(workers=2), workers=2)
-    job.look(
-        95, pod(runs=20), pod(1, 1, node="node-b"), sample=report(90, split(productive=50.25, unsaved=3))
-    )
-    assert job.goodput.attempts[0].split == split(productive=50.25, unsaved=3.0)
-    assert make_job(status=job.status).status.goodput == job.goodput

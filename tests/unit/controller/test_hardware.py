@@ -266,8 +266,9 @@ def test_a_gang_that_no_single_zone_fits_is_told_of_same_zone() -> None:
     assert "sameZone" in gang_in_one_zone(make_pod(), pods)
     assert "sameZone" not in gang_in_one_zone(make_pod(), pods, sameZone=False)
     nodes = "1 Insufficient nvidia.com/gpu, 2 node(s) didn't match Pod's node affinity/selector."
-    for pinned in ({}, {"node": "", "phase": "Pending", "created": NOW}):
-        assert "sameZone" in gang_in_one_zone(make_pod(pinned="node-a", **pinned), nodes)
+    waits: dict[str, Any] = {"node": "", "phase": "Pending", "created": NOW}
+    for more in ({}, waits):
+        assert "sameZone" in gang_in_one_zone(make_pod(pinned="node-a", **more), nodes)
     assert "sameZone" not in gang_in_one_zone(make_pod(), nodes), "its node affinity has no zone then"
 
 

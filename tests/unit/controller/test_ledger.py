@@ -117,27 +117,6 @@ def test_a_next_attempt_on_the_same_node_ends_the_idle_time() -> None:
     assert lines(costs) == ("0.30", "7.00", "1.00", "8.30")
 
 
-def test_a_gang_over_many_attempts_is_the_sum_of_its_nodes() -> None:
-    costs = CostStatus()
-    for attempt in range(50):  # more than status.attempts keeps
-        start = attempt * 60
-        nodes = [
-            replace(
-                NODE,
-                name=f"{attempt}-{rank}",
-                created=at(start),
-                pod_created=at(start),
-                bound=at(start + 3),
-                last_bound=at(start + 3),
-            )
-            for rank in range(4)
-        ]
-        costs = accounted(costs, nodes, PRICES, at(start + 30)).costs
-        ended = [replace(node, ended=at(start + 50), gone=at(start + 50), pods=0) for node in nodes]
-        costs = accounted(costs, ended, PRICES, at(start + 55)).costs
-    assert cents(costs.spent) == cents(Decimal(50 * 4 * 6) * 50 / 60) and costs.nodes == ()
-
-
 def test_a_node_that_is_gone_is_counted_once_however_long_its_pod_stays() -> None:
     gone = replace(NODE, ended=at(65), gone=at(65))
     costs = summed((65, [gone]), (90, [replace(gone, gone=at(90))]), (95, [replace(gone, gone=at(95))]))

@@ -166,7 +166,7 @@ def test_a_trainer_that_never_answers_hangs_where_a_person_has_set_the_time() ->
 
 @pytest.mark.parametrize("cause", [Cause.STALLED, Cause.DEADLINE_EXCEEDED, Cause.MOVED])
 def test_a_notice_while_the_operator_stops_an_attempt_changes_no_verdict(cause: Cause) -> None:
-    stopping = {"stopping": str(cause), "evidence": "x", "charged": cause is Cause.STALLED}
+    stopping: dict[str, Any] = {"stopping": str(cause), "evidence": "x", "charged": cause is Cause.STALLED}
     job = Story(replace(started(), attempts=(replace(started().attempts[0], **stopping),)))
     going: dict[str, Any] = {"notice": notice(60), **deleted()}
     doomed = (make_node(notice=notice(60)),)

@@ -65,6 +65,9 @@ def folder(uri: str, volume: Json | None, *, at: str = "/data", mounts: Any = ()
 FAST: Json = {
     "mounts": [{"name": "fast", "mountPath": "/data/fast"}], "volumes": [{"name": "fast", "emptyDir": {}}]
 }  # fmt: skip
+BAD_COSTS: tuple[Any, ...] = (0, "-3", "1e12", "a lot", "NaN", True, {}, "1." + "0" * 100_000)
+LASTING: tuple[Json, ...] = (CLAIM, {"nfs": {}}, {"cephfs": {}}, {"azureFile": {}}, {"iscsi": {}})
+"""Volumes that outlive a node."""
 METADATA = "spec.template.metadata"
 TEMPLATE = "spec.template.spec"
 TRAINER = f"{TEMPLATE}.containers[0]"
@@ -76,8 +79,7 @@ REFUSED: list[tuple[str, Json]] = [
     ("spec.capacity.type", {"capacity": {"type": "cheap"}}),
     ("spec.capacity.pools[0].name", {"capacity": {"pools": [{"platform": "AWS"}]}}),
     (TEMPLATE, {"template": {"spec": None}}),
-    *(("spec.capacity.maxCost", {"capacity": {"maxCost": bad}}) for bad in (0, "-3", "1e12", "a lot", "NaN")),
-    *(("spec.capacity.maxCost", {"capacity": {"maxCost": bad}}) for bad in (True, {}, "1." + "0" * 100_000)),
+    *(("spec.capacity.maxCost", {"capacity": {"maxCost": bad}}) for bad in BAD_COSTS),
     *(
         ("spec.capacity.maxCost", {"capacity": {"maxCost": f"{sign}1e{power}"}})
         for sign, power in (("", 2 * 10**8), ("", 10**14 - 1), ("", -(10**8)), ("-", -(10**8)))
@@ -224,10 +226,7 @@ ALLOWED: list[Json] = [
     pod(metadata={"annotations": {"notspottrain.io/x": "y"}}),
     pod(nodeSelector={CAPACITY: "on-demand"}) | DEMAND,
     *(folder("file:///data/run", {kind: {}}) | DEMAND for kind in ("emptyDir", "hostPath", "csi")),
-    *(
-        folder("file:///data/run", volume)
-        for volume in (CLAIM, {"nfs": {"server": "s"}}, {"cephfs": {}}, {"azureFile": {}}, {"iscsi": {}})
-    ),
+    *(folder("file:///data/run", volume) for volume in LASTING),
     *(
         folder(uri, CLAIM, at=at)
         for uri in ("file:///data", "file:///data/a%20b/run", "file:////data//run", "file:///data/")

@@ -216,7 +216,7 @@ def test_the_first_interruption_ends_a_job_without_our_runtime() -> None:
 
 def test_a_suspension_is_no_interruption() -> None:
     job = missed()
-    stopping = {"stopping": "Suspended", "evidence": "spec.suspend is true", "charged": False}
+    stopping: dict[str, Any] = {"stopping": "Suspended", "evidence": "spec.suspend is true", "charged": False}
     job.status = replace(job.status, attempts=(replace(job.status.attempts[0], **stopping),))
     job.look("!Failed", ended(400), spec={"suspend": True})
 

@@ -81,13 +81,6 @@ def test_a_running_job_does_not_move_away_from_an_unknown_price() -> None:
     assert names(here, replace(PLAIN, name="b", price=0.2), running="a") == ["a", "b"]
 
 
-def test_the_reason_names_the_chance_the_run_the_cost_and_the_price() -> None:
-    (only,) = ranked(PLAIN)
-    assert "a: a request is granted with " in only.reason
-    assert f"an hour of work costs {only.cost:.2f} at a price of 1.00" in only.reason
-    assert "the job runs here" in ranked(PLAIN, running="a")[0].reason
-
-
 def test_without_a_value_of_time_the_highest_known_price_counts() -> None:
     zones = (PLAIN, replace(PLAIN, name="b", price=2.0), replace(PLAIN, name="c", price=None))
     assert ranked(*zones, value_of_time=None) == ranked(*zones, value_of_time=2.0)
