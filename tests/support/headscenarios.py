@@ -131,4 +131,4 @@ LONGER = [
     BEST_KEPT,
     *(foreign(policy) for policy in (OnExisting.RESUME, OnExisting.FRESH)),
 ]
-"""Seconds each: tests/runs runs them all."""
+"""Seconds each: `make test-heavy` runs them all."""

@@ -1,6 +1,6 @@
 """HEAD's protocol in every interleaving of a small world, and broken protocols that the search must catch.
 
-tests/runs/test_head_model.py runs larger worlds.
+Larger worlds are heavy.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ from tests.support.headscenarios import (
     COPIED_AGAIN,
     COPIED_OVER,
     FALL_BACK,
+    LONGER,
     PRUNED,
     PRUNED_TWICE,
     SCENARIOS,
@@ -53,6 +54,7 @@ from tests.support.headscenarios import (
     head,
 )
 from tests.support.headworld import UNCONDITIONAL, Rules, Scenario
+from tests.support.heavy import sample
 
 LIMIT = 400_000
 """States of one world; more would mean that a change made the protocol much wider."""
@@ -65,7 +67,7 @@ def explore(scenario: Scenario) -> None:
     assert result.complete, f"more than {LIMIT} states"
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda s: s.name)
+@pytest.mark.parametrize("scenario", sample([*SCENARIOS, *LONGER], *SCENARIOS), ids=lambda s: s.name)
 def test_no_interleaving_breaks_a_rule(scenario: Scenario) -> None:
     explore(scenario)
 
