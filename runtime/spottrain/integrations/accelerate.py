@@ -24,6 +24,7 @@ from spottrain.checkpoint.kinds import TrainingState
 from spottrain.errors import ConfigurationError
 from spottrain.integrations.folder_checkpoints import FolderCheckpoints, packed, unpacked
 from spottrain.lifecycle.session import Session, current
+from spottrain.techniques import precision
 from spottrain.training.loop import Loop
 
 
@@ -87,6 +88,8 @@ class AccelerateRun(Loop):
         self._micro_batches = accelerator.step
         """Accelerate's counter of micro-batches, after the last optimizer step."""
         optimizers = [getattr(each, "optimizer", each) for each in accelerator._optimizers]
+        wanted = str(accelerator.mixed_precision)
+        precision.advise_library(wanted, accelerator.device, f"leave mixed_precision={wanted!r} out")
         self._begin(self._checkpoints, torch.nn.ModuleList(self._plain()), optimizers)
 
     def _require_whole(self) -> None:

@@ -153,6 +153,7 @@ class LightningCallback(pl.Callback):
             last=limit if limit > 0 else None,
             total_steps=_expected_steps(trainer),
             device=trainer.strategy.root_device,
+            number_format=str(trainer.precision),
             log_every=self._log_every,
         )
 

@@ -14,7 +14,7 @@ For a custom loop:
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Final
@@ -27,12 +27,11 @@ from spottrain.core.device import float32_matmul
 from spottrain.distributed import process_group
 from spottrain.distributed.world import World
 from spottrain.errors import ConfigurationError, TrainingFailed
+from spottrain.techniques import cpu_formats
 from spottrain.techniques.accumulation import joined
 
 AUTO: Final = "auto"
 NAMES: Final = ("bf16", "fp16", "fp32", "tf32")
-CPU_BF16: Final = ("avx512_bf16", "amx_bf16", "sve_bf16")
-"""Keys of `torch.cpu.get_capabilities()`, of which each platform has only some (torch 2.15)."""
 LEAST_SCALE: Final = 2.0**-14
 """Smallest loss scale: thirty halvings of torch's initial scale, 2^16."""
 FP16_NEEDS: Final = (
@@ -46,12 +45,12 @@ AMPERE: Final = (8, 0)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceFacts:
-    """Hardware capabilities of a device."""
+    """Hardware capabilities of a device. A CPU's are left out: how fast it is in a format is measured."""
 
     type: str
     name: str
-    bf16: bool
-    tf32: bool
+    bf16: bool = False
+    tf32: bool = False
 
 
 def facts_of(device: torch.device) -> DeviceFacts:
@@ -63,16 +62,7 @@ def facts_of(device: torch.device) -> DeviceFacts:
         with torch.cuda.device(device):  # torch checks the current one (torch 2.15)
             tf32 = torch.cuda.is_tf32_supported()
         return DeviceFacts(type="cuda", name=name, bf16=ampere or rocm, tf32=tf32)
-    has = _cpu_capabilities() if device.type == "cpu" else {}
-    name = str(has.get("cpu_name", device.type))
-    return DeviceFacts(type=device.type, name=name, bf16=any(has.get(each) for each in CPU_BF16), tf32=False)
-
-
-def _cpu_capabilities() -> Mapping[str, Any]:
-    if hasattr(torch.cpu, "get_capabilities"):
-        return dict(torch.cpu.get_capabilities())
-    older: Any = torch.cpu
-    return {"avx512_bf16": older._is_avx512_bf16_supported(), "amx_bf16": older._is_amx_tile_supported()}
+    return DeviceFacts(type=device.type, name=device.type)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -126,16 +116,23 @@ _KINDS: Final = {
 
 
 def choose(
-    wanted: str, device: torch.device, facts: DeviceFacts | None = None, *, world: World | None = None
+    wanted: str,
+    device: torch.device,
+    facts: DeviceFacts | None = None,
+    *,
+    world: World | None = None,
+    slowdown: Callable[[str], float] = cpu_formats.slowdown,
 ) -> Precision:
     """Chooses a format. With "auto" and several ranks, all must call it.
 
-    "auto" is bf16 if the hardware of all ranks has it, else fp16 if all are GPUs, else fp32. All ranks get
-    the same format, because otherwise scaled and unscaled gradients would be averaged. If the device is slow
-    in the wanted format, it is still chosen, and an advice is logged. The needs of fp16 are logged too.
+    "auto" is bf16 if all ranks have GPUs with bf16, else fp16 if all have GPUs, else fp32: the same on any
+    CPU. All ranks get the same format, because otherwise scaled and unscaled gradients would be averaged. If
+    the device is slow in the wanted format, it is still chosen, and an advice is logged. The needs of fp16
+    are logged too.
 
     facts: capabilities of the device; None: queried. world: None: that of torch's process group, if there is
-    one. Raises ConfigurationError if `wanted` is not known.
+    one. slowdown: measures how many times slower than fp32 a format is on this CPU. Raises ConfigurationError
+    if `wanted` is not known.
     """
     if wanted not in (AUTO, *NAMES):
         raise ConfigurationError(f"precision {wanted!r} is not known: use auto, {', '.join(NAMES)}")
@@ -144,15 +141,38 @@ def choose(
         own = _best(bf16=facts.bf16, gpu=facts.type == "cuda")
         name = _of_all(facts, device, joined() if world is None else world)
         why = None if name == own else f"{own} suits this rank, but not all ranks"
-        log.event("precision", wanted=AUTO, chosen=name, device=facts.name, bf16=facts.bf16, why=why)
+        log.event("precision", wanted=AUTO, chosen=name, device=facts.name, why=why)
     else:
         name = wanted
-        if (sentence := doubt(wanted, facts)) is not None:
+        remedy = "set precision to auto, which is fp32 here"
+        if not _advise_if_slow(wanted, facts.type, remedy, slowdown) and (sentence := doubt(wanted, facts)):
             log.event("advice", about="precision", text=sentence)
     chosen = _KINDS[name]
     if chosen.needs_scaler:
         log.event("loss-scale", text=FP16_NEEDS)
     return chosen
+
+
+def advise_library(
+    name: str, device: torch.device, remedy: str, slowdown: Callable[[str], float] = cpu_formats.slowdown
+) -> None:
+    """Logs an advice if the format that a script has set in a library is slow on this CPU.
+
+    name: as the library writes it: "bf16", "fp16", "bf16-mixed", "16-true", "no". remedy: what to change.
+    """
+    ours = "bf16" if "bf16" in name else "fp16" if "16" in name else name
+    _advise_if_slow(ours, device.type, remedy, slowdown)
+
+
+def _advise_if_slow(name: str, kind: str, remedy: str, slowdown: Callable[[str], float]) -> bool:
+    """Measures a format, if the device is a CPU. Returns whether it is slow."""
+    if kind != "cpu" or name not in cpu_formats.FORMATS:
+        return False
+    ratio = slowdown(name)
+    if (sentence := cpu_formats.slow_words(name, ratio, remedy)) is None:
+        return False
+    log.event("advice", about="precision", text=sentence, times_slower=round(ratio, 1))
+    return True
 
 
 def agreed(wanted: str, device: torch.device, world: World) -> Precision:
@@ -188,14 +208,11 @@ def doubt(name: str, facts: DeviceFacts) -> str | None:
                 f"{facts.name} has bf16, which costs as much memory as fp16, needs no loss scaling and does "
                 "not overflow: set precision to bf16 or auto"
             )
-        case "bf16" if not facts.bf16:
-            other = "fp16" if facts.type == "cuda" else "fp32"
+        case "bf16" if not facts.bf16 and facts.type == "cuda":
             return (
                 f"{facts.name} has no bf16 in hardware and emulates it, which saves memory but no time: set "
-                f"precision to {other} or auto"
+                "precision to fp16 or auto"
             )
-        case "fp16" if facts.type == "cpu":
-            return f"{facts.name} is a CPU, which is many times slower in fp16: set precision to fp32 or auto"
         case "tf32" if not facts.tf32:
             return f"{facts.name} has no TF32, so tf32 is fp32 here: set precision to auto"
     return None

@@ -27,8 +27,7 @@ CPU = torch.device("cpu")
 DEVICES = {
     "H200": DeviceFacts(type="cuda", name="H200", bf16=True, tf32=True),
     "V100": DeviceFacts(type="cuda", name="V100", bf16=False, tf32=False),
-    "Zen4": DeviceFacts(type="cpu", name="Zen4", bf16=True, tf32=False),
-    "old": DeviceFacts(type="cpu", name="old CPU", bf16=False, tf32=False),
+    "CPU": DeviceFacts(type="cpu", name="CPU"),
 }
 
 
@@ -41,9 +40,7 @@ def flags_as_before() -> Iterator[None]:
 
 
 # --- which format ---------------------------------------------------------------------------------------
-@pytest.mark.parametrize(
-    ("device", "name"), [("H200", "bf16"), ("V100", "fp16"), ("Zen4", "bf16"), ("old", "fp32")]
-)
+@pytest.mark.parametrize(("device", "name"), [("H200", "bf16"), ("V100", "fp16"), ("CPU", "fp32")])
 def test_auto_is_what_the_device_has_in_hardware(device: str, name: str, capsys: Any) -> None:
     assert choose("auto", CPU, DEVICES[device]).name == name
     out = capsys.readouterr().out
@@ -56,9 +53,8 @@ def test_auto_is_what_the_device_has_in_hardware(device: str, name: str, capsys:
     [
         ("fp16", "H200", "H200 has bf16.* needs no loss scaling"),
         ("bf16", "V100", "V100 has no bf16 in hardware and emulates it.* fp16 or auto"),
-        ("bf16", "old", "old CPU has no bf16.* fp32 or auto"),
         ("tf32", "V100", "V100 has no TF32"),
-        ("tf32", "Zen4", "Zen4 has no TF32"),
+        ("tf32", "CPU", "CPU has no TF32"),
     ],
 )
 def test_what_the_device_is_bad_at_is_done_and_told(
@@ -73,7 +69,7 @@ def test_what_the_device_is_bad_at_is_done_and_told(
 
 @pytest.mark.parametrize(
     ("wanted", "device"),
-    [("bf16", "H200"), ("fp32", "H200"), ("tf32", "H200"), ("fp16", "V100"), ("fp32", "old")],
+    [("bf16", "H200"), ("fp32", "H200"), ("tf32", "H200"), ("fp16", "V100"), ("fp32", "CPU")],
 )
 def test_a_good_choice_gets_no_advice_and_only_fp16_says_who_scales_the_loss(
     wanted: str, device: str, capsys: Any
@@ -87,14 +83,13 @@ def test_a_good_choice_gets_no_advice_and_only_fp16_says_who_scales_the_loss(
 
 def test_an_unknown_format_is_refused_with_those_that_there_are() -> None:
     with pytest.raises(ConfigurationError, match="'int8' is not known: use auto, bf16, fp16, fp32, tf32"):
-        choose("int8", CPU, DEVICES["old"])
+        choose("int8", CPU, DEVICES["CPU"])
 
 
 def test_the_facts_of_this_machine_are_those_torch_tells() -> None:
     here = facts_of(CPU)
     assert here.type == "cpu" and not here.tf32
-    has = torch.cpu.get_capabilities()
-    assert here.bf16 == bool(has.get("avx512_bf16") or has.get("amx_bf16") or has.get("sve_bf16"))
+    assert not here.bf16, "so that auto is the same format on every CPU"
 
 
 @pytest.mark.parametrize(
@@ -181,7 +176,7 @@ class Scene:
         self.weight = torch.nn.Parameter(torch.zeros(()))
         self.optimizer = torch.optim.SGD([self.weight], lr=1.0)
         self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 1, gamma=0.5)
-        self.amp = Amp(choose(name, CPU, DEVICES["Zen4"]), CPU)
+        self.amp = Amp(choose(name, CPU, DEVICES["CPU"]), CPU)
 
     def step(self, gradient: float, **options: Any) -> bool:
         self.amp.backward(self.weight * -gradient)
@@ -296,7 +291,7 @@ def test_a_state_without_scale_is_taken_by_fp16_and_told(capsys: pytest.CaptureF
     ("name", "dtype"), [("bf16", torch.bfloat16), ("fp16", torch.float16), ("fp32", torch.float32)]
 )
 def test_a_forward_pass_computes_in_it_and_weights_stay_fp32(name: str, dtype: torch.dtype) -> None:
-    amp = Amp(choose(name, CPU, DEVICES["Zen4"]), CPU)
+    amp = Amp(choose(name, CPU, DEVICES["CPU"]), CPU)
     layer = torch.nn.Linear(2, 2)
     with amp.autocast():
         assert layer(torch.ones(1, 2)).dtype == dtype
