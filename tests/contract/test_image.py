@@ -9,7 +9,9 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -20,21 +22,30 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
 
 
+LAYERS = {name: options for options, name in re.findall(r"\$export (.*) > /out/(\w+)\.txt", DOCKERFILE)}
+
+
+@cache
+def locked() -> dict[str, Any]:
+    """The packages of the lock, by name."""
+    return {each["name"]: each for each in tomllib.loads((ROOT / "uv.lock").read_text())["package"]}
+
+
 def extra(name: str) -> set[str]:
     """Packages that the lock has for that extra of ours, those that they need not followed."""
-    locked = tomllib.loads((ROOT / "uv.lock").read_text())["package"]
-    ours = next(package for package in locked if package["name"] == "spottrain")
-    known = {package["name"] for package in locked}
-    wanted = {each["name"] for each in ours["optional-dependencies"][name]}
-    assert wanted <= known
+    wanted = {each["name"] for each in locked()["spottrain"]["optional-dependencies"][name]}
+    assert wanted <= locked().keys()
     return wanted
 
 
 def group(name: str) -> set[str]:
     """The same for a dependency group."""
-    locked = tomllib.loads((ROOT / "uv.lock").read_text())["package"]
-    ours = next(package for package in locked if package["name"] == "spottrain")
-    return {each["name"] for each in ours["dev-dependencies"][name]}
+    return {each["name"] for each in locked()["spottrain"]["dev-dependencies"][name]}
+
+
+def extras_in(layer: str) -> set[str]:
+    """What the extras of a layer bring."""
+    return set().union(*(extra(name) for name in re.findall(r"--extra (\w+)", LAYERS[layer])))
 
 
 def test_the_runtime_image_has_nvml_and_the_operator_image_has_not() -> None:
@@ -42,10 +53,8 @@ def test_the_runtime_image_has_nvml_and_the_operator_image_has_not() -> None:
 
 
 def test_both_layers_of_the_runtime_image_are_the_extra_runtime() -> None:
-    exported = re.findall(r"\$export (.*) > /out/(\w+)\.txt", DOCKERFILE)
-    layers = {name: options for options, name in exported}
-    assert layers["runtime"] == "--extra runtime --extra gcs"
-    assert layers["cuda"].split(" --no-emit-package ") == [layers["runtime"], "torch", "triton"]
+    assert LAYERS["runtime"] == "--extra runtime --extra gcs"
+    assert LAYERS["cuda"].split(" --no-emit-package ") == [LAYERS["runtime"], "torch", "triton"]
 
 
 LIBRARIES = {"s3": ("boto3", "boto3"), "gs": ("google-cloud-storage", "google.cloud.storage"), "file": None}
@@ -58,10 +67,7 @@ def test_each_store_that_a_manifest_may_name_has_its_library_in_the_runtime_imag
     accepted = spec["checkpoint"]["properties"]["uri"]["x-kubernetes-validations"][0]["rule"]
     schemes = set(re.findall(r"(\w+)://", accepted))
     assert schemes == set(LIBRARIES)
-    options = next(
-        o for o, name in re.findall(r"\$export (.*) > /out/(\w+)\.txt", DOCKERFILE) if name == "runtime"
-    )
-    installed = set().union(*(extra(name) for name in re.findall(r"--extra (\w+)", options)))
+    installed = extras_in("runtime")
     tried = DOCKERFILE.partition("FROM packages AS runtime")[2].partition("\nFROM ")[0]
     for package, module in filter(None, (LIBRARIES[scheme] for scheme in schemes)):
         assert package in installed
@@ -78,9 +84,7 @@ def test_the_runtime_opens_each_store_that_a_manifest_may_name(scheme: str, tmp_
 
 
 def test_the_sidecars_image_has_the_library_of_each_store_what_is_injected_and_no_torch() -> None:
-    layers = {name: options for options, name in re.findall(r"\$export (.*) > /out/(\w+)\.txt", DOCKERFILE)}
-    installed = set().union(*(extra(name) for name in re.findall(r"--extra (\w+)", layers["sync"])))
-    assert installed == {library[0] for library in LIBRARIES.values() if library} | {"nvidia-ml-py"}
+    assert extras_in("sync") == {library[0] for library in LIBRARIES.values() if library} | {"nvidia-ml-py"}
     assert re.search(r"for foreign in [^;]*\btorch\b", stage("sync"))
     assert 'ENTRYPOINT ["spottrain", "sync"]' in stage("sync")
 
@@ -98,11 +102,7 @@ def stage(name: str) -> str:
 
 def test_the_price_image_has_boto3_alone_and_the_operator_image_has_not() -> None:
     assert group("prices") == {"boto3"} and "boto3" not in group("operator")
-    layers = {name: options for options, name in re.findall(r"\$export (.*) > /out/(\w+)\.txt", DOCKERFILE)}
-    assert (layers["prices"], layers["operator"]) == (
-        "--only-group prices",
-        "--only-group operator",
-    )
+    assert (LAYERS["prices"], LAYERS["operator"]) == ("--only-group prices", "--only-group operator")
     assert re.search(r"for foreign in [^;]*\bkubernetes\b", stage("prices"))
 
 

@@ -55,11 +55,6 @@ def test_it_requires_nothing_and_no_extra_pins_torch(metadata: Message) -> None:
     extras = set(metadata.get_all("Provides-Extra") or [])
     assert extras == {"s3", "gcs", "gpu", "weights", "torch", "runtime"}, "none of the operator's"
     assert {need.split(";")[0].strip() for need in needs if need.startswith("torch")} == {"torch>=2.6"}
-    for extra in (
-        "s3",
-        "gcs",
-        "gpu",
-        "weights",
-    ):  # of an image of one's own: none replaces its torch or NumPy
+    for extra in ("s3", "gcs", "gpu", "weights"):  # none replaces the torch or NumPy of one's own image
         mine = [need for need in needs if f"extra == '{extra}'" in need]
         assert mine and not any(need.startswith(("torch", "numpy", "spottrain")) for need in mine)
