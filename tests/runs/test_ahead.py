@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from spottrain.contract import ExitCode
 
 from tests.runs.conftest import Lab
+from tests.support.heavy import sample
 
 # The loop of karpathy's nanoGPT (train.py), with a small model, without what it does about files and GPUs.
 NANO = """\
@@ -89,8 +92,13 @@ def _estimated(*logs: str) -> list[str]:
     return [line for log in logs for line in log.splitlines() if line.startswith("estimated ")]
 
 
-@pytest.mark.parametrize("source", SOURCES)
-@pytest.mark.parametrize(("step", "inside"), [(8, "2"), (10, "2"), (9, "0")])
+@pytest.mark.parametrize(
+    ("source", "step", "inside"),
+    sample(
+        [(source, *when) for source in SOURCES for when in ((8, "2"), (10, "2"), (9, "0"))],
+        *(("a function", 10, "2"), ("an iterator", 9, "0")),
+    ),
+)
 def test_a_batch_that_was_drawn_and_not_used_comes_first_in_the_next_attempt(
     lab: Lab, others: Lab, source: str, step: int, inside: str
 ) -> None:
@@ -160,8 +168,10 @@ def _used(*logs: str) -> list[str]:
     return [line for log in logs for line in log.splitlines() if line.startswith("used ")]
 
 
-@pytest.mark.parametrize("loader", LOADERS)
-@pytest.mark.parametrize("step", [4, 5, 6])
+@pytest.mark.parametrize(
+    ("loader", "step"),
+    sample(itertools.product(LOADERS, (4, 5, 6)), ("ours", 5), ("a sampler of ours", 4), ("a stream", 6)),
+)
 def test_a_loader_is_drawn_from_over_the_end_of_an_epoch_and_loses_nothing(
     lab: Lab, others: Lab, loader: str, step: int
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -14,6 +15,7 @@ from spottrain.contract import Env, Outcome
 from tests.runs.conftest import Start
 from tests.runs.launched import BASE, OURS
 from tests.runs.test_launcher_of_others import TORCHRUN
+from tests.support.heavy import sample
 
 # An object that `sys` holds is deleted when the interpreter takes itself down, after all exit handlers.
 SLOW_END = (
@@ -32,7 +34,7 @@ sys.slow = Slow()
 DONE = "session.completed = True\n"
 
 
-def slow_end(end: str = DONE, at_the_end: str = "sleep(1.5)") -> str:
+def slow_end(end: str = DONE, at_the_end: str = "sleep(0.7)") -> str:
     return SLOW_END.replace("AT_THE_END", at_the_end) + end
 
 
@@ -52,11 +54,11 @@ REFUSES = "from spottrain.errors import ConfigurationError\nraise ConfigurationE
     ("way", "end", "code", "outcome"),
     [
         ("python", DONE, 0, Outcome.DONE),
-        ("python", FAILS, 1, Outcome.FAILED),
-        ("one process", DONE, 0, Outcome.DONE),
         ("one process", REFUSES, 64, Outcome.BAD_CONFIGURATION),
-        ("one rank", DONE, 0, Outcome.DONE),
         ("one rank", FAILS, 1, Outcome.FAILED),
+        pytest.param("python", FAILS, 1, Outcome.FAILED, marks=pytest.mark.heavy),
+        pytest.param("one process", DONE, 0, Outcome.DONE, marks=pytest.mark.heavy),
+        pytest.param("one rank", DONE, 0, Outcome.DONE, marks=pytest.mark.heavy),
         ("two ranks", DONE, 0, Outcome.DONE),
     ],
     ids=lambda value: str(value).split()[0],
@@ -72,8 +74,13 @@ def test_a_signal_after_the_last_words_changes_neither_code_nor_message(
     assert "went-down-0" in run.log
 
 
-@pytest.mark.parametrize("way", ["one rank", "two ranks"])
-@pytest.mark.parametrize("fault", ["SIGSEGV", "SIGKILL"])
+@pytest.mark.parametrize(
+    ("way", "fault"),
+    sample(
+        itertools.product(("one rank", "two ranks"), ("SIGSEGV", "SIGKILL")),
+        *(("one rank", "SIGSEGV"), ("two ranks", "SIGKILL")),
+    ),
+)
 def test_a_rank_that_crashes_while_it_goes_down_is_done_all_the_same(
     start: Start, way: str, fault: str
 ) -> None:
@@ -96,6 +103,7 @@ def test_a_rank_that_hangs_while_it_goes_down_is_killed_in_time_and_done(start: 
     assert "event=ranks-killed" in run.log and run.message.outcome is Outcome.DONE
 
 
+@pytest.mark.heavy
 def test_the_ranks_of_torchrun_go_down_in_peace(start: Start) -> None:
     run = start(slow_end(), *TORCHRUN, "train.py").until("going-down-0", "going-down-1")
     for rank in (0, 1):
@@ -119,7 +127,7 @@ spottrain.Trainer(
 """
 
 
-@pytest.mark.parametrize("way", ["python", "one rank"])
+@pytest.mark.parametrize("way", sample(("python", "one rank"), "one rank"))
 def test_a_trained_job_that_is_signalled_at_its_very_end_stays_done(
     start: Start, way: str, tmp_path: Path
 ) -> None:

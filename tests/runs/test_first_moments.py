@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -15,14 +16,22 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from _pytest.mark import ParameterSet
 from spottrain.contract import Env, ExitCode, Outcome, Stop
 
 from tests.runs.conftest import Start
 from tests.runs.launched import WAITS
+from tests.support.heavy import sample
 from tests.support.pid1 import HELD, NAMESPACE, holds_signals, needs_root, once, pid_1_below
 
 RUN = ["-m", "spottrain", "run", "train.py"]
 DELAYS = [0.0, 0.03, 0.06, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0]
+ALWAYS = [("a process", 0.1), ("a process", 0.3), ("PID 1", 0.0), ("PID 1", 0.15)]
+
+
+def moment(how: str, after: float) -> ParameterSet:
+    marks = [needs_root] if how == "PID 1" else []
+    return pytest.param(after, how, marks=marks if (how, after) in ALWAYS else [*marks, pytest.mark.heavy])
 
 
 def test_the_image_holds_signals_before_the_interpreter_starts() -> None:
@@ -34,8 +43,7 @@ def test_the_image_holds_signals_before_the_interpreter_starts() -> None:
 
 @pytest.mark.parametrize(
     ("after", "how"),
-    [(after, "a process") for after in DELAYS[::3]]
-    + [pytest.param(after, "PID 1", marks=needs_root) for after in DELAYS],
+    [*(moment("a process", after) for after in DELAYS[::3]), *(moment("PID 1", after) for after in DELAYS)],
 )
 def test_a_signal_at_any_point_of_the_first_two_seconds_ends_it_with_75(
     start: Start, after: float, how: str
@@ -51,8 +59,10 @@ def test_a_signal_at_any_point_of_the_first_two_seconds_ends_it_with_75(
 
 
 @needs_root
-@pytest.mark.parametrize("nproc", ["1", "2"])
-@pytest.mark.parametrize("after", [0.0, 0.05, 0.5])
+@pytest.mark.parametrize(
+    ("after", "nproc"),
+    sample(itertools.product((0.0, 0.05, 0.5), ("1", "2")), (0.05, "1"), (0.0, "2")),
+)
 def test_a_signal_that_the_kernel_threw_away_is_made_up_for_by_the_deadline_file(
     start: Start, tmp_path: Path, after: float, nproc: str
 ) -> None:
@@ -91,8 +101,16 @@ sys.meta_path.insert(0, Strikes())
 SCRIPT_OF_INSTALLER = "import sys; from spottrain.cli.entry import main; sys.argv[1:] = {}; sys.exit(main())"
 
 
-@pytest.mark.parametrize("name", ["argparse", "spottrain.contract", "spottrain.lifecycle.session"])
-@pytest.mark.parametrize("how", ["python -m spottrain", "the installed command"])
+@pytest.mark.parametrize(
+    ("name", "how"),
+    sample(
+        itertools.product(
+            ("argparse", "spottrain.contract", "spottrain.lifecycle.session"),
+            ("python -m spottrain", "the installed command"),
+        ),
+        *(("argparse", "python -m spottrain"), ("spottrain.lifecycle.session", "the installed command")),
+    ),
+)
 def test_a_signal_before_the_first_import_of_the_command_is_held(
     start: Start, tmp_path: Path, name: str, how: str
 ) -> None:

@@ -17,6 +17,7 @@ from spottrain.storage.local import FolderStore
 
 from tests.runs.conftest import Lab, Start, harm_scribe
 from tests.runs.launched import BASE, OURS, WAITS, Launched, gone
+from tests.support.heavy import sample
 from tests.support.pid1 import NAMESPACE, needs_root
 
 
@@ -100,11 +101,11 @@ def test_an_interruption_ends_with_75_and_its_last_words_are_stored(lab: Lab) ->
     ("end", "code"),
     [
         ("raise ValueError('two is odd')", 1),
-        ("sys.exit(3)", 3),
         ("os._exit(5)", 5),
         ("os.kill(os.getpid(), signal.SIGKILL)", 137),
-        ("import ctypes; ctypes.string_at(0)", 139),
-        ("os.abort()", 134),
+        pytest.param("sys.exit(3)", 3, marks=pytest.mark.heavy),
+        pytest.param("import ctypes; ctypes.string_at(0)", 139, marks=pytest.mark.heavy),
+        pytest.param("os.abort()", 134, marks=pytest.mark.heavy),
     ],
 )
 def test_however_the_script_ends_its_last_line_is_seen_and_stored(lab: Lab, end: str, code: int) -> None:
@@ -118,7 +119,7 @@ def test_however_the_script_ends_its_last_line_is_seen_and_stored(lab: Lab, end:
 
 
 @needs_root
-@pytest.mark.parametrize("end", ["os._exit(5)", "import ctypes; ctypes.string_at(0)"])
+@pytest.mark.parametrize("end", sample(("os._exit(5)", "import ctypes; ctypes.string_at(0)"), "os._exit(5)"))
 def test_at_pid_1_nothing_of_it_is_lost_either(tmp_path: Path, end: str) -> None:
     (tmp_path / "train.py").write_text(
         f"import os\nprint('x' * 200_000)\nos.write(1, b'last words\\n')\n{end}"
@@ -268,7 +269,11 @@ def test_a_rank_that_is_killed_ends_the_pod_and_both_logs_say_what_there_is_to_s
 
 @pytest.mark.parametrize(
     ("end", "code"),
-    [("", 75), ("raise ValueError('two is odd')", 1), ("os._exit(5)", 5)],
+    [
+        ("", 75),
+        pytest.param("raise ValueError('two is odd')", 1, marks=pytest.mark.heavy),
+        ("os._exit(5)", 5),
+    ],
 )
 def test_without_a_launcher_of_ours_it_is_kept_from_the_session_s_begin_to_its_end(
     start: Start, tmp_path: Path, end: str, code: int
