@@ -16,7 +16,7 @@ PAIR = re.compile(r"(\S+?)=(\S+)")
 SHOWN = {
     "claimed": ("owns the checkpoints", ("term", "step")),
     "first-step": ("first step done", ("step",)),
-    "deadline": ("knows its deadline", ("kind",)),
+    "deadline": ("knows its deadline", ()),
     "committed": ("checkpoint durable", ("step",)),
 }
 """Events of the log that the timeline shows, in words, with these of their facts."""
@@ -122,7 +122,13 @@ class JobRecord:
 
     def _show_event(self, attempt: Attempt, pairs: dict[str, str]) -> None:
         name = pairs["event"]
-        if name in SHOWN:
-            words, facts = SHOWN[name]
-            details = " ".join(f"{fact}={pairs[fact]}" for fact in facts if fact in pairs)
-            self._say(f"attempt {attempt.number}: {words} {details}", mark=name == "deadline")
+        if name not in SHOWN or (name == "committed" and self._is_routine(attempt)):
+            return
+        words, facts = SHOWN[name]
+        details = "".join(f" {fact}={pairs[fact]}" for fact in facts if fact in pairs)
+        self._say(f"attempt {attempt.number}: {words}{details}", mark=name == "deadline")
+
+    def _is_routine(self, attempt: Attempt) -> bool:
+        """A further checkpoint of an attempt that nobody has asked to end."""
+        earlier = [event["event"] for event in attempt.events[:-1]]
+        return "committed" in earlier and "deadline" not in earlier

@@ -66,14 +66,13 @@ class Container:
     def start(self) -> None:
         """Starts the process. Raises NotYet where something that it needs is not there."""
         image = self._image()
-        paths = self._paths(image)
-        given = self._environment()
-        environment = dict(image.environment) | self.pod.identity() | given
-        environment = {name: translated(value, paths) for name, value in environment.items()}
-        environment = {name: self.pod.node.names.resolved(value) for name, value in environment.items()}
+        paths, given = self._paths(image), self._environment()
+        environment = self._translated(image, given, paths)
         environment |= {marks.CLUSTER: str(self.pod.node.site), marks.CONTAINER: self.mark}
-        words = [*(self._words("command", given) or image.entrypoint), *self._words("args", given)]
-        words = [translated(word, paths) for word in words]
+        command, args = (
+            [translated(word, paths) for word in self._words(part, given)] for part in ("command", "args")
+        )
+        words = [*(command or image.entrypoint), *args]
         folder = translated(self.raw["workingDir"], paths) if "workingDir" in self.raw else self.pod.root
         self.code, self.out_of_memory, self.up, self.ready = (
             None,
@@ -112,6 +111,13 @@ class Container:
         message = {self.raw.get("terminationMessagePath", "/dev/termination-log"): str(self._message_file)}
         metadata = {METADATA_SERVICE: self.pod.node.metadata_url}
         return dict(image.folders) | self.pod.volumes.paths(self.raw) | message | metadata
+
+    def _translated(self, image: Image, given: dict[str, str], paths: dict[str, str]) -> dict[str, str]:
+        """The whole environment. What is in words of this machine already stays as it is."""
+        names = self.pod.node.names
+        words = {name: names.resolved(translated(value, paths)) for name, value in given.items()}
+        settings = {name: translated(value, paths) for name, value in image.settings.items()}
+        return dict(image.environment) | settings | self.pod.identity() | words
 
     def _words(self, part: str, environment: dict[str, str]) -> list[str]:
         return [expanded(word, environment) for word in self.raw.get(part) or ()]
@@ -301,8 +307,7 @@ class Container:
     def _runs(self, command: list[str], seconds: float) -> bool:
         image = self._image()
         paths = self._paths(image)
-        environment = dict(image.environment) | self.pod.identity() | self._environment()
-        environment = {name: translated(value, paths) for name, value in environment.items()}
+        environment = self._translated(image, self._environment(), paths)
         words = [translated(word, paths) for word in command]
         done = subprocess.run(words, env=environment, cwd=self.pod.root, timeout=seconds, capture_output=True)
         return done.returncode == 0

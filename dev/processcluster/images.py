@@ -24,6 +24,9 @@ class Image:
     entrypoint: tuple[str, ...]
     user: int
     environment: Mapping[str, str] = field(default_factory=dict)
+    """In words of this machine: nothing of it is translated."""
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """More of it, with paths of the container."""
     folders: Mapping[str, str] = field(default_factory=dict)
     """Folders of the image, by the folders of this machine that stand for them."""
 
@@ -46,7 +49,10 @@ def known_images() -> dict[str, Image]:
     trainer = {"/opt/spottrain/examples": str(ROOT / "examples")}
     return {
         "spottrain-operator": Image(
-            entrypoint=(python, "-m", "spottrain_operator"), user=65532, environment=environment | prices
+            entrypoint=(python, "-m", "spottrain_operator"),
+            user=65532,
+            environment=environment,
+            settings=prices,
         ),
         "spottrain-prices": Image(
             entrypoint=(python, "-m", "spottrain_prices"), user=65532, environment=environment

@@ -46,7 +46,18 @@ def install(cluster: Cluster) -> None:
         check=False,
     )
     if done.returncode:
-        raise ClusterError(f"helm could not install the chart: {done.stderr.strip()[-1500:]}")
+        raise ClusterError(
+            f"helm could not install the chart: {done.stderr.strip()[-1500:]}\nThe operator's log ends:\n"
+            + _operators_log(cluster)
+        )
+
+
+def _operators_log(cluster: Cluster) -> str:
+    words = ["logs", "-n", NAMESPACE, "deployment/spottrain-operator", "--tail=12"]
+    done = subprocess.run(
+        [str(cluster.kubectl), *words], env=environment(cluster), capture_output=True, text=True, check=False
+    )
+    return (done.stdout or done.stderr).strip()
 
 
 def values(cluster: Cluster) -> list[str]:

@@ -47,6 +47,7 @@ class Site:
         refused = ""
         for network in NETWORKS:
             lock = socket.socket()
+            lock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 lock.bind((_control(network), LOCK_PORT))
                 lock.listen(1)
@@ -92,4 +93,5 @@ def _must_be_free(network: int) -> None:
     """Raises OSError where another program listens on one of the ports, on all addresses for example."""
     for port in (layout.API_PORT, layout.S3_PORT, 2379, 2380):
         with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((_control(network), port))
