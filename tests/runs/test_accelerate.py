@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from tests.runs import foreign
 from tests.runs.conftest import Lab, Start
 from tests.runs.foreign import LOADS, Vehicle, stopped_at
 from tests.runs.launched import OURS, Run
+from tests.support.heavy import sample
 from tests.support.zygote import Zygote
 
 pytest.importorskip("accelerate")
@@ -171,12 +173,7 @@ def _after(*runs: Run) -> list[str]:
 
 @pytest.mark.parametrize(
     ("loader", "step"),
-    [
-        ("ours", 12),
-        ("prepared", 8),
-        pytest.param("ours", 8, marks=pytest.mark.heavy),
-        pytest.param("prepared", 12, marks=pytest.mark.heavy),
-    ],
+    sample(itertools.product(LOADERS, (8, 12)), ("ours", 12), ("prepared", 8)),
 )
 def test_work_after_an_epoch_is_done_by_the_next_attempt(
     lab: Lab, others: Lab, loader: str, step: int

@@ -11,6 +11,7 @@ from spottrain.diagnostics.flops import counted
 from spottrain.techniques.compilation import compilations
 
 from tests.runs.conftest import SCRIPT, Lab
+from tests.support.heavy import sample
 from tests.support.hooked import gradients
 from tests.support.slowtrainings import ALONE, TOGETHER, play
 
@@ -19,7 +20,7 @@ def test_there_is_a_training_for_every_verdict() -> None:
     assert {*ALONE, *TOGETHER} == set(Name)
 
 
-@pytest.mark.parametrize("name", Name)
+@pytest.mark.parametrize("name", sample(Name, Name.DATA))
 def test_a_slow_training_is_told_why(name: Name) -> None:
     verdict, facts = play(name, seed=7)
     assert verdict is not None and verdict.name is name, f"{verdict} of {facts}"

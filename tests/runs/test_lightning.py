@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from tests.runs import foreign
 from tests.runs.conftest import Lab, Start, weights_that_could_not_be_left_are_left_by_the_next_attempt
 from tests.runs.foreign import LOADS, Vehicle, stopped_at
 from tests.runs.launched import OURS, Run
+from tests.support.heavy import sample
 from tests.support.zygote import Zygote
 
 pytest.importorskip("lightning")
@@ -187,7 +189,7 @@ def test_an_unchanged_script_begins_from_other_weights_and_goes_on_bit_for_bit(l
     assert "library=lightning version=2.6.6 what=Trainer.fit off=--no-auto-attach" in last.log
 
 
-@pytest.mark.parametrize("workers", ["2", pytest.param("0", marks=pytest.mark.heavy)])
+@pytest.mark.parametrize("workers", sample("20", "2"))
 def test_the_callback_goes_on_bit_for_bit(lab: Lab, others: Lab, workers: str) -> None:
     env = {"WORKERS": workers}
     plain = others.alone(OWN.script, {**OWN.env, **env})
@@ -231,15 +233,10 @@ def test_the_scripts_own_checkpoint_counts_for_the_first_start(lab: Lab) -> None
 # --- where it was: loaders, epochs, generators -------------------------------------------------------------
 @pytest.mark.parametrize(
     ("workers", "step"),
-    [
-        ("0", 1),
-        ("0", 5),
-        ("2", 7),
-        *(
-            pytest.param(*case, marks=pytest.mark.heavy)
-            for case in (("0", 3), ("0", 7), ("0", 10), ("0", 14), ("2", 10))
-        ),
-    ],
+    sample(
+        [*itertools.product("0", (1, 3, 5, 7, 10, 14)), ("2", 7), ("2", 10)],
+        *[("0", 1), ("0", 5), ("2", 7)],
+    ),
 )
 def test_an_unchanged_script_goes_on_exactly_in_an_epoch_and_at_its_end(
     lab: Lab, others: Lab, workers: str, step: int
@@ -265,19 +262,7 @@ ORDERS = {
 
 @pytest.mark.parametrize(
     ("order", "step"),
-    [
-        ("the loader's", 10),
-        ("a batch sampler's", 7),
-        *(
-            pytest.param(*case, marks=pytest.mark.heavy)
-            for case in (
-                ("the loader's", 7),
-                ("a sampler's", 7),
-                ("a sampler's", 10),
-                ("a batch sampler's", 10),
-            )
-        ),
-    ],
+    sample(itertools.product(ORDERS, (7, 10)), ("the loader's", 10), ("a batch sampler's", 7)),
 )
 def test_the_generators_of_a_loader_go_on(lab: Lab, others: Lab, order: str, step: int) -> None:
     """In the first case the validations draw from the same generator."""
@@ -350,6 +335,10 @@ def test_a_second_stage_does_not_go_on_from_the_checkpoint_of_the_first(lab: Lab
     assert "folder stage2" in run.message.message and "one checkpoint URI for each" in run.message.message
 
 
+LOGGED = ("lightning_logs", "", "dict(logger=L.loggers.CSVLogger('.'))")
+"""The logger of each attempt on this disk has a folder of its own: version_0, version_1, ..."""
+
+
 def told(run: Run) -> list[str]:
     """What a run of `BEST` printed of the best checkpoint's weights."""
     return [line for line in run.log.splitlines() if line.startswith("best ")]
@@ -357,11 +346,7 @@ def told(run: Run) -> list[str]:
 
 @pytest.mark.parametrize(
     ("folder", "where", "arguments"),
-    [
-        # The logger of each attempt on this disk has a folder of its own: version_0, version_1, ...
-        ("lightning_logs", "", "dict(logger=L.loggers.CSVLogger('.'))"),
-        pytest.param("kept", "dirpath='kept', ", "{}", marks=pytest.mark.heavy),
-    ],
+    sample([LOGGED, ("kept", "dirpath='kept', ", "{}")], LOGGED),
 )
 def test_the_best_checkpoint_of_the_script_is_on_a_new_pod_too(
     lab: Lab, others: Lab, folder: str, where: str, arguments: str
@@ -497,25 +482,15 @@ def _ends(kind: str) -> tuple[str, dict[str, str]]:
 
 @pytest.mark.parametrize(
     ("kind", "step"),
-    [
-        ("automatic", 10),
-        ("automatic", 20),
-        ("manual", 10),
-        ("twice an epoch", 12),
-        ("every second epoch", 10),
-        *(
-            pytest.param(*case, marks=pytest.mark.heavy)
-            for case in (
-                ("automatic", 12),
-                ("manual", 12),
-                ("twice an epoch", 10),
-                ("twice an epoch", 14),
-                ("every second epoch", 5),
-                ("no validation", 10),
-                ("torch's loader", 10),
-            )
-        ),
-    ],
+    sample(
+        [
+            *itertools.product(KINDS, (10,)),
+            *itertools.product(["automatic", "manual", "twice an epoch"], (12,)),
+            *[("automatic", 20), ("twice an epoch", 14), ("every second epoch", 5)],
+        ],
+        *[("automatic", 10), ("automatic", 20), ("manual", 10)],
+        *[("twice an epoch", 12), ("every second epoch", 10)],
+    ),
 )
 def test_what_follows_a_step_that_was_stopped_at_is_done_by_the_next_attempt(
     lab: Lab, others: Lab, kind: str, step: int
@@ -531,7 +506,7 @@ def test_what_follows_a_step_that_was_stopped_at_is_done_by_the_next_attempt(
     assert second.digest == plain.digest
 
 
-@pytest.mark.parametrize("kind", ["automatic", pytest.param("manual", marks=pytest.mark.heavy)])
+@pytest.mark.parametrize("kind", sample(["automatic", "manual"], "automatic"))
 def test_a_kill_in_a_validation_has_it_done_again(lab: Lab, others: Lab, kind: str) -> None:
     script, env = _ends(kind)
     plain = others.alone(script, env)

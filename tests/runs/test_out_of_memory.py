@@ -13,6 +13,7 @@ from tests.runs.conftest import Lab
 from tests.runs.launched import Launched, Run
 from tests.runs.test_launcher_of_others import TORCHRUN
 from tests.runs.test_run_ranks import KINDS, SCRIPT, ends, logged
+from tests.support.heavy import sample
 
 FULL = "max_steps=20,"
 SHORT = (
@@ -52,13 +53,7 @@ def whole(lab: Lab, kind: str) -> Run:
 
 @pytest.mark.parametrize(
     ("kind", "short"),
-    [
-        ("DDP", "0"),
-        *(
-            pytest.param(*case, marks=pytest.mark.heavy)
-            for case in (("DDP", "1"), ("DDP", "01"), ("FSDP2", "1"))
-        ),
-    ],
+    sample([("DDP", "0"), ("DDP", "1"), ("DDP", "01"), ("FSDP2", "1")], ("DDP", "0")),
 )
 def test_the_launcher_starts_all_again_and_they_go_on_from_the_last_checkpoint_smaller(
     lab: Lab, kind: str, short: str
@@ -122,7 +117,7 @@ def test_where_not_even_one_sample_fits_any_more_the_run_fails_and_names_the_way
     )
 
 
-@pytest.mark.parametrize("kind", ["FSDP2", pytest.param("DDP", marks=pytest.mark.heavy)])
+@pytest.mark.parametrize("kind", sample(KINDS, "FSDP2"))
 def test_without_our_launcher_they_end_and_the_next_attempt_goes_on_smaller(lab: Lab, kind: str) -> None:
     env = {"FITS": "4"} | KINDS[kind]
     first = lab.ranks(2, SHORT, attempt=1, interval="2steps", env=env)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from tests.runs import foreign
 from tests.runs.conftest import Lab, Start, weights_that_could_not_be_left_are_left_by_the_next_attempt
 from tests.runs.foreign import LOADS, Vehicle, stopped_at
 from tests.runs.launched import OURS, Run
+from tests.support.heavy import sample
 from tests.support.zygote import Zygote
 
 pytest.importorskip("transformers")
@@ -193,7 +195,7 @@ def test_it_begins_from_the_checkpoint_of_a_run_that_is_not_done(lab: Lab) -> No
     assert run.losses == plain.losses and run.digest == plain.digest
 
 
-@pytest.mark.parametrize("given", ["'output/checkpoint-6'", pytest.param("True", marks=pytest.mark.heavy)])
+@pytest.mark.parametrize("given", sample(["'output/checkpoint-6'", "True"], "'output/checkpoint-6'"))
 def test_the_scripts_own_checkpoint_counts_for_the_first_start(lab: Lab, base: Path, given: str) -> None:
     saving = {"ARGUMENTS": "dict(save_strategy='steps', save_steps=6, save_total_limit=1, max_steps=6)"}
     left_alone = lab.run(SCRIPT, env=saving | {Env.AUTO_ATTACH: "false"}).done()
@@ -295,19 +297,13 @@ STEPS, EPOCH = "'steps', eval_steps=3", "'epoch'"
 
 @pytest.mark.parametrize(
     ("when", "early", "better"),
-    [
-        (STEPS, True, True),
-        (EPOCH, False, True),
-        *(
-            pytest.param(*case, marks=pytest.mark.heavy)
-            for case in (
-                (STEPS, True, False),
-                (STEPS, False, True),
-                (EPOCH, True, False),
-                (EPOCH, True, True),
-            )
-        ),
-    ],
+    sample(
+        [
+            *itertools.product([STEPS, EPOCH], [True], [True, False]),
+            *itertools.product([STEPS, EPOCH], [False], [True]),
+        ],
+        *[(STEPS, True, True), (EPOCH, False, True)],
+    ),
 )
 def test_there_is_a_last_checkpoint_though_the_trainer_keeps_the_best_alone(
     lab: Lab, when: str, early: bool, better: bool
@@ -525,13 +521,10 @@ def _told(*runs: Run) -> list[str]:
 
 @pytest.mark.parametrize(
     ("kind", "step"),
-    [
-        ("epochs", 8),
-        ("steps", 9),
-        ("steps", 12),
-        pytest.param("epochs", 10, marks=pytest.mark.heavy),
-        pytest.param("logs by epoch", 8, marks=pytest.mark.heavy),
-    ],
+    sample(
+        [("epochs", 8), ("epochs", 10), ("steps", 9), ("steps", 12), ("logs by epoch", 8)],
+        *[("epochs", 8), ("steps", 9), ("steps", 12)],
+    ),
 )
 def test_what_follows_a_step_that_was_stopped_at_is_done_by_the_next_attempt(
     lab: Lab, others: Lab, kind: str, step: int
@@ -669,7 +662,7 @@ theirs.train(""",
 )
 
 
-@pytest.mark.parametrize("save", ["best", pytest.param("steps", marks=pytest.mark.heavy)])
+@pytest.mark.parametrize("save", sample(["best", "steps"], "best"))
 def test_neither_saves_nor_the_load_of_the_best_model_are_waits_for_data(lab: Lab, save: str) -> None:
     """The loss falls, so with `greater_is_better` the first evaluation is the best. Two datasets."""
     arguments = (
