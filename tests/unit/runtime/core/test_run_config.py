@@ -10,9 +10,7 @@ from spottrain.core import device as devices
 from spottrain.core.run_config import InitFrom, Interval, RunConfig, grace_seconds
 from spottrain.core.training_spec import Training
 from spottrain.core.uri import same_place
-from spottrain.data import Plan
 from spottrain.errors import ConfigurationError
-from spottrain.techniques.schedules import shape
 
 from tests.unit.runtime.sentences import Told
 
@@ -83,27 +81,6 @@ def test_bad_variables(env: dict[str, str], told: Told) -> None:
     with pytest.raises(ConfigurationError) as error:
         RunConfig.from_env(IN_A_POD | env, script="train.py")
     told(error)
-
-
-@pytest.mark.parametrize(
-    ("sizes", "says"),
-    [
-        ((0, 8, 8), "the dataset is empty"),
-        ((7, 8, 8), "has 7 sample(s), fewer than a global batch of 8: lower global_batch_size"),
-        ((50, 8, 3), "globalBatchSize 8 is not a multiple of microBatchSize 3"),
-    ],
-)
-def test_bad_sizes(sizes: tuple[int, int, int], says: str) -> None:
-    with pytest.raises(ConfigurationError) as error:
-        Plan(size=sizes[0], global_batch_size=sizes[1], micro_batch_size=sizes[2])
-    assert says in str(error.value)
-
-
-def test_bad_schedules() -> None:
-    with pytest.raises(ConfigurationError, match="schedule 'linear' is not known"):
-        shape("linear", warmup_steps=0, total_steps=5)
-    with pytest.raises(ConfigurationError, match="warmupSteps 5 must be less than the number of steps, 5"):
-        shape("cosine", warmup_steps=5, total_steps=5)
 
 
 def test_the_operator_s_variables_are_read() -> None:

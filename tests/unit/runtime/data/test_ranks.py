@@ -221,12 +221,16 @@ def test_the_order_of_a_checkpoint_stays_what_it_was() -> None:
         {"global_batch_size": 10, "ranks": 4},
         {"global_batch_size": 4, "ranks": 4},
         {"global_batch_size": 8, "ranks": 2, "rank": 2},
+        {"global_batch_size": 8, "size": 0},
+        {"global_batch_size": 8, "size": 7},
+        {"global_batch_size": 8, "size": 7, "drop_last": True},  # would be an epoch without a step
+        {"global_batch_size": 8, "micro_batch_size": 3},
     ],
     ids=str,
 )
-def test_bad_ranks(numbers: dict[str, Any], told: Told) -> None:
+def test_bad_sizes_and_ranks(numbers: dict[str, Any], told: Told) -> None:
     with pytest.raises(ConfigurationError) as error:
-        Plan(size=40, micro_batch_size=2, **numbers)
+        Plan(**{"size": 40, "micro_batch_size": 2} | numbers)
     told(error)
 
 

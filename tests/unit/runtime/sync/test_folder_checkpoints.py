@@ -8,6 +8,7 @@ import random
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from spottrain.checkpoint.head.owner import ClaimPolicy, Identity
@@ -66,6 +67,18 @@ class Place:
         assert checkpoints.claim(0.0, never, 5.0)
         return Attempt(folder, checkpoints)
 
+    def saved(self, *contents: bytes) -> Attempt:
+        """An attempt that has committed a file `a` with these contents, one after the other."""
+        attempt = self.attempt().restored()
+        for each in contents:
+            attempt.write("a", each)
+            attempt.commit()
+        return attempt
+
+    def newest(self, **more: Any) -> object:
+        """The content of `a` that the next attempt restores."""
+        return content(self.attempt(**more).restored().folder)["a"][1]
+
     def set_owners(self, key: str, owners: dict[str, tuple[int, int]]) -> None:
         """Changes a stored manifest."""
         found = self.store.get(key + MANIFEST_NAME)
@@ -94,6 +107,11 @@ class Attempt:
     def commit(self, *, at_end: bool = False) -> Commit:
         tree = look(self.folder)
         return self.checkpoints.commit(tree, lambda: look(self.folder) == tree, at_end=at_end)
+
+    def commit_in_vain(self) -> None:
+        """Sends all, and the folder has changed meanwhile."""
+        with pytest.raises(Changed):
+            self.checkpoints.commit(look(self.folder), lambda: False)
 
 
 def content(folder: Path) -> dict[str, tuple[int, object]]:
@@ -143,17 +161,14 @@ def test_unchanged_and_equal_contents_are_not_sent_again(place: Place) -> None:
 
 
 def test_a_file_that_changes_while_it_is_read_is_not_committed(place: Place) -> None:
-    first = place.attempt().restored()
-    first.write("a", b"1")
-    first.commit()
+    first = place.saved(b"1")
     first.write("a", b"22")
     tree = look(first.folder)
     first.write("a", b"333")
     with pytest.raises(Changed):
         first.checkpoints.commit(tree, lambda: True)
-    with pytest.raises(Changed):
-        first.checkpoints.commit(look(first.folder), lambda: False)
-    assert content(place.attempt().restored().folder)["a"][1] == b"1"
+    first.commit_in_vain()
+    assert place.newest() == b"1"
 
 
 def test_contents_that_no_checkpoint_names_are_deleted_and_all_others_stay(place: Place) -> None:
@@ -163,9 +178,7 @@ def test_contents_that_no_checkpoint_names_are_deleted_and_all_others_stay(place
         attempt.write(f"f{chance.randrange(4)}", bytes([chance.randrange(5)]) * chance.randrange(1, 3000))
         if chance.random() < 0.3:
             attempt.checkpoints.step += 1  # an upload in vain
-            tree = look(attempt.folder)
-            with pytest.raises(Changed):
-                attempt.checkpoints.commit(tree, lambda: False)
+            attempt.commit_in_vain()
         attempt.commit()
         if chance.random() < 0.2:
             attempt = place.attempt().restored()
@@ -175,16 +188,12 @@ def test_contents_that_no_checkpoint_names_are_deleted_and_all_others_stay(place
 
 
 def test_a_stale_attempt_is_fenced_out_and_deletes_nothing(place: Place) -> None:
-    old = place.attempt().restored()
-    old.write("a", b"1")
-    old.commit()
-    new = place.attempt().restored()
-    new.write("a", b"2")
-    new.commit()
+    old = place.saved(b"1")
+    place.saved(b"2")
     old.write("a", b"3")
     with pytest.raises(Superseded):
         old.commit()
-    assert content(place.attempt().restored().folder)["a"][1] == b"2"
+    assert place.newest() == b"2"
     with pytest.raises(Superseded):
         place.attempt(number=1)
 
@@ -196,15 +205,13 @@ def test_another_job_is_refused_at_a_uri_in_use(place: Place) -> None:
 
 
 def test_a_damaged_checkpoint_is_skipped_and_if_all_are_the_folder_stays(place: Place) -> None:
-    first = place.attempt().restored()
-    first.write("a", b"1")
-    first.commit()
+    first = place.saved(b"1")
     first.write("a", b"2")
     newest = first.commit()
     for key in place.blobs():
         if newest.key.split("/")[1] in key:
             place.store.delete([key])
-    assert content(place.attempt().restored().folder)["a"][1] == b"1"
+    assert place.newest() == b"1"
     place.store.delete(sorted(place.blobs()))
     last = place.attempt()
     last.write("b", b"mine")
@@ -255,7 +262,6 @@ def test_what_root_restores_belongs_to_the_user_who_had_written_it(place: Place)
     assert second.checkpoints.committed == look(second.folder), "nothing is to be committed"
 
 
-@as_root
 @as_root
 def test_a_folder_that_root_makes_for_a_script_is_as_open_as_the_one_it_is_in(tmp_path: Path) -> None:
     volume = tmp_path / "volume"
@@ -320,7 +326,7 @@ def test_an_end_before_a_damaged_one_does_not_count(place: Place) -> None:
         first.write("a", text)
         newest = first.commit(at_end=at_end)
     place.store.delete([newest.key + MANIFEST_NAME])
-    assert content(place.attempt(last_exit=0).restored().folder)["a"][1] == b"whole"
+    assert place.newest(last_exit=0) == b"whole"
 
 
 def test_a_checkpoint_of_a_newer_format_keeps_its_contents(place: Place) -> None:
@@ -338,18 +344,14 @@ def test_a_checkpoint_of_a_newer_format_keeps_its_contents(place: Place) -> None
 
 
 def test_an_unreadable_checkpoint_protects_only_contents_that_it_can_name(place: Place) -> None:
-    first = place.attempt().restored()
-    first.write("a", b"1")
-    first.commit()
+    place.saved(b"1")
     second = place.attempt().restored()
     second.write("a", b"22")
     place.store.put(second.commit().key + MANIFEST_NAME, b"damaged")
     before = place.blobs()
     third = place.attempt().restored()
     third.write("a", b"sent in vain")
-    tree = look(third.folder)
-    with pytest.raises(Changed):
-        third.checkpoints.commit(tree, lambda: False)
+    third.commit_in_vain()
     third.write("a", b"333")
     third.commit()
     assert before < place.blobs() and len(place.blobs()) == len(before) + 1
@@ -419,9 +421,7 @@ def test_a_restore_that_is_stopped_changes_nothing_and_the_next_start_restores(
 
 
 def test_a_folder_that_the_script_has_emptied_is_still_known_to_the_same_pod(place: Place) -> None:
-    first = place.attempt().restored()
-    first.write("a", b"1")
-    first.commit()
+    place.saved(b"1")
     mine = place.attempt().restored()
     shutil.rmtree(mine.folder)
     mine.write("b", b"half of the next")
@@ -437,14 +437,10 @@ def test_a_folder_that_the_script_has_emptied_is_still_known_to_the_same_pod(pla
 
 
 def test_what_was_sent_in_vain_is_deleted_at_the_end(place: Place) -> None:
-    first = place.attempt().restored()
-    first.write("a", b"1")
-    first.commit()
+    first = place.saved(b"1")
     before = place.blobs()
     first.write("b", b"22")
-    tree = look(first.folder)
-    with pytest.raises(Changed):
-        first.checkpoints.commit(tree, lambda: False)
+    first.commit_in_vain()
     assert place.blobs() > before
     first.checkpoints.collect()
     assert place.blobs() == before
@@ -479,9 +475,7 @@ def test_files_that_differ_are_moved_away_and_never_deleted(place: Place) -> Non
 def test_an_error_of_the_file_system_in_a_restore_is_a_sentence(
     place: Place, monkeypatch: pytest.MonkeyPatch, code: int, kind: type[RunError]
 ) -> None:
-    first = place.attempt().restored()
-    first.write("a", b"1")
-    first.commit()
+    place.saved(b"1")
 
     def failing(file: int, view: memoryview, offset: int) -> int:
         raise OSError(code, os.strerror(code))
@@ -493,9 +487,7 @@ def test_an_error_of_the_file_system_in_a_restore_is_a_sentence(
 
 
 def test_a_start_of_the_same_pod_goes_on_with_the_folder(place: Place) -> None:
-    first = place.attempt().restored()
-    first.write("a", b"1")
-    first.commit()
+    first = place.saved(b"1")
     first.write("a", b"22")
     again = place.attempt(folder=first.folder, number=1).restored()
     assert (again.folder / "a").read_bytes() == b"22"
@@ -503,9 +495,7 @@ def test_a_start_of_the_same_pod_goes_on_with_the_folder(place: Place) -> None:
 
 
 def test_no_room_is_said_before_anything_is_written(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = place.attempt().restored()
-    first.write("a", b"1" * 5000)
-    first.commit()
+    place.saved(b"1" * 5000)
     second = place.attempt()
     full = os.statvfs_result((1, 1, 100, 100, 100, 0, 0, 0, 0, 255))
     monkeypatch.setattr(os, "statvfs", lambda path: full)
@@ -518,22 +508,18 @@ def test_no_room_is_said_before_anything_is_written(place: Place, monkeypatch: p
 def test_a_checkpoint_of_an_end_counts_only_after_exit_code_0(
     place: Place, last_exit: int | None, found: bytes
 ) -> None:
-    first = place.attempt().restored()
-    first.write("a", b"whole")
-    first.commit()
+    first = place.saved(b"whole")
     first.write("a", b"at the end")
     first.commit(at_end=True)
-    assert content(place.attempt(last_exit=last_exit).restored().folder)["a"][1] == found
+    assert place.newest(last_exit=last_exit) == found
 
 
 def test_the_exit_code_of_a_later_attempt_says_nothing_of_an_earlier_end(place: Place) -> None:
-    first = place.attempt().restored()
-    first.write("a", b"whole")
-    first.commit()
+    first = place.saved(b"whole")
     first.write("a", b"cut o")
     first.commit(at_end=True)  # its script was killed
     place.attempt(last_exit=137).restored()  # ends with 0, and commits nothing
-    assert content(place.attempt(last_exit=0).restored().folder)["a"][1] == b"whole"
+    assert place.newest(last_exit=0) == b"whole"
 
 
 def test_an_exit_code_counts_for_its_own_attempt_and_not_for_later_ones(place: Place) -> None:
@@ -543,13 +529,11 @@ def test_an_exit_code_counts_for_its_own_attempt_and_not_for_later_ones(place: P
     place.attempt()  # is lost before its restore, and nobody knows how its script would have ended
     known = LastExit(attempt=1, code=0)
     assert place.attempt(last_exit=LastExit(attempt=2, code=0)).restored().result == SyncResult(resumed=False)
-    assert content(place.attempt(last_exit=known).restored().folder)["a"][1] == b"at the end"
+    assert place.newest(last_exit=known) == b"at the end"
 
 
 def test_an_end_that_was_used_counts_for_later_attempts_too(place: Place) -> None:
-    first = place.attempt().restored()
-    first.write("a", b"whole")
-    first.commit()
+    first = place.saved(b"whole")
     first.write("a", b"at the end")
     first.commit(at_end=True)
     before = place.blobs()
@@ -561,9 +545,7 @@ def test_an_end_that_was_used_counts_for_later_attempts_too(place: Place) -> Non
 
 
 def test_checkpoints_of_an_end_do_not_push_out_the_whole_one(place: Place) -> None:
-    first = place.attempt().restored()
-    first.write("a", b"whole")
-    first.commit()
+    place.saved(b"whole")
     for number in range(5):
         attempt = place.attempt().restored()
         assert content(attempt.folder)["a"][1] == b"whole"
@@ -595,9 +577,7 @@ def test_what_was_sent_before_an_outage_is_not_sent_again(tmp_path: Path) -> Non
     store = Unreachable(tmp_path / "store")
     attempt = Place(tmp_path, store).attempt().restored()
     attempt.write("a", b"1" * CHUNK)
-    tree = look(attempt.folder)
-    with pytest.raises(Changed):
-        attempt.checkpoints.commit(tree, lambda: False)
+    attempt.commit_in_vain()
     store.down = True
     attempt.write("b", b"2")
     with pytest.raises(StoreUnavailable):

@@ -62,6 +62,8 @@ def test_what_is_no_schedule_is_refused_before_the_first_step() -> None:
     bad: Any = 5
     with pytest.raises(ConfigurationError, match="schedule 5 is not known: use constant, cosine, a function"):
         Schedule(optimizer(), bad)
+    with pytest.raises(ConfigurationError, match="warmupSteps 5 must be less than the number of steps, 5"):
+        shape("cosine", warmup_steps=5, total_steps=5)
 
 
 # --- resumed ------------------------------------------------------------------------------------------
