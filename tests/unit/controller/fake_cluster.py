@@ -8,6 +8,7 @@ out or not (both are crashes to survive), and then `Crash` is raised, as a SIGKI
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from datetime import datetime, timedelta
 from typing import Any, TypeVar, cast
@@ -38,13 +39,8 @@ T = TypeVar("T")
 
 
 def copied(value: T) -> T:
-    """A copy of what came as JSON; `copy.deepcopy` takes four times as long."""
-    copy: Any = value
-    if isinstance(value, dict):
-        copy = {name: copied(each) for name, each in value.items()}
-    elif isinstance(value, list | tuple):
-        copy = [copied(each) for each in value]
-    return cast(T, copy)
+    """A copy of what came as JSON; `copy.deepcopy` takes ten times as long."""
+    return cast(T, json.loads(json.dumps(value)))
 
 
 class Crash(BaseException):

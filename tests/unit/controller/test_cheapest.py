@@ -373,7 +373,7 @@ INTERVALS = st.lists(st.integers(60, 9000), max_size=12)
     prices=st.sampled_from((PRICES, PRICES, NO_PRICES)),
     remembers=st.booleans(),
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 def test_no_job_with_known_work_is_late_while_on_demand_comes_within_its_time(
     steps: int,
     extra: int,

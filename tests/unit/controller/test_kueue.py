@@ -56,7 +56,6 @@ from tests.builders import (
     notice,
     raw_job,
     raw_spec,
-    removed,
     started,
     status_of,
     told,
@@ -105,6 +104,11 @@ def seen(
 
 def made(planned: Plan, kind: type) -> list[Any]:
     return [a for a in (*planned.before, *planned.after) if isinstance(a, kind)]
+
+
+def admitted(job: Job, *pods: PodView, **more: Any) -> Observed:
+    """The job's Workload is admitted, but for what is said otherwise."""
+    return seen(job, *pods, workload=workload_of(job, **(ADMITTED | more)))
 
 
 def asked(planned: Plan) -> list[Json]:
@@ -204,15 +208,10 @@ def test_a_workload_that_waits_follows_the_pools_of_the_spec(change: Json, repla
 
 
 def test_an_admitted_workload_is_not_replaced_because_another_queue_is_named_now() -> None:
-    job = queued_job(running())
-    planned = plan(seen(job, make_pod(), workload=workload_of(job, queue="other", **ADMITTED)))
-    assert not made(planned, Discard) and not removed(planned)
-
-
-def test_between_two_attempts_an_admission_is_kept_although_another_queue_is_named_now() -> None:
     """Kueue does not let a Workload that holds quota change its queue either."""
-    job = queued_job(_over(Cause.SPOT_NOTICE))
-    assert not made(plan(seen(job, workload=workload_of(job, queue="other", **ADMITTED))), Discard)
+    planned = follows("!deletes", admitted(queued_job(running()), make_pod(), queue="other"))
+    assert not made(planned, Discard)
+    assert not made(plan(admitted(queued_job(_over(Cause.SPOT_NOTICE)), queue="other")), Discard)
 
 
 def test_the_class_of_the_job_comes_before_that_of_its_pods() -> None:
@@ -234,9 +233,8 @@ def test_the_class_of_the_job_comes_before_that_of_its_pods() -> None:
 
 
 def test_a_class_that_does_not_exist_is_named_and_waited_for() -> None:
-    planned = plan(seen(queued_job(Status()), unknown_class="WorkloadPriorityClass high"))
-    assert not asked(planned)
-    assert planned.recheck_after is not None
+    o = seen(queued_job(Status()), unknown_class="WorkloadPriorityClass high")
+    assert not asked(follows("Admitted=False again", o))
 
 
 # --- admitted -------------------------------------------------------------------------------------------
@@ -256,14 +254,12 @@ def test_an_admitted_job_starts_on_the_nodes_of_its_flavor() -> None:
     assert (known.status, known.reason) == ("True", Reason.ADMITTED) and "all" in known.message
 
 
-def test_no_pod_is_made_without_a_flavor_that_was_assigned() -> None:
+def test_no_pod_is_made_without_a_flavor_that_was_assigned_or_for_nodes_that_kueue_chose_itself() -> None:
     job = queued_job(Status())
-    planned = plan(seen(job, workload=workload_of(job, **ADMITTED), flavors={"spot": None}))
-    assert not manifests(planned) and planned.recheck_after is not None
-    later = plan(
-        seen(queued_job(planned.status), workload=workload_of(job, **ADMITTED), flavors={"spot": None})
-    )
-    assert not manifests(later)
+    o = seen(job, workload=workload_of(job, **ADMITTED), flavors={"spot": None})
+    made = follows("!creates Scheduled=False again", o)
+    follows("!creates", replace(o, job=queued_job(made.status)))
+    follows("!creates Scheduled=False", admitted(job, by_topology=True))
 
 
 def test_a_pool_for_other_nodes_than_the_flavors_asks_for_another_admission() -> None:
@@ -301,13 +297,6 @@ def test_a_flavor_is_compared_with_the_labels_that_the_operator_has_found(
     assert bool(made(planned, Discard)) is not fits
 
 
-def test_nodes_that_kueue_chose_itself_are_refused_with_a_sentence() -> None:
-    job = queued_job(Status())
-    planned = plan(seen(job, workload=workload_of(job, by_topology=True, **ADMITTED)))
-    assert not manifests(planned)
-    assert "topology" in condition(planned, Condition.SCHEDULED).message
-
-
 def test_kueue_is_told_when_all_pods_run_and_when_they_do_not_any_more() -> None:
     job = queued_job(running(), workers=2)
     pods = (make_pod(), make_pod(rank=1))
@@ -321,12 +310,11 @@ def test_kueue_is_told_when_all_pods_run_and_when_they_do_not_any_more() -> None
 
 
 def test_a_restart_on_spot_keeps_the_admission_and_does_not_exceed_it() -> None:
-    job, workload = queued_job(running()), {"ready": True} | ADMITTED
+    job = queued_job(running())
     noticed = make_pod(notice=notice(), **deleted(grace=90))
-    planned = plan(seen(job, noticed, workload=workload_of(job, **workload)))
-    assert not manifests(planned), "two at once would use twice the quota"
+    follows("!creates", admitted(job, noticed, ready=True))  # two at once would use twice the quota
     saved = ended_pod(code=75, message=word(Outcome.INTERRUPTED, step=9, durableStep=9), notice=notice())
-    planned = plan(seen(job, saved, workload=workload_of(job, **workload)))
+    planned = plan(admitted(job, saved, ready=True))
     (pod,) = manifests(planned)
     assert pod["spec"]["nodeSelector"]["capacity"] == "spot"
     assert not made(planned, Discard) and not asked(planned)
@@ -344,21 +332,13 @@ def test_a_released_job_waits_for_its_start_so_that_no_earlier_recovery_is_count
 # --- eviction -------------------------------------------------------------------------------------------
 def test_an_eviction_ends_the_attempt_as_a_suspension_does() -> None:
     job = queued_job(running())
-    planned = plan(seen(job, make_pod(), workload=workload_of(job, **PREEMPTED)))
-    assert removed(planned) == {0} and not made(planned, Tell), "the quota is in use until the pod has ended"
-    record = status_of(planned).attempts[0]
-    assert record.stopping == Cause.SUSPENDED
-    evicted = condition(planned, Condition.ADMITTED)
-    assert (evicted.status, evicted.reason) == ("False", Reason.EVICTED)
-    assert status_of(planned).phase == Phase.STOPPING
+    expected = "deletes=0 stopping1=Suspended Admitted=False/Evicted phase=Stopping"
+    planned = follows(expected, admitted(job, make_pod(), **PREEMPTED))
+    assert not made(planned, Tell), "the quota is in use until the pod has ended"
 
     saved = told(Outcome.INTERRUPTED, step=40, durableStep=40, pod=deleted())
-    job = queued_job(planned.status)
-    planned = plan(seen(job, saved, workload=workload_of(job, **PREEMPTED)))
-    status = status_of(planned)
-    assert (status.attempt, status.interruptions, status.failures) == (1, 0, 0)
-    assert status.attempts[0].cause == Cause.SUSPENDED and status.known_durable_step == 40
-    assert not manifests(planned) and status.phase == Phase.WAITING
+    expected = "attempt=1 interruptions=0 failures=0 cause1=Suspended durable=40 !creates phase=Waiting"
+    planned = follows(expected, admitted(queued_job(planned.status), saved, **PREEMPTED))
     (tell,) = made(planned, Tell)
     assert tell.release
     kueue_hears = {w.type: (w.status, w.reason) for w in tell.words}
@@ -368,11 +348,10 @@ def test_an_eviction_ends_the_attempt_as_a_suspension_does() -> None:
         "Admitted": (False, "NoReservation"),
     }
 
-    job = queued_job(status)
-    waiting = plan(seen(job, workload=workload_of(job, **REQUEUED)))
-    assert not manifests(waiting) and not made(waiting, Tell) and not made(waiting, Discard)
-    again = plan(seen(job, workload=workload_of(job, **ADMITTED)))
-    assert status_of(again).attempt == 2 and manifests(again)
+    job = queued_job(planned.status)
+    waiting = follows("!creates", seen(job, workload=workload_of(job, **REQUEUED)))
+    assert not made(waiting, Tell) and not made(waiting, Discard)
+    follows("attempt=2 creates=0", admitted(job))
 
 
 def test_a_gang_is_not_pinned_to_the_nodes_that_it_had_before_another_admission() -> None:
@@ -411,36 +390,31 @@ def test_after_other_evictions_kueue_decides_when_the_job_is_in_the_queue_again(
 
 
 def test_a_workload_that_was_deleted_under_a_running_job_is_an_eviction_and_made_again() -> None:
-    job = queued_job(running())
-    planned = plan(seen(job, make_pod()))
-    assert removed(planned) and not asked(planned)
-    job = queued_job(_over(Cause.SUSPENDED))
-    assert asked(plan(seen(job))) and not manifests(plan(seen(job)))
+    assert not asked(follows("deletes=0", seen(queued_job(running()), make_pod())))
+    assert asked(follows("!creates", seen(queued_job(_over(Cause.SUSPENDED)))))
 
 
-def test_a_gang_whose_last_pod_still_saves_keeps_its_quota() -> None:
-    job = queued_job(running(), workers=2)
-    pods = (make_pod(rank=1, **deleted()), told(Outcome.INTERRUPTED, pod=deleted()))
-    assert not made(plan(seen(job, *pods, workload=workload_of(job, **PREEMPTED))), Tell)
-
-
-def test_a_sidecar_that_still_runs_uses_the_quota() -> None:
-    job = queued_job(running())
-    pod = told(Outcome.INTERRUPTED, pod=deleted() | {"others_run": True})
-    assert not made(plan(seen(job, pod, workload=workload_of(job, **PREEMPTED))), Tell)
+@pytest.mark.parametrize(
+    ("workers", "pods"),
+    [
+        (2, (make_pod(rank=1, **deleted()), told(Outcome.INTERRUPTED, pod=deleted()))),
+        (1, (told(Outcome.INTERRUPTED, pod=deleted() | {"others_run": True}),)),
+    ],
+    ids=["the last pod still saves", "a sidecar still runs"],
+)
+def test_while_a_container_runs_the_quota_is_kept(workers: int, pods: tuple[PodView, ...]) -> None:
+    job = queued_job(running(), workers=workers)
+    assert not made(plan(admitted(job, *pods, **PREEMPTED)), Tell)
 
 
 # --- suspension, end, deletion, other labels ------------------------------------------------------------
 def test_a_suspended_job_holds_no_quota_and_asks_again_with_what_it_says_by_then() -> None:
-    job = queued_job(running(), suspend=True)
-    planned = plan(seen(job, make_pod(), workload=workload_of(job, **ADMITTED)))
-    assert removed(planned) and not made(planned, Discard), "while its pod saves the quota is in use"
+    planned = follows("deletes=0", admitted(queued_job(running(), suspend=True), make_pod()))
+    assert not made(planned, Discard), "while its pod saves the quota is in use"
     job = queued_job(_over(Cause.SUSPENDED), suspend=True)
-    planned = plan(seen(job, workload=workload_of(job, **ADMITTED)))
-    assert made(planned, Discard) and status_of(planned).phase == Phase.SUSPENDED
+    assert made(follows("phase=Suspended", admitted(job)), Discard)
     assert not asked(plan(seen(job)))
-    resumed = queued_job(_over(Cause.SUSPENDED), workers=4)
-    (workload,) = asked(plan(seen(resumed)))
+    (workload,) = asked(plan(seen(queued_job(_over(Cause.SUSPENDED), workers=4))))
     assert workload["spec"]["podSets"][0]["count"] == 4
 
 
@@ -454,67 +428,47 @@ def test_while_a_job_waits_for_its_queue_no_condition_says_that_a_pod_is_being_c
         assert running_.status == "False" and "is being created" not in running_.message
 
 
-def test_an_ended_job_is_looked_at_again_until_kueue_knows_its_end() -> None:
-    job = queued_job(running())
-    done = status_of(plan(seen(job, told(Outcome.DONE), workload=workload_of(job, **ADMITTED))))
-    over = queued_job(done)
-    held = plan(seen(over, workload=workload_of(over, **ADMITTED), api=False, missing="cannot be read"))
-    assert not made(held, Tell) and held.recheck_after is not None
-    known = plan(seen(over, workload=workload_of(over, finished=True, **ADMITTED)))
-    assert not made(known, Tell) and known.recheck_after is None
-
-
 @pytest.mark.parametrize(
     ("outcome", "reason"), [(Outcome.DONE, "Succeeded"), (Outcome.BAD_CONFIGURATION, "Failed")]
 )
-def test_at_the_jobs_end_its_workload_is_finished(outcome: Outcome, reason: str) -> None:
+def test_at_the_jobs_end_its_workload_is_finished_which_is_looked_for_until_kueue_knows(
+    outcome: Outcome, reason: str
+) -> None:
     job = queued_job(running())
-    (tell,) = made(plan(seen(job, told(outcome), workload=workload_of(job, **ADMITTED))), Tell)
+    planned = plan(admitted(job, told(outcome)))
+    (tell,) = made(planned, Tell)
     assert [(w.type, w.status, w.reason) for w in tell.words] == [("Finished", True, reason)]
     assert not tell.release
-    over = plan(seen(job, told(outcome), workload=workload_of(job, finished=True, **ADMITTED)))
-    assert not made(over, Tell)
+    over = queued_job(planned.status)
+    held = seen(over, workload=workload_of(over, **ADMITTED), api=False, missing="cannot be read")
+    assert not made(follows("again", held), Tell)
+    assert not made(follows("!again", admitted(over, finished=True)), Tell)
 
 
 def test_a_job_that_is_being_deleted_gives_its_quota_back_once_its_pods_have_ended() -> None:
     """Its finalizer keeps it while its checkpoints are deleted, and the garbage collector waits for that."""
     job = replace(queued_job(running()), deleted=NOW, holds_checkpoints=True)
-    assert not made(plan(seen(job, make_pod(), workload=workload_of(job, **ADMITTED))), Discard)
-    assert made(plan(seen(job, workload=workload_of(job, **ADMITTED))), Discard)
-    assert not asked(plan(seen(job)))
+    assert not made(plan(admitted(job, make_pod())), Discard)
+    assert made(plan(admitted(job)), Discard) and not asked(plan(seen(job)))
 
 
 def test_a_job_that_names_no_queue_any_more_gives_its_quota_back_and_goes_on() -> None:
-    queued = queued_job(running())
-    known = status_of(plan(seen(queued, make_pod(), workload=workload_of(queued, **ADMITTED))))
-    job = make_job(status=known)
-    planned = plan(seen(job, make_pod(), workload=workload_of(job, **ADMITTED)))
-    assert made(planned, Discard) and not removed(planned)
-    assert condition(planned, Condition.ADMITTED).reason == Reason.NOT_QUEUED
-
-
-def test_a_job_without_a_queue_has_no_such_condition() -> None:
-    planned = plan(make_observed(job=make_job(status=Status())))
-    assert manifests(planned) and status_of(planned).condition(Condition.ADMITTED) is None
+    known = status_of(plan(admitted(queued_job(running()), make_pod())))
+    planned = follows("!deletes Admitted=False/NotQueued", admitted(make_job(status=known), make_pod()))
+    assert made(planned, Discard)
+    follows("creates=0 !Admitted", make_observed(job=make_job(status=Status())))
 
 
 # --- without Kueue --------------------------------------------------------------------------------------
 def test_without_kueue_a_job_waits_and_says_so_and_a_running_one_goes_on() -> None:
-    words = "this cluster does not serve kueue.x-k8s.io; install Kueue"
-    planned = plan(seen(queued_job(Status()), api=False, missing=words))
-    assert not manifests(planned) and not asked(planned)
-    assert condition(planned, Condition.ADMITTED).message.endswith(words)
-    assert planned.recheck_after is not None
+    away: Json = {"api": False, "missing": "this cluster does not serve kueue.x-k8s.io; install Kueue"}
+    planned = follows("!creates Admitted=False again", seen(queued_job(Status()), **away))
+    assert not asked(planned) and condition(planned, Condition.ADMITTED).message.endswith(away["missing"])
     job = queued_job(running())
-    assert not removed(plan(seen(job, make_pod(), api=False, missing=words)))
-    over = plan(seen(job, ended_pod(code=75, message=word(Outcome.INTERRUPTED)), api=False, missing=words))
-    assert not manifests(over), "but no further attempt begins"
-
-
-def test_a_gang_is_not_completed_while_its_flavors_are_unknown() -> None:
-    job = queued_job(replace(running(), attempts=(replace(running().attempts[0], workers=2),)), workers=2)
-    planned = plan(seen(job, make_pod(), api=False, missing="Workloads cannot be read"))
-    assert not manifests(planned) and not removed(planned)
+    follows("!deletes", seen(job, make_pod(), **away))
+    follows("!creates", seen(job, ended_pod(code=75, message=word(Outcome.INTERRUPTED)), **away))
+    half = queued_job(replace(running(), attempts=(replace(running().attempts[0], workers=2),)), workers=2)
+    follows("!creates !deletes", seen(half, make_pod(), **away))  # while its flavors are unknown
 
 
 @pytest.mark.parametrize(
@@ -531,31 +485,22 @@ def test_a_gang_is_not_completed_while_its_flavors_are_unknown() -> None:
 )
 def test_a_job_never_asks_by_its_workload_and_by_its_pods(spec: Json) -> None:
     job = parse_job(raw_job(raw_spec(**spec), labels={QUEUE_LABEL: "team"}))
-    planned = plan(seen(job))
-    accepted = condition(planned, Condition.ACCEPTED)
-    assert accepted.status == "False"
-    assert not asked(planned) and not manifests(planned) and status_of(planned).attempt == 0
+    assert not asked(follows("Accepted=False !creates attempt=0", seen(job)))
 
 
 def test_a_running_job_with_both_queues_is_told_of_a_notice_and_its_end_is_recorded() -> None:
     job = queued_job(running(), queueName="other")
-    assert not removed(plan(seen(job, make_pod()))), "the pod has the admission that it asked for itself"
-    planned = plan(seen(job, make_pod(notice=notice(seconds=5))))
-    assert removed(planned)
+    follows("!deletes", seen(job, make_pod()))  # the pod has the admission that it asked for itself
+    follows("deletes=0", seen(job, make_pod(notice=notice(seconds=5))))
     saved = ended_pod(code=75, message=word(Outcome.INTERRUPTED, step=9, durableStep=9), notice=notice())
-    planned = plan(seen(job, saved))
-    status = status_of(planned)
-    assert status.attempts[0].cause == Cause.SPOT_NOTICE and status.known_durable_step == 9
-    assert status.attempt == 1 and not manifests(planned) and not asked(planned)
-    done = plan(seen(job, told(Outcome.DONE)))
-    assert status_of(done).phase == Phase.SUCCEEDED
+    assert not asked(follows("cause1=SpotNotice durable=9 attempt=1 !creates", seen(job, saved)))
+    follows("phase=Succeeded", seen(job, told(Outcome.DONE)))
 
 
 def test_a_job_with_both_queues_still_gives_back_what_its_workload_holds() -> None:
-    job = queued_job(running(), queueName="other")
-    assert removed(plan(seen(job, make_pod(), workload=workload_of(job, **PREEMPTED))))
+    follows("deletes=0", admitted(queued_job(running(), queueName="other"), make_pod(), **PREEMPTED))
     over = queued_job(_over(Cause.SUSPENDED), queueName="other")
-    (tell,) = made(plan(seen(over, workload=workload_of(over, **PREEMPTED))), Tell)
+    (tell,) = made(plan(admitted(over, **PREEMPTED)), Tell)
     assert tell.release
 
 

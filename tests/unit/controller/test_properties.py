@@ -136,7 +136,7 @@ class History:
         self.ended_as = str(status.phase) if status.terminal else None
 
 
-@settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     steps=st.lists(STEPS, max_size=25),
     replace=st.booleans(),

@@ -222,7 +222,7 @@ def test_a_job_of_a_month_is_judged_by_its_share_of_slack() -> None:
     assert decide(deadline=701 * HOUR, work_left=700 * HOUR, spot=False).choice == "on-demand"
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(data=st.data())
 def test_a_job_is_never_late_while_on_demand_can_be_had(data: st.DataObject) -> None:
     """Spot, the length of steps, overheads and the wait for on-demand are all adverse."""

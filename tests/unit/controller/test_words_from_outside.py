@@ -15,7 +15,7 @@ from aiohttp import web
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kubernetes.aio import client
-from spottrain.contract import Outcome, Progress, Stop
+from spottrain.contract import Outcome, Progress, Stop, TerminationMessage
 from spottrain_operator.__main__ import main
 from spottrain_operator.api import wire
 from spottrain_operator.api.node_pools import Pool
@@ -54,6 +54,7 @@ from tests.builders import (
 )
 from tests.support.loopback import on_loopback
 from tests.unit.controller.fake_cluster import resync
+from tests.unit.controller.stories import follows
 from tests.unit.controller.test_interruptions import raw_pod
 
 
@@ -183,14 +184,40 @@ HARMFUL = (
 
 
 @pytest.mark.parametrize("text", HARMFUL, ids=lambda text: text[:24])
-def test_no_termination_message_does_harm(text: str) -> None:
-    termination_message_of(ended_pod(code=1, message=text))
+def test_a_termination_message_that_cannot_be_read_is_none_and_the_exit_code_counts(text: str) -> None:
+    pod = ended_pod(code=1, message=text)
+    assert termination_message_of(pod) is None
+    follows("cause1=Failed failures=1", make_observed(pod))
+
+
+FIELDS: dict[str, st.SearchStrategy[Any]] = {
+    "outcome": st.sampled_from(Outcome) | st.text(max_size=5),
+    "step": st.none() | st.integers(-2, 2**64) | st.floats() | st.text(max_size=3),
+    "message": st.text(max_size=30) | st.integers(),
+    "warning": st.text(max_size=5) | st.lists(st.none(), max_size=1),
+    "timeSplit": st.none() | st.dictionaries(st.sampled_from(["productive", "x"]), st.floats(), max_size=2),
+}
+
+
+@settings(max_examples=60, deadline=None)
+@given(text=st.text(max_size=50) | st.fixed_dictionaries({}, optional=FIELDS).map(json.dumps))
+def test_any_other_text_counts_only_as_what_it_says(text: str) -> None:
+    found = termination_message_of(ended_pod(code=1, message=text))
+    if found is not None:
+        said = json.loads(text)
+        assert (found.outcome, found.step or 0) == (said["outcome"], said.get("step") or 0)
+        assert found.message == said.get("message", "") and found.warning == said.get("warning", "")
+    else:
+        follows("cause1=Failed failures=1", make_observed(ended_pod(code=1, message=text)))
 
 
 @settings(max_examples=30, deadline=None)
-@given(text=st.text(max_size=50))
-def test_nor_does_any_other_text(text: str) -> None:
-    termination_message_of(ended_pod(code=1, message=text))
+@given(
+    outcome=st.sampled_from(Outcome), step=st.none() | st.integers(0, 2**53 - 1), words=st.text(max_size=30)
+)
+def test_what_a_runtime_writes_is_read_as_it_was(outcome: Outcome, step: int | None, words: str) -> None:
+    written = TerminationMessage(outcome=outcome, step=step, message=words)
+    assert termination_message_of(ended_pod(code=1, message=written.to_json())) == written
 
 
 def test_a_message_with_half_a_surrogate_pair_counts() -> None:

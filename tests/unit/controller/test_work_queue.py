@@ -109,6 +109,7 @@ async def test_an_answer_says_when_to_look_again() -> None:
 
     queue.add(A)
     await _run(queue, do, over)
+    assert set(looks) == {A} and len(looks) >= 3
 
 
 async def test_the_depth_that_is_told_falls_when_a_key_is_taken() -> None:
