@@ -4,6 +4,10 @@ SHELL := /bin/bash
 .PHONY: help setup programs containers-preflight demo demo-local demo-containers cluster-up cluster-down reclaim restore lint format \
 	test-fast test test-chart test-heavy test-containers test-with bench wheel sync golden clean
 
+ifeq ($(PATH),)  # env -i: the shell finds programs by itself, and others that we start do not
+export PATH := /usr/local/bin:/usr/bin:/bin
+endif
+
 PY := .venv/bin/python
 SETUP := @python3 dev/setup.py
 SOURCES := operator runtime dev bench examples tests
