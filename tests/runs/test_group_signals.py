@@ -3,6 +3,7 @@ and errors that follow from a worker that is gone."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -14,6 +15,7 @@ from spottrain.contract import Env, ExitCode, Outcome
 
 from tests.runs.conftest import SCRIPT, Lab, Start
 from tests.runs.launched import OURS, Run, gone
+from tests.support.heavy import sample
 
 
 @pytest.fixture
@@ -22,7 +24,7 @@ def lab(lab: Lab) -> Lab:
     return lab
 
 
-BOTH = pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+BOTH = pytest.mark.parametrize("signum", sample((signal.SIGTERM, signal.SIGINT), signal.SIGTERM))
 
 LOOP = """\
 import os, sys, time
@@ -95,12 +97,13 @@ def test_the_workers_of_an_evaluation_loader_outlive_a_signal_to_the_group(
     assert again.message.startStep == run.message.step
 
 
-@BOTH
+@pytest.mark.heavy
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
 def test_the_workers_of_hugging_faces_trainer_outlive_a_signal_to_the_group(
     lab: Lab, signum: signal.Signals
 ) -> None:
     pytest.importorskip("transformers")
-    from tests.runs.test_integrations_transformers import SCRIPT as HUGGING_FACE
+    from tests.runs.test_transformers import CALLBACK as HUGGING_FACE
 
     env = {"PAUSE": "0.05", "ARGUMENTS": "{'dataloader_num_workers': 2}"}
     run = lab.run(HUGGING_FACE, interval="1h", env=env).until("step=3/")
@@ -120,7 +123,7 @@ pool = ProcessPoolExecutor(2, multiprocessing.get_context("fork"))
 ASKS = "print('asking', run.global_step, flush=True); list(pool.map(work, range(4)))"
 
 
-@pytest.mark.parametrize("where", ["before", "after"])
+@pytest.mark.parametrize("where", sample(("before", "after"), "before"))
 def test_an_error_that_follows_from_the_stop_is_none_of_the_script_and_the_newest_step_is_saved(
     lab: Lab, where: str
 ) -> None:
@@ -176,8 +179,13 @@ POOLS = {
 }
 
 
-@pytest.mark.parametrize("kind", POOLS)
-@pytest.mark.parametrize("to", ["process", "group"])
+@pytest.mark.parametrize(
+    ("kind", "to"),
+    sample(
+        itertools.product(POOLS, ("process", "group")),
+        *(("Pool", "group"), ("ProcessPoolExecutor", "process")),
+    ),
+)
 def test_no_worker_of_a_pool_is_left_behind(lab: Lab, kind: str, to: str) -> None:
     tell = "def tell(n):\n    print(f'pooled pid={os.getpid()}.', flush=True)\n    time.sleep(0.2)\n"
     head = tell + POOLS[kind] + "list(pool.map(tell, range(4)))\n"
@@ -231,7 +239,7 @@ def test_a_script_without_spottrain_that_is_told_to_stop_has_saved_nothing_and_i
     assert "does not use spottrain" in run.message.message and "spottrain.Run" in run.message.message
 
 
-@pytest.mark.parametrize("how", USES)
+@pytest.mark.parametrize("how", sample(USES, "in a function of a module"))
 def test_a_script_that_has_yet_to_begin_its_training_has_lost_nothing(
     start: Start, tmp_path: Path, how: str
 ) -> None:
