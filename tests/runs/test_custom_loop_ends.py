@@ -414,6 +414,7 @@ def test_a_loop_that_was_left_early_or_a_script_that_fails_after_it_is_not_finis
     ended(lab, ExitCode.DONE, UNFINISHED, attempt=2)
 
 
+@pytest.mark.heavy
 def test_without_spottrain_run_the_script_is_asked_to_call_finish(start: Start) -> None:
     run = start(UNFINISHED, sys.executable, "train.py").ends(ExitCode.FAILED)
     assert "call finish() after the last step" in run.message.message

@@ -127,7 +127,8 @@ spottrain.Trainer(
 """
 
 
-@pytest.mark.parametrize("way", sample(("python", "one rank"), "one rank"))
+@pytest.mark.heavy
+@pytest.mark.parametrize("way", ["python", "one rank"])
 def test_a_trained_job_that_is_signalled_at_its_very_end_stays_done(
     start: Start, way: str, tmp_path: Path
 ) -> None:

@@ -187,6 +187,7 @@ def test_a_deadline_that_was_written_before_the_start_ends_the_run_before_it_tra
     assert run.end(40) == ExitCode.INTERRUPTED
 
 
+@pytest.mark.heavy
 def test_the_earlier_of_deadline_and_grace_holds(lab: Lab) -> None:
     file = lab.folder / "deadline"
     env = SLOW_STEPS | {Env.DEADLINE_FILE: str(file), Env.GRACE_SECONDS: "60"}
@@ -234,8 +235,7 @@ def test_signals_to_forked_children_are_their_own_and_end_them(lab: Lab) -> None
     assert "pool ended" in run.log and "event=sigterm" not in run.log
 
 
-def test_the_loader_workers_are_ended_only_after_the_save(lab: Lab) -> None:
-    stuck = """\
+TELLS_OF_WORKERS = """\
 import torch.utils.data.dataloader as dl
 end = dl._MultiProcessingDataLoaderIter._shutdown_workers
 def told(self):
@@ -243,13 +243,18 @@ def told(self):
     end(self)
 dl._MultiProcessingDataLoaderIter._shutdown_workers = told
 """
+
+
+def test_the_loader_workers_are_ended_only_after_the_save(lab: Lab) -> None:
     env = SLOW_STEPS | {"WORKERS": "1"}
-    run = lab.run(stuck + SCRIPT, env=env).until("step=5/").stopped()
+    run = lab.run(TELLS_OF_WORKERS + SCRIPT, env=env).until("step=5/").stopped()
     assert run.log.index("event=released") < run.log.index("ending workers")
-    evaluating = (
-        lab.run(stuck + SCRIPT, env=env | {"EVAL": "1", "EVAL_PAUSE": "0.3"}).until("in-evaluation").stopped()
-    )
-    log = evaluating.log
+
+
+@pytest.mark.heavy
+def test_nor_are_those_of_an_evaluation_ended_before_it(lab: Lab) -> None:
+    env = SLOW_STEPS | {"WORKERS": "1", "EVAL": "1", "EVAL_PAUSE": "0.3"}
+    log = lab.run(TELLS_OF_WORKERS + SCRIPT, env=env).until("in-evaluation").stopped().log
     assert "ending workers" not in log or log.index("event=released") < log.index("ending workers")
 
 
@@ -272,6 +277,7 @@ def test_while_it_waits_for_data_that_do_not_come_it_saves_and_ends_all_the_same
     assert again.digest == plain.digest
 
 
+@pytest.mark.heavy
 def test_a_last_evaluation_that_was_cut_short_is_done_by_the_successor(lab: Lab) -> None:
     script = SCRIPT.replace("trainer.fit()", "print('best', trainer.fit().best is not None)")
     env = {"EVAL": "1", "EVAL_PAUSE": "0.2"}
@@ -290,6 +296,7 @@ os.close(reader)
 """
 
 
+@pytest.mark.heavy
 def test_when_nobody_reads_its_output_any_more_it_saves_all_the_same(lab: Lab) -> None:
     shown = SCRIPT.replace(
         "    time.sleep(PAUSE)\n", "    time.sleep(PAUSE)\n    print('at', trainer.step, file=sys.stderr)\n"
@@ -302,6 +309,7 @@ def test_when_nobody_reads_its_output_any_more_it_saves_all_the_same(lab: Lab) -
     assert again.message.outcome is Outcome.DONE and again.message.startStep == run.message.durableStep
 
 
+@pytest.mark.heavy
 def test_an_upload_whose_answer_was_lost_is_taken_as_it_is_by_the_next_try(lab: Lab) -> None:
     lost = "if len(puts) == 1: upload(self, key, body, **more); raise StoreUnavailable('the answer was lost')"
     run = lab.run(uploads=lost, interval="1h", env=SLOW_STEPS).until("step=5/").stopped()

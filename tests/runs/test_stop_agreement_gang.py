@@ -11,6 +11,7 @@ import pytest
 
 from tests.support.gangs import Rank, gang
 
+pytestmark = pytest.mark.heavy  # five processes that import torch
 Ranks = list[Rank]
 PROMPTLY = 20.0
 """Seconds. It takes a tenth of one; what must not be waited for is the 30 minutes of torch's timeouts."""

@@ -121,6 +121,7 @@ def test_a_store_that_refuses_connections_ends_the_pod_with_a_code_of_its_own(la
     assert split is not None and split.waiting > split.total - split.startup - 0.1, "it did nothing else"
 
 
+@pytest.mark.heavy
 def test_an_endpoint_that_never_answers_is_named_and_sigterm_ends_the_wait_uncharged(lab: Lab) -> None:
     with socket.create_server(("127.0.0.1", 0)) as mute:
         endpoint = f"http://127.0.0.1:{mute.getsockname()[1]}"

@@ -32,10 +32,12 @@ from spottrain.contract import (
 from spottrain.storage.local import FolderStore
 from spottrain.sync.manifest import SyncManifest
 
+from tests.support.heavy import sample
 from tests.support.ports import free_port
 
 SECONDS = 40.0
 QUICK = ("--when", "renamed=step_*")
+BOTH = pytest.mark.parametrize("number", sample((signal.SIGTERM, signal.SIGINT), signal.SIGTERM))
 HEAVY = ("torch", "numpy", "transformers", "jax", "tensorflow")
 
 # Writes step after step by a rename. Each file of a step holds its number. Goes on from the newest.
@@ -60,9 +62,20 @@ for step in range(last + 1, 10_000):
 """
 
 
+# The folder is looked at each 0.1 s, not each second.
+QUICK_LOOKS = """
+import sys
+if "spottrain" in sys.orig_argv and "sync" in sys.orig_argv:
+    from spottrain.sync import watch
+    watch.LOOK_SECONDS = 0.1
+"""
+
+
 class Place:
     def __init__(self, root: Path) -> None:
         self.root = root
+        (root / "quick").mkdir()
+        (root / "quick" / "sitecustomize.py").write_text(QUICK_LOOKS)
         self.folder = root / "ckpt"
         self.store = root / "store"
         self.message = root / "message"
@@ -76,7 +89,12 @@ class Place:
     ) -> subprocess.Popen[str]:
         """Starts `spottrain sync` in a process group of its own, or in a terminal of its own."""
         ours = {key: value for key, value in os.environ.items() if not key.startswith("SPOTTRAIN_")}
-        ours |= {Env.TERMINATION_MESSAGE: str(self.message), Env.GRACE_SECONDS: "20", **(env or {})}
+        ours |= {
+            Env.TERMINATION_MESSAGE: str(self.message),
+            Env.GRACE_SECONDS: "20",
+            "PYTHONPATH": str(self.root / "quick"),
+        }
+        ours |= env or {}
         command = [
             sys.executable,
             "-m",
@@ -172,7 +190,7 @@ def test_a_command_that_fails_commits_only_what_is_whole(place: Place) -> None:
     assert sorted(each.name for each in place.folder.iterdir() if not each.name.startswith(".")) == ["step_1"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@BOTH
 def test_a_program_that_saves_at_a_signal_loses_nothing(place: Place, number: signal.Signals) -> None:
     trap = (
         'trap "echo saved > $SPOTTRAIN_SYNC_PATH/last; exit 0" TERM INT; echo up; while :; do sleep 0.1; done'
@@ -210,7 +228,7 @@ def test_a_deadline_stops_the_command(place: Place) -> None:
 
 def test_a_command_that_ignores_the_signal_is_ended_before_the_grace_period_is_over(place: Place) -> None:
     ignore = 'trap "" TERM; echo up; while :; do sleep 0.1; done'
-    process = place.start(*shell(ignore), env={Env.GRACE_SECONDS: "3"})
+    process = place.start(*shell(ignore), env={Env.GRACE_SECONDS: "2"})
     assert process.stdout is not None
     while "up" not in (line := process.stdout.readline()):
         assert line
@@ -219,13 +237,13 @@ def test_a_command_that_ignores_the_signal_is_ended_before_the_grace_period_is_o
     assert place.told().outcome is Outcome.INTERRUPTED_LOST
 
 
-# A child of a shell: at a signal it needs two seconds more than the shell, then its step is whole.
+# A child of a shell: at a signal it needs a second more than the shell, then its step is whole.
 CHILD = """
 import os, pathlib, signal, sys, time
 folder = pathlib.Path(os.environ["SPOTTRAIN_SYNC_PATH"])
 def save(number, frame):
     (folder / "signals").open("a").write(signal.Signals(number).name + "\\n")
-    time.sleep(2)
+    time.sleep(1)
     (folder / "tmp").write_text("saved")
     (folder / "tmp").rename(folder / "step_2")
     sys.exit(0)
@@ -264,7 +282,7 @@ def runs(pid: int) -> bool:
         return False
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@BOTH
 def test_a_signal_reaches_the_child_of_a_shell_once_and_what_it_saves_is_stored(
     place: Place, number: signal.Signals
 ) -> None:
@@ -314,6 +332,7 @@ def test_what_ignores_the_signal_after_the_shell_has_ended_is_killed_and_the_res
     assert not runs(child_of(place))
 
 
+@pytest.mark.heavy
 def test_a_newer_start_fences_out_the_older_one(place: Place) -> None:
     old = place.start(*QUICK, "--", sys.executable, "-c", TRAIN)
     place.wait_for_commit(1)
@@ -328,14 +347,15 @@ def test_a_newer_start_fences_out_the_older_one(place: Place) -> None:
     assert first.is_dir()
 
 
-def test_killed_at_random_points_a_restart_finds_a_whole_state(place: Place) -> None:
+@pytest.mark.parametrize("kills", sample((2, 8), 2))
+def test_killed_at_random_points_a_restart_finds_a_whole_state(place: Place, kills: int) -> None:
     chance = random.Random(int(os.environ.get("SEED", "1")))
     newest = 0
-    for _ in range(6):
+    for _ in range(kills):
         number = place.commits()
         process = place.start(*QUICK, "--", sys.executable, "-c", TRAIN)
         place.wait_for_commit(number + 1)
-        time.sleep(chance.uniform(0, 1.5))
+        time.sleep(chance.uniform(0, 1.0))
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
         process_ended(place.folder)
@@ -453,7 +473,7 @@ def test_a_sidecar_leaves_its_message_before_a_deadline_and_goes_on(place: Place
     assert place.told().outcome is Outcome.INTERRUPTED and place.told().durableStep == 2
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@BOTH
 def test_after_a_deadline_that_took_nothing_away_the_end_stores_everything(
     place: Place, number: signal.Signals
 ) -> None:
@@ -475,11 +495,15 @@ def test_after_a_deadline_that_took_nothing_away_the_end_stores_everything(
     ("words", "sentence"),
     [
         (("--when", "often"), "--when 'often' is not valid"),
-        (("--when", "marker=../x"), "must be a path below the folder"),
-        (("--keep", "1"), "must be a whole number, at least 2"),
-        (("--",), "there is no command after --"),
         (("--", "no-such-program"), "cannot be started"),
-        (("--to", "ftp://x"), "is not valid: use s3://"),
+        *sample(
+            [
+                (("--when", "marker=../x"), "must be a path below the folder"),
+                (("--keep", "1"), "must be a whole number, at least 2"),
+                (("--",), "there is no command after --"),
+                (("--to", "ftp://x"), "is not valid: use s3://"),
+            ]
+        ),
     ],
 )
 def test_bad_input_gets_a_sentence(place: Place, words: tuple[str, ...], sentence: str) -> None:
