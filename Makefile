@@ -53,7 +53,7 @@ format: setup ## let ruff rewrite the code
 	$(PY) -m ruff format $(SOURCES)
 
 test-fast: setup ## unit and contract tests (3 minutes)
-	$(PYTEST) -n 2 --dist loadfile tests/unit tests/contract
+	$(PYTEST) -n 2 --dist loadfile -m "not heavy" tests/unit tests/contract
 
 test: programs ## all that needs no more than the demo does (10 minutes; 15 the first time)
 	@PYTHONPATH=dev $(PY) dev/run_tests.py
