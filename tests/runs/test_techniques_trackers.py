@@ -20,8 +20,17 @@ from spottrain.contract import ExitCode
 from spottrain.techniques.trackers import MLflow, TensorBoard, Tracker, Trackers, WandB
 
 from tests.runs.conftest import SCRIPT, Lab
+from tests.support.heavy import sample
+from tests.support.zygote import Zygote
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # theirs, of themselves
+
+
+@pytest.fixture(scope="module")
+def zygote(zygote: Zygote) -> Iterator[Zygote]:
+    child = zygote.child("mlflow.store.tracking.sqlalchemy_store", "torch.utils.tensorboard")
+    yield child
+    child.close()
 
 
 def attempt(tracker: Tracker, *, resumed: int, steps: range, value: float) -> None:
@@ -95,8 +104,9 @@ def test_trackers_of_the_manifest_show_one_run_over_an_attempt_that_was_killed(l
         points = client.get_metric_history(found[0].info.run_id, "loss") if found else []
         return sorted(point.step for point in points)
 
-    first = lab.run(training=json.dumps(training), env={"PAUSE": "1"}, attempt=1).until("step=9/")
-    until(logged, rows=8)  # what a tracker still has in its queue dies with the process
+    holds = SCRIPT.replace("    time.sleep(PAUSE)\n", "    time.sleep(600 if trainer.step == 9 else 0)\n")
+    first = lab.run(holds, training=json.dumps(training), attempt=1).until("step=9/")
+    until(logged, rows=8, seconds=120)  # what a tracker still has in its queue dies with the process
     first.until("event=committed").killed()
     second = lab.run(training=json.dumps(training), attempt=2).done()
     assert "event=tracker" not in first.log + second.log
@@ -207,7 +217,7 @@ run.finish()
 """
 
 
-@pytest.mark.parametrize("case", ENDS)
+@pytest.mark.parametrize("case", sample(ENDS, "a script that raises", "a signal"))
 def test_a_tracker_s_run_ends_as_the_training_did_and_goes_on_where_it_was_interrupted(
     lab: Lab, case: str
 ) -> None:
