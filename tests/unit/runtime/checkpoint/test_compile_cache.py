@@ -419,57 +419,49 @@ def flipped(body: bytes) -> bytes:
     return body[:40] + bytes([body[40] ^ 1]) + body[41:]
 
 
-@pytest.mark.parametrize("damage", [cut, flipped, lambda body: b"", None])
-def test_a_damaged_archive_means_a_cold_compile_and_is_replaced(
-    node: Nodes, damage: Callable[[bytes], bytes] | None, capsys: pytest.CaptureFixture[str]
-) -> None:
-    first = saved(node)
-    key = COMPILE_CACHE_PREFIX + first.entry()["archive"]
-    if damage is None:
-        first.store.delete([key])
-    else:
-        found = first.store.get(key)
+def planted(body: bytes) -> Callable[[Node], None]:
+    return lambda node: plant(node, body)
+
+
+def archived(damage: Callable[[bytes], bytes]) -> Callable[[Node], None]:
+    def harm(node: Node) -> None:
+        key = COMPILE_CACHE_PREFIX + node.entry()["archive"]
+        found = node.store.get(key)
         assert found is not None
-        first.store.put(key, damage(found.body))
-    second = node()
-    is_a_cold_compile(second, capsys)
-    assert second.compile(COMPILED).cache.save_if_changed()
-    assert node().cache.restore()
+        node.store.put(key, damage(found.body))
+
+    return harm
 
 
-@pytest.mark.parametrize("whole", [True, False])
-def test_what_gzip_or_tar_cannot_read_means_a_cold_compile(
-    node: Nodes, whole: bool, capsys: pytest.CaptureFixture[str]
+def entered(entry: bytes | dict[str, Any]) -> Callable[[Node], None]:
+    def harm(node: Node) -> None:
+        body = entry if isinstance(entry, bytes) else json.dumps({**node.entry(), **entry}).encode()
+        node.store.put(f"{COMPILE_CACHE_PREFIX}{node.cache.key}.json", body)
+
+    return harm
+
+
+ENTRIES: list[bytes | dict[str, Any]] = [
+    *(b"", b"{", b"[]", b"null", b"\xff", b'{"format": 2}'),
+    *({"format": 1}, {"facts": {}}, {"facts": None}, {"archive": "../HEAD"}, {"archive": 7}),
+    *({"sha256": "0" * 64}, {"savedAt": None}, {"extra": 1}),
+]
+HARMS: dict[str, Callable[[Node], None]] = {
+    "the archive is cut": archived(cut),
+    "a bit of the archive is flipped": archived(flipped),
+    "the archive is empty": archived(lambda body: b""),
+    "the archive is gone": lambda node: node.store.delete([COMPILE_CACHE_PREFIX + node.entry()["archive"]]),
+    "no tar in the gzip": planted(gzip.compress(b"no tar" * 1000)),
+    "half a gzip": planted(cut(archive(member("inductor/x")))),
+    **{f"the entry has {entry!r}": entered(entry) for entry in ENTRIES},
+}
+
+
+@pytest.mark.parametrize("harm", HARMS.values(), ids=HARMS)
+def test_what_is_damaged_means_a_cold_compile_and_is_replaced(
+    node: Nodes, harm: Callable[[Node], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    plant(saved(node), gzip.compress(b"no tar" * 1000) if whole else cut(archive(member("inductor/x"))))
-    is_a_cold_compile(node(), capsys)
-
-
-@pytest.mark.parametrize(
-    "entry",
-    [
-        b"",
-        b"{",
-        b"[]",
-        b"null",
-        b"\xff",
-        b'{"format": 2}',
-        {"format": 1},
-        {"facts": {}},
-        {"facts": None},
-        {"archive": "../HEAD"},
-        {"archive": 7},
-        {"sha256": "0" * 64},
-        {"savedAt": None},
-        {"extra": 1},
-    ],
-)
-def test_a_damaged_entry_means_a_cold_compile_and_is_replaced(
-    node: Nodes, entry: bytes | dict[str, Any], capsys: pytest.CaptureFixture[str]
-) -> None:
-    first = saved(node)
-    body = entry if isinstance(entry, bytes) else json.dumps({**first.entry(), **entry}).encode()
-    first.store.put(f"{COMPILE_CACHE_PREFIX}{first.cache.key}.json", body)
+    harm(saved(node))
     second = node()
     is_a_cold_compile(second, capsys)
     assert second.compile(COMPILED).cache.save_if_changed()

@@ -18,7 +18,7 @@ from spottrain.core.training_spec import (
 )
 from spottrain.errors import ConfigurationError
 
-from tests.unit.runtime.sentences import Told
+from tests.unit.runtime.sentences import Told, of_error
 
 
 def settings(manifest: str = "{}", **more: Any) -> Settings:
@@ -72,52 +72,44 @@ def test_epochs_of_unknown_length_are_no_end() -> None:
         settings(max_steps=None, epochs=3).total_steps(None)
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        {"max_steps": None},
-        {"precision": "fp8"},
-        {"global_batch_size": 0},
-        {"micro_batch_size": 0},
-        {"epochs": -1},
-        {"warmup_steps": -1},
-        {"clip_grad_norm": 0.0},
-        {"clip_grad_norm": float("nan")},
-        {"global_batch_size": "32"},
-        {"global_batch_size": 32.0},
-        {"global_batch_size": True},
-        {"global_batch_size": None},
-        {"micro_batch_size": 0.5},
-        {"max_steps": "ten"},
-        {"epochs": 1.5},
-        {"warmup_steps": 1.5},
-        {"warmup_fraction": 1.0},
-        {"warmup_epochs": 1, "warmup_fraction": 0.1},
-        {"clip_grad_norm": "1"},
-        {"clip_grad_norm": True},
-        {"seed": "x"},
-        {"compile": "yes"},
-        {"compile_mode": "fast"},
-        {"deterministic": 1},
-        {"precision": None},
-        {"num_workers": -1},
-        {"activation_checkpointing": "some"},
-        {"activation_checkpointing": 0},
-        {"early_stopping": 0},
-        {"profile": {"wait": 1}},
-        {"gradient_compression": "topk"},
-        {"learning_rate_scaling": LearningRateScaling(rule="linear", baseBatchSize="256")},  # type: ignore[arg-type]
-        {"learning_rate_scaling": LearningRateScaling(rule="cubic", baseBatchSize=256)},
-        {"profile": Profile(active=0)},
-        {"activation_checkpointing": ActivationCheckpointing(policy="evry")},
-        {"early_stopping": spottrain.EarlyStopping(patience=1.5)},  # type: ignore[arg-type]
+BAD: dict[str, list[Any]] = {
+    "max_steps": [None, "ten"],
+    "precision": ["fp8", None],
+    "global_batch_size": [0, "32", 32.0, True, None],
+    "micro_batch_size": [0, 0.5],
+    "epochs": [-1, 1.5],
+    "warmup_steps": [-1, 1.5],
+    "warmup_fraction": [1.0],
+    "clip_grad_norm": [0.0, float("nan"), "1", True],
+    "seed": ["x"],
+    "compile": ["yes"],
+    "compile_mode": ["fast"],
+    "deterministic": [1],
+    "num_workers": [-1],
+    "activation_checkpointing": ["some", 0, ActivationCheckpointing(policy="evry")],
+    "early_stopping": [0, spottrain.EarlyStopping(patience=1.5)],  # type: ignore[arg-type]
+    "profile": [{"wait": 1}, Profile(active=0)],
+    "gradient_compression": ["topk"],
+    "learning_rate_scaling": [
+        LearningRateScaling(rule="linear", baseBatchSize="256"),  # type: ignore[arg-type]
+        LearningRateScaling(rule="cubic", baseBatchSize=256),
     ],
-    ids=str,
-)
-def test_a_bad_argument_is_a_sentence(arguments: dict[str, Any], told: Told) -> None:
-    with pytest.raises(ConfigurationError) as refused:
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_argument_is_a_sentence(name: str, told: Told) -> None:
+    told("\n".join(refused(**{name: value}) for value in BAD[name]))
+
+
+def test_a_warm_up_is_given_in_one_unit(told: Told) -> None:
+    told(refused(warmup_epochs=1, warmup_fraction=0.1))
+
+
+def refused(**arguments: Any) -> str:
+    with pytest.raises(ConfigurationError) as error:
         settings(**arguments)
-    told(refused)
+    return of_error(error.value)
 
 
 @pytest.mark.parametrize("of_loop", [False, True])
