@@ -1,6 +1,6 @@
 """kube-apiserver and kube-scheduler of another version than the pinned one, built when a test asks for it.
 
-Used by tests that `make test` leaves out (tests/native, `make test-kubernetes`): a build takes a quarter of
+Used by tests that `make test` leaves out (tests/native, `make test-with X=kubernetes`): a build takes a quarter of
 an hour on two cores. Go's checksum database takes the place of a go.sum of ours.
 """
 

@@ -1,5 +1,5 @@
 """A run that was stopped and went on equals one that was not, bit by bit, at every step and in every way to
-train. Eight cells of the matrix, all but one heavy; `make test-matrix` plays all 72. What is compared:
+train. Eight cells of the matrix, all but one heavy; `python -m tests.chaos.matrix` plays all 72. What is compared:
 docs/exactness.md.
 """
 

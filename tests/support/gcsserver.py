@@ -44,7 +44,7 @@ def running(folder: Path, public_port: int = 0) -> Iterator[GcsServer]:
     """`public_port`: where the URLs of upload sessions point, such as a proxy; 0: the server itself."""
     binary = STATE / "bin" / "fake-gcs-server"
     if not binary.is_file():
-        raise RuntimeError(f"{binary} is missing; `make binaries` builds it")
+        raise RuntimeError(f"{binary} is missing; `make test-heavy` builds it")
     server = GcsServer(port=free_port())
     log = folder / "fake-gcs-server.log"
     address = f"127.0.0.1:{public_port or server.port}"

@@ -51,7 +51,7 @@ def running(folder: Path, tls: tuple[Path, Path] | None = None) -> Iterator[S3Se
     """`tls`: files of the certificate and of its key."""
     binary = STATE / "bin" / "versitygw"
     if not binary.is_file():
-        raise RuntimeError(f"{binary} is missing; `make binaries` builds it")
+        raise RuntimeError(f"{binary} is missing; `make programs` brings it")
     server = S3Server(port=free_port(), folder=folder / "data", scheme="https" if tls else "http")
     server.folder.mkdir(parents=True)
     log = folder / "versitygw.log"
