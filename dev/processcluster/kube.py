@@ -56,7 +56,7 @@ class Kube:
             connection.close()
         if reply.status >= 400:
             raise Refused(reply.status, content)
-        return json.loads(content) if content.startswith(("{", "[")) else content
+        return json.loads(content) if reply.getheader("Content-Type", "").startswith(JSON) else content
 
     def get(self, path: str) -> Json | None:
         """The object, or None where there is none."""

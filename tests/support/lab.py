@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
+import ssl
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import urlencode, urlsplit
 
 from demo.kubectl import Kubectl
 from demo.target import SECRET, local_pool
 from localcluster.api import Cluster
 from localcluster.layout import RUNTIME_IMAGE
+from processcluster.kube import Kube
 
 Raw = dict[str, Any]
 BUCKET = "spottrain-tests"
@@ -54,6 +58,16 @@ def paced(*, first: float = 0.05, later: float = 0.05) -> list[Raw]:
     return [{"name": name, "value": str(value)} for name, value in env.items()]
 
 
+@functools.cache
+def client_of(cluster: Cluster) -> Kube:
+    """For what waits read again and again: a call of kubectl takes thirty times the processor time."""
+    pki = cluster.paths.pki
+    context = ssl.create_default_context(cafile=str(pki / "ca.crt"))
+    context.load_cert_chain(pki / "admin.crt", pki / "admin.key")
+    server = urlsplit(json.loads(cluster.kubeconfig.read_text())["clusters"][0]["cluster"]["server"])
+    return Kube(host=str(server.hostname), port=int(server.port or 443), context=context)
+
+
 def fresh_nodes(cluster: Cluster, kubectl: Kubectl) -> None:
     """Both nodes there, Ready, with no notice pending and nothing left of one that was."""
     for node in cluster.nodes:
@@ -76,6 +90,15 @@ class Lab:
     uri: str
     image: str = RUNTIME_IMAGE
     scripts: dict[str, str] = field(default_factory=lambda: {"train.py": TRAIN})
+
+    @property
+    def client(self) -> Kube:
+        return client_of(self.cluster)
+
+    @property
+    def path(self) -> str:
+        """Of the namespace, for Kubernetes' own kinds."""
+        return f"/api/v1/namespaces/{self.kubectl.namespace}"
 
     def job(self, name: str = "job", **changes: Any) -> Raw:
         """A TrainingJob: 100 steps of a tiny network in about ten seconds; changes to `spec` by keyword.
@@ -127,7 +150,8 @@ class Lab:
         self.kubectl.apply(scripts, *jobs)
 
     def status(self, name: str = "job") -> Raw:
-        found = self.kubectl.get("trainingjob", name)
+        space = f"/apis/spottrain.io/v1alpha1/namespaces/{self.kubectl.namespace}"
+        found = self.client.get(f"{space}/trainingjobs/{name}")
         return found.get("status", {}) if found else {}
 
     def condition(self, kind: str, name: str = "job") -> Raw:
@@ -140,13 +164,14 @@ class Lab:
             labels = pod["metadata"]["labels"]
             return int(labels["spottrain.io/attempt"]), -int(labels["spottrain.io/rank"])
 
-        return sorted(self.kubectl.items("pods", "-l", f"spottrain.io/job={name}"), key=place)
+        query = urlencode({"labelSelector": f"spottrain.io/job={name}"})
+        return sorted(self.client.call("GET", f"{self.path}/pods?{query}")["items"], key=place)
 
     def node_of(self, name: str = "job") -> str:
         return str(self.pods(name)[-1]["spec"].get("nodeName", ""))
 
     def log(self, pod: str) -> str:
-        return self.kubectl.run("logs", pod, "-c", "trainer")
+        return str(self.client.call("GET", f"{self.path}/pods/{pod}/log?container=trainer"))
 
     def stored_log(self, *, attempt: int, rank: int = 0, name: str = "job") -> str:
         """What a rank has printed, as it is kept beside the checkpoints; its pod may be gone."""
