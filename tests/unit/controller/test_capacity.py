@@ -20,7 +20,7 @@ from spottrain_operator.api.node_pools import (
     of_node,
     of_node_pool,
 )
-from spottrain_operator.api.observed import Annotate, Create, Delete, Ending, Observed, Plan
+from spottrain_operator.api.observed import Create, Ending, Observed, Plan, PodView
 from spottrain_operator.api.training_job import AttemptRecord, RankRecord, Status
 from spottrain_operator.api.views import node_view
 from spottrain_operator.control.caches import Caches
@@ -29,7 +29,7 @@ from spottrain_operator.control.plan import plan
 from spottrain_operator.control.resync import discover_node_pools
 from spottrain_operator.errors import ApiError
 from spottrain_operator.io.cluster import KubeCluster
-from spottrain_operator.names import Cause, Condition, Phase, Platform, Reason
+from spottrain_operator.names import Cause, Condition, Platform, Reason
 from spottrain_operator.policies import capacity
 
 from tests.builders import (
@@ -44,12 +44,12 @@ from tests.builders import (
     manifests,
     notice,
     raw_spec,
-    started,
     status_of,
     told,
 )
 from tests.support.loopback import on_loopback
 from tests.unit.controller.fake_cluster import FakeCluster
+from tests.unit.controller.stories import Story, follows
 
 Json = dict[str, Any]
 SPOT_A = {"name": "a", "platform": "AWS"}
@@ -149,51 +149,40 @@ def on_demand_attempt(**more: Any) -> Status:
     return Status(attempt=1, attempts=(replace(record, **more),), known_durable_step=50)
 
 
-def moves(status: Status, minutes: float) -> Plan:
-    pod = make_pod(running_since=NOW - timedelta(minutes=minutes))
-    return plan(make_observed(pod, job=make_job(raw_spec(capacity=SPOT_FIRST), status=status)))
+def first_in(status: Status, **more: Any) -> Story:
+    return Story(status, capacity=SPOT_FIRST, **more)
+
+
+def runs_for(minutes: float) -> PodView:
+    return make_pod(running_since=NOW - timedelta(minutes=minutes))
 
 
 def test_it_goes_back_to_spot_after_its_time_saving_first_and_losing_nothing() -> None:
-    assert not [a for a in moves(on_demand_attempt(), 59).after if isinstance(a, Delete)]
-    made = moves(on_demand_attempt(), 61)
-    assert made.status is not None and made.status.attempts[0].stopping == Cause.MOVED
-    assert [a for a in made.after if isinstance(a, Delete)]
+    first_in(on_demand_attempt()).look("!deletes", runs_for(59))
+    first_in(on_demand_attempt(durable_step=None)).look("!deletes", runs_for(600))  # it has not saved yet
+    job = first_in(on_demand_attempt())
+    job.look("stopping1=Moved deletes=0", runs_for(61))
     ended = told(Outcome.INTERRUPTED, step=60, durableStep=60, pod=deleted())
-    last = status_of(
-        plan(make_observed(ended, job=make_job(raw_spec(capacity=SPOT_FIRST), status=made.status)))
-    )
-    assert (last.attempts[1].pool, last.attempts[1].capacity_type) == ("a", "Spot")
-    assert (last.interruptions, last.failures) == (0, 0)
+    job.look("interruptions=0 failures=0", ended)
+    assert (job.status.attempts[1].pool, job.status.attempts[1].capacity_type) == ("a", "Spot")
 
 
-def test_it_does_not_go_back_before_this_attempt_has_saved() -> None:
-    made = moves(on_demand_attempt(durable_step=None), 600)
-    assert not [a for a in made.after if isinstance(a, Delete)]
+def on_spot() -> Status:
+    record = replace(on_demand_attempt().attempts[0], pool="a", capacity_type="Spot", node="")
+    return Status(attempt=1, attempts=(record,))
 
 
 def test_a_pool_without_nodes_is_left_for_the_next_one() -> None:
     waiting = make_pod(node="", phase="Pending", unschedulable="no nodes", created=after(-601))
-    record = replace(on_demand_attempt().attempts[0], pool="a", capacity_type="Spot", node="")
-    status = Status(attempt=1, attempts=(record,))
-    made = plan(make_observed(waiting, job=make_job(raw_spec(capacity=SPOT_FIRST), status=status)))
-    assert made.status is not None and made.status.attempts[0].stopping == Cause.SCHEDULING_TIMEOUT
-    gone = make_pod(node="", phase="Pending", **deleted())
-    last = status_of(
-        plan(make_observed(gone, job=make_job(raw_spec(capacity=SPOT_FIRST), status=made.status)))
-    )
-    assert last.attempts[0].cause == Cause.SCHEDULING_TIMEOUT
-    assert last.attempts[1].pool == "b" and last.interruptions == 0
+    job = first_in(on_spot())
+    job.look("stopping1=SchedulingTimeout", waiting)
+    job.look("cause1=SchedulingTimeout interruptions=0", make_pod(node="", phase="Pending", **deleted()))
+    assert job.status.attempts[1].pool == "b"
 
 
 def test_pods_that_their_queue_has_not_admitted_have_no_time_to_lose() -> None:
     waiting = make_pod(node="", phase="Pending", queued=True, unschedulable="gated", created=after(-9999))
-    record = replace(on_demand_attempt().attempts[0], pool="a", capacity_type="Spot", node="")
-    job = make_job(raw_spec(capacity=SPOT_FIRST), status=Status(attempt=1, attempts=(record,)))
-    made = plan(make_observed(waiting, job=job))
-    assert made.status is not None and made.status.attempt == 1
-    scheduled = condition(made, Condition.SCHEDULED)
-    assert scheduled.reason == "WaitingForQueue" and made.status.phase == Phase.WAITING
+    first_in(on_spot()).look("attempt=1 Scheduled=False/WaitingForQueue phase=Waiting", waiting)
 
 
 # --- what a pool is -------------------------------------------------------------------------------------
@@ -233,19 +222,17 @@ def test_a_pool_that_the_platform_team_has_named_needs_no_more_than_its_name() -
 
 
 @pytest.mark.parametrize(
-    ("spec", "words"),
+    "spec",
     [
-        ({"pools": [{"name": "gpus"}]}, "the operator knows no pool of this name (it knows none"),
-        ({"type": "SpotFirst", "pools": [SPOT_A]}, "has no pool of type OnDemand"),
-        ({"type": "SpotFirst", "pools": [ON_DEMAND]}, "has no pool of type Spot"),
+        {"pools": [{"name": "gpus"}]},
+        {"type": "SpotFirst", "pools": [SPOT_A]},
+        {"type": "SpotFirst", "pools": [ON_DEMAND]},
+        {"pools": [SPOT_A, {"name": "b", "platform": "AWS", "type": "Reserved"}]},
+        {"pools": [SPOT_A, ON_DEMAND]},
     ],
 )
-def test_pools_that_cannot_be_are_a_sentence_in_the_condition(spec: Json, words: str) -> None:
-    made = plan(observed(Status(), spec))
-    assert made.status is not None and not made.after
-    accepted = condition(made, Condition.ACCEPTED)
-    assert accepted.status == "False" and words in accepted.message
-    assert made.status.phase == Phase.INVALID
+def test_pools_that_cannot_be_are_refused(spec: Json) -> None:
+    follows("Accepted=False/InvalidSpec phase=Invalid !creates", observed(Status(), spec))
 
 
 # --- a pool that is not to be understood any more ---------------------------------------------------------
@@ -253,33 +240,24 @@ UNKNOWN: Json = {"pools": [{"name": "renamed"}]}
 
 
 def test_what_runs_in_it_runs_on_and_is_told_of_its_end() -> None:
-    status = started()
-    o = make_observed(
-        make_pod(),
-        job=make_job(raw_spec(capacity=UNKNOWN), status=status),
-        nodes=(make_node(notice=notice(60)),),
-    )
-    assert [type(a) for a in plan(o).before] == [Annotate]
-    done = make_observed(told(Outcome.DONE, step=9), job=make_job(raw_spec(capacity=UNKNOWN), status=status))
-    ended = status_of(plan(done))
-    assert ended.phase == Phase.SUCCEEDED
+    job = Story(capacity=UNKNOWN)
+    job.look("annotates=0 !deletes", make_pod(), nodes=(make_node(notice=notice(60)),))
+    job.look("phase=Succeeded", told(Outcome.DONE, step=9))
 
 
 def test_no_attempt_is_made_for_it_until_it_is_put_right() -> None:
-    ran = status_of(plan(make_observed(make_pod(), job=make_job(raw_spec(), status=started()))))
+    job = Story()
+    job.look("", make_pod())
+    job.spec["capacity"] = UNKNOWN
     ended = told(Outcome.INTERRUPTED, step=9, durableStep=9, pod=deleted())
-    made = plan(make_observed(ended, job=make_job(raw_spec(capacity=UNKNOWN), status=ran)))
-    assert made.status is not None and made.status.attempt == 1 and made.status.attempts[0].cause
-    assert made.status.phase == Phase.INVALID
-    assert condition(made, Condition.RUNNING).message == "no pod is created while Accepted is False"
-    right = plan(make_observed(job=make_job(raw_spec(), status=made.status)))
-    assert right.status is not None and right.status.attempt == 2
+    job.look("attempt=1 cause1 phase=Invalid Running=False", ended)
+    job.spec.clear()
+    job.look("attempt=2")
 
 
 def test_a_pending_pod_of_it_is_no_error_of_ours() -> None:
     waiting = make_pod(node="", phase="Pending", unschedulable="x", created=after(-9999))
-    made = plan(make_observed(waiting, job=make_job(raw_spec(capacity=UNKNOWN), status=started())))
-    assert made.status is not None and made.status.condition(Condition.ACCEPTED).status == "False"  # type: ignore[union-attr]
+    Story(capacity=UNKNOWN).look("Accepted=False", waiting)
 
 
 def test_more_interruptions_than_attempts_are_kept_still_lead_on_demand() -> None:
@@ -404,19 +382,11 @@ def test_a_group_at_zero_keeps_the_labels_of_the_attempt_before() -> None:
 
 
 def test_where_nothing_is_known_the_job_runs_with_the_shortest_grace_and_says_what_to_set() -> None:
-    made = plan(seeing(NOTHING))
-    assert made.status is not None
-    (pod,), accepted = pods_of(made), made.status.condition(Condition.ACCEPTED)
+    made = follows("Accepted=True warns=CapacityUnknown", seeing(NOTHING))
+    (pod,) = pods_of(made)
     assert terms(pod) == [] and pod["terminationGracePeriodSeconds"] == 15
-    assert accepted is not None and accepted.status == "True"
-    for words in (
-        "no node is labelled as Spot",
-        "the grace is 15 s",
-        "set platform, preset or nodeSelector in spec.capacity.pools or in the chart's defaultPool",
-    ):
-        assert words in accepted.message
     (event,) = [e for e in made.events if e.reason == Reason.CAPACITY_UNKNOWN]
-    assert event.warning and event.message in accepted.message
+    assert event.message in condition(made, Condition.ACCEPTED).message
 
 
 def test_the_taints_of_spot_nodes_are_tolerated_before_there_is_one() -> None:
@@ -484,14 +454,6 @@ def test_an_unschedulable_pod_is_said_to_wait_for_the_labels_that_were_found() -
         scheduled.message
         == f"0/3 nodes are available (capacity Spot: nodes with {EKS}=SPOT or {KARPENTER}=spot)"
     )
-
-
-@pytest.mark.parametrize("kind", ["OnDemand", "Reserved"])
-def test_a_pool_of_another_type_is_refused_by_name(kind: str) -> None:
-    pools = [{"name": "a", "platform": "AWS"}, {"name": "b", "platform": "AWS", "type": kind}]
-    made = plan(seeing(NOTHING, capacity={"pools": pools}))
-    accepted = made.status.condition(Condition.ACCEPTED) if made.status is not None else None
-    assert accepted is not None and accepted.status == "False"
 
 
 def test_spot_first_needs_no_pools_where_labels_are_found() -> None:

@@ -7,14 +7,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from spottrain.contract import Env, Outcome
+from spottrain.contract import Outcome
 from spottrain_operator.api.observed import ClaimView, Create, Observed, Plan, Provide
 from spottrain_operator.api.training_job import Status
 from spottrain_operator.api.views import claim_view
 from spottrain_operator.control.plan import plan
 from spottrain_operator.errors import ApiError
 from spottrain_operator.io.cluster import KubeCluster
-from spottrain_operator.names import CLAIMS, Cause, Condition, Phase, Reason, cache_claim_name
+from spottrain_operator.names import CLAIMS, Cause, Condition, Reason, cache_claim_name
 from spottrain_operator.policies import claims
 
 from tests.builders import (
@@ -33,59 +33,15 @@ from tests.builders import (
     word,
 )
 from tests.unit.controller.fake_cluster import World
-from tests.unit.controller.test_trainer_pod import Json, env_of, rendered, trainer_of
+from tests.unit.controller.stories import follows
+from tests.unit.controller.test_trainer_pod import Json
 
 OWN = cache_claim_name(KEY.name, KEY.uid)
 SIZE = {"size": "200Gi", "storageClassName": "efs"}
 DISK = {"size": "200Gi", "accessMode": "ReadWriteOnce"}
 CLAIM = {"claimRef": {"name": "datasets"}}
 SHARED = ("ReadWriteMany",)
-
-
-def _mounted(manifest: Json) -> tuple[str, str]:
-    """Path and claim."""
-    volume = next(v for v in manifest["spec"]["volumes"] if v["name"] == "spottrain-data-cache")
-    mount = next(m for m in trainer_of(manifest)["volumeMounts"] if m["name"] == volume["name"])
-    return mount["mountPath"], volume["persistentVolumeClaim"]["claimName"]
-
-
-# --- the pod ------------------------------------------------------------------------------------------
-def test_a_claim_is_mounted_into_the_trainer_and_told_to_runtime_and_libraries() -> None:
-    manifest = rendered(dataCache=CLAIM)
-    assert _mounted(manifest) == ("/var/cache/spottrain", "datasets")
-    values = env_of(manifest)
-    assert values[Env.DATA_CACHE] == "/var/cache/spottrain"
-    assert values["HF_HOME"] == "/var/cache/spottrain/huggingface"
-    assert values["TORCH_HOME"] == "/var/cache/spottrain/torch"
-
-
-def test_the_claim_of_a_size_is_the_same_for_all_attempts() -> None:
-    assert _mounted(rendered(dataCache=SIZE | {"mountPath": "/datasets/"})) == ("/datasets", OWN)
-
-
-def test_the_templates_own_homes_of_libraries_stand() -> None:
-    values = env_of(rendered(trainer={"env": [{"name": "HF_HOME", "value": "/own"}]}, dataCache=CLAIM))
-    assert values["HF_HOME"] == "/own" and values["TORCH_HOME"] == "/var/cache/spottrain/torch"
-
-
-def test_names_that_an_env_from_may_hold_are_left_to_it() -> None:
-    envFrom = [{"configMapRef": {"name": "settings"}}]
-    values = env_of(rendered(trainer={"envFrom": envFrom}, dataCache=CLAIM))
-    assert "HF_HOME" not in values and values[Env.DATA_CACHE] == "/var/cache/spottrain"
-
-
-def test_without_a_data_cache_nothing_is_told_of_one() -> None:
-    assert not {Env.DATA_CACHE, "HF_HOME", "TORCH_HOME"} & env_of(rendered()).keys()
-
-
-def test_a_long_job_name_gives_a_claim_name_that_is_allowed_and_its_own() -> None:
-    names = {cache_claim_name("a.b-" + "x" * 240 + end, f"uid-{end}") for end in "12"}
-    assert len(names) == 2 and all(len(n) <= 63 for n in names)
-
-
-def test_a_template_that_mounts_beside_the_data_cache_is_as_it_was() -> None:
-    mounts = [{"name": "a", "mountPath": "/var/cache/spottrain-other"}]
-    assert _mounted(rendered(trainer={"volumeMounts": mounts}, dataCache=CLAIM))[1] == "datasets"
+ONE_NODE = ("ReadWriteOnce",)
 
 
 # --- the claim ----------------------------------------------------------------------------------------
@@ -120,44 +76,47 @@ def test_the_claim_comes_before_the_first_pod_and_belongs_to_the_job() -> None:
         "storageClassName": "efs",
         "resources": {"requests": {"storage": "200Gi"}},
     }
-
-
-def test_without_a_class_it_is_the_clusters_default_one() -> None:
-    made = plan(_observed(cache=DISK))
-    claim = next(a for a in made.after if isinstance(a, Provide)).manifest
+    claim = next(a for a in plan(_observed(cache=DISK)).after if isinstance(a, Provide)).manifest
     assert claim["spec"]["accessModes"] == ["ReadWriteOnce"] and "storageClassName" not in claim["spec"]
 
 
+MINE = ClaimView(name=OWN, owner_uid=KEY.uid, access_modes=SHARED)
+
+
 def test_the_next_attempt_finds_the_claim_of_the_first() -> None:
-    mine = ClaimView(name=OWN, owner_uid=KEY.uid, access_modes=SHARED)
-    made = plan(_observed(ended_pod(1, 1), cache=SIZE, claim=mine, status=started()))
-    assert made.status is not None and made.status.attempt == 2
-    later = plan(_observed(cache=SIZE, claim=mine, status=made.status, now=after(60)))
+    made = follows("attempt=2", _observed(ended_pod(1, 1), cache=SIZE, claim=MINE, status=started()))
+    later = follows("creates=0", _observed(cache=SIZE, claim=MINE, status=made.status, now=after(60)))
     assert _kinds(later) == ["Create"]
 
 
-def test_a_strangers_claim_of_that_name_is_said_and_not_used() -> None:
-    made = plan(_observed(cache=SIZE, claim=ClaimView(name=OWN, owner_uid="other")))
-    reason, message = _scheduled(made)
-    assert reason == Reason.WAITING_FOR_CLAIM and OWN in message
-    assert _kinds(made) == []
+DATASETS = ClaimView(name="datasets", access_modes=ONE_NODE)
+WAITS = f"Scheduled=False/{Reason.WAITING_FOR_CLAIM} !creates !provides phase=Waiting"
 
 
-def test_a_claim_that_does_not_exist_is_named_and_waited_for_without_a_pod() -> None:
-    made = plan(_observed(cache=CLAIM))
-    assert _scheduled(made)[0] == Reason.WAITING_FOR_CLAIM
-    assert _kinds(made) == [] and made.status is not None and made.status.phase == Phase.WAITING
-    assert made.recheck_after is not None and made.recheck_after.total_seconds() < 11
-    made = plan(_observed(cache=CLAIM, claim=ClaimView(name="datasets"), status=made.status))
-    assert _kinds(made) == ["Create"], "and it is never made for it"
+@pytest.mark.parametrize(
+    "observed",
+    [
+        _observed(cache=SIZE, claim=ClaimView(name=OWN, owner_uid="other")),
+        _observed(cache=CLAIM),
+        _observed(cache=CLAIM, claim=DATASETS, spec={"workers": 2}),
+        _observed(cache=SIZE, claim=replace(MINE, going=True)),
+        _observed(cache=CLAIM, claim=replace(DATASETS, going=True)),
+    ],
+    ids=["a stranger's", "none", "for one node, and a gang", "being deleted", "being deleted by others"],
+)
+def test_no_pod_is_made_while_the_claim_cannot_be_used(observed: Observed) -> None:
+    follows(WAITS, observed)
 
 
-def test_a_claim_that_one_node_has_at_a_time_is_none_for_a_gang() -> None:
-    disk = ClaimView(name="datasets", access_modes=("ReadWriteOnce",))
-    made = plan(_observed(cache=CLAIM, claim=disk, spec={"workers": 2}))
-    assert _kinds(made) == []
-    shared = replace(disk, access_modes=("ReadWriteOnce", "ReadWriteMany"))
-    assert "Create" in _kinds(plan(_observed(cache=CLAIM, claim=shared, spec={"workers": 2})))
+def test_a_claim_that_comes_late_or_is_shared_is_used_and_never_made() -> None:
+    made = follows("again=10", _observed(cache=CLAIM))
+    for o in (
+        _observed(cache=CLAIM, claim=ClaimView(name="datasets"), status=made.status),
+        _observed(
+            cache=CLAIM, claim=replace(DATASETS, access_modes=(*ONE_NODE, *SHARED)), spec={"workers": 2}
+        ),
+    ):
+        assert CLAIMS not in _kinds(follows("creates", o))
 
 
 def test_the_claim_that_the_scheduler_waits_for_is_named() -> None:
@@ -196,7 +155,6 @@ def _under_notice(*, cache: Json | None, claim: ClaimView, spec: Json | None = N
     return plan(replace(o, annotated_at={pod.uid: after(-2)}))
 
 
-ONE_NODE = ("ReadWriteOnce",)
 VOLUME = {"name": "d", "persistentVolumeClaim": {"claimName": "disk"}}
 TEMPLATE = {"template": {"spec": {"containers": [{"name": "trainer"}], "volumes": [VOLUME]}}}
 NOTICES: list[tuple[Json | None, ClaimView, Json, bool]] = [
@@ -237,17 +195,6 @@ async def test_a_claim_over_the_quota_is_waited_for_and_then_the_pods_come(worke
     w.pass_time(21)
     await w.settle()
     assert _claims_of(w) and len(w.cluster.pods) == workers and w.cluster.now > NOW
-
-
-async def test_pods_of_a_gang_over_the_quota_come_when_there_is_room() -> None:
-    w = World({"workers": 2})
-    w.refuse("create_pod", ApiError(403, "exceeded quota: gpus"))
-    await w.settle()
-    assert not w.cluster.pods
-    del w.cluster.create_pod
-    w.pass_time(21)
-    await w.settle()
-    assert len(w.cluster.pods) == 2
 
 
 async def test_a_claim_that_the_server_calls_invalid_is_said_of_the_data_cache() -> None:
@@ -475,15 +422,10 @@ async def test_a_data_cache_that_cannot_be_read_is_said_and_no_claim_is_made_ove
     assert reason == Reason.WAITING_FOR_CLAIM and OWN in message and "is forbidden" in message
     assert not w.cluster.posted and len(asked) < 4 and (f"{CLAIMS}/{OWN}" in w.cluster.others) is exists
     assert 9 < (await w.look()).total_seconds() < 11  # type: ignore[attr-defined]
-
-
-async def test_it_goes_on_when_the_data_cache_can_be_read_again() -> None:
-    w = World({"dataCache": SIZE})
-    w.refuse("get_claim", FORBIDDEN)
-    await w.settle()
     del w.cluster.get_claim
+    w.cluster.others.pop(f"{CLAIMS}/{OWN}", None)
     await _later(w, 10)
-    assert w.cluster.posted == [w.pod(1)] and OWN in _claim(w)["metadata"]["name"]
+    assert w.cluster.posted == [w.pod(1)] and OWN in _claim(w)["metadata"]["name"], "it can be read again"
 
 
 # --- claims that go -----------------------------------------------------------------------------------
@@ -521,16 +463,6 @@ async def test_a_claim_that_may_not_be_made_again_yet_is_tried_again_in_its_time
     w.cluster.create = create  # type: ignore[method-assign]
     await _later(w, 21)
     assert _claim(w) and "does not exist" not in _unscheduled(w)[1]
-
-
-def test_no_pod_is_made_for_a_claim_that_is_being_deleted() -> None:
-    for cache, name in ((SIZE, OWN), ({"claimRef": {"name": "datasets"}}, "datasets")):
-        claim = ClaimView(name=name, owner_uid=KEY.uid, access_modes=("ReadWriteMany",), going=True)
-        o = make_observed(job=make_job(raw_spec(dataCache=cache), status=Status()))
-        made = plan(replace(o, claims={name: claim}))
-        assert made.after == () and made.status is not None and made.status.phase == Phase.WAITING
-        found = made.status.condition(Condition.SCHEDULED)
-        assert found is not None and f"{name}" in found.message
 
 
 def test_half_a_gang_lets_go_of_the_claim_that_the_other_half_cannot_get() -> None:

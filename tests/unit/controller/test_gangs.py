@@ -528,7 +528,7 @@ def test_a_gang_stays_in_its_pool_while_survivors_keep_their_nodes_there() -> No
 def test_a_crash_that_is_seen_late_is_no_deletion_of_ours(
     code: int, reason: str, seconds: float, failures: int
 ) -> None:
-    """`make chaos-operator` found it: rank 0 said that a peer was gone before rank 1's end was seen."""
+    """`python -m tests.chaosop.random_faults` found it: rank 0 said that a peer was gone before rank 1's end was seen."""
     word, stopping = _peer_lost()
     asked = deleted()
     finished = asked["deleted"] - timedelta(seconds=asked["deletion_grace"]) + timedelta(seconds=seconds)

@@ -5,14 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from spottrain.contract import LAUNCHER_FILE, Env
+from spottrain.contract import Env
 from spottrain_operator.api import kueue
 from spottrain_operator.api.injected import LAUNCHER, launched
-from spottrain_operator.api.node_pools import Pool
 from spottrain_operator.api.observed import Placement
 from spottrain_operator.api.training_job import Job, Status
-from spottrain_operator.names import INJECT_CONTAINER, Platform
-from spottrain_operator.rendering import objects, trainer_pod
+from spottrain_operator.rendering import trainer_pod
 
 from tests.builders import POOL, make_job, raw_spec
 
@@ -41,51 +39,6 @@ def rendered(raw: Json | None = None, place: Placement | None = None) -> Json:
 
 
 # --- the pod ------------------------------------------------------------------------------------------
-def test_an_init_container_of_our_image_fills_the_volume_that_the_trainer_mounts_read_only() -> None:
-    body = rendered(spec(pod={"initContainers": [{"name": "theirs", "image": "z"}]}))
-    assert [c["name"] for c in body["initContainers"]] == [INJECT_CONTAINER, "theirs"]
-    init, trainer = body["initContainers"][0], body["containers"][0]
-    assert init["image"] == IMAGE and init["command"] == ["spottrain", "inject", "/spottrain"]
-    assert init["volumeMounts"] == [{"name": INJECT_CONTAINER, "mountPath": "/spottrain"}]
-    assert init["volumeMounts"][0] | {"readOnly": True} in trainer["volumeMounts"]
-    assert {"name": INJECT_CONTAINER, "emptyDir": {}} in body["volumes"]
-    assert trainer["image"] == "example.com/torch:1"
-
-
-def test_command_and_arguments_become_one_command_with_the_launcher() -> None:
-    trainer = rendered(spec({"command": ["python3"], "args": ["train.py", "--lr", "$(LR)"]}))["containers"][0]
-    assert trainer["command"] == ["python3", f"/spottrain/{LAUNCHER_FILE}", "train.py", "--lr", "$(LR)"]
-    assert "args" not in trainer
-
-
-def test_beyond_that_the_pod_is_the_one_of_an_image_with_the_runtime() -> None:
-    with_it, without = rendered(), rendered(spec(inject=False))
-    trainer, plain = with_it["containers"][0], without["containers"][0]
-    assert trainer["volumeMounts"].pop()["name"] == with_it["volumes"].pop()["name"] == INJECT_CONTAINER
-    assert trainer["command"].pop(1) == LAUNCHER
-    with_it.pop("initContainers")
-    assert with_it == without and trainer["env"] == plain["env"] and trainer["ports"] == plain["ports"]
-
-
-def test_it_is_rendered_alike_each_time_and_leaves_the_template_alone() -> None:
-    raw = spec({"args": ["--lr", "1"]})
-    before = repr(raw)
-    assert rendered(raw) == rendered(raw) and repr(raw) == before
-
-
-def test_it_runs_as_the_trainers_user_without_rights_and_with_nothing_of_its_environment() -> None:
-    own = {"runAsUser": 7, "runAsGroup": 8, "runAsNonRoot": True, "privileged": False}
-    given = {"securityContext": own, "env": [{"name": "PYTHONPATH", "value": "/theirs"}]}
-    init = rendered(spec(given))["initContainers"][0]
-    assert init["securityContext"] == {
-        "runAsUser": 7,
-        "runAsGroup": 8,
-        "runAsNonRoot": True,
-        "allowPrivilegeEscalation": False,
-        "readOnlyRootFilesystem": True,
-        "capabilities": {"drop": ["ALL"]},
-    }
-    assert "env" not in init and "envFrom" not in init
 
 
 def test_a_guaranteed_pod_remains_guaranteed_and_kueue_counts_the_init_container() -> None:
@@ -104,17 +57,6 @@ def test_all_ranks_of_a_gang_are_started_by_it() -> None:
     assert [b["initContainers"][0]["image"] for b in bodies] == [IMAGE] * 3
     env = [{e["name"]: e.get("value") for e in b["containers"][0]["env"]} for b in bodies]
     assert [e[Env.WORKER_INDEX] for e in env] == ["0", "1", "2"]
-
-
-def test_the_pod_that_deletes_checkpoints_has_our_image_with_the_trainers_access() -> None:
-    env = [{"name": "AWS_REGION", "value": "eu"}, {"name": "PYTHONPATH", "value": "/theirs"}]
-    secret = [{"secretRef": {"name": "s3"}}]
-    job = job_of(spec({"env": env, "envFrom": secret}, pod={"securityContext": {"runAsNonRoot": True}}))
-    pod = objects.cleanup(job, Pool(name="p", platform=Platform.AWS), sync_image=IMAGE)["spec"]
-    container = pod["containers"][0]
-    assert container["image"] == IMAGE and container["envFrom"] == secret
-    assert container["env"] == [{"name": "AWS_REGION", "value": "eu"}]
-    assert container["securityContext"]["runAsNonRoot"] and "runAsUser" not in container["securityContext"]
 
 
 # --- the command --------------------------------------------------------------------------------------

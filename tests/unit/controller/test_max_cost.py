@@ -18,12 +18,10 @@ from spottrain_operator.api.prices import PriceList, parse
 from spottrain_operator.api.training_job import CostStatus, Status
 from spottrain_operator.api.validation import parse_spec
 from spottrain_operator.control.plan import plan
-from spottrain_operator.names import Cause, Condition, Phase
 
 from tests.builders import (
     NOW,
     after,
-    condition,
     deleted,
     ended_pod,
     make_job,
@@ -38,6 +36,7 @@ from tests.builders import (
     status_of,
     told,
 )
+from tests.unit.controller.stories import follows
 
 SPOT = {"instanceType": "g5", "capacityType": "Spot", "usdPerHour": 3600}
 ON_DEMAND = SPOT | {"capacityType": "OnDemand", "usdPerHour": 7200}
@@ -87,16 +86,14 @@ def stopped() -> Status:
 
 # --- the stop -------------------------------------------------------------------------------------------
 def test_a_job_that_has_cost_its_limit_saves_ends_and_is_suspended_without_a_charge() -> None:
-    assert not removed(plan(seen(make_pod(**POD), limit=501)))
-    made = plan(seen(make_pod(**POD), limit=500))
-    assert removed(made) == {0} and status_of(made).phase == Phase.STOPPING
+    follows("!deletes", seen(make_pod(**POD), limit=501))
+    follows("deletes=0 phase=Stopping", seen(make_pod(**POD), limit=500))
     status = stopped()
-    found = condition(status, Condition.SUSPENDED)
-    assert (found.status, found.reason) == ("True", "MaxCostReached")
-    assert "capacity.maxCost (500 US dollars): 500.00 US dollars before refunds; raise" in found.message
-    assert status.phase == Phase.SUSPENDED and status.attempts[0].cause == Cause.SUSPENDED
-    assert status.attempts[0].reason == "MaxCostReached" and status.known_durable_step == 40
-    assert (status.attempt, status.failures, status.interruptions) == (1, 0, 0)
+    expected = (
+        "phase=Suspended Suspended=True/MaxCostReached cause1=Suspended attempt=1 failures=0 durable=40"
+    )
+    follows(f"{expected} interruptions=0 !creates", seen(limit=500, status=status))
+    assert status.attempts[0].reason == "MaxCostReached"
     assert status.active_since is None, "activeDeadlineSeconds does not run"
 
 
@@ -110,66 +107,47 @@ def test_it_stays_suspended_and_its_sentence_does_not_change_with_each_second() 
 
 def test_a_refund_does_not_lift_the_stop() -> None:
     """AWS takes the idle node back in its first hour: that costs nothing, but the job would start again."""
-    status = stopped()
     taken = node(notice=notice(60), reclaimed=True)
-    status = status_of(plan(seen(limit=500, status=status, nodes=(taken,), at=after(30))))
-    made = plan(seen(limit=500, status=status, nodes=(), at=after(60)))
-    status = status_of(made)
+    status = status_of(plan(seen(limit=500, status=stopped(), nodes=(taken,), at=after(30))))
+    refunded = seen(limit=500, status=status, nodes=(), at=after(60))
+    status = status_of(follows("attempt=1 !creates Suspended=True/MaxCostReached", refunded))
     assert status.cost is not None and status.cost.refunded >= 500 and status.cost.spent == 0
-    assert status.attempt == 1 and not manifests(made)
-    assert condition(status, Condition.SUSPENDED).reason == "MaxCostReached"
-    raised = plan(seen(limit=700, status=status, nodes=(), at=after(90), generation=2))
-    assert status_of(raised).attempt == 2 and manifests(raised)
+    follows("attempt=2 creates=0", seen(limit=700, status=status, nodes=(), at=after(90), generation=2))
 
 
-@pytest.mark.parametrize("limit", [5000, "5000", "5000.25", None])
+@pytest.mark.parametrize("limit", [5000, "5000.25", None])
 def test_raised_or_left_out_it_goes_on_with_the_next_attempt(limit: Any) -> None:
-    made = plan(seen(limit=limit, status=stopped(), at=after(60), generation=2))
-    status = status_of(made)
-    assert status.attempt == 2 and manifests(made)
-    assert condition(status, Condition.SUSPENDED).status == "False" and status.active_since == after(60)
+    again = seen(limit=limit, status=stopped(), at=after(60), generation=2)
+    made = follows("attempt=2 creates=0 Suspended=False", again)
+    assert status_of(made).active_since == after(60)
 
 
 def test_a_limit_below_what_was_spent_stops_a_running_job_at_once() -> None:
     first = status_of(plan(seen(make_pod(**POD), limit=None)))
-    made = plan(seen(make_pod(**POD), limit="0.01", status=first, generation=2))
-    assert removed(made) == {0}
+    follows("deletes=0", seen(make_pod(**POD), limit="0.01", status=first, generation=2))
 
 
 def test_a_suspension_by_the_user_keeps_its_own_sentence() -> None:
     job = make_job(raw_spec(suspend=True, capacity={"maxCost": 1}), status=stopped(), generation=2)
-    made = plan(replace(make_observed(job=job, nodes=(node(),)), prices=PRICES))
-    assert condition(made, Condition.SUSPENDED).reason == "Suspended"
+    o = replace(make_observed(job=job, nodes=(node(),)), prices=PRICES)
+    follows("Suspended=True/Suspended", o)
 
 
 def test_no_attempt_starts_while_the_limit_is_reached_even_one_that_has_its_record() -> None:
     waiting = replace(started(2), next_start=after(-1), cost=CostStatus(use=Decimal(7)))
     unseen = replace(waiting.attempts[1], started=None, ranks=(), node="")
     waiting = replace(waiting, attempts=(waiting.attempts[0], unseen))
-    made = plan(seen(status=waiting, limit=7))
-    assert not manifests(made)
-    assert condition(made, Condition.SUSPENDED).reason == "MaxCostReached"
-    assert condition(made, Condition.SCHEDULED).reason == "MaxCostReached"
-    again = plan(seen(status=status_of(made), limit=8, generation=2))
-    assert status_of(again).attempt == 2 and manifests(again), "and then it is that attempt which starts"
+    expected = "!creates Suspended=True/MaxCostReached Scheduled=False/MaxCostReached"
+    made = follows(expected, seen(status=waiting, limit=7))
+    follows("attempt=2 creates=0", seen(status=status_of(made), limit=8, generation=2))
+    follows("!creates", make_observed(job=make_job(raw_spec(suspend=True), status=waiting)))
 
 
-def test_a_suspended_job_whose_attempt_has_its_record_makes_no_pod() -> None:
-    waiting = replace(started(2), next_start=after(-1))
-    unseen = replace(waiting.attempts[1], started=None, ranks=(), node="")
-    waiting = replace(waiting, attempts=(waiting.attempts[0], unseen))
-    assert not manifests(plan(make_observed(job=make_job(raw_spec(suspend=True), status=waiting))))
-
-
-def test_no_successor_starts_during_a_notice() -> None:
+def test_no_successor_starts_during_a_notice_and_a_job_that_is_done_is_done() -> None:
     doomed = node(notice=notice(60))
-    made = plan(seen(make_pod(**POD), limit=500, nodes=(doomed,)))
-    assert status_of(made).attempt == 1 and not manifests(made)
-
-
-def test_a_job_that_is_done_when_its_limit_is_reached_is_done() -> None:
-    made = plan(seen(ended_pod(message='{"outcome": "done", "step": 9}', **POD), limit=1))
-    assert status_of(made).phase == Phase.SUCCEEDED and not status_of(made).is_true(Condition.SUSPENDED)
+    follows("attempt=1 !creates", seen(make_pod(**POD), limit=500, nodes=(doomed,)))
+    done = ended_pod(message='{"outcome": "done", "step": 9}', **POD)
+    follows("phase=Succeeded !Suspended=True", seen(done, limit=1))
 
 
 # --- in time --------------------------------------------------------------------------------------------
@@ -202,11 +180,6 @@ def test_a_new_price_counts_within_the_interval_of_the_sums() -> None:
     assert made.recheck_after is not None and made.recheck_after <= timedelta(minutes=5, seconds=1)
 
 
-def test_without_a_limit_nothing_is_computed_and_nothing_said() -> None:
-    made = plan(seen(make_pod(**POD), limit=None))
-    assert status_of(made).condition(Condition.COST_LIMITED) is None
-
-
 # --- unknown prices -------------------------------------------------------------------------------------
 def dry(first: Status) -> Observed:
     """A SpotFirst job whose only spot pool had no node in time."""
@@ -215,11 +188,12 @@ def dry(first: Status) -> Observed:
     return seen(status=replace(first, attempts=(old,)), type="SpotFirst", pools=POOLS, limit=10**6)
 
 
+def kind(made: Plan) -> str:
+    return status_of(made).attempts[-1].capacity_type
+
+
 def test_with_known_prices_spot_first_falls_back_to_on_demand() -> None:
-    made = plan(dry(started()))
-    assert status_of(made).attempts[-1].capacity_type == "OnDemand"
-    found = condition(made, Condition.COST_LIMITED)
-    assert (found.status, found.reason) == ("True", "PricesKnown")
+    assert kind(follows("CostLimited=True/PricesKnown", dry(started()))) == "OnDemand"
 
 
 @pytest.mark.parametrize(
@@ -233,20 +207,14 @@ def test_with_known_prices_spot_first_falls_back_to_on_demand() -> None:
     ids=["missing", "zero", "older than a day", "of another type"],
 )
 def test_without_an_on_demand_price_a_limited_job_stays_on_spot_and_says_so(prices: list[Any]) -> None:
-    made = plan(replace(dry(started()), prices=parse(json.dumps(prices))))
-    assert status_of(made).attempts[-1].capacity_type == "Spot"
-    found = condition(made, Condition.COST_LIMITED)
-    assert found.reason == "PriceUnknown"
+    o = replace(dry(started()), prices=parse(json.dumps(prices)))
+    assert kind(follows("CostLimited=True/PriceUnknown", o)) == "Spot"
 
 
 def test_after_a_gap_in_the_prices_the_limit_is_no_guarantee_and_on_demand_is_used_again() -> None:
     cost = CostStatus(state="Unknown", unknown_seconds=Decimal(60), time=NOW)
-    made = plan(dry(replace(started(), cost=cost)))
-    assert status_of(made).attempts[-1].capacity_type == "OnDemand", "all present prices are known"
-    found = condition(made, Condition.COST_LIMITED)
-    assert (found.status, found.reason) == ("False", "PriceUnknown")
-    assert "price list" not in found.message
-    assert any(event.warning and event.reason == "PriceUnknown" for event in made.events)
+    o = dry(replace(started(), cost=cost))  # all present prices are known
+    assert kind(follows("CostLimited=False/PriceUnknown warns=PriceUnknown", o)) == "OnDemand"
 
 
 def test_while_a_node_of_the_job_has_no_price_it_does_not_use_on_demand() -> None:
@@ -255,21 +223,16 @@ def test_while_a_node_of_the_job_has_no_price_it_does_not_use_on_demand() -> Non
     booted = node().created or NOW
     ended = replace(first.cost.nodes[0], start=booted, ended=NOW) if first.cost else None
     assert first.cost is not None and ended is not None
-    idle = replace(started(), cost=replace(first.cost, nodes=(ended,)))
-    made = plan(replace(dry(idle), prices=parse(json.dumps([ON_DEMAND]))))
-    assert status_of(made).attempts[-1].capacity_type == "Spot"
-    found = condition(made, Condition.COST_LIMITED)
-    assert (found.status, found.reason) == ("False", "PriceUnknown")
-    made = plan(dry(idle))
-    assert status_of(made).attempts[-1].capacity_type == "OnDemand", "once it has one"
+    idle = dry(replace(started(), cost=replace(first.cost, nodes=(ended,))))
+    unpriced = replace(idle, prices=parse(json.dumps([ON_DEMAND])))
+    assert kind(follows("CostLimited=False/PriceUnknown", unpriced)) == "Spot"
+    assert kind(plan(idle)) == "OnDemand", "once it has one"
 
 
 def test_an_unlimited_job_falls_back_with_unknown_prices_as_ever() -> None:
-    observed = dry(started())
-    spec = raw_spec(capacity={"type": "SpotFirst", "pools": POOLS})
-    job = make_job(spec, status=observed.job.status)
-    made = plan(replace(observed, job=job, prices=parse("")))
-    assert status_of(made).attempts[-1].capacity_type == "OnDemand"
+    o = dry(started())
+    job = make_job(raw_spec(capacity={"type": "SpotFirst", "pools": POOLS}), status=o.job.status)
+    assert kind(plan(replace(o, job=job, prices=parse("")))) == "OnDemand"
 
 
 def test_a_limited_job_with_one_spot_pool_waits_there_without_limit_while_a_price_is_unknown() -> None:
@@ -285,8 +248,8 @@ def test_a_limited_job_with_one_spot_pool_waits_there_without_limit_while_a_pric
 
 def test_a_limit_that_is_left_out_takes_its_condition_back() -> None:
     first = status_of(plan(seen(make_pod(**POD))))
-    made = plan(seen(make_pod(**POD), status=first, limit=None, generation=2))
-    assert condition(made, Condition.COST_LIMITED).reason == "NoMaxCost"
+    follows("CostLimited=False/NoMaxCost", seen(make_pod(**POD), status=first, limit=None, generation=2))
+    follows("!CostLimited", seen(make_pod(**POD), limit=None))
 
 
 # --- bad input ------------------------------------------------------------------------------------------

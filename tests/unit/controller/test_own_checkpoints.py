@@ -10,11 +10,9 @@ import pytest
 from spottrain_operator.api.observed import Ended, NodeView, Observed, PodView
 from spottrain_operator.api.training_job import AttemptRecord, Job, ProgressStatus, Status
 from spottrain_operator.names import Cause
-from spottrain_operator.rendering import trainer_pod
 
 from tests.builders import (
     NOW,
-    POOL,
     after,
     deleted,
     ended_pod,
@@ -35,29 +33,6 @@ NOTICED = make_node(notice=notice())
 
 def _job(status: Status | None = None) -> Job:
     return make_job(raw_spec(**OWN), status=status or started())
-
-
-# --- what it is told ----------------------------------------------------------------------------------
-def test_spot_capacity_with_checkpoints_of_its_own_is_accepted() -> None:
-    job = _job()
-    assert job.spec is not None and job.spec.capacity.type == "Spot" and not job.spec.checkpoint.uri
-
-
-def test_it_is_told_who_it_is_and_nothing_of_checkpoints() -> None:
-    told = trainer_pod.environment(_job(), Status(attempt=2, known_durable_step=3, gate_until=after(9)), 110)
-    assert told["SPOTTRAIN_ATTEMPT"] == "2" and told["SPOTTRAIN_GRACE_SECONDS"] == "110"
-    assert told["SPOTTRAIN_DEADLINE_FILE"]
-    words = ("CHECKPOINT", "GATE", "DURABLE", "COMPILE", "DIGEST")
-    assert not [name for name in told if any(word in name for word in words)]
-
-
-def test_its_credentials_and_certificates_are_given_all_the_same() -> None:
-    ca_bundle = {"configMapKeyRef": {"name": "ca"}}
-    checkpoint = {"mode": "Self", "credentialsSecretRef": {"name": "s3"}, "caBundle": ca_bundle}
-    manifest = trainer_pod.pod(make_job(raw_spec(checkpoint=checkpoint)), Status(attempt=1), POOL)
-    trainer = manifest["spec"]["containers"][0]
-    assert trainer["envFrom"] == [{"secretRef": {"name": "s3"}}]
-    assert "AWS_CA_BUNDLE" in {e["name"] for e in trainer["env"]}
 
 
 # --- why it ended -------------------------------------------------------------------------------------

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 from spottrain_operator.api.node_pools import Pool
-from spottrain_operator.api.observed import Event, Observed, Plan
+from spottrain_operator.api.observed import Observed
 from spottrain_operator.api.training_job import ConditionStatus
 from spottrain_operator.api.validation import parse_job
 from spottrain_operator.control.plan import plan
 from spottrain_operator.control.reconcile import AT_ONCE
 from spottrain_operator.errors import ApiError, Incomplete
-from spottrain_operator.names import Condition, Phase, Reason
+from spottrain_operator.names import Condition, Reason
 from spottrain_operator.rendering import trainer_pod
 
 from tests.builders import (
@@ -31,6 +31,7 @@ from tests.builders import (
     started,
 )
 from tests.unit.controller.fake_cluster import World
+from tests.unit.controller.stories import Story, follows
 
 WEBHOOK = 'Internal error occurred: failed calling webhook "policy.example.com": connection refused'
 
@@ -157,33 +158,14 @@ def _new(pools: dict[str, Pool] | None = None, **spec: Any) -> Observed:
     return replace(make_observed(job=make_job(raw_spec(**spec)), admitted=False), pools=pools or {})
 
 
-def _refused(made: Plan) -> tuple[str, list[Event]]:
-    assert made.status is not None and made.status.phase == Phase.INVALID
-    accepted = condition(made, Condition.ACCEPTED)
-    assert (accepted.status, accepted.reason) == ("False", "InvalidSpec")
-    return accepted.message, [e for e in made.events if e.warning and e.reason == "InvalidSpec"]
-
-
-def test_a_new_job_whose_pool_nobody_knows_says_so_at_once() -> None:
-    made = plan(_new(capacity={"type": "Spot", "pools": [{"name": "typo"}]}))
-    message, events = _refused(made)
-    assert "typo" in message and len(events) == 1 and not made.after
-
-
-def test_a_pool_that_contradicts_the_template_is_refused_by_the_label_and_both_values() -> None:
+def test_a_pool_that_contradicts_the_template_is_refused() -> None:
     template = {"spec": {"containers": [{"name": "trainer"}], "nodeSelector": {"zone": "a", "team": "ml"}}}
-    made = plan(
-        _new(
-            template=template,
-            capacity={"pools": [{"name": "p", "platform": "AWS", "nodeSelector": {"zone": "b"}}]},
-        )
-    )
-    message, _ = _refused(made)
-    assert message == (
-        "spec.template.spec.nodeSelector has zone: a, and pool p has zone: b; leave it out of one of them"
-    )
-    agreeing = {"pools": [{"name": "p", "platform": "AWS", "nodeSelector": {"zone": "a", "gpu": "h100"}}]}
-    assert plan(_new(template=template, capacity=agreeing)).status is None, "it is being checked"
+    for selector, expected in (
+        ({"zone": "b"}, "Accepted=False/InvalidSpec phase=Invalid warns=InvalidSpec"),
+        ({"zone": "a", "gpu": "h100"}, "checks unwritten"),
+    ):
+        pool = {"name": "p", "platform": "AWS", "nodeSelector": selector}
+        follows(expected, _new(template=template, capacity={"pools": [pool]}))
 
 
 @pytest.mark.parametrize("code", [401, 404, 405, 413, 415])
@@ -227,27 +209,25 @@ THEIRS = ConditionStatus(
 
 
 def test_a_condition_of_another_controller_stays_as_it_is_and_stops_nothing() -> None:
-    status = replace(started(), conditions=(THEIRS,))
-    made = plan(make_observed(ended_pod(1, 1), job=make_job(status=status)))
-    assert made.status is not None and made.status.attempt == 2 and made.status.conditions[-1] == THEIRS
+    job = Story(replace(started(), conditions=(THEIRS,)))
+    job.look("attempt=2", ended_pod(1, 1))
+    assert job.status.conditions[-1] == THEIRS
 
 
 def test_an_attempt_that_a_newer_operator_stopped_for_its_own_reason_ends_for_that_reason() -> None:
-    status = started()
-    stopping = replace(status.attempts[0], stopping="EclipseOfTheSun", evidence="it went dark", charged=False)
-    made = plan(make_observed(ended_pod(1, 75), job=make_job(status=replace(status, attempts=(stopping,)))))
-    assert made.status is not None and made.status.attempt == 2
-    (ended, _) = made.status.attempts
-    assert (ended.cause, ended.evidence, ended.stopping) == ("EclipseOfTheSun", "it went dark", "")
+    stopping: dict[str, Any] = {"stopping": "EclipseOfTheSun", "evidence": "it went dark", "charged": False}
+    job = Story(replace(started(), attempts=(replace(started().attempts[0], **stopping),)))
+    job.look("attempt=2 cause1=EclipseOfTheSun !stopping", ended_pod(1, 75))
+    assert job.status.attempts[0].evidence == "it went dark"
 
 
 def test_a_wait_after_an_attempt_that_ended_for_a_cause_of_a_newer_operator_goes_on() -> None:
     first, second = started(2).attempts
     attempts = (replace(first, cause="EclipseOfTheSun"), replace(second, ranks=(), started=None))
-    status = started(2, attempts=attempts, active_since=NOW, next_start=NOW.replace(year=NOW.year + 1))
-    made = plan(make_observed(job=make_job(status=status)))
-    assert made.status is not None and made.status.next_start != status.next_start, "its clock was ahead"
-    assert made.status.attempts[0].cause == "EclipseOfTheSun"
+    ahead = NOW.replace(year=NOW.year + 1)
+    job = Story(started(2, attempts=attempts, active_since=NOW, next_start=ahead))
+    job.look("cause1=EclipseOfTheSun")
+    assert job.status.next_start != ahead, "its clock was ahead"
 
 
 # --- deletion --------------------------------------------------------------------------------------------

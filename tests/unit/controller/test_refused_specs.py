@@ -213,6 +213,7 @@ REFUSED: list[tuple[str, Json]] = [
     ),
 ]  # fmt: skip
 ALLOWED: list[Json] = [
+    {"checkpoint": {"mode": "Self"}},
     env("MASTER_ADDR"),
     env("SPOTTRAIN_PROFILE"),
     env("SPOTTRAIN_CHECKPOINT_URI") | {"checkpoint": {"mode": "Self"}},
@@ -220,6 +221,7 @@ ALLOWED: list[Json] = [
     env("AWS_CA_BUNDLE"),
     pod(mount("/etc/spottrain-ca/x")),
     pod(mount("/var/cache/spottrain/x")),
+    CACHE | pod(mount("/var/cache/spottrain-other"), volumes=[{"name": "v", "emptyDir": {}}]),
     pod(volumes=[{"name": "spottrain-ca"}, {"name": "spottrain-data-cache"}]),
     pod({"command": ["sh", "-c", "x"]} | mount("/spottrain"), volumes=[{"name": "v", "emptyDir": {}}]),
     pod(metadata={"labels": {"kueue.x-k8s.io/queue-name": "a"}}),

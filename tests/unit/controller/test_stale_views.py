@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 from spottrain.contract import Outcome
-from spottrain_operator.api.observed import Create, Observed, Plan, PodView
+from spottrain_operator.api.observed import Observed, PodView
+from spottrain_operator.api.training_job import AttemptRecord
 from spottrain_operator.api.validation import parse_job
 from spottrain_operator.api.views import pod_view
-from spottrain_operator.control.plan import plan
 from spottrain_operator.control.reconcile import AT_ONCE
 from spottrain_operator.errors import ApiError
-from spottrain_operator.names import Condition, Phase, Reason
+from spottrain_operator.names import Condition, Reason
 
 from tests.builders import (
     KEY,
@@ -25,11 +25,11 @@ from tests.builders import (
     make_observed,
     make_pod,
     raw_job,
-    raw_spec,
     started,
     word,
 )
 from tests.unit.controller.fake_cluster import Crash, World
+from tests.unit.controller.stories import Story, follows
 
 
 async def test_a_pod_that_only_the_cache_has_lost_is_not_lost() -> None:
@@ -224,11 +224,8 @@ async def test_an_owner_is_known_by_its_group_too(version: str, ours: bool) -> N
 
 def test_a_pod_that_no_scheduler_takes_is_looked_at_again_though_no_event_comes() -> None:
     """The watch's ADDED tells nothing new of a pod that is known from the reply to its POST."""
-    job = make_job(
-        raw_spec(), status=started(1, attempts=(started().attempts[0].__class__(number=1, pool="default"),))
-    )
-    made: Plan = plan(make_observed(job=job))
-    assert made.after and made.recheck_after is not None and made.recheck_after.total_seconds() <= 1.1
+    made = Story(started(1, attempts=(AttemptRecord(number=1, pool="default"),))).look("creates=0")
+    assert made.recheck_after is not None and made.recheck_after.total_seconds() <= 1.1
 
 
 async def test_a_pod_that_no_scheduler_takes_is_said_to_wait_for_it() -> None:
@@ -257,22 +254,15 @@ def _observed(pod: PodView, *, silent: bool = False) -> Observed:
 
 
 def test_a_job_whose_deleted_namesake_still_saves_says_so_and_makes_no_pod() -> None:
-    made = plan(_observed(_of_old(make_pod())))
-    assert made.status is not None and made.status.attempt == 0 and not made.after
-    found = condition(made, Condition.SCHEDULED)
-    assert (found.status, found.reason) == ("False", Reason.PREDECESSOR_SAVES)
-    assert found.message == "pod job-old-1-0 of the deleted job of this name is still saving"
-    assert made.status.phase == Phase.WAITING
-    assert made.recheck_after and 2 <= made.recheck_after.total_seconds() < 2.5
-    again = plan(replace(_observed(_of_old(make_pod())), job=make_job(status=made.status)))
-    assert again.status is None and not again.events
+    o = _observed(_of_old(make_pod()))
+    expected = f"attempt=0 !creates Scheduled=False/{Reason.PREDECESSOR_SAVES} phase=Waiting again=2"
+    made = follows(expected, o)
+    follows("unwritten !warns !tells", replace(o, job=make_job(status=made.status)))
 
 
 def test_it_starts_when_the_namesakes_pod_has_ended_or_its_node_is_dead() -> None:
     for observed in (_observed(_of_old(ended_pod(code=75))), _observed(_of_old(make_pod()), silent=True)):
-        made = plan(observed)
-        assert made.status is not None and made.status.attempt == 1
-        assert any(isinstance(a, Create) for a in made.after)
+        follows("attempt=1 creates=0", observed)
 
 
 async def test_a_job_that_is_made_again_waits_until_the_old_pod_is_gone() -> None:

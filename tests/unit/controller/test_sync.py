@@ -8,15 +8,11 @@ from typing import Any
 
 import pytest
 from spottrain.contract import (
-    DEADLINE_NAME,
-    PODINFO_DIR,
-    PROGRESS_PORT,
     Env,
     LastExit,
     Outcome,
     Progress,
     SyncEnv,
-    SyncWhen,
 )
 from spottrain_operator.api.node_pools import Pool
 from spottrain_operator.api.observed import Create, Delete, Ended, PodView, Sample, SyncView
@@ -29,7 +25,7 @@ from spottrain_operator.control.progress import Turn, turn
 from spottrain_operator.names import SYNC_CONTAINER, Cause, Condition, Platform, Reason
 from spottrain_operator.policies.cause import ending_of
 from spottrain_operator.policies.pod_end import end_time
-from spottrain_operator.rendering import objects, sync_sidecar, trainer_pod
+from spottrain_operator.rendering import objects, trainer_pod
 
 from tests.builders import (
     KEY,
@@ -105,63 +101,11 @@ def test_the_sidecar_is_the_first_init_container_and_holds_the_others_back_until
     assert container["startupProbe"]["failureThreshold"] * container["startupProbe"]["periodSeconds"] > 10**6
 
 
-def test_the_sidecar_is_told_everything_about_the_store_and_the_folder() -> None:
-    given = {
-        "keep": 5,
-        "endpoint": "https://s3.example",
-        "syncWhen": {"marker": "latest"},
-        "onExisting": "Resume",
-    }
-    past = AttemptRecord(number=1, exit_code=137)
-    status = Status(attempt=2, known_durable_step=4, attempts=(past,))
-    told = env(sidecar(rendered(spec(given), status)))
-    assert (
-        told[Env.CHECKPOINT_URI] == "s3://bucket/run"
-        and told[Env.CHECKPOINT_ENDPOINT] == "https://s3.example"
-    )
-    assert told[Env.CHECKPOINT_KEEP] == "5" and told[Env.CHECKPOINT_ON_EXISTING] == "Resume"
-    assert told[Env.JOB_UID] == KEY.uid and told[Env.ATTEMPT] == "2" and told[Env.KNOWN_DURABLE_STEP] == "4"
-    assert told[Env.DEADLINE_FILE] == f"{PODINFO_DIR}/{DEADLINE_NAME}"
-    assert told[Env.PROGRESS_PORT] == str(PROGRESS_PORT) and Env.POD_UID in told
-    assert told[SyncEnv.PATH] == "/ckpt" and told[SyncEnv.LAST_EXIT] == "1:137"
-    assert SyncWhen.from_json(told[SyncEnv.WHEN]) == SyncWhen(marker="latest")
-
-
 def test_the_newest_exit_code_that_is_known_is_told_with_its_attempt() -> None:
     past = (AttemptRecord(number=1, exit_code=0), AttemptRecord(number=2, exit_code=None))
     told = env(sidecar(rendered(status=Status(attempt=3, attempts=past))))
     assert LastExit.parse(told[SyncEnv.LAST_EXIT]) == LastExit(attempt=1, code=0)
     assert SyncEnv.LAST_EXIT not in env(sidecar(rendered(status=Status(attempt=1))))
-
-
-def test_without_sync_when_the_sidecar_waits_for_30_quiet_seconds() -> None:
-    assert SyncWhen.from_json(env(sidecar(rendered()))[SyncEnv.WHEN]) == SyncWhen(quietSeconds=30)
-
-
-def test_access_to_the_store_is_the_sidecars_and_not_the_scripts() -> None:
-    ca_bundle = {"configMapKeyRef": {"name": "ca"}}
-    variables = [{"name": "AWS_REGION", "value": "eu-west-1"}, {"name": "MINE", "value": "1"}]
-    given = {"credentialsSecretRef": {"name": "s3"}, "caBundle": ca_bundle}
-    body = rendered(spec(given, trainer={"env": variables}))
-    container, script = sidecar(body), body["containers"][0]
-    assert container["envFrom"] == [{"secretRef": {"name": "s3"}}] and "envFrom" not in script
-    assert "AWS_CA_BUNDLE" in env(container) and "AWS_CA_BUNDLE" not in env(script)
-    assert "/etc/spottrain-ca" in mounts(container) and "/etc/spottrain-ca" not in mounts(script)
-    assert env(container)["AWS_REGION"] == "eu-west-1" and "MINE" not in env(container)
-    names = [v["name"] for v in body["volumes"]]
-    assert len(names) == len(set(names)) and {*mounts(container).values()} <= {*names}
-
-
-def test_the_script_learns_its_folder_and_nothing_with_which_a_runtime_would_serve_the_sidecars_port() -> (
-    None
-):
-    body = rendered()
-    script = env(body["containers"][0])
-    assert script[SyncEnv.PATH] == "/ckpt" and script[Env.ATTEMPT] == "1" and script[Env.DEADLINE_FILE]
-    absent = {Env.PROGRESS_PORT, Env.TERMINATION_MESSAGE, Env.CHECKPOINT_URI, Env.GRACE_SECONDS}
-    assert not absent & script.keys()
-    assert "ports" not in body["containers"][0]
-    assert [p["containerPort"] for p in sidecar(body)["ports"]] == [PROGRESS_PORT]
 
 
 @pytest.mark.parametrize(
@@ -180,23 +124,6 @@ def test_the_script_is_told_whether_it_resumes_where_that_is_known(
 ) -> None:
     script = env(rendered(spec({"onExisting": existing}), status)["containers"][0])
     assert script.get(SyncEnv.RESUMED) == told
-
-
-def test_the_folder_gets_a_volume_that_script_and_sidecar_share() -> None:
-    body = rendered(spec({"syncPath": "/ckpt/"}))
-    script, container = body["containers"][0], sidecar(body)
-    assert mounts(script)["/ckpt"] == mounts(container)["/ckpt"] == SYNC_CONTAINER
-    assert {"name": SYNC_CONTAINER, "emptyDir": {}} in body["volumes"]
-
-
-def test_a_volume_of_the_template_at_the_folder_is_the_sidecars_too() -> None:
-    mount = {"name": "disk", "mountPath": "/data", "subPath": "a"}
-    volume = {"name": "disk", "persistentVolumeClaim": {"claimName": "disk"}}
-    body = rendered(
-        spec({"syncPath": "/data/ckpt"}, pod={"volumes": [volume]}, trainer={"volumeMounts": [mount]})
-    )
-    assert mount in sidecar(body)["volumeMounts"] and "/data/ckpt" not in mounts(sidecar(body))
-    assert SYNC_CONTAINER not in [v["name"] for v in body["volumes"]]
 
 
 def test_the_variables_that_mounts_and_other_variables_name_are_the_sidecars_too() -> None:
@@ -222,25 +149,6 @@ def test_the_variables_that_mounts_and_other_variables_name_are_the_sidecars_too
     assert "HOST" in env(cleaner) and "/ckpt" not in mounts(cleaner) and "RUN" not in env(cleaner)
 
 
-@pytest.mark.parametrize(
-    ("context", "user", "rights"),
-    [
-        ({}, 0, sync_sidecar.ROOTS_RIGHTS),
-        ({"runAsUser": 0}, 0, sync_sidecar.ROOTS_RIGHTS),
-        ({"runAsUser": 1234, "runAsGroup": 5, "runAsNonRoot": True}, 1234, None),
-    ],
-)
-@pytest.mark.parametrize("of_pod", [True, False])
-def test_the_sidecar_runs_as_the_scripts_user_with_few_rights(
-    context: Json, user: int, rights: list[str] | None, of_pod: bool
-) -> None:
-    where = {"pod": {"securityContext": context}} if of_pod else {"trainer": {"securityContext": context}}
-    found = sidecar(rendered(spec(**where)))["securityContext"]
-    assert found["runAsUser"] == user and found["capabilities"].get("add") == rights
-    assert found["capabilities"]["drop"] == ["ALL"] and found["readOnlyRootFilesystem"] is True
-    assert found["allowPrivilegeEscalation"] is False and found.get("runAsGroup") == context.get("runAsGroup")
-
-
 @pytest.mark.parametrize(("asked", "grace"), [(None, 600), (45, 45), (3600, 3600)])
 def test_the_last_upload_has_600_seconds_or_what_the_template_says_on_spot_too(
     asked: int | None, grace: int
@@ -249,16 +157,6 @@ def test_the_last_upload_has_600_seconds_or_what_the_template_says_on_spot_too(
     assert rendered(raw)["terminationGracePeriodSeconds"] == grace
     job = job_of(raw)
     assert job.spec is not None and not trainer_pod.grace_note(job.spec, POOL)
-
-
-def test_checkpoints_are_deleted_with_the_sidecars_image_and_access() -> None:
-    given = {"credentialsSecretRef": {"name": "s3"}}
-    job = job_of(spec(given, trainer={"command": ["x"], "env": [{"name": "AWS_REGION", "value": "r"}]}))
-    pod = objects.cleanup(job, Pool(name="p", platform=Platform.AWS), sync_image=IMAGE)["spec"]
-    (container,) = pod["containers"]
-    assert container["image"] == IMAGE and container["command"][:3] == ["spottrain", "checkpoints", "delete"]
-    assert container["envFrom"] == [{"secretRef": {"name": "s3"}}] and env(container)["AWS_REGION"] == "r"
-    assert container["securityContext"]["capabilities"]["drop"] == ["ALL"]
 
 
 # --- what is refused ----------------------------------------------------------------------------------

@@ -14,10 +14,10 @@ from spottrain_operator.api.template import admission_words
 from spottrain_operator.api.training_job import AttemptRecord, Status
 from spottrain_operator.api.validation import pools_of
 from spottrain_operator.control.plan import plan
-from spottrain_operator.names import Condition, Phase, pod_name
+from spottrain_operator.names import pod_name
 from spottrain_operator.rendering import trainer_pod
 
-from tests.builders import POOL, condition, ended_pod, make_job, make_observed, raw_spec, status_of
+from tests.builders import POOL, ended_pod, make_job, make_observed, raw_spec, status_of
 
 Json = dict[str, Any]
 
@@ -94,11 +94,6 @@ def test_a_pod_carries_the_names_of_the_nodes_it_is_kept_off() -> None:
     assert meta["annotations"]["spottrain.io/avoids"] == "n1,n2"
 
 
-def test_a_long_job_name_gives_a_pod_name_that_is_a_host_name_and_unique() -> None:
-    names = {pod_name("a.b-" + "x" * 240 + end, f"uid-{end}", 12) for end in "12"}
-    assert len(names) == 2 and all(len(n) <= 63 and "." not in n for n in names)
-
-
 def test_the_pool_says_where() -> None:
     pool = {
         "name": "a100",
@@ -169,106 +164,10 @@ def test_doomed_nodes_are_avoided_in_every_alternative() -> None:
     assert "podAffinity" in spec["affinity"] and "affinity" not in rendered()["spec"]
 
 
-def test_places_to_write_are_added_only_where_there_are_none() -> None:
-    read_only = {"securityContext": {"readOnlyRootFilesystem": True}}
-    plain = trainer_of(rendered(trainer=read_only))
-    assert {"HOME", "TMPDIR"} <= {e["name"] for e in plain["env"]}
-    paths = {m["mountPath"] for m in plain["volumeMounts"]}
-    assert paths == {"/etc/spottrain", "/dev/shm", "/home/spottrain", "/tmp", "/cache"}
-    assert {m["mountPath"] for m in trainer_of(rendered())["volumeMounts"]} == paths - {
-        "/home/spottrain",
-        "/tmp",
-    }
-    own = {"name": "fast", "mountPath": "/cache/"}
-    manifest = rendered({"volumes": [{"name": "fast"}]}, trainer={"volumeMounts": [own]})
-    mounts = trainer_of(manifest)["volumeMounts"]
-    assert [m["name"] for m in mounts if m["mountPath"].rstrip("/") == "/cache"] == ["fast"]
-    assert "spottrain-cache" not in {v["name"] for v in manifest["spec"]["volumes"]}
-
-
-def test_the_environment_of_the_template_stays() -> None:
-    given = [{"name": "HOME", "value": "/data"}, {"name": "A", "value": "b"}]
-    env = trainer_of(rendered(trainer={"env": given}))["env"]
-    values = {e["name"]: e.get("value", "") for e in env}
-    assert len(values) == len(env)
-    assert (values["HOME"], values["A"], values["SPOTTRAIN_ATTEMPT"]) == ("/data", "b", "1")
-    assert values["TRITON_CACHE_DIR"] == "/cache/triton"
-
-
-def test_credentials_come_from_their_secret() -> None:
-    trainer = trainer_of(rendered(checkpoint={"uri": "s3://b/p", "credentialsSecretRef": {"name": "s3"}}))
-    assert trainer["envFrom"] == [{"secretRef": {"name": "s3"}}]
-
-
-NON_ROOT: Json = {"securityContext": {"runAsNonRoot": True}}
-INITS: Json = {"initContainers": [{"name": "init", "image": "x"}]}
-UNPRIVILEGED = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
-
-
-def test_nothing_that_breaks_an_image_of_root_is_added_to_a_silent_template() -> None:
-    spec = rendered(INITS)["spec"]
-    assert spec["securityContext"] == {"seccompProfile": {"type": "RuntimeDefault"}}
-    assert not any("securityContext" in c for c in [*spec["containers"], *spec["initContainers"]])
-    assert spec["automountServiceAccountToken"] is False
-    trainer = trainer_of({"spec": spec})
-    assert {"HOME", "TMPDIR"}.isdisjoint(e["name"] for e in trainer["env"])
-    assert {"/tmp", "/home/spottrain"}.isdisjoint(m["mountPath"] for m in trainer["volumeMounts"])
-
-
-def test_a_template_that_says_run_as_non_root_is_restricted() -> None:
-    spec = rendered(INITS | NON_ROOT)["spec"]
-    assert spec["securityContext"] == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
-    assert [c["securityContext"] for c in [*spec["containers"], *spec["initContainers"]]] == [
-        UNPRIVILEGED
-    ] * 2
-    spec = rendered(INITS, trainer=NON_ROOT)["spec"]
-    assert spec["containers"][0]["securityContext"] == UNPRIVILEGED | {"runAsNonRoot": True}
-    assert "securityContext" not in spec["initContainers"][0]
-
-
-def test_a_template_that_asks_for_more_gets_it() -> None:
-    own: Json = {"securityContext": {"privileged": True, "runAsUser": 0, "runAsNonRoot": False}}
-    spec = rendered(NON_ROOT | {"automountServiceAccountToken": True}, trainer=own)["spec"]
-    assert spec["automountServiceAccountToken"] is True
-    assert spec["containers"][0]["securityContext"] == own["securityContext"]
-    own = {"securityContext": {"capabilities": {"drop": ["ALL"], "add": ["NET_BIND_SERVICE"]}}}
-    context = rendered(NON_ROOT, trainer=own)["spec"]["containers"][0]["securityContext"]
-    assert context["capabilities"] == own["securityContext"]["capabilities"]
-
-
-@pytest.mark.parametrize(
-    ("source", "group"),
-    [
-        ({"persistentVolumeClaim": {"claimName": "c"}}, 1000),
-        ({"ephemeral": {}}, 1000),
-        ({"secret": {"secretName": "ssh", "defaultMode": 0o400}}, None),
-        ({"emptyDir": {}}, None),
-    ],
-)
-def test_a_group_may_write_to_disks_and_the_modes_of_other_files_stay(
-    source: Json, group: int | None
-) -> None:
-    spec = rendered({"volumes": [{"name": "v"} | source]})["spec"]
-    assert spec["securityContext"].get("fsGroup") == group
-
-
-def test_the_last_log_lines_of_init_containers_are_kept() -> None:
-    inits = [{"name": "a", "image": "x"}, {"name": "b", "image": "x", "terminationMessagePolicy": "File"}]
-    spec = rendered({"initContainers": inits})["spec"]
-    policies = [c["terminationMessagePolicy"] for c in [*spec["initContainers"], *spec["containers"]]]
-    assert policies == ["FallbackToLogsOnError", "File", "FallbackToLogsOnError"]
-
-
 def test_a_sidecar_may_have_what_the_trainer_may_not() -> None:
     sidecar = {"name": "logs", "image": "x", "lifecycle": {"preStop": {"sleep": {"seconds": 1}}}}
     manifest = rendered({"containers": [sidecar, {"name": "trainer", "image": "x"}]})
     assert "env" not in manifest["spec"]["containers"][0] and trainer_of(manifest)["env"]
-
-
-def test_our_port_is_declared_once() -> None:
-    own = {"name": "metrics", "containerPort": 9477}
-    assert trainer_of(rendered(trainer={"ports": [own]}))["ports"] == [own]
-    assert trainer_of(rendered())["ports"] == [{"name": "progress", "containerPort": 9477}]
 
 
 def test_a_restricted_namespaces_refusal_says_which_field_to_set() -> None:
@@ -280,42 +179,7 @@ def test_a_restricted_namespaces_refusal_says_which_field_to_set() -> None:
         assert admission_words(other) == other
 
 
-# --- spec.checkpoint ------------------------------------------------------------------------------------
-CA = {"uri": "s3://b/p", "caBundle": {"configMapKeyRef": {"name": "authority", "key": "ca.pem"}}}
-
-
 # --- certificates -------------------------------------------------------------------------------------
-def test_a_ca_bundle_is_mounted_read_only_and_named_to_the_store_client() -> None:
-    manifest = rendered(checkpoint=CA)
-    mount = next(m for m in trainer_of(manifest)["volumeMounts"] if m["name"] == "spottrain-ca")
-    volume = next(v for v in manifest["spec"]["volumes"] if v["name"] == "spottrain-ca")
-    assert mount == {"name": "spottrain-ca", "mountPath": "/etc/spottrain-ca", "readOnly": True}
-    assert volume["configMap"] == {"name": "authority", "items": [{"key": "ca.pem", "path": "ca.crt"}]}
-    assert env_of(manifest)["AWS_CA_BUNDLE"] == "/etc/spottrain-ca/ca.crt"
-
-
-def test_a_ca_bundle_may_come_from_a_secret() -> None:
-    manifest = rendered(checkpoint=CA | {"caBundle": {"secretKeyRef": {"name": "authority"}}})
-    volume = next(v for v in manifest["spec"]["volumes"] if v["name"] == "spottrain-ca")
-    assert volume["secret"] == {"secretName": "authority", "items": [{"key": "ca.crt", "path": "ca.crt"}]}
-
-
-def test_without_a_ca_bundle_the_templates_own_stands() -> None:
-    manifest = rendered(trainer={"env": [{"name": "AWS_CA_BUNDLE", "value": "/own.pem"}]})
-    assert env_of(manifest)["AWS_CA_BUNDLE"] == "/own.pem"
-    assert "spottrain-ca" not in {v["name"] for v in manifest["spec"]["volumes"]}
-
-
-# --- folders ------------------------------------------------------------------------------------------
-
-
-def test_a_refused_folder_is_told_in_the_condition_and_starts_nothing() -> None:
-    job = make_job(raw_spec(checkpoint={"uri": "file:///data/run"}), status=Status())
-    made = plan(make_observed(job=job, admitted=False))
-    assert made.status is not None and not made.after
-    accepted = condition(made, Condition.ACCEPTED)
-    assert (accepted.status, accepted.reason) == ("False", "InvalidSpec")
-    assert made.status.phase == Phase.INVALID
 
 
 # --- the compile cache --------------------------------------------------------------------------------
@@ -326,12 +190,6 @@ def _cache_after(*codes: int | None, wanted: str = "Keep") -> str:
     job = make_job(raw_spec(checkpoint={"uri": "s3://b/p", "compileCache": wanted}))
     status = Status(attempt=current.number, attempts=(*records, current))
     return trainer_pod.environment(job, status, 110)[Env.COMPILE_CACHE]
-
-
-def test_the_runtime_attaches_to_known_libraries_unless_the_job_says_no() -> None:
-    assert Env.AUTO_ATTACH not in trainer_pod.environment(make_job(), Status(attempt=1), 110)
-    job = make_job(raw_spec(runtime={"autoAttach": False}))
-    assert trainer_pod.environment(job, Status(attempt=1), 110)[Env.AUTO_ATTACH] == "false"
 
 
 def test_an_illegal_instruction_drops_the_compile_cache_for_one_attempt() -> None:
@@ -348,18 +206,3 @@ def test_the_attempt_after_an_illegal_instruction_is_made_without_the_compile_ca
     again = make_job(status=replace(first, next_start=None))
     manifest = trainer_pod.pod(again, again.status, POOL)
     assert env_of(manifest)["SPOTTRAIN_COMPILE_CACHE"] == "drop"
-
-
-# --- the image ----------------------------------------------------------------------------------------
-@pytest.mark.parametrize(
-    ("image", "digest"),
-    [("r.example.com:5000/a/b:1@sha256:" + "0" * 64, "sha256:" + "0" * 64), ("a/b:1", None), ("a", None)],
-)
-def test_only_an_image_that_is_pinned_has_a_digest(image: str, digest: str | None) -> None:
-    assert env_of(rendered(trainer={"image": image})).get("SPOTTRAIN_IMAGE_DIGEST") == digest
-
-
-def test_a_bucket_of_google_cloud_storage_needs_nothing_else() -> None:
-    values = env_of(rendered(checkpoint={"uri": "gs://my_bucket/run", "interval": "auto"}))
-    assert values["SPOTTRAIN_CHECKPOINT_URI"] == "gs://my_bucket/run"
-    assert values["SPOTTRAIN_CHECKPOINT_INTERVAL"] == "auto"
