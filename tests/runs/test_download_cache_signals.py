@@ -12,9 +12,10 @@ import pytest
 from spottrain.contract import Env, ExitCode, Outcome
 from spottrain.core.preemption import Preemption
 
+from tests.support.heavy import sample
 from tests.unit.runtime.data.test_download_cache import Process
 
-MANAGED = pytest.mark.parametrize("managed", [False, True])
+MANAGED = pytest.mark.parametrize("managed", sample((False, True), True))
 BEGIN = """
 import os, signal, sys, time
 from pathlib import Path
@@ -34,7 +35,7 @@ spottrain.cached("another", lambda folder: (folder / "file").touch())
 signal.signal(signal.SIGTERM, own)
 print("training", flush=True)
 while not stop: time.sleep(0.02)
-time.sleep(3.0)  # longer than the notice: nor may anybody force the end
+time.sleep(1.5)  # longer than the notice: nor may anybody force the end
 print("saved", flush=True)
 """
 OWN_BEFORE = """
@@ -64,7 +65,7 @@ def _start(folder: Path, script: str, managed: bool) -> Process:
         Env.JOB_NAME: "job",
         Env.JOB_NAMESPACE: "default",
         Env.ATTEMPT: "1",
-        Env.GRACE_SECONDS: "2",
+        Env.GRACE_SECONDS: "1",
         Env.LOGS: "off",
         Env.TERMINATION_MESSAGE: str(folder / "words"),
     }

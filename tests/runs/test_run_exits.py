@@ -283,7 +283,7 @@ BLOCKED = {
 def test_a_log_that_nobody_reads_holds_up_neither_the_termination_message_nor_the_end(
     lab: Lab, when: str
 ) -> None:
-    run = lab.run(BLOCKED[when], env={Env.GRACE_SECONDS: "6"}).until("full")
+    run = lab.run(BLOCKED[when], env={Env.GRACE_SECONDS: "3"}).until("full")
     if when != "at its end":
         run.send()
     code = run.end()

@@ -12,6 +12,7 @@ from spottrain.lifecycle.topology import LOOPBACK, Gang, reserve_port
 from tests.runs.conftest import SCRIPT, Lab
 from tests.runs.launched import Run
 from tests.runs.test_run_ranks import SCRIPT as RANKS
+from tests.support.heavy import sample
 
 NOW = datetime.now(UTC)
 SLOW = {"PAUSE": "0.05"}
@@ -85,7 +86,7 @@ def test_without_a_checkpoint_uri_an_advice_changes_nothing(lab: Lab) -> None:
     run.done()
 
 
-@pytest.mark.parametrize("pod", [0, 1])
+@pytest.mark.parametrize("pod", sample((0, 1), 1))
 def test_of_two_pods_either_can_be_advised_and_all_ranks_save_once(lab: Lab, pod: int) -> None:
     file = lab.folder / "save-advised"
     runs = _pods(lab, {pod: {Env.SAVE_ADVISED_FILE: str(file)}})
