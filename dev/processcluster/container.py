@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import http.client
 import math
 import os
 import signal
-import socket
 import subprocess
 import threading
 import time
@@ -20,6 +18,8 @@ from localcluster.processes import end_with_parent
 from processcluster import marks
 from processcluster.images import Image, repository
 from processcluster.kube import Json, now
+from processcluster.names import with_port_of_its_own
+from processcluster.probes import LIVENESS, READINESS, STARTUP, Probe, failure
 from processcluster.volumes import NotYet
 from processcluster.words import expanded, translated
 
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 METADATA_SERVICE: Final = "http://169.254.169.254"
 _MESSAGE_BYTES: Final = 4096
-_LOOPBACK: Final = ("127.0.0.1", "localhost")
 
 
 @dataclass(kw_only=True)
@@ -92,6 +91,7 @@ class Container:
         except OSError as error:
             raise NotYet("RunContainerError", f"{words[0]} cannot be started: {error}") from None
         self.started_at, self.finished_at = now(), ""
+        self.pod.event("Started", f"Started container {self.name}", kind="Normal")
         threading.Thread(target=self._probe_until_end, daemon=True).start()
 
     def _image(self) -> Image:
@@ -99,12 +99,14 @@ class Container:
         image = self.pod.node.images.get(repository(name))
         if image is None:
             known = ", ".join(sorted(self.pod.node.images))
-            never = self.raw.get("imagePullPolicy") == "Never"
-            raise NotYet(
-                "ErrImageNeverPull" if never else "ImagePullBackOff",
-                f'image "{name}" is not known here: images are programs of the checkout ({known}); '
-                "for an image of your own use `make demo-containers` or a real cluster",
+            why = (
+                f"images here are programs of the checkout ({known}); for an image of your own use "
+                "`make demo-containers` or a real cluster"
             )
+            if self.raw.get("imagePullPolicy") == "Never":
+                never = f'Container image "{name}" is not present with pull policy of Never'
+                raise NotYet("ErrImageNeverPull", f"{never}: {why}")
+            raise NotYet("ImagePullBackOff", f'Back-off pulling image "{name}": {why}')
         return image
 
     def _paths(self, image: Image) -> dict[str, str]:
@@ -117,7 +119,7 @@ class Container:
         names = self.pod.node.names
         words = {name: names.resolved(translated(value, paths)) for name, value in given.items()}
         settings = {name: translated(value, paths) for name, value in image.settings.items()}
-        return dict(image.environment) | settings | self.pod.identity() | words
+        return dict(image.environment) | settings | self.pod.identity() | with_port_of_its_own(words)
 
     def _words(self, part: str, environment: dict[str, str]) -> list[str]:
         return [expanded(word, environment) for word in self.raw.get(part) or ()]
@@ -248,34 +250,38 @@ class Container:
 
     # --- probes ---
     def _probe_until_end(self) -> None:
-        """Startup probe first; then readiness and liveness, side by side."""
-        process, failures = self.process, 0
-        began = time.monotonic()
+        """The startup probe first; then readiness and liveness, each at its own times."""
+        process = self.process
+        probes = [Probe(kind=k, raw=self.raw[k]) for k in (STARTUP, READINESS, LIVENESS) if k in self.raw]
         while process is self.process and self.running and not self.pod.node.over.is_set():
-            if not self.up:
-                self.up = self._succeeds("startupProbe")
-                failures = 0 if self.up else failures + 1
-                failed = failures >= self.raw["startupProbe"].get("failureThreshold", 3)
-            else:
-                self._set_ready("readinessProbe" not in self.raw or self._succeeds("readinessProbe"))
-                late = time.monotonic() - began > (self.raw.get("livenessProbe") or {}).get(
-                    "initialDelaySeconds", 0
-                )
-                alive = "livenessProbe" not in self.raw or not late or self._succeeds("livenessProbe")
-                failures = 0 if alive else failures + 1
-                failed = failures >= (self.raw.get("livenessProbe") or {}).get("failureThreshold", 3)
-            if failed:
-                self.pod.event("Unhealthy", f"Container {self.name} failed its probe and is ended")
+            if self.up and READINESS not in self.raw:
+                self._set_ready(True)
+            asked = [p for p in probes if (p.kind == STARTUP) != self.up]
+            if not asked:
+                return
+            first = min(asked, key=lambda p: p.due)
+            wait = first.due - time.monotonic()
+            if wait > 0:
+                process and _sleep_while(lambda: process.poll() is None, wait)
+            elif self._has_failed(first):
                 self._end_in_grace()
                 return
-            process and _sleep_while(lambda: process.poll() is None, self._period())
 
-    def _period(self) -> float:
-        """Seconds until the next look; never above those of any probe that applies now."""
-        kinds = ("readinessProbe", "livenessProbe") if self.up else ("startupProbe",)
-        return float(
-            min((self.raw[kind].get("periodSeconds", 10) for kind in kinds if kind in self.raw), default=10)
-        )
+    def _has_failed(self, probe: Probe) -> bool:
+        """Asks it once; whether the container must end for it."""
+        why = failure(probe.raw, self.pod.address, self._port, self._runs)
+        too_often = probe.note(why)
+        if probe.kind == READINESS:
+            if too_often or not why:
+                self._set_ready(not why)
+            return False
+        if probe.kind == STARTUP:
+            self.up = not why
+        if too_often and self.running:
+            where = f"spec.containers{{{self.name}}}"
+            self.pod.event("Unhealthy", probe.event(why), where)
+            self.pod.event("Killing", probe.end(self.name), where, kind="Normal")
+        return too_often
 
     def _set_ready(self, ready: bool) -> None:
         if self.running and ready != self.ready:
@@ -289,38 +295,13 @@ class Container:
         if process is not None and _sleep_while(lambda: process.poll() is None, grace):
             self.kill()
 
-    def _succeeds(self, kind: str) -> bool:
-        probe = self.raw[kind]
-        seconds = probe.get("timeoutSeconds", 1)
-        try:
-            if command := (probe.get("exec") or {}).get("command"):
-                return self._runs(command, seconds)
-            if get := probe.get("httpGet"):
-                return self._answers(get, seconds)
-            with socket.create_connection(
-                (self.pod.address, self._port(probe["tcpSocket"]["port"])), seconds
-            ):
-                return True
-        except (OSError, subprocess.SubprocessError, http.client.HTTPException):
-            return False
-
-    def _runs(self, command: list[str], seconds: float) -> bool:
+    def _runs(self, command: list[str], seconds: float) -> int:
         image = self._image()
         paths = self._paths(image)
         environment = self._translated(image, self._environment(), paths)
         words = [translated(word, paths) for word in command]
         done = subprocess.run(words, env=environment, cwd=self.pod.root, timeout=seconds, capture_output=True)
-        return done.returncode == 0
-
-    def _answers(self, get: Json, seconds: float) -> bool:
-        host = get.get("host") or self.pod.address
-        host = self.pod.address if host in _LOOPBACK else host
-        connection = http.client.HTTPConnection(host, self._port(get["port"]), timeout=seconds)
-        try:
-            connection.request("GET", get.get("path", "/"))
-            return 200 <= connection.getresponse().status < 400
-        finally:
-            connection.close()
+        return done.returncode
 
     def _port(self, port: int | str) -> int:
         named = {p.get("name"): p["containerPort"] for p in self.raw.get("ports") or ()}

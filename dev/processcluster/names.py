@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
+
+from spottrain.contract import Env
 
 from processcluster.kube import Json
 from processcluster.volumes import NotYet
@@ -41,3 +45,22 @@ class Names:
             return known
 
         return _NAME.sub(address, text)
+
+
+_FIRST_PORT: Final = 20_000
+_PAIRS: Final = 4_500
+"""Below the ports that a Linux gives to clients."""
+
+
+def with_port_of_its_own(environment: Mapping[str, str]) -> dict[str, str]:
+    """With another MASTER_PORT for each gang, the same in all its pods, by the address of its rank 0.
+
+    torch's store listens on all addresses of the machine, whatever address it is told. A gang uses its port
+    and the one after it.
+    """
+    if Env.RENDEZVOUS not in environment:
+        return dict(environment)
+    host, _, _ = environment[Env.RENDEZVOUS].rpartition(":")
+    port = str(_FIRST_PORT + 2 * (int(ipaddress.ip_address(host)) % _PAIRS))
+    ports = dict.fromkeys(("MASTER_PORT", "PET_MASTER_PORT"), port)
+    return {**environment, **ports, Env.RENDEZVOUS: f"{host}:{port}"}

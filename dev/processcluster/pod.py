@@ -16,7 +16,7 @@ from processcluster import volumes
 from processcluster.container import Container
 from processcluster.kube import STRATEGIC, Json, Refused, now
 from processcluster.refusals import NOT_ENFORCED, why_not
-from processcluster.volumes import NotYet, Volumes
+from processcluster.volumes import FAILED_MOUNT, NotYet, Volumes
 
 if TYPE_CHECKING:
     from processcluster.node import Node
@@ -221,6 +221,9 @@ class Pod:
     def _say_waiting(self, problem: NotYet, said: str) -> None:
         if str(problem) == said:
             return
+        if problem.reason == FAILED_MOUNT:  # a kubelet says it in an Event alone
+            self.event(problem.reason, str(problem))
+            return
         for container in self.containers:
             if container.process is None:
                 container.waiting = (problem.reason, str(problem))
@@ -265,7 +268,7 @@ class Pod:
             path = f"{self.namespace_path}/serviceaccounts/{account}/token"
             return str(self.node.kube.call("POST", path, body)["status"]["token"])
         except Refused as refused:
-            raise NotYet("FailedMount", str(refused)) from None
+            raise NotYet(FAILED_MOUNT, str(refused)) from None
 
     def identity(self) -> dict[str, str]:
         """What stands for the pod's own network, its /tmp and its mounted service account."""
@@ -332,16 +335,17 @@ class Pod:
         words = {"reason": reason, "message": message} if reason else {}
         return {"type": kind, "status": value, "lastTransitionTime": since} | words
 
-    def event(self, reason: str, message: str) -> None:
+    def event(self, reason: str, message: str, part: str = "", *, kind: str = "Warning") -> None:
+        """An Event of the pod, or of one part of it."""
         meta = self.raw["metadata"]
         about = {"kind": "Pod", "apiVersion": "v1", "uid": self.uid}
-        about |= {"name": meta["name"], "namespace": meta["namespace"]}
+        about |= {"name": meta["name"], "namespace": meta["namespace"], "fieldPath": part}
         body: Json = {
             "metadata": {"generateName": f"{meta['name']}."},
             "involvedObject": about,
             "reason": reason,
             "message": message[:1024],
-            "type": "Warning",
+            "type": kind,
             "count": 1,
             "firstTimestamp": now(),
             "lastTimestamp": now(),

@@ -6,12 +6,15 @@ import base64
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from processcluster.kube import Json, Refused
 
 if TYPE_CHECKING:
     from processcluster.pod import Pod
+
+
+FAILED_MOUNT: Final = "FailedMount"
 
 
 class NotYet(Exception):
@@ -30,7 +33,11 @@ class Volumes:
     def make(self) -> None:
         """Fills all folders. Raises NotYet while something that a volume names is not there."""
         for volume in self.pod.raw["spec"].get("volumes") or ():
-            self.folders[volume["name"]] = self._folder(volume)
+            try:
+                self.folders[volume["name"]] = self._folder(volume)
+            except NotYet as problem:
+                what = f'MountVolume.SetUp failed for volume "{volume["name"]}" : {problem}'
+                raise NotYet(FAILED_MOUNT, what) from None
 
     def refresh(self) -> None:
         """Writes the downward API's files again: they follow the pod's annotations."""
@@ -69,11 +76,11 @@ class Volumes:
         claim = kube.get(f"{space}/persistentvolumeclaims/{name}")
         volume_name = (claim or {}).get("spec", {}).get("volumeName")
         if not volume_name:
-            raise NotYet("FailedMount", f'persistentvolumeclaim "{name}" is not bound')
+            raise NotYet(FAILED_MOUNT, f'persistentvolumeclaim "{name}" is not bound')
         volume = kube.get(f"/api/v1/persistentvolumes/{volume_name}") or {}
         source = volume.get("spec", {}).get("hostPath") or volume.get("spec", {}).get("local")
         if source is None:
-            raise NotYet("FailedMount", f'volume "{volume_name}" is neither a hostPath nor local')
+            raise NotYet(FAILED_MOUNT, f'volume "{volume_name}" is neither a hostPath nor local')
         return _host_path(source)
 
     def paths(self, container: Json) -> dict[str, str]:
@@ -103,7 +110,7 @@ def _host_path(source: Json) -> Path:
     if source.get("type") == "DirectoryOrCreate":
         path.mkdir(parents=True, exist_ok=True)
     if not path.exists():
-        raise NotYet("FailedMount", f"hostPath {path} does not exist on this machine")
+        raise NotYet(FAILED_MOUNT, f"hostPath {path} does not exist on this machine")
     return path
 
 
