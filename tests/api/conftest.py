@@ -12,22 +12,31 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from localcluster import versions
-from localcluster.apiserver import ApiServer, api_server
+from localcluster import layout, versions
+from localcluster.apiserver import ApiServer, api_server, ensure_programs
+from localcluster.binaries import API_PROGRAMS
 
 from tests.api import chart
 from tests.api.kube import Kube
 from tests.api.scene import OperatorProcess, Scene
+from tests.support import optional
 
 CRD = Path(__file__).resolve().parents[2] / "crds" / "trainingjobs.yaml"
 _count = itertools.count(1)
 
 
 @pytest.fixture(scope="session")
-def server() -> Iterator[ApiServer]:
-    """Of the pinned version; `make test-kubernetes` names another."""
-    version = os.environ.get("SPOTTRAIN_TEST_KUBERNETES")
-    with api_server(programs=versions.programs(version) if version else None) as running:
+def programs() -> Path:
+    """The folder of Kubernetes' programs: pinned ones, or those that `make test-with X=kubernetes` names."""
+    paths, version = layout.default_paths(), os.environ.get("SPOTTRAIN_TEST_KUBERNETES")
+    with optional.built():
+        ensure_programs(paths, API_PROGRAMS | {"kube-scheduler"})
+        return versions.programs(version) if version else paths.bin
+
+
+@pytest.fixture(scope="session")
+def server(programs: Path) -> Iterator[ApiServer]:
+    with api_server(programs=programs) as running:
         yield running
 
 

@@ -8,8 +8,10 @@ import json
 import ssl
 import tempfile
 import time
+import weakref
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -45,6 +47,11 @@ def wait_for(what: str, look: Callable[[], Any], *, seconds: float = PATIENCE) -
 class Kube:
     host: str
     context: ssl.SSLContext
+    _idle: list[http.client.HTTPSConnection] = field(default_factory=list, repr=False, compare=False)
+    """Connections that are kept: a handshake costs more than most requests."""
+
+    def __post_init__(self) -> None:
+        weakref.finalize(self, _close, self._idle)
 
     @classmethod
     def from_kubeconfig(cls, path: Path) -> Kube:
@@ -60,18 +67,35 @@ class Kube:
     def call(
         self, method: str, path: str, body: Any = None, *, kind: str = JSON, headers: Mapping[str, str] = NONE
     ) -> Json:
-        connection = http.client.HTTPSConnection(self.host, context=self.context, timeout=10)
-        try:
-            text = None if body is None else json.dumps(body)
-            connection.request(method, path, text, {"Content-Type": kind, "Accept": JSON, **headers})
-            reply = connection.getresponse()
-            content = reply.read().decode()
-        finally:
-            connection.close()
+        text = None if body is None else json.dumps(body)
+        status, content = self._exchange(
+            method, path, text, {"Content-Type": kind, "Accept": JSON, **headers}
+        )
         answer: Json = json.loads(content) if content.startswith("{") else {"message": content}
-        if reply.status >= 400:
-            raise Refused(reply.status, answer.get("message", ""))
+        if status >= 400:
+            raise Refused(status, answer.get("message", ""))
         return answer
+
+    def _exchange(
+        self, method: str, path: str, text: str | None, headers: Mapping[str, str]
+    ) -> tuple[int, str]:
+        """Status and body of the reply, by a connection that is kept or by a new one."""
+        connections = [http.client.HTTPSConnection(self.host, context=self.context, timeout=10)]
+        with suppress(IndexError):
+            connections.insert(0, self._idle.pop())
+        for connection in connections:
+            try:
+                connection.request(method, path, text, dict(headers))
+                reply = connection.getresponse()
+                content = reply.read().decode()
+            except BaseException as error:
+                connection.close()
+                if connection is connections[-1] or not isinstance(error, ConnectionError):
+                    raise
+            else:
+                self._idle.append(connection)
+                break
+        return reply.status, content
 
     def get(self, path: str) -> Json | None:
         try:
@@ -116,6 +140,11 @@ class Kube:
 
 def jobs(namespace: str, name: str = "") -> str:
     return f"/apis/{GROUP}/{VERSION}/namespaces/{namespace}/{PLURAL}" + (f"/{name}" if name else "")
+
+
+def _close(connections: list[http.client.HTTPSConnection]) -> None:
+    for connection in connections:
+        connection.close()
 
 
 def _text(table: Json, key: str) -> str:

@@ -61,9 +61,15 @@ class Line:
         server.close()
 
     async def _join(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await self._up.wait()
-        up_reader, up_writer = await asyncio.open_connection(*self._server)
-        await asyncio.gather(self._pass(reader, up_writer), self._pass(up_reader, writer))
+        open_ones = [writer]
+        try:
+            await self._up.wait()
+            up_reader, up_writer = await asyncio.open_connection(*self._server)
+            open_ones.append(up_writer)
+            await asyncio.gather(self._pass(reader, up_writer), self._pass(up_reader, writer))
+        finally:
+            for each in open_ones:
+                each.transport.abort()
 
     async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(ConnectionError):

@@ -8,11 +8,10 @@ from __future__ import annotations
 import itertools
 import os
 import signal
-import subprocess
-import sys
 import tempfile
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -28,9 +27,9 @@ from spottrain_operator.names import (
     Reason,
 )
 
-from tests.api.kube import APPLY, MERGE, PATIENCE, Json, Kube, jobs, wait_for
+from tests.api.forks import Forks
+from tests.api.kube import APPLY, MERGE, Json, Kube, jobs, wait_for
 
-ROOT = Path(__file__).resolve().parents[2]
 STRATEGIC = "application/strategic-merge-patch+json"
 _nodes = itertools.count(1)
 
@@ -207,13 +206,12 @@ def _now() -> str:
 
 
 class OperatorProcess:
-    """`python -m spottrain_operator` for one namespace. SIGKILL is its only end in tests that ask for one."""
+    """`python -m spottrain_operator` for a namespace. SIGKILL is its only end in tests that ask for one."""
 
     def __init__(self, *, kubeconfig: Path, namespace: str, **settings: str) -> None:
         self.namespace = namespace
         self._env = os.environ | {
             "KUBECONFIG": str(kubeconfig),
-            "PYTHONPATH": f"{ROOT / 'operator'}:{ROOT / 'runtime'}",
             "SPOTTRAIN_OPERATOR_NAMESPACES": namespace,
             "SPOTTRAIN_OPERATOR_HEALTH_PORT": "0",
             "SPOTTRAIN_OPERATOR_DEAD_SLACK_SECONDS": "1",
@@ -221,27 +219,32 @@ class OperatorProcess:
         }
         self._env |= {f"SPOTTRAIN_OPERATOR_{name.upper()}": value for name, value in settings.items()}
         self.log = Path(tempfile.mkstemp(prefix="operator-", suffix=".log")[1])
-        self._process: subprocess.Popen[bytes] | None = None
+        self._pid: int | None = None
+        self._code: int | None = None
+        self._begin = 0
+        """Where in the log the process' own part begins."""
 
-    def start(self) -> None:
-        with self.log.open("ab") as log:
-            command = [sys.executable, "-m", "spottrain_operator"]
-            self._process = subprocess.Popen(command, env=self._env, stderr=log, stdout=log)
+    def start(self, *, ahead: float = 0) -> None:
+        """`ahead`: seconds that its clock is ahead, as if it had been started so much later."""
+        self._begin = self.log.stat().st_size
+        self._code, self._pid = None, forks().start(self._env, self.log, ahead=ahead)
 
     def kill(self) -> None:
-        if self._process is not None:
-            self._process.send_signal(signal.SIGKILL)
-            self._process.wait()
-            self._process = None
+        if self.running:
+            self._signal(signal.SIGKILL)
+            self.wait_end()
+        self._pid = None
 
     @property
     def running(self) -> bool:
-        return self._process is not None and self._process.poll() is None
+        if self._pid is not None and self._code is None:
+            self._code = forks().poll(self._pid)
+        return self._pid is not None and self._code is None
 
     def wait_ready(self) -> None:
         def look() -> bool:
             assert self.running, f"the operator has ended:\n{self.log.read_text()[-3000:]}"
-            return "caches are filled" in self.log.read_text()
+            return b"caches are filled" in self.log.read_bytes()[self._begin :]
 
         try:
             wait_for("the operator to be ready", look)
@@ -250,27 +253,28 @@ class OperatorProcess:
 
     def pause(self) -> None:
         """Nothing of it runs until `resume`; its connections stay."""
-        assert self._process is not None
-        self._process.send_signal(signal.SIGSTOP)
+        self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        assert self._process is not None
-        self._process.send_signal(signal.SIGCONT)
+        self._signal(signal.SIGCONT)
 
     def wait_end(self) -> int:
         """Its exit status, when it has ended by itself."""
-        assert self._process is not None
-        return self._process.wait(timeout=PATIENCE)
+        wait_for("the operator to end", lambda: not self.running)
+        assert self._code is not None
+        return self._code
 
     def terminate(self) -> None:
         """By SIGTERM, as the kubelet does it; does not wait for the end."""
-        assert self._process is not None
-        self._process.terminate()
+        self._signal(signal.SIGTERM)
 
     def stop(self) -> int:
-        assert self._process is not None
         self.terminate()
-        return self._process.wait(timeout=20)
+        return self.wait_end()
+
+    def _signal(self, number: signal.Signals) -> None:
+        assert self._pid is not None and self._code is None, "the operator does not run"
+        os.kill(self._pid, number)
 
     def __enter__(self) -> OperatorProcess:
         self.start()
@@ -282,3 +286,9 @@ class OperatorProcess:
         self.kill()
         if kind is None:
             self.log.unlink()
+
+
+@cache
+def forks() -> Forks:
+    """One for all operators of this test process."""
+    return Forks()

@@ -69,7 +69,7 @@ def test_a_job_whose_request_for_spot_is_refused_runs_on_demand_in_time_though_t
         assert "expected cost of the rest" in scene.status()["attempts"][1]["choice"]
         scene.wait_condition("OnTime", "True", "OnSchedule")
         operator.kill()  # while the request is pending
-        operator.start()
+        operator.start(ahead=35)
         operator.wait_ready()
         third = scene.wait_attempt(3)
         assert second["metadata"]["name"] != third["metadata"]["name"]

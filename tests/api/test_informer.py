@@ -271,10 +271,11 @@ async def test_a_connection_that_is_dead_is_noticed(
         assert pipe.opened >= 2
 
 
+@pytest.mark.heavy  # the API server sends one a minute
 async def test_an_idle_watch_gets_bookmarks_within_the_limit_of_silence(
     server: ApiServer, kube: Kube, namespace: str
 ) -> None:
-    """Else each quiet watch would be taken for dead. It takes a minute, as the API server sends them."""
+    """Else each quiet watch would be taken for dead."""
     async with connected(server) as cluster, following(cluster, kube, namespace) as followed:
         events = followed.informer._events
         async with asyncio.timeout(cluster_module.SILENCE_SECONDS):

@@ -19,7 +19,7 @@ from tests.api.scene import OperatorProcess, Scene, job_body
 from tests.builders import word
 
 CHART = '{"checkpointPrefix": "s3://team/runs", "credentialsSecret": "team-s3"}'
-QUIET_SECONDS = 3.0
+QUIET_SECONDS = 1.5
 """How long nothing must be written; a loop of retries writes many times in it."""
 _count = itertools.count(1)
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import datetime, timedelta
 
 import pytest
 from spottrain.contract import Outcome
 from spottrain_operator.api.validation import parse_status
-from spottrain_operator.names import OUTCOME_FINALIZER
+from spottrain_operator.names import DEADLINE_ANNOTATION, OUTCOME_FINALIZER
 
 from tests.api.kube import MERGE, Json, Refused, jobs, wait_for
 from tests.api.scene import Scene
@@ -103,9 +104,11 @@ def test_a_notice_is_passed_on_and_the_successor_waits_behind_its_gate(scene: Sc
     scene.see_runtime()
     scene.give_notice(node, 60)
     new = scene.wait_attempt(2)
-    live = scene.pod(1)
-    assert live is not None and "spottrain.io/termination-deadline" in live["metadata"]["annotations"]
-    assert 50 <= live["metadata"]["deletionGracePeriodSeconds"] <= 58
+    told = (scene.pod(1) or {})["metadata"]
+    deadline = datetime.fromisoformat(told["annotations"][DEADLINE_ANNOTATION])
+    killed = datetime.fromisoformat(told["deletionTimestamp"])
+    assert killed > deadline - timedelta(seconds=4), "2 of margin; both times are cut to whole seconds"
+    assert told["deletionGracePeriodSeconds"] <= 58, "of the notice's 60, less the margin"
     assert int(_env(new)["SPOTTRAIN_GATE_UNTIL"]) > 0 and node in str(new["spec"]["affinity"])
     assert scene.counters() == (2, 0, 1)
     scene.end(old, 75, word(Outcome.INTERRUPTED, step=9, durableStep=9, startStep=0))
@@ -276,7 +279,8 @@ def test_a_full_quota_is_waiting(scene: Scene) -> None:
     found = scene.wait_condition("Scheduled", "False", "QuotaExceeded")
     assert "exceeded quota" in found["message"] and scene.counters() == (2, 0, 1)
     scene.kube.call("DELETE", f"{quotas}/none")
-    wait_for("the pod to be made after all", lambda: scene.pod(2), seconds=60)
+    scene.change(failurePolicy={"maxFailures": 9})  # else it is tried again within 20 seconds
+    scene.wait_attempt(2)
 
 
 def test_a_name_that_a_stranger_has_is_a_condition(scene: Scene) -> None:

@@ -44,18 +44,28 @@ def helm(server: ApiServer, *words: str | Path) -> None:
 def upgrade(server: ApiServer, namespace: str, *settings: str) -> None:
     sets = [word for setting in ("priceJob.enabled=true", *settings) for word in ("--set-json", setting)]
     off = ("--set", "crds.enabled=false", "--set", "agent.enabled=false")
-    # Each test has a namespace of its own, so it takes over the cluster's roles from the one before.
-    helm(server, "upgrade", "--install", RELEASE, CHART, "-n", namespace, "--take-ownership", *off, *sets)
+    helm(server, "upgrade", "--install", RELEASE, CHART, "-n", namespace, *off, *sets)
 
 
 @dataclass
 class Release:
-    """The chart in a namespace of its own, and its price job."""
+    """The chart and its price job."""
 
     kube: Kube
     server: ApiServer
     namespace: str
     folder: Path
+    changed: bool = False
+    """Whether it must be upgraded to be what the other tests expect."""
+
+    def upgrade(self, *settings: str) -> None:
+        self.changed = bool(settings)
+        upgrade(self.server, self.namespace, *settings)
+
+    def empty_config_map(self) -> None:
+        """As it is after the installation, whatever a test has made of it."""
+        body = {"metadata": {"labels": {"theirs": None}}, "data": None}
+        self.kube.call("PATCH", self.path, body, kind=MERGE)
 
     @property
     def path(self) -> str:
@@ -115,26 +125,42 @@ def stub(monkeypatch: pytest.MonkeyPatch) -> Iterator[PriceStub]:
         yield running
 
 
+@pytest.fixture(scope="module")
+def installed(kube: Kube, server: ApiServer) -> str:
+    """The namespace with the chart."""
+    kube.make_namespace("prices")
+    upgrade(server, "prices")
+    return "prices"
+
+
 @pytest.fixture
-def release(kube: Kube, server: ApiServer, namespace: str, tmp_path: Path) -> Release:
-    upgrade(server, namespace)
-    return Release(kube=kube, server=server, namespace=namespace, folder=tmp_path)
+def release(kube: Kube, server: ApiServer, installed: str, tmp_path: Path) -> Iterator[Release]:
+    """Its ConfigMap is empty."""
+    made = Release(kube=kube, server=server, namespace=installed, folder=tmp_path)
+    made.empty_config_map()
+    yield made
+    if made.changed:
+        made.upgrade()
 
 
-def add_node(kube: Kube, name: str, kind: str, zone: str) -> None:
+@pytest.fixture
+def node(kube: Kube) -> Iterator[None]:
+    """One of a type and in a zone that have prices."""
     labels = {
-        "node.kubernetes.io/instance-type": kind,
-        "topology.kubernetes.io/region": zone[:-1],
-        "topology.kubernetes.io/zone": zone,
+        "node.kubernetes.io/instance-type": P4D,
+        "topology.kubernetes.io/region": ZONE[:-1],
+        "topology.kubernetes.io/zone": ZONE,
     }
-    spec = {"providerID": f"aws:///{zone}/i-{name}"}
-    kube.call("POST", "/api/v1/nodes", {"metadata": {"name": name, "labels": labels}, "spec": spec})
+    meta, spec = {"name": "priced", "labels": labels}, {"providerID": f"aws:///{ZONE}/i-priced"}
+    kube.call("POST", "/api/v1/nodes", {"metadata": meta, "spec": spec})
+    yield
+    kube.call("DELETE", "/api/v1/nodes/priced")
 
 
+@pytest.mark.usefixtures("node")
 def test_the_prices_of_the_nodes_reach_the_operator_and_own_rates_count_before_them(
     release: Release, stub: PriceStub, tmp_path: Path
 ) -> None:
-    add_node(release.kube, f"{release.namespace}-a", P4D, ZONE)
     assert release.run(regions=(), instance_types=()) == []
     own, fetched = tmp_path / "prices.json", tmp_path / "fetched.json"
     own.write_text("[]")
@@ -147,7 +173,6 @@ def test_the_prices_of_the_nodes_reach_the_operator_and_own_rates_count_before_t
     own.write_text(json.dumps([{"instanceType": P4D, "capacityType": "OnDemand", "usdPerHour": 15}]))
     assert read().cost(P4D, "OnDemand", ZONE, NOW, NOW + timedelta(hours=2)).usd == 30
     assert read().cost(P4D, "Spot", ZONE, NOW, NOW + timedelta(hours=1)).usd == Decimal("8.19")
-    release.kube.call("DELETE", f"/api/v1/nodes/{release.namespace}-a")
 
 
 def test_a_run_that_fails_keeps_what_was_written_until_it_is_a_day_old(
@@ -200,7 +225,7 @@ def test_a_config_map_that_never_stands_still_is_given_up(release: Release, stub
 def test_an_upgrade_of_the_chart_keeps_the_prices(release: Release, stub: PriceStub) -> None:
     assert release.run() == []
     before = release.written()
-    upgrade(release.server, release.namespace, "priceJob.historyDays=3", 'podAnnotations={"a":"b"}')
+    release.upgrade("priceJob.historyDays=3", 'podAnnotations={"a":"b"}')
     assert release.written() == before != ""
 
 
@@ -225,8 +250,7 @@ def test_the_account_reaches_its_own_config_map_alone(release: Release, stub: Pr
 def test_without_the_right_to_list_nodes_the_listed_types_are_priced(
     release: Release, stub: PriceStub
 ) -> None:
-    listed = ("priceJob.fromNodes=false", 'priceJob.regions=["r"]', 'priceJob.instanceTypes=["t"]')
-    upgrade(release.server, release.namespace, *listed)
+    release.upgrade("priceJob.fromNodes=false", 'priceJob.regions=["r"]', 'priceJob.instanceTypes=["t"]')
     (error,) = release.run()
     assert error.startswith("the nodes' instance types are not priced: GET /api/v1/nodes: ")
     assert release.spot() == Decimal("8.19")
@@ -235,6 +259,7 @@ def test_without_the_right_to_list_nodes_the_listed_types_are_priced(
 
 def test_a_config_map_that_is_gone_is_a_sentence(release: Release, stub: PriceStub) -> None:
     release.kube.call("DELETE", release.path)
+    release.changed = True
     (error,) = release.run()
     assert "replied 404" in error and "`helm upgrade` with priceJob.enabled makes it" in error
 

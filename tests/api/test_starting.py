@@ -59,8 +59,8 @@ def test_a_volume_that_only_events_speak_of_is_told_and_a_killed_operator_does_n
         )
         since = scene.status()["attempts"][0]["startErrorSince"]
         operator.kill()
-        operator.start()
-        wait_for("its deletion", lambda: "deletionTimestamp" in (scene.pod(1) or {})["metadata"], seconds=60)
+        operator.start(ahead=31)
+        wait_for("its deletion", lambda: "deletionTimestamp" in (scene.pod(1) or {})["metadata"])
         scene.end(pod, 137)
         failed = scene.wait_condition("Failed", "True")
         assert failed["reason"] == "FailedMount" and NOT_FOUND in failed["message"]

@@ -22,10 +22,10 @@ from tests.api.test_sigkill import WRITES, posted, through
 from tests.builders import word
 
 TIMES = {
-    "lease_seconds": "8",
-    "renew_deadline_seconds": "6",
-    "lease_retry_seconds": "0.5",
-    "write_timeout_seconds": "5",
+    "lease_seconds": "4",
+    "renew_deadline_seconds": "3",
+    "lease_retry_seconds": "0.25",
+    "write_timeout_seconds": "2.5",
 }
 
 

@@ -2,40 +2,35 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
-from localcluster import fakenodes, layout
-from localcluster.apiserver import ApiServer, api_server, ensure_programs, running
+from localcluster import fakenodes
+from localcluster.apiserver import ApiServer, running
 from spottrain.contract import Outcome
 from spottrain_operator.names import GPU_RESOURCE, PINNED_ANNOTATION
 
-from tests.api.conftest import CRD
 from tests.api.kube import MERGE, Json, Kube, wait_for
 from tests.builders import word
 from tests.native.stage import Stage
 
 SAVED = word(Outcome.INTERRUPTED, step=9, durableStep=9, startStep=0)
-_count = itertools.count(1)
 
 
-@pytest.fixture(scope="module")
-def scheduled() -> Iterator[ApiServer]:
-    """One of its own, for a scheduler would bind the pods of other tests."""
-    paths = layout.default_paths()
-    ensure_programs(paths, frozenset({"kube-scheduler"}))
-    with api_server() as server:
-        Kube.from_kubeconfig(server.kubeconfig).install(CRD)
-        with running(fakenodes.scheduler(paths.bin, server), server.logs / "kube-scheduler.log"):
-            yield server
+@pytest.fixture(scope="module", autouse=True)
+def scheduler(kube: Kube, server: ApiServer, programs: Path) -> Iterator[None]:
+    """For these tests alone. Pods that earlier ones have left without a node must not take room here."""
+    for pod in kube.call("GET", "/api/v1/pods?fieldSelector=spec.nodeName%3D")["items"]:
+        meta = pod["metadata"]
+        kube.call("DELETE", f"/api/v1/namespaces/{meta['namespace']}/pods/{meta['name']}")
+    with running(fakenodes.scheduler(programs, server), server.logs / "kube-scheduler.log"):
+        yield
 
 
 @pytest.fixture
-def stage(scheduled: ApiServer) -> Iterator[Stage]:
-    kube, name = Kube.from_kubeconfig(scheduled.kubeconfig), f"zones-{next(_count)}"
-    kube.make_namespace(name)
-    with Stage(kube=kube, namespace=name, job="job", kubeconfig=scheduled.kubeconfig) as made:
+def stage(server: ApiServer, kube: Kube, namespace: str) -> Iterator[Stage]:
+    with Stage(kube=kube, namespace=namespace, job="job", kubeconfig=server.kubeconfig) as made:
         made.operate()
         yield made
 
