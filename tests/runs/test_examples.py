@@ -12,18 +12,13 @@ import pytest
 from spottrain.contract import Env, ExitCode
 
 from tests.support.examples import KINDS, Attempt, Kind, Played, play
+from tests.support.heavy import sample
 from tests.support.zygote import Zygote
 
-ALWAYS = "image-classification"
-"""The kind that `make test` plays."""
-
-
-def kinds(*, with_page: bool = False) -> list[object]:
-    return [
-        pytest.param(kind, id=name, marks=() if name == ALWAYS else pytest.mark.heavy)
-        for name, kind in KINDS.items()
-        if kind.page or not with_page
-    ]
+SHORT = replace(KINDS["gan"], env={"EPOCHS": "4"})
+"""What `make test` plays: two networks, two optimizers, and a tensor of the script's own."""
+PLAYED = sample([SHORT, *KINDS.values()], SHORT)
+WITH_DIFF = sample([SHORT, *(kind for kind in KINDS.values() if kind.page)], SHORT)
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +33,7 @@ def whole(zygote: Zygote, kind: Kind, tmp_path_factory: pytest.TempPathFactory) 
     return play(zygote, kind, tmp_path_factory.mktemp("whole"))
 
 
-@pytest.mark.parametrize("kind", kinds(), scope="module")
+@pytest.mark.parametrize("kind", PLAYED, ids=lambda kind: kind.name, scope="module")
 def test_it_ends_with_the_same_weights_after_a_stop_a_kill_and_a_deadline(
     zygote: Zygote, kind: Kind, whole: Played, tmp_path: Path
 ) -> None:
@@ -49,7 +44,7 @@ def test_it_ends_with_the_same_weights_after_a_stop_a_kill_and_a_deadline(
     second.kill(signal.SIGKILL, pod=kind.workers - 1)
     assert second.wait()[-1] == -signal.SIGKILL, second.log
     assert kind.resumed(second.first) == first, "no step was lost after SIGTERM"
-    told = replace(kind, env={Env.DEADLINE_FILE: str(deadline)})
+    told = replace(kind, env={**kind.env, Env.DEADLINE_FILE: str(deadline)})
     third = stopped(Attempt(zygote, told, folder, 3), 0.8 * whole.steps, deadline)
     last = Attempt(zygote, kind, folder, 4)
     assert last.wait() == [ExitCode.DONE] * kind.workers, last.log
@@ -69,7 +64,7 @@ def stopped(attempt: Attempt, step: float, deadline: Path | None = None) -> int:
     return message.step
 
 
-@pytest.mark.parametrize("kind", kinds(with_page=True), scope="module")
+@pytest.mark.parametrize("kind", WITH_DIFF, ids=lambda kind: kind.name, scope="module")
 def test_the_script_without_spottrains_lines_trains_too(zygote: Zygote, kind: Kind, tmp_path: Path) -> None:
     """So the diff in the docs leads from a script that works to the example."""
     plain = kind.plain()

@@ -16,12 +16,14 @@ from spottrain.cli.inject import inject
 from spottrain.contract import Env, ExitCode, Outcome, Reason
 from spottrain_operator.api import injected
 
-from tests.runs.conftest import SCRIPT
+from tests.runs.conftest import SCRIPT, Lab
 from tests.runs.launched import WAITS, Launched
 from tests.support.pid1 import HELD, NAMESPACE, holds_signals, needs_root, once, pid_1_below
 from tests.support.plainenv import plain_python
 
 Begin = Callable[..., Launched]
+LAUNCH = "python -m accelerate.commands.launch"
+TORCHRUN = "--standalone --nproc-per-node 2"
 ACCELERATE = "--num_machines=1 --mixed_precision=no --dynamo_backend=no --main_process_port=0"
 
 
@@ -66,35 +68,6 @@ def rendered(words: str, launcher: Path) -> list[str]:
     return [word.replace(injected.LAUNCHER, str(launcher)) for word in injected.launched(words.split())]
 
 
-def losses(*runs: Launched) -> dict[int, str]:
-    return {
-        int(step): loss for run in runs for step, loss in re.findall(r" step=(\d+)\S* loss=(\S+)", run.log)
-    }
-
-
-def test_a_stopped_training_goes_on_bit_for_bit_with_what_the_installed_runtime_computes(
-    begin: Begin, tmp_path: Path
-) -> None:
-    (tmp_path / "alone").mkdir()
-    (tmp_path / "alone" / "train.py").write_text(SCRIPT)
-    installed = [sys.executable, "-m", "spottrain", "run", "train.py"]
-    alone = Launched(tmp_path / "alone", installed, **{Env.JOB_UID: "uid"}).done()
-    first = begin(SCRIPT, PAUSE="0.1", **{Env.ATTEMPT: "1"}).until(" step=5/24")
-    first.stopped()
-    second = begin(SCRIPT, **{Env.ATTEMPT: "2"}).done()
-    assert first.message.outcome is Outcome.INTERRUPTED
-    assert second.message.outcome is Outcome.DONE and second.message.startStep == first.message.step
-    assert losses(first, second) == losses(alone)
-    assert len(losses(alone)) == 24
-
-
-def test_two_ranks_are_started_by_the_injected_launcher(begin: Begin) -> None:
-    says = 'import os, spottrain; print("rank", os.environ["RANK"], spottrain.__file__, flush=True)\n'
-    run = begin(says + SCRIPT, "--nproc", "2", "train.py", **{Env.ATTEMPT: "1"}).done()
-    assert re.findall(r"rank (\d) \S+/volume\S*/lib/spottrain/__init__.py", run.log).count("1") == 1
-    assert run.message.outcome is Outcome.DONE
-
-
 def test_what_the_script_prints_is_kept_by_the_injected_log_capture(begin: Begin, tmp_path: Path) -> None:
     begin('print("words of the script")', **{Env.LOGS: "keep", Env.ATTEMPT: "1"}).done()
     [part] = (tmp_path / "store" / "logs").rglob("*.log")
@@ -104,16 +77,20 @@ def test_what_the_script_prints_is_kept_by_the_injected_log_capture(begin: Begin
 @pytest.mark.parametrize(
     ("words", "ranks"),
     [
-        ("python -u -m train", 1),
-        ("python -m spottrain run --nproc 2 train.py", 2),
-        ("python -m torch.distributed.run --standalone --nproc-per-node 2 train.py", 2),
-        (f"python -m accelerate.commands.launch --multi_gpu --num_processes=2 {ACCELERATE} train.py", 2),
-        (f"python -m accelerate.commands.launch --cpu --num_processes=1 {ACCELERATE} train.py", 1),
+        pytest.param("python -u -m train", 1, id="module"),
+        *(
+            pytest.param(words, ranks, id=name, marks=pytest.mark.heavy)
+            for name, words, ranks in (
+                ("launcher", "python -m spottrain run --nproc 2 train.py", 2),
+                ("torchrun", f"python -m torch.distributed.run {TORCHRUN} train.py", 2),
+                ("accelerate", f"{LAUNCH} --multi_gpu --num_processes=2 {ACCELERATE} train.py", 2),
+                ("accelerate-one", f"{LAUNCH} --cpu --num_processes=1 {ACCELERATE} train.py", 1),
+            )
+        ),
     ],
-    ids=["module", "launcher", "torchrun", "accelerate", "accelerate-one"],
 )
-def test_what_the_operator_makes_of_a_command_stops_and_goes_on(
-    tmp_path: Path, python: Path, python_of_accelerate: Path, launcher: Path, words: str, ranks: int
+def test_what_the_operator_makes_of_a_command_stops_and_goes_on_bit_for_bit_with_the_installed_runtime(
+    tmp_path: Path, request: pytest.FixtureRequest, others: Lab, launcher: Path, words: str, ranks: int
 ) -> None:
     """The pod has two GPUs, by its environment; a process that accelerate starts alone must not count them.
 
@@ -121,7 +98,8 @@ def test_what_the_operator_makes_of_a_command_stops_and_goes_on(
     """
     says = 'import os, spottrain; print("rank", os.environ.get("RANK", 0), spottrain.__file__, flush=True)\n'
     (tmp_path / "train.py").write_text(says + SCRIPT)
-    python = python_of_accelerate if "accelerate" in words else python
+    image = "python_of_accelerate" if "accelerate" in words else "python"
+    python: Path = request.getfixturevalue(image)
     env: dict[str, str] = {Env.JOB_UID: "uid", Env.GPUS: str(ranks) if "-m train" in words else "2"}
     env |= {"PATH": f"{python.parent}:{os.environ['PATH']}", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "60"}
     deadline = tmp_path / "deadline"
@@ -146,6 +124,9 @@ def test_what_the_operator_makes_of_a_command_stops_and_goes_on(
     assert steps == list(range(1, 25)), "the log is of both: each step was done once"
     started = re.findall(r"rank (\d) \S+/volume\S*/lib/spottrain/__init__.py", second.log)
     assert sorted(started) == sorted(2 * [str(rank) for rank in range(ranks)]), "by the launcher, in both"
+    if ranks == 1:
+        alone = [loss.removeprefix("loss=") for _, loss in sorted(others.alone(SCRIPT).losses.items())]
+        assert re.findall(r" step=\d+/24 .*\bloss=(\S+)", second.log) == alone
 
 
 PACKAGES = """
@@ -180,8 +161,7 @@ def test_an_error_of_the_script_keeps_its_exit_code(begin: Begin) -> None:
 
 
 @needs_root
-@pytest.mark.parametrize("after", [0.0, 0.2, 1.0])
-@pytest.mark.parametrize("held", [True, False])
+@pytest.mark.parametrize(("after", "held"), [(0.0, True), (0.2, False), (1.0, True)])
 def test_a_signal_at_pid_1_ends_it_with_75(begin: Begin, after: float, held: bool) -> None:
     """`held`: by `env --block-signal`; else from the launcher's first statement on."""
     env = ["env", *HELD[:-1]] if held else []
