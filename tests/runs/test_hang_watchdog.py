@@ -80,6 +80,7 @@ def test_a_thread_that_hangs_with_the_interpreter_lock_is_dumped_all_the_same(la
     assert len(stalled(run)) == 1 and run.log.count("in where_it_hangs") == 1, "once, and not a second time"
 
 
+@pytest.mark.heavy
 def test_what_comes_before_the_first_step_is_no_hang(lab: Lab) -> None:
     slow = "import time\ntime.sleep(1.5)\n" + SCRIPT.replace(
         "    time.sleep(PAUSE)\n", "    time.sleep(1.5 if trainer.step == 0 else 0)\n"
@@ -88,6 +89,7 @@ def test_what_comes_before_the_first_step_is_no_hang(lab: Lab) -> None:
     assert stalled(run) == [] and "most recent call first" not in run.log
 
 
+@pytest.mark.heavy
 def test_an_evaluation_longer_than_the_limit_is_no_hang_as_long_as_its_batches_come(lab: Lab) -> None:
     env = LIMIT | {"EVAL": "1", "EVAL_PAUSE": "0.3"}  # seven batches
     run = lab.run(training='{"maxSteps": 2}', env=env).done()

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from spottrain.contract import Env
 
 from tests.runs.conftest import SCRIPT
@@ -37,6 +38,7 @@ def test_the_launcher_imports_none_of_them() -> None:
     assert shown == "launcher []\n"
 
 
+@pytest.mark.heavy
 def test_a_training_on_a_folder_imports_torch_alone(tmp_path: Path) -> None:
     script = f"{SHOWS}show('before')\n{SCRIPT}\nshow('after')"
     (tmp_path / "train.py").write_text(script)

@@ -13,9 +13,7 @@ from tests.support.heavy import sample
 
 ALWAYS = [
     kills.scene("micro-step", "KILL", "pod", 1, twice=True),
-    kills.scene("upload", "TERM", "group", 1, twice=True),
     kills.scene("before HEAD", "KILL", "pod", 1),
-    kills.scene("release", "KILL", "pod", 1),
     kills.scene("after HEAD", "KILL", "rank0", 2),
 ]
 HEAVY = [
@@ -26,9 +24,11 @@ HEAVY = [
     kills.scene("evaluation", "TERM", "group", 1),
     kills.scene("loader", "TERM", "group", 1),
     kills.scene("upload", "KILL", "ranks", 2),
+    kills.scene("upload", "TERM", "group", 1, twice=True),
     kills.scene("before manifest", "KILL", "group", 1, twice=True),
     kills.scene("before HEAD", "TERM", "ranks", 2),
     kills.scene("pruning", "KILL", "pod", 1),
+    kills.scene("release", "KILL", "pod", 1),
     kills.scene("done", "KILL", "pod", 1),
 ]
 

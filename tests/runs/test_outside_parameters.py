@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 
 import pytest
@@ -119,12 +118,9 @@ def test_the_weights_of_a_loss_are_saved_and_go_on(lab: Lab, case: str) -> None:
     compare(lab, case)
 
 
-@pytest.mark.parametrize(
-    ("case", "kind"),
-    sample(
-        itertools.product(("loose", "module, buffer", "module, named"), ("DDP", "FSDP2")), ("loose", "FSDP2")
-    ),
-)
+@pytest.mark.heavy
+@pytest.mark.parametrize("kind", ["DDP", "FSDP2"])
+@pytest.mark.parametrize("case", ["loose", "module, buffer", "module, named"])
 def test_two_ranks_train_the_same_weights_of_a_loss_as_one(lab: Lab, case: str, kind: str) -> None:
     plain = compare(lab, case, ranks=2, **({"SHARD": "1"} if kind == "FSDP2" else {}))
     if "buffer" in case:

@@ -121,7 +121,7 @@ def logged(losses: dict[int, str]) -> list[float]:
 
 @pytest.mark.parametrize(
     ("kind", "techniques"),
-    sample(itertools.product(KINDS, (False, True)), ("DDP", False), ("FSDP2", True)),
+    sample(itertools.product(KINDS, (False, True)), ("DDP", True)),
 )
 def test_two_ranks_that_were_stopped_go_on_bit_by_bit_each_with_its_own_random_numbers(
     lab: Lab, kind: str, techniques: bool

@@ -194,6 +194,7 @@ def test_a_slow_read_is_a_restore(lab: Lab) -> None:
     assert split.restore >= 0.5 and split.startup >= 0.3
 
 
+@pytest.mark.heavy
 def test_a_gate_is_waited_at(lab: Lab) -> None:
     lab.run(TRAINER, env={"STEP": "0.05"}).until("event=committed step=7 ").killed()
     until = time.time() + 4
@@ -255,6 +256,7 @@ def test_ranks_count_from_the_start_of_their_launcher(lab: Lab) -> None:
     assert split.productive > 0 and split.waiting > 0, "for the other rank"
 
 
+@pytest.mark.heavy
 def test_ranks_that_are_started_again_continue_the_split(lab: Lab) -> None:
     """They start with 8 samples at a time, and find room for 4: the steps since the last save are lost."""
     script = SHORT + END_OF_FIRST
