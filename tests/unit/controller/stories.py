@@ -2,9 +2,9 @@
 
 Facts of a look: `phase=Waiting`, `attempt=2`, `failures=0`, `interruptions=1`, `noProgress=0`, `durable=9`;
 each condition as `Running=False/NodeNotReady`; each event as `warns=Reason` or `tells=Reason`; of attempts
-`cause1=Failed`, `stopping1=Moved`, `charged1`; what is done, by ranks: `creates=0,1`, `deletes=0`,
-`releases=0`, `annotates=1`, `provides=services`, `holds=True`, `checks`, `ends` (the object is deleted);
-`start=+10` (seconds from now) or `start=now`; `again=30` (whole seconds), and `unwritten` where the status is
+`cause1=Failed`, `reason1=...`, `stopping1=Moved`, `charged1`; what is done, by ranks: `creates=0,1`,
+`deletes=0`, `releases=0`, `annotates=1`, `provides=services`, `holds=True`, `checks`, `ends` (the object is
+deleted); `start=+10` (seconds from now) or `start=now`; `again=30` (whole seconds), and `unwritten` where the status is
 as before.
 """
 
@@ -60,6 +60,8 @@ def _of_attempt(record: AttemptRecord) -> Iterator[str]:
         yield f"cause{n}={record.cause}"
     if record.stopping:
         yield f"stopping{n}={record.stopping}"
+    if record.reason:
+        yield f"reason{n}={record.reason}"
     if record.charged:
         yield f"charged{n}"
 

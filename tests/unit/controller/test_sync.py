@@ -15,7 +15,7 @@ from spottrain.contract import (
     SyncEnv,
 )
 from spottrain_operator.api.node_pools import Pool
-from spottrain_operator.api.observed import Create, Delete, Ended, PodView, Sample, SyncView
+from spottrain_operator.api.observed import Delete, Ended, Observed, PodView, Sample, SyncView
 from spottrain_operator.api.training_job import AttemptRecord, Job, Status
 from spottrain_operator.api.views import pod_view
 from spottrain_operator.control import follow
@@ -45,7 +45,7 @@ from tests.builders import (
     status_of,
     word,
 )
-from tests.unit.controller.stories import follows
+from tests.unit.controller.stories import Story, follows
 
 Json = dict[str, Any]
 CHECKPOINT: Json = {"mode": "Sync", "syncPath": "/ckpt", "uri": "s3://bucket/run"}
@@ -248,46 +248,36 @@ def over(
     return make_pod(**(fields | {"sync": SyncView(ended=last)} | more))
 
 
-def test_exit_0_with_all_of_the_folder_in_the_store_is_success() -> None:
-    made = plan(make_observed(over(), job=job_of()))
-    assert condition(made, Condition.SUCCEEDED).status == "True"
-    status = status_of(made)
-    assert status.known_durable_step == 7 and status.attempts[0].cause == Cause.DONE
-
-
-def test_the_commit_of_the_end_of_a_script_that_failed_is_no_progress() -> None:
-    made = plan(make_observed(over(143), job=job_of()))
-    assert status_of(made).known_durable_step == 6
+def ended(*given: Any, **more: Any) -> Observed:
+    return make_observed(over(*given, **more), job=job_of())
 
 
 KILLED = ["", word(Outcome.INTERRUPTED), word(Outcome.INTERRUPTED_LOST)]
+NO_ROOM = word(Outcome.FAILED, message="no room")
+EMPTY = started(no_progress=10, interruptions=11, known_durable_step=3, interrupted_at_step=3)
+ENDS: dict[str, tuple[Observed, str]] = {
+    "all of the folder is in the store": (ended(), "Succeeded=True durable=7 cause1=Done"),
+    "what a script that failed left at its end is no progress": (ended(143), "durable=6"),
+    **{
+        f"the sidecar ended before its last commit: {message}": (
+            ended(message=message, sidecar_code=137),
+            f"cause1=Interrupted reason1={Reason.NOT_UPLOADED} failures=0 interruptions=1 attempt=2",
+        )
+        for message in KILLED
+    },
+    "an end that is never uploaded": (
+        make_observed(over(message=""), job=job_of(status=EMPTY)),
+        f"Failed=True/{Reason.NO_PROGRESS}",
+    ),
+    "a failed last upload is a failure": (ended(message=NO_ROOM), "cause1=Failed charged1"),
+    **{f"exit code {code}": (ended(code), "cause1=Failed charged1") for code in (1, 2, 134)},
+}
 
 
-@pytest.mark.parametrize("message", KILLED)
-def test_exit_0_is_an_interruption_where_the_sidecar_ended_before_its_last_commit(message: str) -> None:
-    made = plan(make_observed(over(message=message, sidecar_code=137), job=job_of()))
-    status = status_of(made)
-    record = status.attempts[0]
-    assert (record.cause, record.charged, record.reason) == (Cause.INTERRUPTED, False, Reason.NOT_UPLOADED)
-    assert status.failures == 0 and status.interruptions == 1 and status.attempt == 2
-    assert condition(made, Condition.INTERRUPTED).status == "True"
-
-
-def test_a_script_whose_end_is_never_uploaded_fails_in_the_end() -> None:
-    status = started(no_progress=10, interruptions=11, known_durable_step=3, interrupted_at_step=3)
-    made = plan(make_observed(over(message=""), job=job_of(status=status)))
-    assert condition(made, Condition.FAILED).reason == Reason.NO_PROGRESS
-
-
-def test_a_failed_last_upload_is_a_failure_with_the_sidecars_sentence() -> None:
-    ending = ending_of(over(message=word(Outcome.FAILED, message="no room")), make_observed(job=job_of()))
-    assert (ending.cause, ending.charged) == (Cause.FAILED, True)
-
-
-@pytest.mark.parametrize("code", [1, 2, 134])
-def test_a_script_that_fails_is_charged_with_its_last_lines_whatever_was_uploaded(code: int) -> None:
-    ending = ending_of(over(code), make_observed(job=job_of()))
-    assert (ending.cause, ending.charged) == (Cause.FAILED, True) and "last line" in ending.evidence
+@pytest.mark.parametrize("name", ENDS)
+def test_an_end(name: str) -> None:
+    observed, expected = ENDS[name]
+    follows(expected, observed)
 
 
 EARLY = replace(notice(seconds=-20), seen=NOW - timedelta(seconds=140))
@@ -332,59 +322,40 @@ def given_up(outcome: Outcome, *, runs: bool = False, **more: Any) -> PodView:
     return pod if runs else replace(pod, running_since=None, phase="Pending")
 
 
-@pytest.mark.parametrize("runs", [True, False])
-def test_a_configuration_that_the_sidecar_refuses_ends_the_job_with_its_sentence(runs: bool) -> None:
-    pod = given_up(
-        Outcome.BAD_CONFIGURATION, runs=runs, reason="CheckpointURIInUse", message="another job owns it"
-    )
-    made = plan(make_observed(pod, job=job_of()))
-    status = status_of(made)
-    assert status.attempts[0].stopping == Cause.BAD_CONFIGURATION
-    assert [a.pod.uid for a in made.after if isinstance(a, Delete)] == [pod.uid]
-    ended = replace(pod, phase="Failed", running_since=None, **deleted(5))
-    made = plan(make_observed(ended, job=job_of(status=status)))
-    failed = condition(made, Condition.FAILED)
-    assert (
-        failed.status == "True"
-        and failed.reason == "CheckpointURIInUse"
-        and "another job owns it" in failed.message
-    )
+@pytest.mark.parametrize(
+    ("outcome", "runs", "stopping", "then"),
+    [
+        (Outcome.BAD_CONFIGURATION, True, "BadConfiguration", "Failed=True/ItsReason"),
+        (Outcome.BAD_CONFIGURATION, False, "BadConfiguration", "Failed=True/ItsReason"),
+        (
+            Outcome.STORE_UNREACHABLE,
+            False,
+            "StoreUnreachable",
+            "attempt=2 failures=0 interruptions=0 StoreReachable=False",
+        ),
+        (Outcome.FAILED, False, "Failed charged1", "failures=1 cause1=Failed"),
+    ],
+)
+def test_a_sidecar_that_gives_up_before_the_script_starts_ends_the_attempt_with_its_sentence(
+    outcome: Outcome, runs: bool, stopping: str, then: str
+) -> None:
+    job = Story(**spec())
+    pod = given_up(outcome, runs=runs, reason="ItsReason", message="so it is")
+    job.look(f"stopping1={stopping} deletes=0", pod)
+    assert "so it is" in job.status.attempts[0].evidence
+    job.look(then, replace(pod, phase="Failed", running_since=None, **deleted(5)))
 
 
-def test_a_store_that_does_not_answer_before_the_start_is_waited_for() -> None:
-    pod = given_up(Outcome.STORE_UNREACHABLE, message="no connection to s3")
-    made = plan(make_observed(pod, job=job_of()))
-    assert status_of(made).attempts[0].stopping == Cause.STORE_UNREACHABLE
-    ended = replace(pod, phase="Failed", **deleted(5))
-    made = plan(make_observed(ended, job=job_of(status=status_of(made))))
-    status = status_of(made)
-    assert status.attempt == 2 and status.failures == 0 and status.interruptions == 0
-    assert condition(made, Condition.STORE_REACHABLE).status == "False"
-
-
-def test_a_restore_that_fails_ends_the_attempt_as_a_failure_with_its_sentence() -> None:
-    pod = given_up(
-        Outcome.FAILED, reason="CheckpointDamaged", message="none of the 2 checkpoints can be read"
-    )
-    made = plan(make_observed(pod, job=job_of()))
-    first = status_of(made).attempts[0]
-    assert (first.stopping, first.charged, first.reason) == (Cause.FAILED, True, "CheckpointDamaged")
-    assert "none of the 2 checkpoints" in first.evidence
-    assert [a.pod.uid for a in made.after if isinstance(a, Delete)] == [pod.uid]
-    ended = replace(pod, phase="Failed", **deleted(5))
-    status = status_of(plan(make_observed(ended, job=job_of(status=status_of(made)))))
-    assert (status.failures, status.attempts[0].cause) == (1, Cause.FAILED)
-
-
-@pytest.mark.parametrize("outcome", [Outcome.STORE_UNREACHABLE, Outcome.FAILED])
-def test_what_the_sidecar_cannot_do_later_does_not_end_the_script(outcome: Outcome) -> None:
-    made = plan(make_observed(given_up(outcome, runs=True), job=job_of()))
-    assert not [a for a in made.after if isinstance(a, Delete | Create)]
-
-
-def test_a_sidecar_that_runs_again_has_not_given_up() -> None:
-    pod = replace(given_up(Outcome.BAD_CONFIGURATION, runs=True), sync=SyncView(running=True))
-    assert not [a for a in plan(make_observed(pod, job=job_of())).after if isinstance(a, Delete)]
+@pytest.mark.parametrize(
+    "pod",
+    [
+        *(given_up(outcome, runs=True) for outcome in (Outcome.STORE_UNREACHABLE, Outcome.FAILED)),
+        replace(given_up(Outcome.BAD_CONFIGURATION, runs=True), sync=SyncView(running=True)),
+    ],
+    ids=["no store later", "a failure later", "it runs again"],
+)
+def test_what_the_sidecar_cannot_do_later_does_not_end_the_script(pod: PodView) -> None:
+    follows("!deletes !creates", make_observed(pod, job=job_of()))
 
 
 UNKNOWN_SIDECAR = make_pod(
@@ -413,8 +384,7 @@ def test_a_stop_by_the_operator_does_not_wait_for_the_grace_of_the_last_upload()
 
 def test_no_attempt_starts_beside_one_that_is_still_stopping() -> None:
     pod = make_pod(grace=600, sync=SyncView(running=True), **deleted(2, 90), notice=notice())
-    made = plan(make_observed(pod, job=job_of(), nodes=(make_node(notice=notice()),)))
-    assert not [a for a in made.after if isinstance(a, Create)]
+    follows("!creates", make_observed(pod, job=job_of(), nodes=(make_node(notice=notice()),)))
     assert job_of().spec is not None and not job_of().spec.replaces_during_notice  # type: ignore[union-attr]
 
 
@@ -461,8 +431,7 @@ def test_a_commit_is_no_step_by_which_a_start_is_timed() -> None:
 
 
 TOLD = (
-    *(make_observed(over(message=message, sidecar_code=137), job=job_of()) for message in KILLED),
-    make_observed(over(message=word(Outcome.FAILED, message="no room")), job=job_of()),
+    *(observed for observed, _ in ENDS.values()),
     make_observed(UPLOADS, job=job_of()),
     make_observed(make_pod(sync=SyncView(running=True)), job=job_of(), sample=progress(warning="no latest")),
     make_observed(make_pod(), job=job_of(), sample=progress(step=1, durableStep=1)),
