@@ -8,7 +8,7 @@ Daly's, with the time between losses learned online, zone by zone.
     goodput_with_notices       of RECALL of the interruptions a notice tells in time for a last save
 
 Both are means over the zones, with a save of 30 s and a restart of 180 s; `settings` has others, and those of
-the newest records of `make bench-checkpoint` and `make bench-restart`, without a node's boot. A trace's
+the newest records of `make bench NAME=checkpoint` and `make bench NAME=restart`, without a node's boot. A trace's
 first run counts from where the trace begins; its last run has no end and is left out. The last line is JSON.
 Exit code 1 when a goal is missed.
 """
@@ -75,7 +75,7 @@ def measured(records: Records) -> dict[str, Setting]:
         }
     except (KeyError, ValueError, TypeError) as error:
         raise ValueError(
-            f"no measured save and restart ({error!r}): run make bench-checkpoint and make bench-restart"
+            f"no measured save and restart ({error!r}): run make bench NAME=checkpoint and make bench NAME=restart"
         ) from None
     return {
         f"measured: {size}, {kind} compile cache": Setting(stall, restart, durable)

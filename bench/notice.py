@@ -1,4 +1,4 @@
-"""From a cloud's notice to a safe step and the next attempt, on real nodes: `make bench-notice N=100`.
+"""From a cloud's notice to a safe step and the next attempt, on real nodes: `make bench NAME=notice N=100`.
 
 One job on the local cluster's two nodes. N times a notice is published on the metadata service of the node
 that trains; the agent reads it, the operator tells and deletes the pod, the trainer saves and ends, and the

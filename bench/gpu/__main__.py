@@ -1,16 +1,20 @@
-"""Every lever on a GPU, and the 124M GPT beside nanoGPT's loop: `python -m bench.gpu`; --small runs anywhere.
+"""What only a GPU can tell, in eight minutes; --small tries this program on any machine.
 
-Each figure is a process of its own, in rounds, so that what the machine does to one it does to all:
+Each group is a process, and each figure is printed as it comes, so that a machine that is taken away early
+leaves what was measured. The order is that of the goals:
 
-    precision      bf16, fp16, fp32, tf32: tokens/s, peak memory
-    compile        off, default, reduce-overhead, max-autotune: tokens/s after the compilation, its seconds
-    activations    none, every 2nd, all: tokens/s, peak memory
-    batch          the micro-batch that `auto` finds, and its tokens/s against the given one
-    nanogpt        ours against a hand-written loop with the same model, data, optimizer and precision (goal:
-                   >= 1.0 x), and MFU by counted FLOPs
+    loop         the 124M GPT by Trainer beside a loop written by hand: tokens/s, MFU, the device's ceilings
+    restart      from the start of the process to the first step: cold, with the stored compile cache, by hand
+                 with torch's own; from SIGTERM to the exit; final weights against an undisturbed run's
+    saves        the copy of a save beside one into pinned memory; what a training loses by each save: ours,
+                 torch.save, torch's distributed checkpoint
+    verdict      trainings that are slow for one known reason, what is said of them, and what NVML saw
+    nccl         one rank: start, all_reduce, DDP with compressed gradients, FSDP2
+    techniques   precision, micro-batch auto, activation checkpointing, compile and its modes
 
-The last line is JSON, with the device's name. bench/checkpoint.py and bench/restart.py are run beside it,
-with their own last lines. No figure of this file was taken yet: bench/RESULTS.md says so.
+It needs torch and the folders runtime/ and bench/ alone, so it can be taken to a machine without the rest:
+`PYTHONPATH=runtime:. python -m bench.gpu | tee out`, and here `python -m bench.record gpu --read out`.
+What there was no time for is in `not_reached`. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -18,108 +22,82 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
+import threading
+import time
+from collections import deque
 from typing import Any, Final
 
-from bench.gpu import WARM
-from bench.gpu.model import GPT_124M, SMALL, Shape
+from bench.record import machine
 
-CASES: Final[dict[str, dict[str, dict[str, Any]]]] = {
-    "precision": {name: {"precision": name} for name in ("fp32", "tf32", "fp16", "bf16")},
-    "compile": {
-        "off": {"precision": "bf16"},
-        "default": {"precision": "bf16", "compile": True},
-        "reduce-overhead": {"precision": "bf16", "compile": True, "compileMode": "reduce-overhead"},
-        "max-autotune": {"precision": "bf16", "compile": True, "compileMode": "max-autotune"},
-    },
-    "activations": {
-        "none": {"precision": "bf16"},
-        "every 2nd": {"precision": "bf16", "activationCheckpointing": {"policy": "every", "every": 2}},
-        "all": {"precision": "bf16", "activationCheckpointing": {"policy": "all"}},
-    },
-    "batch": {
-        "given": {"precision": "bf16"},
-        "auto": {"precision": "bf16", "microBatchSize": "auto"},
-    },
-    "nanogpt": {"ours": {"precision": "bf16", "compile": True}, "hand-written": {"bare": True}},
-}
+ORDER: Final = ("loop", "restart", "saves", "verdict", "nccl", "techniques")
+LEAST: Final = 20.0
+"""Seconds without which no group is begun: it takes as long to import torch and to make a model."""
+LATE: Final = 5.0
 
 
-def measured(training: dict[str, Any], options: argparse.Namespace) -> dict[str, float]:
-    """One process. Raises SystemExit with what it said where it fails."""
-    with tempfile.TemporaryDirectory() as folder:
-        bare = training.get("bare", False)
-        env = os.environ | {
-            "SPOTTRAIN_CHECKPOINT_URI": f"{folder}/checkpoints",
-            "SPOTTRAIN_CHECKPOINT_INTERVAL": "1h",
-            "SPOTTRAIN_TRAINING": "{}" if bare else json.dumps(training),
-            "OMP_NUM_THREADS": "1",  # torchrun's default; two on a busy machine were three times as slow
-        }
-        words = ["--steps", str(options.steps + WARM), "--batch", str(options.batch)]
-        words += ["--micro", str(options.micro)] + ["--small"] * options.small + ["--bare"] * bare
-        command = [sys.executable, "-m", "bench.gpu.side", *words]
-        done = subprocess.run(command, env=env, capture_output=True, text=True)
-    answers = [line for line in done.stdout.splitlines() if line.startswith("{")]  # its last words come after
-    if not answers:
-        raise SystemExit(f"{training}: {done.stdout[-2000:]}\n{done.stderr[-2000:]}")
-    print(json.dumps({"training": training, **json.loads(answers[-1])}), flush=True)  # whatever comes later
-    if done.returncode:
-        print(f"its MFU was not counted: {done.stderr[-300:]}", flush=True)
-    found: dict[str, float] = json.loads(answers[-1])
-    return found
+def merged(into: dict[str, Any], figures: dict[str, Any]) -> None:
+    for name, value in figures.items():
+        if isinstance(value, dict):
+            merged(into.setdefault(name, {}), value)
+        elif isinstance(value, list):
+            into.setdefault(name, []).extend(value)
+        else:
+            into[name] = value
 
 
-def summary(rounds: list[dict[str, float]]) -> dict[str, Any]:
-    speeds = [each["tokens_per_second"] for each in rounds]
-    return {
-        "tokens_per_second": round(statistics.median(speeds), 1),
-        "least_most": [round(min(speeds), 1), round(max(speeds), 1)],
-        "peak_mib": round(max(each["peak_bytes"] for each in rounds) / 2**20),
-        "first_step_seconds": round(statistics.median(each["first_step_seconds"] for each in rounds), 2),
-        "micro_batch": int(rounds[-1]["micro_batch"]),
-        "mfu": rounds[-1].get("mfu"),
-    }
+def play(group: str, seconds: float, options: argparse.Namespace, into: dict[str, Any], scratch: str) -> None:
+    """Runs a group, prints its figures as they come, and ends it when its time is over."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": f"{scratch}/inductor"}
+    words = [group, f"{seconds:.0f}", *(["tiny"] if options.small else [])]
+    command = [sys.executable, "-m", "bench.gpu.groups", *words]
+    log, last = os.path.join(scratch, f"{group}.log"), deque[str](maxlen=20)
+    with (
+        open(log, "w") as errors,
+        subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True
+        ) as process,
+    ):
+        over = threading.Timer(seconds + LATE, os.killpg, (process.pid, 9))
+        over.start()
+        assert process.stdout
+        for line in process.stdout:
+            last.append(line)
+            if line.startswith("{"):
+                print(f"{group}: {line}", end="", flush=True)
+                merged(into, json.loads(line))
+        code = process.wait()
+        over.cancel()
+    if code:
+        with open(log) as errors:
+            print(f"{group} ended with {code}:\n{''.join(last)}{errors.read()[-3000:]}", flush=True)
+        merged(into, {"not_reached": [f"{group} (ended with {code})"]})
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--only", choices=CASES, help="one of the groups")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=40)
-    parser.add_argument("--batch", type=int, default=64, help="sequences of one optimizer step")
-    parser.add_argument("--micro", type=int, default=16)
-    parser.add_argument("--small", action="store_true", help="a tiny model, to try this file without a GPU")
+    parser.add_argument("--only", nargs="+", choices=ORDER, default=ORDER, help="these groups")
+    parser.add_argument("--minutes", type=float, default=8.0, help="in which all must be done")
+    parser.add_argument(
+        "--small", action="store_true", help="a tiny model, to try this program without a GPU"
+    )
     options = parser.parse_args()
-    shape: Shape = SMALL if options.small else GPT_124M
-    groups = {name: cases for name, cases in CASES.items() if options.only in (None, name)}
-    found: dict[str, dict[str, list[dict[str, float]]]] = {
-        g: {c: [] for c in cases} for g, cases in groups.items()
-    }
-    for number in range(options.rounds):
-        for group, cases in groups.items():
-            for case, training in cases.items():
-                found[group][case].append(measured(training, options))
-                speed = found[group][case][-1]["tokens_per_second"]
-                print(f"round {number + 1} {group} {case}: {speed:.0f} tokens/s", flush=True)
-    figures: dict[str, Any] = {
-        g: {c: summary(each) for c, each in cases.items()} for g, cases in found.items()
-    }
-    if "nanogpt" in figures:
-        pairs = zip(found["nanogpt"]["ours"], found["nanogpt"]["hand-written"], strict=True)
-        ratios = [ours["tokens_per_second"] / theirs["tokens_per_second"] for ours, theirs in pairs]
-        figures["ours_over_hand_written"] = round(statistics.median(ratios), 3)
-        figures["ratios"] = [round(ratio, 3) for ratio in ratios]
-    print(json.dumps({"device": device_name(), "model": shape.name, "context": shape.context, **figures}))
-
-
-def device_name() -> str:
-    import torch
-
-    return torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+    began = time.monotonic()
+    figures: dict[str, Any] = {"machine": machine(), "model": "tiny" if options.small else "GPT 124M"}
+    with tempfile.TemporaryDirectory() as scratch:
+        for group in options.only:
+            left = 60 * options.minutes - (time.monotonic() - began)
+            if left < LEAST:
+                merged(figures, {"not_reached": [group]})
+                continue
+            start = time.monotonic()
+            play(group, left, options, figures, scratch)
+            merged(figures, {"group_s": {group: round(time.monotonic() - start)}})
+    print(json.dumps(figures | {"seconds": round(time.monotonic() - began)}))
+    return 1 if figures.get("exact_differing") else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

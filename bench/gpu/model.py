@@ -1,4 +1,4 @@
-"""GPT-2's shape (124M parameters), as nanoGPT trains it: the same model for both sides. Used by `side`."""
+"""GPT-2's shape (124M parameters), as nanoGPT trains it: the same model for both sides."""
 
 from __future__ import annotations
 

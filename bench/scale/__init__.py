@@ -1,9 +1,9 @@
 """How the operator does with thousands of jobs, on a real control plane whose kubelets are kwok's.
 
-    python -m bench.scale.burst       125 jobs x 8 pods beside the built-in Job controller: `make bench-scale`
+    python -m bench.scale.burst       125 jobs x 8 pods beside the built-in Job controller: `make bench NAME=scale`
     python -m bench.scale.storm       notices for a third of the nodes: `make bench-storm`
-    python -m bench.scale.capacity    5,000 jobs and 10,000 pods: `make bench-capacity`
-    python -m bench.scale.soak        a day of churn in minutes: `make bench-soak`
+    python -m bench.scale.capacity    5,000 jobs and 10,000 pods: `make bench NAME=scale`
+    python -m bench.scale.soak        a day of churn in minutes: `make bench NAME=soak`
 
 Each runs as root in a network namespace of its own (`network`). `world` starts etcd, API server, scheduler,
 controller manager, kwok, the operator and the trainers' stub; `client` speaks to the API server; `cloud`

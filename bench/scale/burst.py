@@ -1,8 +1,8 @@
-"""Many jobs at once, beside Kubernetes' own Job controller: `make bench-scale`.
+"""Many jobs at once, beside Kubernetes' own Job controller: `make bench NAME=scale`.
 
     python -m bench.scale.burst --rounds 5                       # 125 jobs of 8 workers
-    python -m bench.scale.burst --jobs 1000 --workers 1          # `make bench-scale-singles`
-    python -m bench.scale.burst --jobs 1 --workers 1024          # `make bench-scale-gang`
+    python -m bench.scale.burst --jobs 1000 --workers 1          # `make bench NAME=scale-singles`
+    python -m bench.scale.burst --jobs 1 --workers 1024          # `make bench NAME=scale-gang`
     python -m bench.scale.burst --rounds 1 --floors 0 --profile FILE   # the operator under cProfile
 
 In turn TrainingJobs and Indexed Jobs of the same pods are applied, and deleted once all run. Measured is the

@@ -1,4 +1,4 @@
-"""What 5,000 jobs with 10,000 pods cost the operator: `make bench-capacity`.
+"""What 5,000 jobs with 10,000 pods cost the operator: `make bench NAME=scale`.
 
     python -m bench.scale.capacity --jobs 5000 --workers 2
 

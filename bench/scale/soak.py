@@ -1,4 +1,4 @@
-"""A day of churn in minutes, for memory, ghosts and stuck jobs: `make bench-soak`.
+"""A day of churn in minutes, for memory, ghosts and stuck jobs: `make bench NAME=soak`.
 
     python -m bench.scale.soak                # a quarter of an hour
     python -m bench.scale.soak --minutes 60
