@@ -96,9 +96,9 @@ def story(target: Target, timeline: Timeline) -> bool:
         watch.stop()
     interrupted.join_logs()
     alone.join_logs()
-    print(f"\n{attempts_table(jobs['gpt']['status'])}\n")
+    print(f"\n{attempts_table(jobs['gpt']['status'])}\n", flush=True)
     equal = losses_equal(interrupted, alone) and digests_equal(interrupted, alone)
-    print(meaning(figures(jobs["gpt"], interrupted, published), equal=equal))
+    print(meaning(figures(jobs["gpt"], interrupted, published), equal=equal), flush=True)
     return equal and jobs["gpt"]["status"]["phase"] == "Succeeded"
 
 

@@ -38,7 +38,6 @@ def known_images() -> dict[str, Image]:
         "PATH": f"{Path(python).parent}:/usr/local/bin:/usr/bin:/bin",
         "PYTHONPATH": f"{ROOT / 'operator'}:{ROOT / 'runtime'}",
         "PYTHONUNBUFFERED": "1",
-        "PYTHONDONTWRITEBYTECODE": "1",
         "LANG": os.environ.get("LANG", "C.UTF-8"),
         "NO_PROXY": "*",  # a person's proxy is not for traffic that stays on this machine
     }
