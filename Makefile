@@ -9,7 +9,9 @@ export PATH := /usr/local/bin:/usr/bin:/bin
 endif
 
 PY := .venv/bin/python
-SETUP := @python3 dev/setup.py
+TOO_OLD := error: spottrain needs Python 3.11 or newer as python3 on PATH, and this one is
+SETUP := @python3 -c 'import sys; sys.version_info >= (3, 11) or sys.exit("$(TOO_OLD) " + sys.version.split()[0])' \
+	&& python3 dev/setup.py
 SOURCES := operator runtime dev bench examples tests
 PROCESSES := PYTHONPATH=dev $(PY) -m processcluster
 PYTEST := $(PY) -m pytest

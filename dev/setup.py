@@ -7,20 +7,12 @@ cluster.
 Needs Python 3.11 and its standard library, nothing else. Says in the first seconds what cannot work, and why.
 """
 
-import sys
-
-if sys.version_info < (3, 11):  # noqa: UP036 (an older Python reads this far, and no further)
-    sys.exit(
-        "error: this is Python {}.{}, and spottrain needs 3.11 or newer: put one on PATH as python3".format(
-            *sys.version_info
-        )
-    )
-
 import hashlib
 import os
 import platform
 import shutil
 import ssl
+import sys
 import threading
 import urllib.request
 from pathlib import Path
