@@ -71,13 +71,10 @@ class Running:
         try:
             self.process.wait(timeout=_STOP_SECONDS)
         except subprocess.TimeoutExpired:
-            self.kill()
+            self.process.kill()
+            self.process.wait()
+        marks.kill_marked(marks.CLUSTER, str(self.folder))  # what a supervisor leaves that was killed
         self.lock.close()
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        marks.kill_marked(marks.CLUSTER, str(self.folder))
 
 
 def start(folder: Path, *, with_us: bool) -> Running:
