@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "dev"))
 PEERS: Final = ROOT / "bench" / ".peers"
 PODS: Final = "10.211.0.0/16"
 """Addresses of the fake nodes' pods."""

@@ -1,9 +1,4 @@
-"""Many jobs at once, beside Kubernetes' own Job controller: `make bench NAME=scale`.
-
-    python -m bench.scale.burst --rounds 5                       # 125 jobs of 8 workers
-    python -m bench.scale.burst --jobs 1000 --workers 1          # `make bench NAME=scale-singles`
-    python -m bench.scale.burst --jobs 1 --workers 1024          # `make bench NAME=scale-gang`
-    python -m bench.scale.burst --rounds 1 --floors 0 --profile FILE   # the operator under cProfile
+"""Many jobs at once, beside Kubernetes' own Job controller.
 
 In turn TrainingJobs and Indexed Jobs of the same pods are applied, and deleted once all run. Measured is the
 time until every pod is Running and every TrainingJob says so (`ready` 8/8, condition Running); then the time
@@ -20,7 +15,6 @@ import argparse
 import asyncio
 import json
 import statistics
-import sys
 import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
@@ -31,8 +25,7 @@ from typing import Any, Final
 import aiohttp
 from spottrain_operator.names import API_VERSION, FIELD_MANAGER, JOB_LABEL, KIND, PLURAL
 
-from bench.scale import network
-from bench.scale import options as arguments
+from bench.scale import options as shared
 from bench.scale import world as worlds
 from bench.scale.audit import Log, Write, by_verb
 from bench.scale.client import (
@@ -62,6 +55,7 @@ from bench.scale.world import (
 )
 
 PATIENCE: Final = 900.0
+BAD: Final = ()
 SERVICES, EVENTS = (f"/api/v1/namespaces/{NAMESPACE}/{kind}" for kind in ("services", "events"))
 FLOOR: Final = "bench-floor"
 """User agent of the bare client."""
@@ -320,7 +314,7 @@ async def measure_floor(
 
 async def run(options: argparse.Namespace) -> dict[str, Any]:
     shape, at_begin = Shape(jobs=options.jobs, workers=options.workers), load()
-    async with worlds.world(arguments.size(options), profile=options.profile) as world:
+    async with worlds.world(shared.size(options), profile=options.profile) as world:
         world.operator.start()
         await world.operator.ready(world.api.session)
         found = await measure(world, shape, options.rounds)
@@ -332,14 +326,8 @@ async def run(options: argparse.Namespace) -> dict[str, Any]:
     return found | about | {"nodes": options.nodes, "zones": options.zones, "load": [at_begin, load()]}
 
 
-def main() -> int:
-    network.own()
-    parser = arguments.parser(__doc__, jobs=125, workers=8, nodes=200, gpus=8, zones=1, profile=None)
-    arguments.add(parser, "rounds", int, 5, "in turn")
-    arguments.add(parser, "floors", int, 2, "rounds of the bare client")
-    print(json.dumps(asyncio.run(run(parser.parse_args()))))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def arguments() -> argparse.ArgumentParser:
+    parser = shared.parser(__doc__, jobs=125, workers=8, nodes=200, gpus=8, zones=1, profile=None)
+    shared.add(parser, "rounds", int, 5, "in turn")
+    shared.add(parser, "floors", int, 2, "rounds of the bare client")
+    return parser

@@ -1,6 +1,4 @@
-"""What 5,000 jobs with 10,000 pods cost the operator: `make bench NAME=scale`.
-
-    python -m bench.scale.capacity --jobs 5000 --workers 2
+"""What 5,000 jobs with 10,000 pods cost the operator.
 
 All jobs train, and their trainers answer the operator's polls. Then nothing happens for longer than the
 operator's interval between two resyncs: that is `rest`. Then the operator is started again, and its leader is
@@ -17,11 +15,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import math
 import signal
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -29,8 +25,7 @@ from typing import Any, Final
 
 from spottrain_operator.names import FIELD_MANAGER, PLURAL
 
-from bench.scale import network
-from bench.scale import options as arguments
+from bench.scale import options as shared
 from bench.scale import world as worlds
 from bench.scale.audit import Log, Write, by_verb
 from bench.scale.client import Timeout, each, seen, wait
@@ -38,6 +33,7 @@ from bench.scale.metrics import labels_of, p99_ms, value
 from bench.scale.world import NAMESPACE, Operator, Size, World, jobs_path, load, say, training_job, trains
 
 PATIENCE: Final = 3600.0
+BAD: Final = ()
 FAILOVER_PATIENCE: Final = 120.0
 ELECTED: Final = {"LEASE_NAMESPACE": NAMESPACE}
 PROGRAMS: Final = ("operator", "kube-apiserver", "etcd")
@@ -186,15 +182,9 @@ async def run(options: argparse.Namespace) -> dict[str, Any]:
     return about | found | {"load": [at_begin, load()]}
 
 
-def main() -> int:
-    network.own()
-    parser = arguments.parser(__doc__, jobs=5000, workers=2, gpus=8, zones=1, profile=None)
-    arguments.add(parser, "settle", float, 60.0, "seconds from when all train until the rest begins")
-    arguments.add(parser, "rest", float, 330.0, "seconds; a resync is every 300")
-    arguments.add(parser, "restarts", int, 3, "of which the median is taken")
-    print(json.dumps(asyncio.run(run(parser.parse_args()))))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def arguments() -> argparse.ArgumentParser:
+    parser = shared.parser(__doc__, jobs=5000, workers=2, gpus=8, zones=1, profile=None)
+    shared.add(parser, "settle", float, 60.0, "seconds from when all train until the rest begins")
+    shared.add(parser, "rest", float, 330.0, "seconds; a resync is every 300")
+    shared.add(parser, "restarts", int, 3, "of which the median is taken")
+    return parser

@@ -1,6 +1,4 @@
-"""Notices for a third of the nodes within a minute: `make bench-storm`.
-
-    python -m bench.scale.storm --jobs 1000 --nodes 250
+"""Notices for a third of the nodes within a minute.
 
 All jobs train, and their trainers answer the operator's polls. Then 30 % of the nodes get a notice, at random
 moments of a minute: their Node and the pods on it are annotated as the agent does it. Each pod on them must
@@ -19,8 +17,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
-import sys
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -31,16 +27,17 @@ from typing import Any, Final
 
 from spottrain_operator.names import PLURAL, Cause
 
-from bench.scale import network
-from bench.scale import options as arguments
+from bench.scale import options as shared
 from bench.scale import world as worlds
 from bench.scale.audit import Log, Write
 from bench.scale.client import AGENT, Api, Json, Timeout, each, seen, wait
 from bench.scale.cloud import Places, Rank, give_notice, places
 from bench.scale.metrics import value
 from bench.scale.world import World, jobs_path, load, say, says_running, training_job, trains
+from bench.spread import percentiles
 
 PATIENCE: Final = 900.0
+BAD: Final = ("duplicate_ranks", "charged_failures", "unrecovered", "miscounted")
 LOOK: Final = 1.0
 SHOWN: Final = 10
 """Jobs of each mistake that are printed."""
@@ -146,16 +143,6 @@ def told(job: Json, interruptions: Mapping[str, int]) -> str:
     )
 
 
-def quantile(values: Sequence[float], share: float) -> float | None:
-    """The smallest that so many are not above."""
-    ordered = sorted(values)
-    return round(ordered[min(int(share * len(ordered)), len(ordered) - 1)], 3) if ordered else None
-
-
-def spread(values: Sequence[float]) -> dict[str, float | None]:
-    return {"p50": quantile(values, 0.5), "p99": quantile(values, 0.99), "greatest": quantile(values, 1)}
-
-
 # --- the play -------------------------------------------------------------------------------------------
 async def play(world: World, options: argparse.Namespace) -> dict[str, Any]:
     api, path, random = world.api, jobs_path(PLURAL), Random(options.seed)
@@ -199,8 +186,8 @@ def judged(
     ended = value(metrics, "spottrain_attempts_ended_total", cause=Cause.SPOT_NOTICE)
     return {
         "interruptions": sum(wanted.values()),
-        "notice_to_deletion_s": spread(found.deleted),
-        "notice_to_replacement_s": spread(found.replaced),
+        "notice_to_deletion_s": percentiles(found.deleted),
+        "notice_to_replacement_s": percentiles(found.replaced),
         "duplicate_ranks": duplicates(writes),
         "charged_failures": sum((raw.get("status") or {}).get("failures", 0) for raw in raws),
         "unrecovered": len(lost),
@@ -213,7 +200,7 @@ def judged(
 
 async def run(options: argparse.Namespace) -> dict[str, Any]:
     at_begin = load()
-    async with worlds.world(arguments.size(options), profile=options.profile) as world:
+    async with worlds.world(shared.size(options), profile=options.profile) as world:
         world.operator.start()
         await world.operator.ready(world.api.session)
         found = await play(world, options)
@@ -221,19 +208,11 @@ async def run(options: argparse.Namespace) -> dict[str, Any]:
     return about | found | {"load": [at_begin, load()]}
 
 
-def main() -> int:
-    network.own()
-    parser = arguments.parser(
+def arguments() -> argparse.ArgumentParser:
+    parser = shared.parser(
         __doc__, jobs=1000, workers=1, nodes=250, gpus=8, zones=3, stop_seconds=1.0, seed=1, profile=None
     )
-    arguments.add(parser, "share", float, 0.3, "of the nodes that get a notice")
-    arguments.add(parser, "seconds", float, 60.0, "within which they get it")
-    arguments.add(parser, "settle", float, 120.0, "seconds after it in which all jobs must train again")
-    figures = asyncio.run(run(parser.parse_args()))
-    print(json.dumps(figures))
-    bad = ("duplicate_ranks", "charged_failures", "unrecovered", "miscounted")
-    return 1 if any(figures[name] for name in bad) else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    shared.add(parser, "share", float, 0.3, "of the nodes that get a notice")
+    shared.add(parser, "seconds", float, 60.0, "within which they get it")
+    shared.add(parser, "settle", float, 120.0, "seconds after it in which all jobs must train again")
+    return parser

@@ -2,7 +2,7 @@
 
     python -m bench.scale.trainers KUBECONFIG EPOCH
 
-kwok gives each pod an address of this machine's (`network`); here each running rank 0 listens on its own, as
+kwok gives each pod an address of this machine's (`needs`); here each running rank 0 listens on its own, as
 it would in its pod, and answers with its job, attempt and number. Its step is the seconds since EPOCH, as in
 kwok's termination messages.
 """

@@ -23,14 +23,13 @@ from localcluster.fakenodes import fake_nodes
 from localcluster.fakepods import pod_stages
 from spottrain_operator.names import API_VERSION, GPU_RESOURCE, KIND, PLURAL, Phase
 
-from bench.scale import network
+from bench import needs
 from bench.scale.client import AGENT, Api, Json, Timeout, each, seen, wait
 from bench.scale.metrics import value
 from tests.api.kube import Kube
 from tests.chaosop.process import free_port
 
-ROOT: Final = Path(__file__).resolve().parents[2]
-CRD: Final = ROOT / "crds" / "trainingjobs.yaml"
+CRD: Final = needs.ROOT / "crds" / "trainingjobs.yaml"
 FAST: Final = ("--kube-api-qps=2000", "--kube-api-burst=4000")
 """Raised client limits: with its own 20 requests a second a controller of Kubernetes' is no measure."""
 NAMESPACE: Final = "bench"
@@ -74,7 +73,7 @@ async def world(size: Size, *, profile: Path | None = None) -> AsyncIterator[Wor
         server = programs.enter_context(api_server(flags=limits))
         kube = Kube.from_kubeconfig(server.kubeconfig)
         await asyncio.to_thread(kube.install, CRD)  # first: the garbage collector asks for kinds at its start
-        fakes = fake_nodes(server, more=stages, kwok_flags=[f"--cidr={network.PODS}"], scheduler_flags=FAST)
+        fakes = fake_nodes(server, more=stages, kwok_flags=[f"--cidr={needs.PODS}"], scheduler_flags=FAST)
         programs.enter_context(fakes)
         manager = controller_manager(server, ALL, *FAST)
         programs.enter_context(running(manager, server.logs / "controller-manager.log"))
@@ -206,7 +205,7 @@ PODS: Final = f"/api/v1/namespaces/{NAMESPACE}/pods"
 # --- processes ----------------------------------------------------------------------------------------
 def paths() -> str:
     more = os.environ.get("PYTHONPATH", "")
-    found = (str(ROOT), str(ROOT / "operator"), str(ROOT / "runtime"), str(ROOT / "dev"), more)
+    found = (*(str(needs.ROOT / each) for each in ("", "operator", "runtime", "dev")), more)
     return ":".join(path for path in found if path)
 
 

@@ -1,7 +1,4 @@
-"""A day of churn in minutes, for memory, ghosts and stuck jobs: `make bench NAME=soak`.
-
-    python -m bench.scale.soak                # a quarter of an hour
-    python -m bench.scale.soak --minutes 60
+"""A day of churn in minutes, for memory, ghosts and stuck jobs.
 
 So many lanes each play one job after the other, of one to four workers: it trains for some seconds and is
 done, or is deleted midway, or suspended and resumed. Meanwhile nodes get notices and go, or vanish without
@@ -22,7 +19,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import itertools
-import json
 import signal
 import statistics
 import sys
@@ -37,9 +33,9 @@ from typing import Any, Final
 from localcluster.fakepods import FINISHES
 from spottrain_operator.names import PLURAL, Phase
 
-from bench.scale import network
-from bench.scale import options as arguments
+from bench.scale import options as shared
 from bench.scale import world as worlds
+from bench.scale.__main__ import play as play_scenario
 from bench.scale.audit import Log, Write
 from bench.scale.client import MERGE, Json, Refused, Seen, Timeout, seen, wait
 from bench.scale.cloud import Places, give_notice, places
@@ -347,7 +343,7 @@ async def figures(soak: Soak, first: str, left: dict[str, int], writes: Sequence
 async def run(options: argparse.Namespace) -> dict[str, Any]:
     at_begin, began = load(), time.monotonic()
     resync = max(1.0, RESYNC_SECONDS * options.minutes / DAY_MINUTES)
-    async with worlds.world(arguments.size(options)) as world:
+    async with worlds.world(shared.size(options)) as world:
         settings = {"LEASE_NAMESPACE": NAMESPACE, "RESYNC_SECONDS": f"{resync:g}"}
         standby = Operator(server=world.server, name="standby")
         try:
@@ -363,18 +359,15 @@ async def run(options: argparse.Namespace) -> dict[str, Any]:
     return found | about | {"seconds": round(time.monotonic() - began), "load": [at_begin, load()]}
 
 
-def main() -> int:
-    network.own()
-    parser = arguments.parser(__doc__, nodes=40, stop_seconds=1.0, seed=1)
-    arguments.add(parser, "minutes", float, 15.0, "in which jobs are applied")
-    arguments.add(parser, "lanes", int, 60, "jobs at the same time")
-    arguments.add(parser, "notice_every", float, 8.0, "seconds between two nodes that go")
-    arguments.add(parser, "lost", float, 0.1, "share of them that go without a notice")
-    arguments.add(parser, "leader_every", float, 20.0, "seconds between two ends of a leader")
-    found = asyncio.run(run(parser.parse_args()))
-    print(json.dumps(found))
-    return 1 if any(found[name] for name in BAD) else 0
+def arguments() -> argparse.ArgumentParser:
+    parser = shared.parser(__doc__, nodes=40, stop_seconds=1.0, seed=1)
+    shared.add(parser, "minutes", float, 15.0, "in which jobs are applied")
+    shared.add(parser, "lanes", int, 60, "jobs at the same time")
+    shared.add(parser, "notice_every", float, 8.0, "seconds between two nodes that go")
+    shared.add(parser, "lost", float, 0.1, "share of them that go without a notice")
+    shared.add(parser, "leader_every", float, 20.0, "seconds between two ends of a leader")
+    return parser
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(play_scenario(sys.modules[__name__], sys.argv[1:]))
