@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import selectors
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -34,3 +35,13 @@ def run_virtually(work: Coroutine[Any, Any, T]) -> T:
     """Runs it to its end. Waiting for sockets or threads is not possible in it."""
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         return runner.run(work)
+
+
+def virtually(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Runs a test in virtual time."""
+
+    @functools.wraps(test)
+    def run(*args: Any, **more: Any) -> None:
+        run_virtually(test(*args, **more))
+
+    return run

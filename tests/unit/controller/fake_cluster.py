@@ -509,6 +509,22 @@ class World:
     def pass_time(self, seconds: float) -> None:
         self.cluster.now += timedelta(seconds=seconds)
 
+    async def after(self, seconds: float) -> None:
+        self.pass_time(seconds)
+        await self.settle()
+
+    async def ends(self, name: str, code: int, message: str = "") -> None:
+        self.cluster.end(name, code, message)
+        await self.settle()
+
+    async def binds(self, name: str, node: str) -> None:
+        self.cluster.bind(name, node)
+        await self.settle()
+
+    async def noticed(self, node: str, seconds: float) -> None:
+        self.cluster.give_notice(node, seconds)
+        await self.settle()
+
     def pod(self, attempt: int, rank: int = 0) -> str:
         return pod_name(KEY.name, KEY.uid, attempt, rank)
 
@@ -519,3 +535,10 @@ class World:
 
 def rank_of(name: str) -> str:
     return name.rpartition("-")[2]
+
+
+async def begun(spec: dict[str, object] | None = None, **more: Any) -> World:
+    """A world whose first attempt runs."""
+    world = World(spec, **more)
+    await world.begin()
+    return world

@@ -21,8 +21,8 @@ from spottrain_operator.names import Reason, pod_name
 from spottrain_operator.settings import Settings
 
 from tests.builders import KEY, raw_job, word
-from tests.support.virtualtime import run_virtually
-from tests.unit.controller.fake_cluster import Json, World
+from tests.support.virtualtime import run_virtually, virtually
+from tests.unit.controller.fake_cluster import Json, World, begun
 
 GONE = ApiError(404, "not found")
 AWAY = ApiError(0, "no answer")
@@ -30,8 +30,7 @@ BROKEN = ApiError(500, "webhook failed")
 
 
 async def _running(workers: int = 2) -> World:
-    w = World({"workers": workers})
-    await w.begin()
+    w = await begun({"workers": workers})
     return w
 
 
@@ -143,8 +142,7 @@ GANG: dict[str, object] = {"workers": 3}
 
 
 async def _training(spec: dict[str, object] | None = None) -> World:
-    w = World(spec)
-    await w.begin()
+    w = await begun(spec)
     w.pass_time(30)
     return w
 
@@ -178,24 +176,22 @@ async def test_a_webhook_that_refuses_the_annotation_does_not_hold_back_the_dele
     assert w.status.attempt == 2, "and the next attempt is made"
 
 
-def test_nor_does_a_webhook_that_lets_the_annotation_hang() -> None:
-    async def story() -> None:
-        w = await _training()
-        loop, began = asyncio.get_running_loop(), asyncio.get_running_loop().time()
+@virtually
+async def test_nor_does_a_webhook_that_lets_the_annotation_hang() -> None:
+    w = await _training()
+    loop, began = asyncio.get_running_loop(), asyncio.get_running_loop().time()
 
-        async def hang(*_: object, **__: object) -> Json:
-            await asyncio.sleep(30)
-            raise NO
+    async def hang(*_: object, **__: object) -> Json:
+        await asyncio.sleep(30)
+        raise NO
 
-        w.cluster.annotate_pod = hang  # type: ignore[method-assign]
-        w.cluster.give_notice("node-a", 100)
-        await _look(w)
-        assert loop.time() - began <= 1.5
-        w.pass_time(loop.time() - began)
-        await _look(w)
-        assert _deleting(w) == [w.pod(1)] and loop.time() - began <= 2.5
-
-    run_virtually(story())
+    w.cluster.annotate_pod = hang  # type: ignore[method-assign]
+    w.cluster.give_notice("node-a", 100)
+    await _look(w)
+    assert loop.time() - began <= 1.5
+    w.pass_time(loop.time() - began)
+    await _look(w)
+    assert _deleting(w) == [w.pod(1)] and loop.time() - began <= 2.5
 
 
 async def test_a_refused_delete_of_one_pod_does_not_stop_its_peers_and_is_tried_again() -> None:
@@ -350,8 +346,7 @@ async def test_a_finalizer_that_is_refused_is_said_in_the_status() -> None:
     assert (said.type, said.status, said.message) == ("Accepted", "False", "trainingjobs is forbidden")
     assert w.cluster.posted == []
     del w.cluster.hold_job
-    w.pass_time(31)
-    await w.settle()
+    await w.after(31)
     assert w.pod(1) in w.cluster.pods
 
 

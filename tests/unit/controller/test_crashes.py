@@ -16,7 +16,7 @@ from spottrain_operator.api.validation import parse_job
 from spottrain_operator.names import CLAIMS, cache_claim_name
 
 from tests.builders import KEY, word
-from tests.unit.controller.fake_cluster import World
+from tests.unit.controller.fake_cluster import World, begun
 
 Story = Callable[[World], Awaitable[None]]
 
@@ -24,20 +24,14 @@ Story = Callable[[World], Awaitable[None]]
 async def reclaimed_with_notice(w: World) -> None:
     await w.begin()
     w.pass_time(30)
-    w.cluster.give_notice("node-a", 100)
-    await w.settle()
-    w.pass_time(2)
-    await w.settle()
-    w.pass_time(2)
-    await w.settle()
+    await w.noticed("node-a", 100)
+    await w.after(2)
+    await w.after(2)
     w.pass_time(20)
-    w.cluster.end(w.pod(1), 75, word(Outcome.INTERRUPTED, step=9, durableStep=9, startStep=0))
-    await w.settle()
-    w.cluster.bind(w.pod(2), "node-b")
-    await w.settle()
+    await w.ends(w.pod(1), 75, word(Outcome.INTERRUPTED, step=9, durableStep=9, startStep=0))
+    await w.binds(w.pod(2), "node-b")
     w.pass_time(60)
-    w.cluster.end(w.pod(2), 0, word(Outcome.DONE, step=20, durableStep=20, startStep=9))
-    await w.settle()
+    await w.ends(w.pod(2), 0, word(Outcome.DONE, step=20, durableStep=20, startStep=9))
 
 
 async def node_vanishes(w: World) -> None:
@@ -45,23 +39,17 @@ async def node_vanishes(w: World) -> None:
     w.pass_time(60)
     del w.cluster.nodes["node-a"]
     await w.settle()
-    w.cluster.bind(w.pod(2), "node-b")
-    await w.settle()
+    await w.binds(w.pod(2), "node-b")
     w.pass_time(60)
-    w.cluster.end(w.pod(2), 0, word(Outcome.DONE, startStep=5))
-    await w.settle()
+    await w.ends(w.pod(2), 0, word(Outcome.DONE, startStep=5))
 
 
 async def fails_then_works(w: World) -> None:
     await w.begin()
-    w.cluster.end(w.pod(1), 1, "Traceback: boom")
-    await w.settle()
-    w.pass_time(11)
-    await w.settle()
-    w.cluster.bind(w.pod(2), "node-a")
-    await w.settle()
-    w.cluster.end(w.pod(2), 0, word(Outcome.DONE))
-    await w.settle()
+    await w.ends(w.pod(1), 1, "Traceback: boom")
+    await w.after(11)
+    await w.binds(w.pod(2), "node-a")
+    await w.ends(w.pod(2), 0, word(Outcome.DONE))
 
 
 async def deleted_by_hand(w: World) -> None:
@@ -71,35 +59,26 @@ async def deleted_by_hand(w: World) -> None:
     w.cluster._bump(w.cluster.pods[w.pod(1)])
     await w.settle()
     w.pass_time(5)
-    w.cluster.end(w.pod(1), 0)
-    await w.settle()
-    w.pass_time(11)
-    await w.settle()
-    w.cluster.bind(w.pod(2), "node-a")
-    await w.settle()
+    await w.ends(w.pod(1), 0)
+    await w.after(11)
+    await w.binds(w.pod(2), "node-a")
     w.pass_time(60)
-    w.cluster.end(w.pod(2), 0, word(Outcome.DONE))
-    await w.settle()
+    await w.ends(w.pod(2), 0, word(Outcome.DONE))
 
 
 async def done_during_the_notice(w: World) -> None:
     await w.begin()
     w.pass_time(30)
-    w.cluster.give_notice("node-a", 100)
-    await w.settle()
-    w.pass_time(2)
-    await w.settle()
-    w.pass_time(2)
-    await w.settle()
-    w.cluster.end(w.pod(1), 0, word(Outcome.DONE, step=20))
-    await w.settle()
+    await w.noticed("node-a", 100)
+    await w.after(2)
+    await w.after(2)
+    await w.ends(w.pod(1), 0, word(Outcome.DONE, step=20))
 
 
 async def refuses_its_configuration(w: World) -> None:
     await w.settle()
     w.cluster.bind(w.pod(1), "node-a")
-    w.cluster.end(w.pod(1), 64, word(Outcome.BAD_CONFIGURATION, reason="StoreDenied", message="403"))
-    await w.settle()
+    await w.ends(w.pod(1), 64, word(Outcome.BAD_CONFIGURATION, reason="StoreDenied", message="403"))
 
 
 STORIES: list[tuple[Story, dict[str, object], tuple[int, int, int, str]]] = [
@@ -155,11 +134,9 @@ async def test_a_crash_at_any_write_changes_nothing_in_the_end(
 
 async def test_a_trainer_that_is_done_as_it_is_about_to_be_deleted_is_done() -> None:
     """Its end is not in the cache yet: the DELETE meets a newer version, and nothing was written by then."""
-    w = World({"failurePolicy": {"maxInterruptions": 0}})
-    await w.begin()
+    w = await begun({"failurePolicy": {"maxInterruptions": 0}})
     w.pass_time(30)
-    w.cluster.give_notice("node-a", 100)
-    await w.settle()
+    await w.noticed("node-a", 100)
     delete = w.cluster.delete_pod
 
     async def late(namespace: str, name: str, **more: Any) -> None:
@@ -168,30 +145,24 @@ async def test_a_trainer_that_is_done_as_it_is_about_to_be_deleted_is_done() -> 
         await delete(namespace, name, **more)
 
     w.cluster.delete_pod = late  # type: ignore[method-assign]
-    w.pass_time(4)
-    await w.settle()
+    await w.after(4)
     assert w.cluster.delete_pod == delete, "it was asked for"
     assert w.status.phase == "Succeeded" and (w.status.interruptions, w.status.failures) == (0, 0)
 
 
 async def test_a_notice_that_is_withdrawn_frees_the_replacement_once() -> None:
-    w = World()
-    await w.begin()
+    w = await begun()
     w.pass_time(60)
-    w.cluster.give_notice("node-a", 40)
-    await w.settle()
-    w.pass_time(2)
-    await w.settle()
-    w.cluster.end(w.pod(1), 75)
-    await w.settle()
+    await w.noticed("node-a", 40)
+    await w.after(2)
+    await w.ends(w.pod(1), 75)
     pod = w.cluster.pods[w.pod(2)]
     pod["status"]["conditions"] = [{"type": "PodScheduled", "status": "False", "message": "0/3 nodes"}]
     w.cluster._bump(pod)
     await w.settle()
     assert w.status.attempt == 2
     w.cluster.add_node("node-a")  # another machine, the same name
-    w.pass_time(30)
-    await w.settle()
+    await w.after(30)
     assert (w.status.attempt, w.status.interruptions) == (3, 1)
     assert list(w.cluster.pods) == [w.pod(3)] and w.cluster.posted == [w.pod(n) for n in (1, 2, 3)]
     assert "affinity" not in w.cluster.pods[w.pod(3)]["spec"]

@@ -192,8 +192,7 @@ async def test_a_claim_over_the_quota_is_waited_for_and_then_the_pods_come(worke
     assert found.reason == Reason.QUOTA_EXCEEDED and "storage" in found.message
     assert not w.cluster.pods and (w.status.attempt, w.status.failures, w.status.interruptions) == (1, 0, 0)
     del w.cluster.create
-    w.pass_time(21)
-    await w.settle()
+    await w.after(21)
     assert _claims_of(w) and len(w.cluster.pods) == workers and w.cluster.now > NOW
 
 
@@ -261,11 +260,6 @@ def _unscheduled(w: World) -> tuple[str, str]:
     return found.reason, found.message
 
 
-async def _later(w: World, seconds: float) -> None:
-    w.pass_time(seconds)
-    await w.settle()
-
-
 async def _waiting(spec: Json | None = None) -> World:
     w = World({"dataCache": SIZE, "capacity": SPOT_FIRST} | (spec or {}))
     await w.settle()
@@ -285,9 +279,9 @@ async def test_patience_for_a_node_begins_when_the_volume_is_there(restarted: bo
     _says(w, NO_NODES)
     await w.settle()
     assert not _given_up(w)
-    await _later(w, 590)
+    await w.after(590)
     assert not _given_up(w)
-    await _later(w, 11)
+    await w.after(11)
     assert _given_up(w)
 
 
@@ -317,12 +311,12 @@ async def test_a_class_that_makes_no_volume_for_the_chosen_node_costs_no_pool_an
     _claim(w, name)["metadata"]["annotations"] = SELECTED
     _claim(w, name)["status"] = {"phase": "Pending"}
     _says(w, words)
-    await _later(w, 3600)
+    await w.after(3600)
     assert not _given_up(w) and "no volume yet" in _unscheduled(w)[1]
     _claim(w, name)["status"] = {"phase": "Bound"}
-    await _later(w, 30)
+    await w.after(30)
     assert not _given_up(w) and "no volume" not in _unscheduled(w)[1]
-    await _later(w, 601)
+    await w.after(601)
     assert _given_up(w)
 
 
@@ -398,14 +392,13 @@ async def test_under_a_notice_a_claim_that_cannot_be_read_is_one_that_a_single_n
     w.cluster.give_notice("node-a", 100)
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
-            await _later(w, 2)
+            await w.after(2)
     meta = w.cluster.pods[w.pod(1)]["metadata"]
     assert "spottrain.io/termination-deadline" in meta["annotations"] and "deletionTimestamp" in meta
     assert w.status.attempt == 1
     told = [r.getMessage() for r in caplog.records if "cannot be read" in r.getMessage()]
     assert len(told) == 1 and "disk" in told[0] and "forbidden" in told[0]
-    w.cluster.end(w.pod(1), 75, word(Outcome.INTERRUPTED, step=9, durableStep=9))
-    await w.settle()
+    await w.ends(w.pod(1), 75, word(Outcome.INTERRUPTED, step=9, durableStep=9))
     assert w.status.attempt == 2 and w.pod(2) in w.cluster.pods
 
 
@@ -424,7 +417,7 @@ async def test_a_data_cache_that_cannot_be_read_is_said_and_no_claim_is_made_ove
     assert 9 < (await w.look()).total_seconds() < 11  # type: ignore[attr-defined]
     del w.cluster.get_claim
     w.cluster.others.pop(f"{CLAIMS}/{OWN}", None)
-    await _later(w, 10)
+    await w.after(10)
     assert w.cluster.posted == [w.pod(1)] and OWN in _claim(w)["metadata"]["name"], "it can be read again"
 
 
@@ -433,17 +426,17 @@ async def test_a_claim_that_goes_while_a_pod_waits_is_made_again_and_costs_no_po
     w = await _waiting()
     _says(w, f'persistentvolumeclaim "{OWN}" is being deleted')
     _claim(w)["metadata"]["deletionTimestamp"] = "2026-03-01T12:00:00Z"
-    await _later(w, 3600)
+    await w.after(3600)
     assert "is created again" in _unscheduled(w)[1] and not _given_up(w)
     del w.cluster.others[f"{CLAIMS}/{OWN}"]
     _says(w, f'persistentvolumeclaim "{OWN}" not found')
-    await _later(w, 10)
+    await w.after(10)
     assert "deletionTimestamp" not in _claim(w)["metadata"] and w.cluster.posted == [w.pod(1)]
     assert not _given_up(w)
     _says(w, NO_NODES)
-    await _later(w, 590)
+    await w.after(590)
     assert not _given_up(w)
-    await _later(w, 11)
+    await w.after(11)
     assert _given_up(w)
 
 
@@ -461,7 +454,7 @@ async def test_a_claim_that_may_not_be_made_again_yet_is_tried_again_in_its_time
     await w.settle()
     assert tried == [CLAIMS] and "does not exist any more: exceeded quota" in _unscheduled(w)[1]
     w.cluster.create = create  # type: ignore[method-assign]
-    await _later(w, 21)
+    await w.after(21)
     assert _claim(w) and "does not exist" not in _unscheduled(w)[1]
 
 

@@ -26,7 +26,7 @@ from spottrain_operator.io.cluster import SILENCE_SECONDS, Cluster, Json, Page
 from spottrain_operator.names import OUTCOME_FINALIZER
 
 from tests.builders import KEY, OWNER
-from tests.support.virtualtime import run_virtually
+from tests.support.virtualtime import run_virtually, virtually
 
 HOUR = 3600.0
 Turn = Sequence[Json | float | ApiError]
@@ -191,24 +191,21 @@ def test_a_lost_connection_goes_on_from_the_last_version_without_a_list() -> Non
 
 
 @pytest.mark.parametrize("status", [410, 500, 403, 400])
-def test_after_an_error_of_the_api_server_all_is_listed_again_and_what_is_gone_is_dropped(
+@virtually
+async def test_after_an_error_of_the_api_server_all_is_listed_again_and_what_is_gone_is_dropped(
     status: int,
 ) -> None:
     script = Script(
         [event("ADDED", raw_pod("b", 101)), 5.0, ApiError(status, "no")], [HOUR], pods=[raw_pod("a", 90)]
     )
-
-    async def follow() -> None:
-        found = await Followed(script).run(3)
-        assert found.uids == {"a", "b"}
-        script.pods, script.version = [raw_pod("c", 150)], 200
-        await asyncio.sleep(40)
-        assert found.uids == {"c"}
-        assert found.changed == ["a", "b", "c", "a", "b"], "the jobs of what is gone are woken as well"
-        assert script.since == ["100", "200"]
-        await found.end()
-
-    run_virtually(follow())
+    found = await Followed(script).run(3)
+    assert found.uids == {"a", "b"}
+    script.pods, script.version = [raw_pod("c", 150)], 200
+    await asyncio.sleep(40)
+    assert found.uids == {"c"}
+    assert found.changed == ["a", "b", "c", "a", "b"], "the jobs of what is gone are woken as well"
+    assert script.since == ["100", "200"]
+    await found.end()
 
 
 def test_an_api_server_that_refuses_is_asked_ever_less_often_and_never_in_a_hot_loop() -> None:
@@ -253,105 +250,91 @@ def test_an_event_without_usable_metadata_does_not_end_the_informer(raw: Json) -
     assert found.uids == {"a"} and script.lists == 1
 
 
-def test_a_pod_that_becomes_unreadable_keeps_its_last_state_and_is_no_ghost() -> None:
+@virtually
+async def test_a_pod_that_becomes_unreadable_keeps_its_last_state_and_is_no_ghost() -> None:
     script = Script([HOUR], pods=[raw_pod("a", 90)])
-
-    async def follow() -> None:
-        found = await Followed(script).run(1)
-        broken = raw_pod("a", 95)
-        broken["status"] = {"containerStatuses": "none"}
-        script.pods = [broken]
-        await found.informer.relist()
-        assert found.uids == {"a"}
-        await found.end()
-
-    run_virtually(follow())
+    found = await Followed(script).run(1)
+    broken = raw_pod("a", 95)
+    broken["status"] = {"containerStatuses": "none"}
+    script.pods = [broken]
+    await found.informer.relist()
+    assert found.uids == {"a"}
+    await found.end()
 
 
 # --- what was deleted does not come back --------------------------------------------------------------
-def test_a_pod_that_is_deleted_while_it_is_being_listed_does_not_come_back(
+@virtually
+async def test_a_pod_that_is_deleted_while_it_is_being_listed_does_not_come_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(cache_module, "REMEMBERED", 2)
     many = [raw_pod(f"p{n}", 50 + n) for n in range(20)]
     turn: Turn = [5.0, *(event("DELETED", raw_pod(f"p{n}", 110 + n)) for n in range(20)), HOUR]
     script = Script(turn, pods=many)
+    found = await Followed(script).run(1)
+    assert len(found.uids) == 20
+    paused = asyncio.Event()
 
-    async def follow() -> None:
-        found = await Followed(script).run(1)
-        assert len(found.uids) == 20
-        paused = asyncio.Event()
+    async def between() -> None:
+        await paused.wait()
 
-        async def between() -> None:
-            await paused.wait()
-
-        script.between = between
-        listing = asyncio.create_task(found.informer.relist())
-        await asyncio.sleep(10)
-        assert found.uids == set(), "the watch has told it, while the LIST is at its first page"
-        paused.set()
-        await listing
-        assert found.uids == set()
-        await found.end()
-
-    run_virtually(follow())
+    script.between = between
+    listing = asyncio.create_task(found.informer.relist())
+    await asyncio.sleep(10)
+    assert found.uids == set(), "the watch has told it, while the LIST is at its first page"
+    paused.set()
+    await listing
+    assert found.uids == set()
+    await found.end()
 
 
-def test_a_late_event_does_not_bring_back_what_a_list_has_dropped() -> None:
+@virtually
+async def test_a_late_event_does_not_bring_back_what_a_list_has_dropped() -> None:
     script = Script([5.0, event("MODIFIED", raw_pod("a", 99)), HOUR], pods=[raw_pod("a", 90)])
-
-    async def follow() -> None:
-        found = await Followed(script).run(1)
-        script.pods = []
-        await found.informer.relist()
-        await asyncio.sleep(10)
-        assert found.uids == set()
-        await found.end()
-
-    run_virtually(follow())
+    found = await Followed(script).run(1)
+    script.pods = []
+    await found.informer.relist()
+    await asyncio.sleep(10)
+    assert found.uids == set()
+    await found.end()
 
 
-def test_what_is_created_while_a_list_is_under_way_stays() -> None:
+@virtually
+async def test_what_is_created_while_a_list_is_under_way_stays() -> None:
     script = Script([5.0, event("ADDED", raw_pod("new", 150)), HOUR], pods=[raw_pod("a", 90)])
+    found = await Followed(script).run(1)
 
-    async def follow() -> None:
-        found = await Followed(script).run(1)
+    async def between() -> None:
+        await asyncio.sleep(10)
 
-        async def between() -> None:
-            await asyncio.sleep(10)
-
-        script.between = between
-        await found.informer.relist()
-        assert found.uids == {"a", "new"}
-        await found.end()
-
-    run_virtually(follow())
+    script.between = between
+    await found.informer.relist()
+    assert found.uids == {"a", "new"}
+    await found.end()
 
 
-def test_an_informer_of_a_namespace_leaves_the_others_alone() -> None:
+@virtually
+async def test_an_informer_of_a_namespace_leaves_the_others_alone() -> None:
     script = Script([HOUR], pods=[raw_pod("a", 90, namespace="ml")])
-
-    async def follow() -> None:
-        found = Followed(script, namespace="ml")
-        other = Informer(
-            PODS,
-            cluster=as_cluster(Script(pods=[raw_pod("z", 91, namespace="vision")])),
-            cache=found.caches.pods,
-            changed=lambda _: None,
-            namespace="vision",
-        )
-        await other.relist()
-        await found.run(1)
-        script.pods = []
-        await found.informer.relist()
-        assert found.uids == {"z"} and set(script.asked) == {("pods", "ml")}
-        await found.end()
-
-    run_virtually(follow())
+    found = Followed(script, namespace="ml")
+    other = Informer(
+        PODS,
+        cluster=as_cluster(Script(pods=[raw_pod("z", 91, namespace="vision")])),
+        cache=found.caches.pods,
+        changed=lambda _: None,
+        namespace="vision",
+    )
+    await other.relist()
+    await found.run(1)
+    script.pods = []
+    await found.informer.relist()
+    assert found.uids == {"z"} and set(script.asked) == {("pods", "ml")}
+    await found.end()
 
 
 # --- nodes --------------------------------------------------------------------------------------------
-def test_a_heartbeat_of_a_node_wakes_nobody_and_a_change_does() -> None:
+@virtually
+async def test_a_heartbeat_of_a_node_wakes_nobody_and_a_change_does() -> None:
     noted = raw_node(103, annotations={"spottrain.io/save-advised": "2026-03-01T11:50:00Z"})
     turn: Turn = [
         event("MODIFIED", raw_node(101, "11:55")),
@@ -361,27 +344,23 @@ def test_a_heartbeat_of_a_node_wakes_nobody_and_a_change_does() -> None:
         HOUR,
     ]
     script, seen = Script(turn, pods=[raw_node(90)]), list[int]()
-
-    async def follow() -> None:
-        caches = Caches()
-        informer = Informer(
-            NODES,
-            cluster=as_cluster(script),
-            cache=caches.nodes,
-            changed=lambda node: seen.append(node.resource_version),
-        )
-        task = asyncio.create_task(informer.run())
-        await asyncio.sleep(1)
-        assert (node := caches.nodes.get("node-a")) is not None
-        assert seen == [90, 103, 104] and node.resource_version == 104
-        # A reply that another task stored between two heartbeats is not taken for what was parsed before.
-        caches.nodes.put(node_view(raw_node(105, labels={"topology.kubernetes.io/zone": "z2"})))
-        informer._apply("MODIFIED", raw_node(106, "11:59"))
-        assert (node := caches.nodes.get("node-a")) is not None and node.zone == ""
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
-    run_virtually(follow())
+    caches = Caches()
+    informer = Informer(
+        NODES,
+        cluster=as_cluster(script),
+        cache=caches.nodes,
+        changed=lambda node: seen.append(node.resource_version),
+    )
+    task = asyncio.create_task(informer.run())
+    await asyncio.sleep(1)
+    assert (node := caches.nodes.get("node-a")) is not None
+    assert seen == [90, 103, 104] and node.resource_version == 104
+    # A reply that another task stored between two heartbeats is not taken for what was parsed before.
+    caches.nodes.put(node_view(raw_node(105, labels={"topology.kubernetes.io/zone": "z2"})))
+    informer._apply("MODIFIED", raw_node(106, "11:59"))
+    assert (node := caches.nodes.get("node-a")) is not None and node.zone == ""
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
 def test_a_nodes_view_depends_on_its_facts_and_its_version_alone() -> None:
@@ -403,141 +382,127 @@ def raw_like(raw: Json, *, version: int, beat: str) -> Json:
 
 
 # --- all of them --------------------------------------------------------------------------------------
-def test_nodes_are_watched_once_and_pods_in_each_namespace_and_their_jobs_are_woken() -> None:
-    async def follow() -> None:
-        script, queue, caches = Script(pods=[raw_pod("a", 90, nodeName="node-a")]), WorkQueue(), Caches()
-        informers = Informers(as_cluster(script), caches, queue, ("ml", "vision"))
-        task = asyncio.create_task(informers.run())
-        await informers.synced()
-        assert {*script.asked} == {("nodes", ""), ("pods", "ml"), ("pods", "vision")}
-        assert await queue.take() == KEY
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
-    run_virtually(follow())
+@virtually
+async def test_nodes_are_watched_once_and_pods_in_each_namespace_and_their_jobs_are_woken() -> None:
+    script, queue, caches = Script(pods=[raw_pod("a", 90, nodeName="node-a")]), WorkQueue(), Caches()
+    informers = Informers(as_cluster(script), caches, queue, ("ml", "vision"))
+    task = asyncio.create_task(informers.run())
+    await informers.synced()
+    assert {*script.asked} == {("nodes", ""), ("pods", "ml"), ("pods", "vision")}
+    assert await queue.take() == KEY
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
 @pytest.mark.parametrize("status", [403, 404])
-def test_a_namespace_that_cannot_be_listed_does_not_stop_the_others(
+@virtually
+async def test_a_namespace_that_cannot_be_listed_does_not_stop_the_others(
     status: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def follow() -> None:
-        script, caches = Script(), Caches()
-        script.refused = {"gone": status}
-        informers = Informers(as_cluster(script), caches, WorkQueue(), ("gone", "ml"))
-        task = asyncio.create_task(informers.run())
-        async with asyncio.timeout(10):
-            await informers.synced()
-        await asyncio.sleep(1)
-        assert not informers.knows_pods("gone") and informers.knows_pods("ml")
-        await asyncio.sleep(600)
-        assert len(caplog.records) == 1 and "pods of gone cannot be listed" in caplog.text
-        assert 20 <= script.asked.count(("pods", "gone")) <= 60
-        script.pods, script.version = [raw_pod("a", 150, namespace="gone")], 200
-        del script.refused["gone"]
-        await asyncio.sleep(60)
-        assert informers.knows_pods("gone") and caches.pods.keys() == ("a",)
-        script.pods, script.refused = [], {"gone": status}
-        script.asked.clear()
+    script, caches = Script(), Caches()
+    script.refused = {"gone": status}
+    informers = Informers(as_cluster(script), caches, WorkQueue(), ("gone", "ml"))
+    task = asyncio.create_task(informers.run())
+    async with asyncio.timeout(10):
+        await informers.synced()
+    await asyncio.sleep(1)
+    assert not informers.knows_pods("gone") and informers.knows_pods("ml")
+    await asyncio.sleep(600)
+    assert len(caplog.records) == 1 and "pods of gone cannot be listed" in caplog.text
+    assert 20 <= script.asked.count(("pods", "gone")) <= 60
+    script.pods, script.version = [raw_pod("a", 150, namespace="gone")], 200
+    del script.refused["gone"]
+    await asyncio.sleep(60)
+    assert informers.knows_pods("gone") and caches.pods.keys() == ("a",)
+    script.pods, script.refused = [], {"gone": status}
+    script.asked.clear()
+    await informers.relist()
+    assert script.asked == [("nodes", ""), ("pods", "gone"), ("pods", "ml")]
+    assert caches.pods.keys() == ("a",), "a refusal that may pass drops nothing"
+    assert len(caplog.records) == 2, "it is told again, for it could be read meanwhile"
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+@virtually
+async def test_a_list_that_fails_does_not_stop_those_of_others_and_is_an_error() -> None:
+    script = Script()
+    script.refused = {"": 500}
+    informers = Informers(as_cluster(script), Caches(), WorkQueue(), ("ml",))
+    with pytest.raises(ApiError, match="refused"):
         await informers.relist()
-        assert script.asked == [("nodes", ""), ("pods", "gone"), ("pods", "ml")]
-        assert caches.pods.keys() == ("a",), "a refusal that may pass drops nothing"
-        assert len(caplog.records) == 2, "it is told again, for it could be read meanwhile"
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
-    run_virtually(follow())
+    assert script.asked == [("nodes", ""), ("pods", "ml")]
+    script.refused = {"": 403}
+    everywhere = Informers(as_cluster(script), Caches(), WorkQueue())
+    with pytest.raises(ApiError, match="refused"):
+        await everywhere.relist()
 
 
-def test_a_list_that_fails_does_not_stop_those_of_others_and_is_an_error() -> None:
-    async def follow() -> None:
-        script = Script()
-        script.refused = {"": 500}
-        informers = Informers(as_cluster(script), Caches(), WorkQueue(), ("ml",))
-        with pytest.raises(ApiError, match="refused"):
-            await informers.relist()
-        assert script.asked == [("nodes", ""), ("pods", "ml")]
-        script.refused = {"": 403}
-        everywhere = Informers(as_cluster(script), Caches(), WorkQueue())
-        with pytest.raises(ApiError, match="refused"):
-            await everywhere.relist()
+@virtually
+async def test_versions_that_go_back_are_told_and_those_of_a_list_beside_events_are_not() -> None:
+    script = Script([5.0, event("ADDED", raw_pod("b", 150)), 60.0, bookmark(170), HOUR])
+    script.pods = [raw_pod("a", 90)]
+    told: list[str] = []
+    caches = Caches()
+    informer = Informer(
+        PODS,
+        cluster=as_cluster(script),
+        cache=caches.pods,
+        changed=lambda _: None,
+        went_back=told.append,
+    )
+    task = asyncio.create_task(informer.run())
+    await asyncio.sleep(1)
 
-    run_virtually(follow())
+    async def between() -> None:
+        await asyncio.sleep(10)
 
-
-def test_versions_that_go_back_are_told_and_those_of_a_list_beside_events_are_not() -> None:
-    async def follow() -> None:
-        script = Script([5.0, event("ADDED", raw_pod("b", 150)), 60.0, bookmark(170), HOUR])
-        script.pods = [raw_pod("a", 90)]
-        told: list[str] = []
-        caches = Caches()
-        informer = Informer(
-            PODS,
-            cluster=as_cluster(script),
-            cache=caches.pods,
-            changed=lambda _: None,
-            went_back=told.append,
-        )
-        task = asyncio.create_task(informer.run())
-        await asyncio.sleep(1)
-
-        async def between() -> None:
-            await asyncio.sleep(10)
-
-        script.between = between
-        await informer.relist()
-        assert caches.pods.get("b") is not None and told == [], "the event came after the LIST's snapshot"
-        script.version = 150
-        await informer.relist()
-        assert told == []
-        await asyncio.sleep(60)
-        await informer.relist()
-        assert len(told) == 1 and "has version 150, after 170" in told[0]
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
-    run_virtually(follow())
+    script.between = between
+    await informer.relist()
+    assert caches.pods.get("b") is not None and told == [], "the event came after the LIST's snapshot"
+    script.version = 150
+    await informer.relist()
+    assert told == []
+    await asyncio.sleep(60)
+    await informer.relist()
+    assert len(told) == 1 and "has version 150, after 170" in told[0]
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
-def test_a_watch_is_live_while_it_speaks_and_frozen_where_it_should_have_been_restarted() -> None:
-    async def follow() -> None:
-        script = Script([60.0, bookmark(150), HOUR])
-        found = Followed(script)
-        assert not found.informer.live
-        await found.run(50)
-        assert found.informer.live and found.informer.age == pytest.approx(50)
-        await asyncio.sleep(20)
-        assert found.informer.live and found.informer.age == pytest.approx(10)
-        await asyncio.sleep(SILENCE_SECONDS)
-        assert not found.informer.live and not found.informer.frozen
-        await asyncio.sleep(FROZEN_SECONDS)
-        assert found.informer.frozen
-        await found.end()
-        assert not found.informer.frozen
-
-    run_virtually(follow())
+@virtually
+async def test_a_watch_is_live_while_it_speaks_and_frozen_where_it_should_have_been_restarted() -> None:
+    script = Script([60.0, bookmark(150), HOUR])
+    found = Followed(script)
+    assert not found.informer.live
+    await found.run(50)
+    assert found.informer.live and found.informer.age == pytest.approx(50)
+    await asyncio.sleep(20)
+    assert found.informer.live and found.informer.age == pytest.approx(10)
+    await asyncio.sleep(SILENCE_SECONDS)
+    assert not found.informer.live and not found.informer.frozen
+    await asyncio.sleep(FROZEN_SECONDS)
+    assert found.informer.frozen
+    await found.end()
+    assert not found.informer.frozen
 
 
-def test_a_watch_that_is_not_open_yet_is_neither_live_nor_frozen() -> None:
-    async def follow() -> None:
-        script = Script()
-        script.held_back = 2 * FROZEN_SECONDS
-        found = await Followed(script).run(30)
-        assert script.watches == 1 and not found.informer.live
-        await asyncio.sleep(1.5 * FROZEN_SECONDS)
-        assert not found.informer.frozen
-        await asyncio.sleep(FROZEN_SECONDS)
-        assert not found.informer.frozen, "it counts from when it was opened"
-        await found.end()
-
-    run_virtually(follow())
+@virtually
+async def test_a_watch_that_is_not_open_yet_is_neither_live_nor_frozen() -> None:
+    script = Script()
+    script.held_back = 2 * FROZEN_SECONDS
+    found = await Followed(script).run(30)
+    assert script.watches == 1 and not found.informer.live
+    await asyncio.sleep(1.5 * FROZEN_SECONDS)
+    assert not found.informer.frozen
+    await asyncio.sleep(FROZEN_SECONDS)
+    assert not found.informer.frozen, "it counts from when it was opened"
+    await found.end()
 
 
-def test_an_unreachable_api_server_is_no_frozen_watch() -> None:
-    async def follow() -> None:
-        found = await Followed(Script(*([ApiError(0, "refused")] for _ in range(1000)))).run(900)
-        assert not found.informer.frozen and not found.informer.live
-        assert found.informer.age > FROZEN_SECONDS
-        await found.end()
-
-    run_virtually(follow())
+@virtually
+async def test_an_unreachable_api_server_is_no_frozen_watch() -> None:
+    found = await Followed(Script(*([ApiError(0, "refused")] for _ in range(1000)))).run(900)
+    assert not found.informer.frozen and not found.informer.live
+    assert found.informer.age > FROZEN_SECONDS
+    await found.end()

@@ -20,7 +20,7 @@ from spottrain_operator.policies import capacity, cleanup
 from spottrain_operator.rendering import objects
 
 from tests.builders import KEY, make_job, make_observed, raw_job, raw_spec
-from tests.unit.controller.fake_cluster import World
+from tests.unit.controller.fake_cluster import World, begun
 
 Json = dict[str, Any]
 CHART = JobDefaults(
@@ -218,17 +218,14 @@ async def test_at_acceptance_the_defaults_are_in_the_status_and_in_the_pod() -> 
 
 
 async def test_no_later_value_of_chart_or_namespace_moves_an_accepted_job() -> None:
-    world = World({"checkpoint": {}}, defaults=CHART)
-    await world.begin()
+    world = await begun({"checkpoint": {}}, defaults=CHART)
     accepted = world.status.defaults
     world.defaults = JobDefaults(checkpoint_prefix="s3://elsewhere")
     world.cluster.others["configmaps/spottrain-defaults"] = config_map(checkpointPrefix="s3://own")
     read = world.cluster.config_maps_read
     world._start()  # the operator with the new values
-    world.cluster.end(world.pod(1), 1)
-    await world.settle()
-    world.pass_time(60)
-    await world.settle()
+    await world.ends(world.pod(1), 1)
+    await world.after(60)
     assert env_of(world, 2)["SPOTTRAIN_CHECKPOINT_URI"] == "s3://team/runs/ns/job"
     assert world.status.defaults == accepted and world.cluster.config_maps_read == read
 
@@ -256,8 +253,7 @@ async def test_a_crash_at_any_write_of_a_start_makes_one_pod_and_one_uri(
 async def test_a_complete_spec_asks_for_no_config_map() -> None:
     spec = raw_spec(capacity={"pools": [{"name": "mine", "platform": "AWS"}]})
     spec["template"]["spec"]["serviceAccountName"] = "own"
-    world = World(spec)
-    await world.begin()
+    world = await begun(spec)
     assert world.cluster.config_maps_read == 0 and world.status.defaults is None
 
 
@@ -305,8 +301,7 @@ async def test_a_refused_job_is_looked_at_again_only_after_minutes_and_starts_on
 
 
 async def test_on_demand_without_any_prefix_trains_without_checkpoints() -> None:
-    world = World({"checkpoint": {}, "capacity": {"type": "OnDemand"}})
-    await world.begin()
+    world = await begun({"checkpoint": {}, "capacity": {"type": "OnDemand"}})
     assert "SPOTTRAIN_CHECKPOINT_URI" not in env_of(world) and world.status.defaults is None
 
 
@@ -336,14 +331,11 @@ async def test_a_config_map_that_may_not_be_read_is_a_sentence() -> None:
 
 
 async def test_a_job_that_an_earlier_version_accepted_gets_no_defaults() -> None:
-    world = World({"checkpoint": {}, "capacity": {"type": "OnDemand"}})
-    await world.begin()
+    world = await begun({"checkpoint": {}, "capacity": {"type": "OnDemand"}})
     world.defaults = CHART
     world._start()
-    world.cluster.end(world.pod(1), 1)
-    await world.settle()
-    world.pass_time(60)
-    await world.settle()
+    await world.ends(world.pod(1), 1)
+    await world.after(60)
     assert "SPOTTRAIN_CHECKPOINT_URI" not in env_of(world, 2)
 
 

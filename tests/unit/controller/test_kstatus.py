@@ -10,7 +10,7 @@ from spottrain_operator.names import Condition
 
 from tests.builders import KEY
 from tests.support.kstatus import kstatus
-from tests.unit.controller.fake_cluster import World
+from tests.unit.controller.fake_cluster import World, begun
 
 
 def shown(w: World) -> str:
@@ -52,8 +52,7 @@ async def test_a_job_that_is_accepted_is_current_whether_it_has_nodes_runs_or_is
     assert shown(w) == "Current" and not w.status.is_true(Condition.SCHEDULED)
     await w.begin()
     assert shown(w) == "Current" and w.status.is_true(Condition.RUNNING)
-    w.cluster.end(w.pod(1), 0, '{"outcome": "done"}')
-    await w.settle()
+    await w.ends(w.pod(1), 0, '{"outcome": "done"}')
     assert shown(w) == "Current" and w.status.terminal and kinds(w) == set()
 
 
@@ -72,8 +71,7 @@ async def test_a_refused_job_is_stalled_with_the_words_of_accepted_until_its_spe
 
 
 async def test_a_changed_spec_is_reconciling_until_it_is_checked_which_costs_no_write() -> None:
-    w = World()
-    await w.begin()
+    w = await begun()
     seen, real = list[str](), w.cluster.apply_status
 
     async def apply_status(*args: Any, **more: Any) -> Any:
@@ -98,10 +96,8 @@ async def test_a_changed_spec_is_reconciling_until_it_is_checked_which_costs_no_
 
 
 async def test_a_job_that_has_failed_is_stalled_for_good() -> None:
-    w = World({"failurePolicy": {"maxFailures": 0}})
-    await w.begin()
-    w.cluster.end(w.pod(1), 1, "Traceback: boom")
-    await w.settle()
+    w = await begun({"failurePolicy": {"maxFailures": 0}})
+    await w.ends(w.pod(1), 1, "Traceback: boom")
     failed, stalled = w.status.condition(Condition.FAILED), w.status.condition(Condition.STALLED)
     assert failed is not None and stalled is not None
     assert shown(w) == "Failed" and (stalled.reason, stalled.message) == (failed.reason, failed.message)

@@ -510,22 +510,18 @@ async def preempted_and_admitted_again(w: World) -> None:
     assert not w.cluster.pods and w.cluster.workload is not None
     w.cluster.admit("spot")
     await w.settle()
-    w.cluster.bind(w.pod(1), "node-a")
-    await w.settle()
+    await w.binds(w.pod(1), "node-a")
     w.pass_time(30)
     w.cluster.evict()
     await w.settle()
     assert said_of(w)["QuotaReserved"] == "True", "while the pod saves"
-    w.cluster.end(w.pod(1), 75, word(Outcome.INTERRUPTED, step=9, durableStep=9, startStep=0))
-    await w.settle()
+    await w.ends(w.pod(1), 75, word(Outcome.INTERRUPTED, step=9, durableStep=9, startStep=0))
     assert said_of(w)["QuotaReserved"] == "False" and "admission" not in w.cluster.workload["status"]
     assert not w.cluster.live()
     w.cluster.admit("on-demand")
     await w.settle()
-    w.cluster.bind(w.pod(2), "node-b")
-    await w.settle()
-    w.cluster.end(w.pod(2), 0, word(Outcome.DONE, step=20, durableStep=20, startStep=9))
-    await w.settle()
+    await w.binds(w.pod(2), "node-b")
+    await w.ends(w.pod(2), 0, word(Outcome.DONE, step=20, durableStep=20, startStep=9))
 
 
 async def ready_to_start(w: World) -> None:
@@ -537,12 +533,10 @@ async def test_a_job_that_ends_while_its_flavor_cannot_be_read_gives_its_quota_b
     w = World(queue="team")
     await ready_to_start(w)
     await w.settle()
-    w.cluster.bind(w.pod(1), "node-a")
-    await w.settle()
+    await w.binds(w.pod(1), "node-a")
     w.pass_time(60)
     w.refuse("get_custom", ApiError(503, "no answer"), "spot")
-    w.cluster.end(w.pod(1), 0, word(Outcome.DONE, step=20, durableStep=20, startStep=0))
-    await w.settle()
+    await w.ends(w.pod(1), 0, word(Outcome.DONE, step=20, durableStep=20, startStep=0))
     assert w.status.phase == Phase.SUCCEEDED and said_of(w)["Finished"] == "True"
 
 
@@ -550,8 +544,7 @@ async def test_an_ended_job_whose_spec_cannot_be_read_any_more_gives_its_quota_b
     w = World(queue="team")
     await ready_to_start(w)
     await w.settle()
-    w.cluster.bind(w.pod(1), "node-a")
-    await w.settle()
+    await w.binds(w.pod(1), "node-a")
     patch = w.cluster.patch_custom_status
     w.refuse("patch_custom_status", ApiError(503, "no answer"))
     w.cluster.end(w.pod(1), 0, word(Outcome.DONE, step=20, durableStep=20, startStep=0))
@@ -584,8 +577,7 @@ async def test_a_refused_workload_is_forgotten_once_it_is_made() -> None:
     refused = w.status.condition(Condition.ACCEPTED)
     assert refused is not None and refused.status == "False" and w.cluster.workload is None
     w.cluster.create = create  # type: ignore[method-assign]
-    w.pass_time(60)
-    await w.settle()
+    await w.after(60)
     assert w.cluster.workload is not None and not w.memory.refusals
     accepted = w.status.condition(Condition.ACCEPTED)
     assert accepted is not None and accepted.status == "True" and w.status.phase == Phase.WAITING

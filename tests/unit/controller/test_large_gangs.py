@@ -64,8 +64,7 @@ async def test_pods_of_a_large_gang_are_created_and_deleted_a_few_at_a_time() ->
     job = world.cluster.jobs[KEY.name]
     job["spec"]["suspend"] = True
     world.cluster._bump(job)
-    world.pass_time(60)
-    await world.settle()
+    await world.after(60)
     assert len(deleted) >= 100 and max(deleted) == CHANGED_AT_A_TIME
 
 

@@ -19,7 +19,7 @@ from spottrain_operator.io.cluster import KubeCluster
 from spottrain_operator.io.lease import Lease
 from spottrain_operator.settings import Settings
 
-from tests.support.virtualtime import run_virtually
+from tests.support.virtualtime import run_virtually, virtually
 
 TIMES = Times()
 BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
@@ -208,100 +208,85 @@ async def pair() -> tuple[Process, Process]:
     return first, second
 
 
-def test_a_killed_leader_is_replaced_within_20_seconds() -> None:
-    async def scene() -> None:
-        first, second = await pair()
-        first.kill()
-        first.line.up = False
-        waited = await until("the second leads", lambda: second.writes, within=20)
-        assert waited >= TIMES.lease - TIMES.retry, "not before the Lease has ended"
-
-    run_virtually(scene())
+@virtually
+async def test_a_killed_leader_is_replaced_within_20_seconds() -> None:
+    first, second = await pair()
+    first.kill()
+    first.line.up = False
+    waited = await until("the second leads", lambda: second.writes, within=20)
+    assert waited >= TIMES.lease - TIMES.retry, "not before the Lease has ended"
 
 
-def test_a_leader_that_stops_hands_over_within_a_look() -> None:
-    async def scene() -> None:
-        first, second = await pair()
-        await first.stop()
-        assert not first.writes
-        await until("the second leads", lambda: second.writes, within=TIMES.retry + 0.1)
-
-    run_virtually(scene())
+@virtually
+async def test_a_leader_that_stops_hands_over_within_a_look() -> None:
+    first, second = await pair()
+    await first.stop()
+    assert not first.writes
+    await until("the second leads", lambda: second.writes, within=TIMES.retry + 0.1)
 
 
-def test_a_release_that_meets_a_renewal_of_its_own_still_gives_up() -> None:
-    async def scene() -> None:
-        first, second = await pair()
-        read = first.line.get
+@virtually
+async def test_a_release_that_meets_a_renewal_of_its_own_still_gives_up() -> None:
+    first, second = await pair()
+    read = first.line.get
 
-        async def get(seconds: float) -> Lease | None:
-            """The cancelled renewal arrives after the read."""
-            found = await read(seconds)
-            first.line.get = read  # type: ignore[method-assign]
-            assert found is not None
-            first.server.write(found, BEGAN)
-            return found
+    async def get(seconds: float) -> Lease | None:
+        """The cancelled renewal arrives after the read."""
+        found = await read(seconds)
+        first.line.get = read  # type: ignore[method-assign]
+        assert found is not None
+        first.server.write(found, BEGAN)
+        return found
 
-        first.line.get = get  # type: ignore[method-assign]
-        await first.stop()
-        await until("the second leads", lambda: second.writes, within=TIMES.retry + 0.1)
-
-    run_virtually(scene())
+    first.line.get = get  # type: ignore[method-assign]
+    await first.stop()
+    await until("the second leads", lambda: second.writes, within=TIMES.retry + 0.1)
 
 
-def test_a_leader_that_is_cut_off_stops_before_another_begins_and_returns_as_a_standby() -> None:
-    async def scene() -> None:
-        first, second = await pair()
-        first.line.up = False
-        stopped = await until("the first stops writing", lambda: not first.writes, within=13)
-        assert not second.writes
-        await until("the second leads", lambda: second.writes, within=20 - stopped)
-        first.line.up = True
-        await asyncio.sleep(30)
-        assert second.writes and not first.writes
-        assert first.lost and "could not be renewed for 12 s: no response" in first.lost[0]
-        assert first.starts >= 2, "a new process stands by"
-
-    run_virtually(scene())
+@virtually
+async def test_a_leader_that_is_cut_off_stops_before_another_begins_and_returns_as_a_standby() -> None:
+    first, second = await pair()
+    first.line.up = False
+    stopped = await until("the first stops writing", lambda: not first.writes, within=13)
+    assert not second.writes
+    await until("the second leads", lambda: second.writes, within=20 - stopped)
+    first.line.up = True
+    await asyncio.sleep(30)
+    assert second.writes and not first.writes
+    assert first.lost and "could not be renewed for 12 s: no response" in first.lost[0]
+    assert first.starts >= 2, "a new process stands by"
 
 
-def test_renewals_whose_replies_are_lost_keep_the_others_away_and_end_the_leadership() -> None:
+@virtually
+async def test_renewals_whose_replies_are_lost_keep_the_others_away_and_end_the_leadership() -> None:
     """They have arrived, so nobody else leads; and nobody can know that they have."""
-
-    async def scene() -> None:
-        first, second = await pair()
-        first.line.answers = False
-        await until("the first stops writing", lambda: not first.writes, within=13)
-        assert not second.writes
-        first.line.answers = True
-        await until("someone leads", lambda: first.writes or second.writes, within=20)
-
-    run_virtually(scene())
+    first, second = await pair()
+    first.line.answers = False
+    await until("the first stops writing", lambda: not first.writes, within=13)
+    assert not second.writes
+    first.line.answers = True
+    await until("someone leads", lambda: first.writes or second.writes, within=20)
 
 
-def test_a_short_failure_of_the_api_server_ends_no_leadership() -> None:
-    async def scene() -> None:
-        first, second = await pair()
-        first.line.up = second.line.up = False
-        await asyncio.sleep(7)
-        first.line.up = second.line.up = True
-        await asyncio.sleep(30)
-        assert first.writes and first.starts == 1 and not second.writes
-
-    run_virtually(scene())
+@virtually
+async def test_a_short_failure_of_the_api_server_ends_no_leadership() -> None:
+    first, second = await pair()
+    first.line.up = second.line.up = False
+    await asyncio.sleep(7)
+    first.line.up = second.line.up = True
+    await asyncio.sleep(30)
+    assert first.writes and first.starts == 1 and not second.writes
 
 
-def test_a_lease_that_is_deleted_or_emptied_by_hand_has_one_holder_again() -> None:
-    async def scene() -> None:
-        first, second = await pair()
-        server = first.server
-        for by_hand in (None, replace(server.lease or Lease(), holder="", raw={})):
-            server.lease = by_hand
-            await asyncio.sleep(10)
-            assert [first.writes, second.writes].count(True) == 1
-            assert server.lease is not None and server.lease.holder.startswith(("first-", "second-"))
-
-    run_virtually(scene())
+@virtually
+async def test_a_lease_that_is_deleted_or_emptied_by_hand_has_one_holder_again() -> None:
+    first, second = await pair()
+    server = first.server
+    for by_hand in (None, replace(server.lease or Lease(), holder="", raw={})):
+        server.lease = by_hand
+        await asyncio.sleep(10)
+        assert [first.writes, second.writes].count(True) == 1
+        assert server.lease is not None and server.lease.holder.startswith(("first-", "second-"))
 
 
 def test_a_standby_that_may_not_read_the_lease_says_so_once_a_minute(
@@ -343,21 +328,19 @@ async def disturb(process: Process, random: Random) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_under_random_faults_never_two_write_and_in_the_end_one_does(seed: int) -> None:
-    async def scene() -> None:
-        server, random = Server(), Random(seed)
-        processes = [Process(name, server) for name in ("first", "second", "third")]
-        for process in processes:
-            process.start()
-        works = [asyncio.create_task(disturb(process, random)) for process in processes]
-        while not all(work.done() for work in works):
-            await asyncio.sleep(0.1)
-            now = [p.name for p in processes if p.writes]
-            assert len(now) <= 1, f"at {clock():.1f} s: {now}"
-        await asyncio.gather(*works)
-        await until("one leads", lambda: any(p.writes for p in processes), within=40)
-
-    run_virtually(scene())
+@virtually
+async def test_under_random_faults_never_two_write_and_in_the_end_one_does(seed: int) -> None:
+    server, random = Server(), Random(seed)
+    processes = [Process(name, server) for name in ("first", "second", "third")]
+    for process in processes:
+        process.start()
+    works = [asyncio.create_task(disturb(process, random)) for process in processes]
+    while not all(work.done() for work in works):
+        await asyncio.sleep(0.1)
+        now = [p.name for p in processes if p.writes]
+        assert len(now) <= 1, f"at {clock():.1f} s: {now}"
+    await asyncio.gather(*works)
+    await until("one leads", lambda: any(p.writes for p in processes), within=40)
 
 
 # --- settings and requests ------------------------------------------------------------------------------

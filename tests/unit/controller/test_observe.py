@@ -19,7 +19,7 @@ from spottrain_operator.errors import ApiError
 from spottrain_operator.names import Reason
 
 from tests.builders import KEY, NOW, after, make_node, make_pod, notice
-from tests.unit.controller.fake_cluster import KeySet, World, resync
+from tests.unit.controller.fake_cluster import KeySet, World, begun, resync
 from tests.unit.controller.test_crashes import STORIES, Story
 from tests.unit.controller.test_data_cache import IMMEDIATE, NO_NODES, OWN, _says, _waiting
 from tests.unit.controller.test_starting import event
@@ -55,8 +55,7 @@ async def _observed(w: World) -> tuple[Observed, Learned]:
 
 
 async def _running(spec: dict[str, object] | None = None) -> World:
-    w = World(spec)
-    await w.begin()
+    w = await begun(spec)
     w.pass_time(30)
     return w
 

@@ -30,7 +30,7 @@ from tests.builders import (
     raw_spec,
     started,
 )
-from tests.unit.controller.fake_cluster import World
+from tests.unit.controller.fake_cluster import World, begun
 from tests.unit.controller.stories import Story, follows
 
 WEBHOOK = 'Internal error occurred: failed calling webhook "policy.example.com": connection refused'
@@ -78,8 +78,7 @@ async def test_a_webhook_that_does_not_answer_is_told_and_asked_again(code: int,
     assert _accepted(w) == ("False", Reason.REFUSED, WEBHOOK)
     assert isinstance(again, timedelta) and 25 < again.total_seconds() < 31 and api.asked == 1
     api.no = None
-    w.pass_time(31)
-    await w.settle()
+    await w.after(31)
     assert _accepted(w)[0] == "True" and list(w.cluster.pods) == [w.pod(1)]
     assert (w.status.attempt, w.status.failures, w.status.interruptions) == (1, 0, 0)
 
@@ -97,8 +96,7 @@ async def test_an_invalid_pod_is_tried_again_after_five_minutes(code: int) -> No
     await _looks(w)
     assert api.asked == 1
     api.no = None
-    w.pass_time(20)
-    await w.settle()
+    await w.after(20)
     assert list(w.cluster.pods) == [w.pod(1)] and _accepted(w)[0] == "True"
 
 
@@ -143,8 +141,7 @@ async def test_a_refusal_is_forgotten_when_the_pod_is_adopted() -> None:
 
 
 async def test_a_new_spec_that_is_refused_beside_a_running_attempt_does_not_spin() -> None:
-    w = World()
-    await w.begin()
+    w = await begun()
     api = Refusing(w, dry_run=True)
     api.no = ApiError(403, "no")
     w.cluster.jobs[KEY.name]["metadata"]["generation"] = 2
@@ -253,8 +250,7 @@ def test_a_deleted_job_whose_spec_became_unreadable_says_that_its_checkpoints_ar
 async def test_only_a_namespace_that_goes_too_is_a_no_for_good_to_the_cleanup(
     error: ApiError, for_good: bool
 ) -> None:
-    w = World({"deletionPolicy": "Delete"})
-    await w.begin()
+    w = await begun({"deletionPolicy": "Delete"})
     w.cluster.end(w.pod(1), 0)
     job = w.cluster.jobs[KEY.name]
     job["metadata"]["deletionTimestamp"] = "2026-03-01T12:00:00Z"

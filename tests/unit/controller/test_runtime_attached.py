@@ -230,11 +230,8 @@ async def test_a_plain_script_under_a_notice_runs_once_and_alone() -> None:
     w.memory.silences[pod.job] = Silence(pod_uid=pod.uid, refused=True)
     await w.settle()
     w._start()  # another operator process, which remembers nothing
-    w.cluster.give_notice("node-a", 100)
-    await w.settle()
-    w.pass_time(5)
-    await w.settle()
+    await w.noticed("node-a", 100)
+    await w.after(5)
     assert w.cluster.posted == [w.pod(1)]
-    w.cluster.end(w.pod(1), 143)
-    await w.settle()
+    await w.ends(w.pod(1), 143)
     assert w.status.phase == "Failed" and w.cluster.posted == [w.pod(1)]

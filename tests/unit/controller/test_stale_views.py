@@ -28,13 +28,12 @@ from tests.builders import (
     started,
     word,
 )
-from tests.unit.controller.fake_cluster import Crash, World
+from tests.unit.controller.fake_cluster import Crash, World, begun
 from tests.unit.controller.stories import Story, follows
 
 
 async def test_a_pod_that_only_the_cache_has_lost_is_not_lost() -> None:
-    w = World()
-    await w.begin()
+    w = await begun()
     for pod in tuple(w.caches.pods):
         w.caches.pods.drop(pod)
     await w.reconciler(KEY)
@@ -51,10 +50,8 @@ async def test_a_paused_operator_that_wakes_up_makes_no_pod_of_an_old_attempt() 
     sleeper = parse_job(w.cluster.jobs[KEY.name])
     assert sleeper.status.attempt == 1 and not w.cluster.pods
     await w.begin()
-    w.cluster.end(w.pod(1), 1)
-    await w.settle()
-    w.pass_time(20)
-    await w.settle()
+    await w.ends(w.pod(1), 1)
+    await w.after(20)
     posted = list(w.cluster.posted)
     assert w.status.attempt == 2 and w.pod(1) not in w.cluster.pods
 
@@ -65,8 +62,7 @@ async def test_a_paused_operator_that_wakes_up_makes_no_pod_of_an_old_attempt() 
 
 
 async def test_a_node_that_only_the_cache_has_lost_is_not_lost() -> None:
-    w = World()
-    await w.begin()
+    w = await begun()
     node = w.caches.nodes.get("node-a")
     assert node is not None
     w.caches.nodes.drop(node)
@@ -75,8 +71,7 @@ async def test_a_node_that_only_the_cache_has_lost_is_not_lost() -> None:
 
 
 async def test_a_job_that_the_cache_lacks_is_read_once() -> None:
-    w = World()
-    await w.begin()
+    w = await begun()
     w._start()
     for pod in w.cluster.pods.values():
         w.see_pod(pod)
@@ -85,8 +80,7 @@ async def test_a_job_that_the_cache_lacks_is_read_once() -> None:
 
 
 async def test_a_job_that_is_deleted_while_it_is_read_stays_out_of_the_cache() -> None:
-    w = World()
-    await w.begin()
+    w = await begun()
     job = w.caches.jobs.get(KEY)
     assert job is not None
     w._start()
@@ -104,8 +98,7 @@ async def test_a_job_that_is_deleted_while_it_is_read_stays_out_of_the_cache() -
 
 
 async def test_a_pod_of_a_deleted_job_is_let_go() -> None:
-    w = World()
-    await w.begin()
+    w = await begun()
     w.cluster.jobs.clear()
     w.caches.jobs.remove(KEY)
     await w.reconciler(KEY)
@@ -113,8 +106,7 @@ async def test_a_pod_of_a_deleted_job_is_let_go() -> None:
 
 
 async def test_a_deleted_job_is_read_once_however_many_events_its_pods_have() -> None:
-    w = World({"workers": 3})
-    await w.begin()
+    w = await begun({"workers": 3})
     w.cluster.jobs.clear()
     w._start()
     asked = w.refuse("get_job", ApiError(404, "gone"), "no job has this name")
@@ -125,8 +117,7 @@ async def test_a_deleted_job_is_read_once_however_many_events_its_pods_have() ->
 
 
 async def test_a_job_that_was_only_not_in_the_list_is_read() -> None:
-    w = World()
-    await w.begin()
+    w = await begun()
     w.caches.jobs.remove(KEY)  # its status could not be parsed, for example
     w.cluster._bump(w.cluster.jobs[KEY.name])
     await w.reconciler(KEY)
@@ -134,8 +125,7 @@ async def test_a_job_that_was_only_not_in_the_list_is_read() -> None:
 
 
 async def test_a_write_on_an_outdated_job_is_refused_and_planned_again() -> None:
-    w = World()
-    await w.begin()
+    w = await begun()
     w.cluster._bump(w.cluster.jobs[KEY.name])  # somebody has labelled the job
     w.cluster.end(w.pod(1), 0, word(Outcome.DONE))
     for raw in await w.cluster.list_pods("", f"spottrain.io/job-uid={KEY.uid}"):
@@ -148,8 +138,7 @@ async def test_a_write_on_an_outdated_job_is_refused_and_planned_again() -> None
 async def test_a_pod_under_notice_is_deleted_in_time_though_the_watch_does_not_tell_of_its_annotation() -> (
     None
 ):
-    w = World()
-    await w.begin()
+    w = await begun()
     w.pass_time(60)
     w.cluster.give_notice("node-a", 100)
     again = await w.look()
@@ -161,12 +150,6 @@ async def test_a_pod_under_notice_is_deleted_in_time_though_the_watch_does_not_t
     w.pass_time(1.1)
     await w.reconciler(KEY)
     assert "deletionTimestamp" in w.cluster.pods[w.pod(1)]["metadata"] and w.status.attempt == 2
-
-
-async def _running(spec: dict[str, object] | None = None) -> World:
-    w = World(spec)
-    await w.begin()
-    return w
 
 
 # --- pods that look like our own ------------------------------------------------------------------------
@@ -185,7 +168,7 @@ def _copy(w: World, name: str, *, owner: bool) -> dict[str, Any]:
 
 @pytest.mark.parametrize("owner", [True, False])
 async def test_a_copy_of_a_pod_is_no_rank(owner: bool) -> None:
-    w = await _running({"workers": 2})
+    w = await begun({"workers": 2})
     before = w.status
     _copy(w, "copy", owner=owner)
     await w.settle()
@@ -216,7 +199,7 @@ async def test_a_pod_of_our_name_without_an_owner_is_not_adopted() -> None:
     ("version", "ours"), [("spottrain.io/v1alpha1", True), ("acme.example/v1", False), ("v1", False)]
 )
 async def test_an_owner_is_known_by_its_group_too(version: str, ours: bool) -> None:
-    w = await _running()
+    w = await begun()
     raw = w.cluster.pods[w.pod(1)]
     raw["metadata"]["ownerReferences"][0]["apiVersion"] = version
     assert (pod_view(raw) is not None) == ours
@@ -266,8 +249,7 @@ def test_it_starts_when_the_namesakes_pod_has_ended_or_its_node_is_dead() -> Non
 
 
 async def test_a_job_that_is_made_again_waits_until_the_old_pod_is_gone() -> None:
-    w = World()
-    await w.begin()
+    w = await begun()
     old = w.cluster.pods[w.pod(1)]
     w.cluster.jobs[KEY.name] = raw_job(uid=NEW.uid, resourceVersion=str(next(w.cluster._version)))
     old["metadata"] |= {"deletionTimestamp": "2026-03-01T12:01:50Z", "deletionGracePeriodSeconds": 110}

@@ -15,7 +15,7 @@ from spottrain_operator.errors import ApiError
 from spottrain_operator.rendering import objects, trainer_pod
 
 from tests.builders import KEY, POOL, make_job, raw_job, raw_spec, started
-from tests.unit.controller.fake_cluster import World
+from tests.unit.controller.fake_cluster import World, begun
 
 CACHE = {"size": "10Gi", "accessMode": "ReadWriteMany"}
 
@@ -85,8 +85,7 @@ def test_pods_of_both_versions_are_ours_and_copies_are_not(name: str) -> None:
 
 
 async def test_an_upgrade_restarts_nothing_and_the_next_attempt_has_the_jobs_names() -> None:
-    w = World()
-    await w.begin()
+    w = await begun()
     as_of_the_old_version(w)
     writes = w.cluster.writes
     for _ in range(3):
@@ -100,8 +99,7 @@ async def test_an_upgrade_restarts_nothing_and_the_next_attempt_has_the_jobs_nam
 
 async def after_backoff(w: World) -> None:
     await w.settle()
-    w.pass_time(600)
-    await w.settle()
+    await w.after(600)
 
 
 def as_of_the_old_version(w: World) -> None:
@@ -134,12 +132,10 @@ def written_by_a_newer_version(raw: dict[str, Any]) -> None:
 
 
 async def test_what_a_newer_version_has_written_survives_a_restart_of_the_job() -> None:
-    w = World()
-    await w.begin()
+    w = await begun()
     written_by_a_newer_version(w.cluster.jobs[KEY.name])
     w._start()
-    w.cluster.end(w.pod(1), 137)
-    await w.settle()
+    await w.ends(w.pod(1), 137)
     status = w.cluster.jobs[KEY.name]["status"]
     assert status["attempt"] == 2 and status["attempts"][0]["cause"]
     assert status["energy"] == {"joules": "12", "nodes": [{"name": "n", "joules": "1"}]}
@@ -162,12 +158,10 @@ async def test_what_a_newer_version_has_written_survives_a_restart_of_the_job() 
 async def test_the_defaults_that_a_newer_version_has_filled_in_are_written_as_they_were_read(
     defaults: dict[str, Any],
 ) -> None:
-    w = World()
-    await w.begin()
+    w = await begun()
     w.cluster.jobs[KEY.name]["status"]["defaults"] = copy.deepcopy(defaults)
     w._start()
-    w.cluster.end(w.pod(1), 137)
-    await w.settle()
+    await w.ends(w.pod(1), 137)
     status = w.cluster.jobs[KEY.name]["status"]
     assert status["attempt"] == 2 and status["defaults"] == defaults
 
@@ -183,23 +177,20 @@ def test_defaults_of_this_version_are_not_held_twice() -> None:
 
 
 async def test_a_cause_of_a_newer_version_stays_in_the_record() -> None:
-    w = World()
-    await w.begin()
+    w = await begun()
     w.cluster.end(w.pod(1), 137)
     await after_backoff(w)
     w.cluster.jobs[KEY.name]["status"]["attempts"][0]["cause"] = "Hibernated"
     w._start()
     w.cluster.bind(w.pod(2), "node-b")
-    w.cluster.end(w.pod(2), 137)
-    await w.settle()
+    await w.ends(w.pod(2), 137)
     causes = [record.cause for record in w.status.attempts]
     assert causes[0] == "Hibernated" and w.status.attempt == 3
 
 
 async def test_fields_that_the_definition_no_longer_has_are_dropped_and_the_status_is_written() -> None:
     """A rollback of the CRD between the read and the write."""
-    w = World()
-    await w.begin()
+    w = await begun()
     written_by_a_newer_version(w.cluster.jobs[KEY.name])
     w._start()
     write = w.cluster.apply_status
@@ -212,8 +203,7 @@ async def test_fields_that_the_definition_no_longer_has_are_dropped_and_the_stat
         return await write(*args, status=status, **more)
 
     w.cluster.apply_status = older_definition  # type: ignore[method-assign]
-    w.cluster.end(w.pod(1), 137)
-    await w.settle()
+    await w.ends(w.pod(1), 137)
     assert w.status.attempt == 2 and "energy" not in w.cluster.jobs[KEY.name]["status"]
 
 
