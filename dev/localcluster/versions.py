@@ -1,7 +1,7 @@
 """kube-apiserver and kube-scheduler of another version than the pinned one, built when a test asks for it.
 
-Used by tests that `make test` leaves out (tests/native, `make test-with X=kubernetes`): a build takes a quarter of
-an hour on two cores. Go's checksum database takes the place of a go.sum of ours.
+Used by tests that `make test` leaves out (tests/native, `make test-with X=kubernetes`): a build takes a
+quarter of an hour on two cores. Go's checksum database takes the place of a go.sum of ours.
 """
 
 from __future__ import annotations
