@@ -16,6 +16,14 @@ from tests.support.s3bodies import BODY_SECONDS, CHUNK
 from tests.support.s3server import S3Server
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests on the server that stands for Google's are heavy: `make demo` has no such program."""
+    for item in items:
+        if "gcs" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.heavy)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def parsed_models() -> Iterator[None]:
     """botocore's models of the S3 API are read once, not by each client: that is half of a client's time."""

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 
+import pytest
+
 from tests.support.headrace import Track
 from tests.support.s3server import S3Server
 
 ROUNDS = int(os.environ.get("SPOTTRAIN_RACES", "40"))
 
 
+@pytest.mark.heavy
 def test_no_race_between_two_attempts_leaves_a_stale_commit_or_an_unreadable_head(
     server: S3Server, bucket: str
 ) -> None:

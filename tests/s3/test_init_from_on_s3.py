@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from spottrain.contract import Env, ExitCode, Reason
 from spottrain.storage.s3 import S3Store
 
@@ -26,6 +27,7 @@ class Lost:
         return Treatment(fault=Fault.REQUEST_LOST)
 
 
+@pytest.mark.heavy
 def test_it_begins_from_another_jobs_prefix_and_waits_for_its_store(
     server: S3Server, bucket: str, proxy: FaultProxy, tmp_path: Path
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from spottrain.cli.inject import inject
 from spottrain.contract import Env, Outcome
 from spottrain.storage.s3 import S3Store
@@ -14,6 +15,7 @@ from tests.support.plainenv import plain_python
 from tests.support.s3server import S3Server
 
 
+@pytest.mark.heavy
 def test_it_trains_on_s3(server: S3Server, bucket: str, direct: S3Store, tmp_path: Path) -> None:
     python = plain_python(tmp_path / "image")
     inject(tmp_path / "volume")

@@ -14,6 +14,7 @@ from spottrain.storage.base import AlreadyExists, Cancelled
 from spottrain.storage.s3 import MAX_PARTS, S3Store, part_bytes
 
 from tests.support.faultproxy import Fault, FaultProxy, Request, Treatment, error
+from tests.support.heavy import sample
 from tests.support.s3bodies import (
     ALWAYS,
     BODY,
@@ -83,7 +84,9 @@ STEPS = {"create": is_create, "part": is_part, "complete": is_complete}
 
 
 @pytest.mark.parametrize("step", STEPS)
-@pytest.mark.parametrize("fault", [*LOST, *NOT_DONE])
+@pytest.mark.parametrize(
+    "fault", sample([*LOST, *NOT_DONE], Fault.REPLY_LOST, Fault.REPLY_STALLS, Fault.ERROR_503)
+)
 def test_a_request_of_an_upload_that_fails_once_is_made_again(
     patient: S3Store, direct: S3Store, proxy: FaultProxy, step: str, fault: Fault
 ) -> None:
@@ -93,7 +96,7 @@ def test_a_request_of_an_upload_that_fails_once_is_made_again(
     assert_whole(direct)
 
 
-@pytest.mark.parametrize("fault", [*LOST, *NOT_DONE])
+@pytest.mark.parametrize("fault", sample([*LOST, *NOT_DONE], Fault.REPLY_HANGS, Fault.REQUEST_CUT))
 def test_a_small_body_whose_request_fails_once_is_written_once(
     patient: S3Store, direct: S3Store, proxy: FaultProxy, fault: Fault
 ) -> None:
@@ -103,7 +106,7 @@ def test_a_small_body_whose_request_fails_once_is_written_once(
 
 
 @pytest.mark.parametrize("step", STEPS)
-@pytest.mark.parametrize("fault", NOT_DONE)
+@pytest.mark.parametrize("fault", sample(NOT_DONE, Fault.REQUEST_LOST))
 def test_a_server_that_never_answers_ends_the_upload_and_leaves_nothing(
     patient: S3Store, direct: S3Store, proxy: FaultProxy, step: str, fault: Fault
 ) -> None:
@@ -207,6 +210,7 @@ def test_an_upload_that_somebody_aborted_is_no_answer(
     assert_absent(direct)
 
 
+@pytest.mark.heavy
 def test_a_slow_connection_is_no_fault(proxy: FaultProxy, direct: S3Store, bucket: str) -> None:
     chunk, timeout = 16 * 2**20, 3.0
     body = BODY[:CHUNK] * 4
