@@ -2,39 +2,81 @@
 
 from __future__ import annotations
 
+import random
 import re
 
 import pytest
 import torch
-from spottrain.diagnostics.bottleneck import Name
+from spottrain.diagnostics.bottleneck import Measurements, Name, Verdict, diagnose
 from spottrain.diagnostics.flops import counted
 from spottrain.techniques.compilation import compilations
 
 from tests.runs.conftest import SCRIPT, Lab
-from tests.support.heavy import sample
-from tests.support.hooked import gradients
-from tests.support.slowtrainings import ALONE, TOGETHER, play
+from tests.runs.test_techniques_ranks import BEGIN, found
+from tests.support.slowtrainings import ALONE, TOGETHER, facts_of, play
 
 
 def test_there_is_a_training_for_every_verdict() -> None:
     assert {*ALONE, *TOGETHER} == set(Name)
 
 
-@pytest.mark.parametrize("name", sample(Name, Name.DATA))
-def test_a_slow_training_is_told_why(name: Name) -> None:
-    verdict, facts = play(name, seed=7)
+def require_told(name: Name, verdict: Verdict | None, facts: Measurements) -> None:
     assert verdict is not None and verdict.name is name, f"{verdict} of {facts}"
     assert sum(facts.shares.shares.values()) == pytest.approx(1)
     assert facts.shares.unread == 0
 
 
-def test_a_timed_hook_changes_no_bit_of_ddps_gradients_and_sees_the_exchange() -> None:
+@pytest.mark.heavy
+@pytest.mark.parametrize("name", Name)
+def test_a_slow_training_is_told_why(name: Name) -> None:
+    require_told(name, *play(name, seed=7))
+
+
+def test_a_slow_dataset_is_told_in_this_process_too() -> None:
+    facts = facts_of(ALONE[Name.DATA](random.Random(7)))
+    require_told(Name.DATA, diagnose(facts), facts)
+
+
+HOOKED = (
+    BEGIN
+    + """
+from spottrain.diagnostics.step_timer import StepTimer
+
+
+def trained(split):
+    torch.manual_seed(1)
+    model = torch.nn.Sequential(*(torch.nn.Linear(100, 100) for _ in range(4)))
+    replica = DDP(model, bucket_cap_mb=0.05)
+    if split is not None:
+        replica.register_comm_hook(None, split.timed())
+    torch.manual_seed(world.rank)
+    for _ in range(2):  # after the first step DDP sorts its buckets again
+        model.zero_grad()
+        loss = replica(torch.randn(8, 100)).square().mean()
+        if split is None:
+            loss.backward()
+            continue
+        with split.backward():
+            loss.backward()
+        split.step_done()
+    return torch.cat([each.grad.flatten() for each in model.parameters()])
+
+
+split = StepTimer(torch.device("cpu"))
+same = torch.equal(trained(None), trained(split))
+seconds = split.whole().seconds
+say(same=same, communication=seconds.communication, compute=seconds.compute)
+"""
+)
+
+
+def test_a_timed_hook_changes_no_bit_of_ddps_gradients_and_sees_the_exchange(lab: Lab) -> None:
     """Three ranks: to divide by three, and to multiply by its reciprocal, is not the same."""
-    plain, hooked, seconds = gradients(3)
-    assert torch.equal(plain, hooked)
-    assert seconds.communication > 0 and seconds.compute > 0
+    for rank in found(lab, HOOKED, ranks=3):
+        assert rank["same"] and rank["communication"] > 0 and rank["compute"] > 0
 
 
+@pytest.mark.heavy
 def test_a_compiled_model_is_counted_uncompiled_and_stays_compiled() -> None:
     model = torch.nn.Linear(8, 8)
     compiled = torch.compile(model, backend="eager")

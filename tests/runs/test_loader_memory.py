@@ -68,6 +68,7 @@ def grown(rows: str) -> tuple[int, int]:
     return int(estimate), int(private)
 
 
+@pytest.mark.heavy
 @pytest.mark.skipif(worker_copies.start_method() != "fork", reason="workers are not forked by default here")
 def test_a_forked_worker_comes_to_hold_a_copy_of_a_list_of_words_and_none_of_an_array() -> None:
     words, of_words = grown('return [f"/data/images/{number:012d}.jpeg" for number in range(COUNT)]')
