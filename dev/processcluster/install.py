@@ -27,8 +27,10 @@ PRICES: Final = (
 _SECONDS: Final = 120
 
 
-def install(cluster: Cluster) -> None:
-    """Installs or upgrades the chart, and returns when operator and agents are ready."""
+def install(cluster: Cluster, *more: str) -> None:
+    """Installs or upgrades the chart, with more words for helm, and returns when operator and agents are
+    ready.
+    """
     (cluster.paths.run / "s3" / BUCKET).mkdir(exist_ok=True)
     settings = [word for value in values(cluster) for word in ("--set", value)]
     command = [
@@ -36,6 +38,7 @@ def install(cluster: Cluster) -> None:
         *("upgrade", "--install", "spottrain", str(CHART), "--namespace", NAMESPACE, "--create-namespace"),
         *("--wait", "--timeout", f"{_SECONDS}s"),
         *settings,
+        *more,
     ]
     done = subprocess.run(
         command,

@@ -1,12 +1,15 @@
 """A cluster of process nodes for each worker of this level, with our chart; a namespace for each test.
 
-dev/processcluster says what such a node does and what it does not.
+dev/processcluster says what such a node does and what it does not. A trainer's start costs seconds of
+processor time: scenes that do not disturb each other are played at once, by one fixture of their module.
 """
 
 from __future__ import annotations
 
+import json
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import pytest
 from demo.kubectl import Kubectl
@@ -16,13 +19,21 @@ from processcluster import install, lifecycle
 
 from tests.support.lab import BUCKET, TRAIN, Lab, fresh_nodes
 
+OPERATOR = [{"name": "SPOTTRAIN_OPERATOR_DEAD_SLACK_SECONDS", "value": "3"}]
+"""How long a pod on a silent node is waited for beyond its grace: 30 s would be waited in vain."""
+
+
+def install_chart(cluster: Cluster) -> None:
+    """As it is for all tests of this level."""
+    install.install(cluster, "--set-json", f"operator.extraEnv={json.dumps(OPERATOR)}")
+
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
     """With both nodes, and spottrain installed."""
     with lifecycle.temporary_cluster() as running:
         cluster = running.cluster
-        install.install(cluster)
+        install_chart(cluster)
         make_bucket(cluster, BUCKET)
         yield cluster
 
@@ -32,20 +43,25 @@ def installed(cluster: Cluster) -> Kubectl:
     return local_kubectl(cluster, "default")
 
 
-@pytest.fixture
-def lab(cluster: Cluster, installed: Kubectl) -> Iterator[Lab]:
+@contextmanager
+def new_lab(cluster: Cluster, installed: Kubectl, scripts: Mapping[str, str]) -> Iterator[Lab]:
     """A namespace of its own with the store's credentials, on two nodes without a notice."""
     fresh_nodes(cluster, installed)
     kubectl = local_kubectl(cluster, f"test-{uuid.uuid4().hex[:8]}")
     make_namespace(kubectl, kubectl.namespace)
     kubectl.apply(install.credentials(cluster))
-    uri = f"s3://{BUCKET}/{kubectl.namespace}"
     yield Lab(
         cluster=cluster,
         kubectl=kubectl,
-        uri=uri,
+        uri=f"s3://{BUCKET}/{kubectl.namespace}",
         image="spottrain-runtime:checkout",
-        scripts={"train.py": TRAIN},
+        scripts={"train.py": TRAIN, **scripts},
     )
     kubectl.run("delete", "trainingjobs", "--all", "--wait=false")
     kubectl.run("delete", "namespace", kubectl.namespace, "--wait=false")
+
+
+@pytest.fixture
+def lab(cluster: Cluster, installed: Kubectl) -> Iterator[Lab]:
+    with new_lab(cluster, installed, {}) as lab:
+        yield lab

@@ -106,6 +106,7 @@ def plain(request: Request) -> Treatment:
 class FaultProxy:
     upstream_port: int
     plan: Plan = plain
+    upstream_host: str = "127.0.0.1"
     exchanges: list[Exchange] = field(default_factory=list)
     landings: list[Landing] = field(default_factory=list)
     ports: list[int] = field(default_factory=list)
@@ -273,13 +274,13 @@ class FaultProxy:
         await self._land(request)
 
     async def _send_half(self, request: Request) -> None:
-        _, writer = await asyncio.open_connection("127.0.0.1", self.upstream_port)
+        _, writer = await asyncio.open_connection(self.upstream_host, self.upstream_port)
         writer.write(request.raw_head + request.body)
         await writer.drain()
         writer.close()
 
     async def _land(self, request: Request) -> bytes:
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.upstream_port)
+        reader, writer = await asyncio.open_connection(self.upstream_host, self.upstream_port)
         try:
             writer.write(request.raw_head + request.body)
             await writer.drain()
