@@ -139,7 +139,9 @@ def keep(name: str, command: Sequence[str], figures: Mapping[str, Any], *, note:
     at = figures.get("machine") or machine()
     record: Record = {
         "benchmark": name,
-        "command": shlex.join(word.removeprefix(".venv/bin/") for word in command),
+        "command": shlex.join(
+            Path(word).name if word.startswith(("/", ".venv/")) else word for word in command
+        ),
         "commit": commit(),
         "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%MZ"),
         "machine": at,

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from bench.policy.simulate import TINY, Job, Zone
+from bench.spot.simulate import TINY, Job, Zone
 
 ON_DEMAND: Final = -1
 """The place beside the zones, by number."""

@@ -8,7 +8,7 @@ from spottrain_operator.policies.spot_or_on_demand import Overheads, Prices, Sit
 from spottrain_operator.policies.spot_runs import SpotRun
 from spottrain_operator.policies.spot_zones import SpotZone, rank
 
-from bench.policy.simulate import Choice, View
+from bench.spot.simulate import Choice, View
 
 History = tuple[SpotRun, ...]
 

@@ -1,4 +1,4 @@
-"""How much of the paid time becomes saved work, on real spot runs: `make bench-goodput TRACES=FOLDER`.
+"""How much of the paid time becomes saved work, on real spot runs.
 
 A run begins with a restart, then alternates work and saves that pause it; work after the last save is lost at
 its end. Goodput is saved work / paid time. The interval is the runtime's own (`save_interval`): Young's and
@@ -8,17 +8,12 @@ Daly's, with the time between losses learned online, zone by zone.
     goodput_with_notices       of RECALL of the interruptions a notice tells in time for a last save
 
 Both are means over the zones, with a save of 30 s and a restart of 180 s; `settings` has others, and those of
-the newest records of `make bench NAME=checkpoint` and `make bench NAME=restart`, without a node's boot. A trace's
-first run counts from where the trace begins; its last run has no end and is left out. The last line is JSON.
-Exit code 1 when a goal is missed.
+the newest records of `checkpoint` and `restart`, without a node's boot. A trace's first run counts from where
+the trace begins; its last run has no end and is left out.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
@@ -29,7 +24,7 @@ from typing import Any, Final
 from spottrain.lifecycle.save_interval import Losses, auto_seconds
 
 from bench import record
-from bench.policy.traces import Trace, read_trace, read_windows
+from bench.spot.traces import Trace, read_trace, read_windows
 
 RECALL: Final = 0.95
 SETS: Final = ("availability/1-node/aws-10-26-2022", "preemption/1-node/aws-04-22-2023")
@@ -65,17 +60,15 @@ def measured(records: Records) -> dict[str, Setting]:
         ValueError: There is no record, or it lacks a figure.
     """
     try:
-        save, start = (
-            max(records[name], key=lambda each: str(each["date"])) for name in ("checkpoint", "restart")
-        )
+        save, start = (records[name][0] for name in ("checkpoint", "restart"))
         stall, durable = (float(save["figures"][name]["median"]) for name in ("stall_s", "durable_s_ours"))
         size = f"{float(save['figures']['bytes']) / 2**30:.0f} GiB"
         restarts = {
             kind: float(start["figures"][kind]["to_first_step"]["median"]) for kind in ("cold", "warm")
         }
-    except (KeyError, ValueError, TypeError) as error:
+    except (KeyError, IndexError, ValueError, TypeError) as error:
         raise ValueError(
-            f"no measured save and restart ({error!r}): run make bench NAME=checkpoint and make bench NAME=restart"
+            f"no measured save and restart ({error!r}): run the benchmarks checkpoint and restart"
         ) from None
     return {
         f"measured: {size}, {kind} compile cache": Setting(stall, restart, durable)
@@ -179,8 +172,8 @@ def figures_of(folder: Path) -> dict[str, Any]:
         "goodput_with_notices": standard["goodput_with_notices"],
         "goodput_with_notices_best_fixed": standard["goodput_with_notices_best_fixed"],
         "ceiling": standard["ceiling"],
-        "zones": len(zones),
-        "runs": sum(len(runs) for runs in zones.values()),
+        "traces": len(zones),
+        "spot_runs": sum(len(runs) for runs in zones.values()),
         "measured": {name: asdict(settings[name]) for name in settings if name not in SETTINGS},
         "settings": {name: means(list(each.values())) for name, each in rows.items()},
         "by_zone": {
@@ -188,24 +181,3 @@ def figures_of(folder: Path) -> dict[str, Any]:
             for zone, each in rows[STANDARD].items()
         },
     }
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("traces", nargs="?", default=os.environ.get("SPOTTRAIN_TRACES"), help="their folder")
-    options = parser.parse_args()
-    if not options.traces:
-        print("name the folder of the spot traces: make bench-goodput TRACES=FOLDER", file=sys.stderr)
-        return 2
-    try:
-        figures = figures_of(Path(options.traces))
-    except ValueError as error:
-        print(error, file=sys.stderr)
-        return 2
-    print(json.dumps(figures))
-    met = figures["interval_over_best_fixed"] >= 0.99 and figures["goodput_with_notices"] >= 0.955
-    return 0 if met else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,37 +1,29 @@
-"""Cost of our choice between spot and on-demand, beside other rules and the optimum: `make bench-policy`.
-
-    python -m bench.policy FOLDER          # a folder with uniform_progress_windows.json and its traces
+"""Cost of our choice between spot and on-demand, beside other rules and the optimum.
 
 Each of eight configurations is a job of 48 h on 120 windows of real spot availability. `cost_over_optimum` is
 the mean over the configurations of mean cost over mean optimum. `uniform_progress_reproduced`: each mean of
 Uniform Progress and of the optimum, rounded to ten cents, is the published one, which is given in ten cents.
 `fitted` and `held_out` are the windows of the zone that the constants of our rule were fitted to, and of the
 other one. `other_traces` were not looked at while the rule was made. `paid_sight` and `stopped_sight` are
-without free knowledge of availability (`bench/policy/simulate.py`); the second is what the operator does.
+without free knowledge of availability (`simulate`); the second is what the operator does.
 The optimum beside them knows everything and asks for nothing. `after_refund`: what AWS bills, which does not
 charge for a spot node that it takes back in its first hour; no rule knows of it. `zones`: see
-`bench/policy/zones.py`.
-
-The last line is JSON. Exit code 1 when a goal is missed.
+`zones`.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 from typing import Any, Final
 
-from bench.policy import baselines, zones
-from bench.policy.optimum import least_cost
-from bench.policy.ours import Ours
-from bench.policy.simulate import Job, Outcome, Replay, Rule, Sight, Zone
-from bench.policy.traces import PLENTIFUL, SCARCE, TraceError, Window, merged, read_trace, read_windows
+from bench.spot import baselines, zones
+from bench.spot.optimum import least_cost
+from bench.spot.ours import Ours
+from bench.spot.simulate import Job, Outcome, Replay, Rule, Sight, Zone
+from bench.spot.traces import PLENTIFUL, SCARCE, Window, merged, read_trace, read_windows
 
 HOUR: Final = 3600.0
 SPOT_PRICE: Final = 0.9731
@@ -239,27 +231,3 @@ def figures_of(folder: Path, every: int) -> dict[str, Any]:
         "after_refund": {title(*key): after_refund(replayed) for key, replayed in results.items()},
         "zones": several,
     }
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("traces", nargs="?", default=os.environ.get("SPOTTRAIN_TRACES"), help="their folder")
-    parser.add_argument(
-        "--every", type=int, default=4, help="with requests, replay only one window in this many"
-    )
-    options = parser.parse_args()
-    if not options.traces:
-        print("name the folder of the spot traces: make bench-policy TRACES=FOLDER", file=sys.stderr)
-        return 2
-    try:
-        figures = figures_of(Path(options.traces), options.every)
-    except TraceError as error:
-        print(error, file=sys.stderr)
-        return 2
-    print(json.dumps(figures))
-    missed = figures["cost_over_optimum"] > 1.06 or figures["missed_deadlines"]
-    return 1 if missed or not figures["uniform_progress_reproduced"] else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

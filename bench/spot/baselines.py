@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from bench.policy.simulate import TINY, Choice, Rule, View
+from bench.spot.simulate import TINY, Choice, Rule, View
 
 
 def with_safety_net(rule: Rule) -> Rule:

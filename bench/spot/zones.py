@@ -17,11 +17,11 @@ from pathlib import Path
 from statistics import mean
 from typing import Any, Final
 
-from bench.policy.baselines import uniform_progress, with_safety_net
-from bench.policy.optimum import least_cost
-from bench.policy.ours import Ours
-from bench.policy.simulate import Job, Outcome, Replay, Sight, View, Zone
-from bench.policy.traces import Trace, TraceError, merged, read_trace
+from bench.spot.baselines import uniform_progress, with_safety_net
+from bench.spot.optimum import least_cost
+from bench.spot.ours import Ours
+from bench.spot.simulate import Job, Outcome, Replay, Sight, View, Zone
+from bench.spot.traces import Trace, TraceError, merged, read_trace
 
 SETS: Final = {
     "V100, 2 zones, 10/2022": ("availability/1-node/aws-10-26-2022", "us-west-2?_v100_1", 1),
