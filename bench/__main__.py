@@ -11,11 +11,11 @@ import sys
 from collections.abc import Sequence
 
 from bench import record
-from bench.benchmarks import listed, modules, recorded_as
+from bench.benchmarks import BENCHMARKS, listed, recorded_as
 
 
 def main(words: Sequence[str]) -> int:
-    known = modules()
+    known = {each.name: each.module for each in BENCHMARKS.values() if each.name}
     if not words or words[0] not in known:
         if words:
             print(f"there is no benchmark {words[0]!r}", file=sys.stderr)
