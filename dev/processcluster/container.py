@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from processcluster.pod import Pod
 
 METADATA_SERVICE: Final = "http://169.254.169.254"
+IMAGE_REASONS: Final = ("ErrImageNeverPull", "ImagePullBackOff")
 _MESSAGE_BYTES: Final = 4096
 
 
@@ -103,10 +104,11 @@ class Container:
                 f"images here are programs of the checkout ({known}); for an image of your own use "
                 "`make demo-containers` or a real cluster"
             )
+            never, back_off = IMAGE_REASONS
             if self.raw.get("imagePullPolicy") == "Never":
-                never = f'Container image "{name}" is not present with pull policy of Never'
-                raise NotYet("ErrImageNeverPull", f"{never}: {why}")
-            raise NotYet("ImagePullBackOff", f'Back-off pulling image "{name}": {why}')
+                said = f'Container image "{name}" is not present with pull policy of Never'
+                raise NotYet(never, f"{said}: {why}")
+            raise NotYet(back_off, f'Back-off pulling image "{name}": {why}')
         return image
 
     def _paths(self, image: Image) -> dict[str, str]:

@@ -13,7 +13,7 @@ from spottrain.contract import BIND_ADDRESS
 from spottrain_operator.names import SERVICE_ACCOUNT_VARIABLE
 
 from processcluster import volumes
-from processcluster.container import Container
+from processcluster.container import IMAGE_REASONS, Container
 from processcluster.kube import STRATEGIC, Json, Refused, now
 from processcluster.refusals import NOT_ENFORCED, why_not
 from processcluster.volumes import FAILED_MOUNT, NotYet, Volumes
@@ -227,6 +227,8 @@ class Pod:
         for container in self.containers:
             if container.process is None:
                 container.waiting = (problem.reason, str(problem))
+        if problem.reason in IMAGE_REASONS:
+            self._refusal = str(problem)
         self.event("Failed", f"Error: {problem}")
         self.report()
 

@@ -6,7 +6,6 @@ processor time: scenes that do not disturb each other are played at once, by one
 
 from __future__ import annotations
 
-import json
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -19,13 +18,13 @@ from processcluster import install, lifecycle
 
 from tests.support.lab import BUCKET, TRAIN, Lab, fresh_nodes
 
-OPERATOR = [{"name": "SPOTTRAIN_OPERATOR_DEAD_SLACK_SECONDS", "value": "3"}]
-"""How long a pod on a silent node is waited for beyond its grace: 30 s would be waited in vain."""
+TUNING = "operator.tuning.deadSlackSeconds=3,operator.tuning.progressSeconds=3"
+"""Waits of which the length proves nothing: the defaults are 30 and 10 s."""
 
 
 def install_chart(cluster: Cluster) -> None:
     """As it is for all tests of this level."""
-    install.install(cluster, "--set-json", f"operator.extraEnv={json.dumps(OPERATOR)}")
+    install.install(cluster, "--set", TUNING)
 
 
 @pytest.fixture(scope="session")

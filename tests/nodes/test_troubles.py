@@ -45,7 +45,7 @@ def on(node: str, build: Callable[..., Raw], name: str, **more: Any) -> Raw:
 
 def silent_job(lab: Lab) -> Raw:
     """It may go on on the other node."""
-    return lab.slow_job("silent", gpusPerWorker=0, grace=1, checkpoint={"interval": "10steps"})
+    return lab.slow_job("silent", gpusPerWorker=0, grace=2, checkpoint={"interval": "10steps"})
 
 
 def hanging_job(lab: Lab) -> Raw:
