@@ -2,10 +2,10 @@
 
 Facts of a look: `phase=Waiting`, `attempt=2`, `failures=0`, `interruptions=1`, `noProgress=0`, `durable=9`;
 each condition as `Running=False/NodeNotReady`; each event as `warns=Reason` or `tells=Reason`; of attempts
-`cause1=Failed`, `reason1=...`, `stopping1=Moved`, `charged1`; what is done, by ranks: `creates=0,1`,
-`deletes=0`, `releases=0`, `annotates=1`, `provides=services`, `holds=True`, `checks`, `ends` (the object is
-deleted); `start=+10` (seconds from now) or `start=now`; `again=30` (whole seconds), and `unwritten` where the status is
-as before.
+`cause1=Failed`, `reason1=...`, `stopping1=Moved`, `charged1`, and of the last one `on=Spot` and `pool=a`;
+what is done, by ranks: `creates=0,1`, `deletes=0`, `releases=0`, `annotates=1`, `provides=services`,
+`holds=True`, `checks`, `ends` (the object is deleted); `start=+10` (seconds from now) or `start=now`;
+`again=30` (whole seconds), and `unwritten` where the status is as before.
 """
 
 from __future__ import annotations
@@ -44,6 +44,8 @@ def facts(made: Plan, o: Observed) -> list[str]:
     found += [f"{'warns' if e.warning else 'tells'}={e.reason}" for e in made.events]
     for record in status.attempts:
         found += _of_attempt(record)
+    if status.attempts:
+        found += [f"on={status.attempts[-1].capacity_type}", f"pool={status.attempts[-1].pool}"]
     found += _done(made)
     if status.next_start is not None:
         found.append(f"start=+{(status.next_start - o.now).total_seconds():g}")

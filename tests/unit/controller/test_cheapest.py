@@ -110,35 +110,6 @@ def test_a_job_with_slack_asks_for_spot_and_its_record_says_why() -> None:
     assert why and any(why in event.message for event in made.events if event.reason == "AttemptStarted")
 
 
-def test_without_slack_it_runs_on_demand_also_where_the_deadline_cannot_be_met_which_is_said() -> None:
-    assert chosen(plan(seen(known(360), HOUR + RESERVE)))[0] == "OnDemand"
-    late = follows("OnTime=False/BehindSchedule warns=BehindSchedule", seen(known(3600), HOUR))
-    assert chosen(late)[0] == "OnDemand"
-
-
-@pytest.mark.parametrize(
-    ("deadline", "kind"), [(10 * HOUR + RESERVE + 700, "OnDemand"), (100 * HOUR, "Spot"), (None, "Spot")]
-)
-def test_after_a_refused_request_it_runs_on_demand_or_waits_for_spot_as_the_slack_allows(
-    deadline: float | None, kind: str
-) -> None:
-    made = plan(seen(between(refused()), deadline))
-    assert chosen(made)[0] == kind and status_of(made).next_start is None, "without a backoff"
-
-
-def test_spot_that_costs_more_than_on_demand_is_not_asked_for() -> None:
-    for deadline in (None, 100 * HOUR):
-        assert chosen(plan(seen(known(), deadline, prices=DEAR_SPOT)))[0] == "OnDemand"
-
-
-@pytest.mark.parametrize("record", [None, refused()], ids=["first", "refused"])
-def test_while_the_work_is_unknown_it_never_waits_and_says_so(record: AttemptRecord | None) -> None:
-    fresh = Status(conditions=(RUNTIME_SEEN,))
-    status = replace(fresh, attempt=1, attempts=(record,)) if record else fresh
-    made = follows("OnTime=Unknown/WorkUnknown", seen(status, 100 * HOUR))
-    assert chosen(made)[0] == ("OnDemand" if record else "Spot")
-
-
 @pytest.mark.parametrize(
     ("deadline", "status", "choice"),
     [
@@ -171,17 +142,6 @@ def test_without_prices_the_time_alone_decides(
     assert chosen(plan(seen(status, deadline, prices=prices)))[0] == choice
 
 
-def test_with_a_cost_limit_and_an_unknown_price_it_stays_on_spot_though_that_is_late() -> None:
-    observed = seen(between(refused()), HOUR, prices=parse(json.dumps([SPOT])), maxCost=100)
-    made = follows("OnTime=False CostLimited=True/PriceUnknown", observed)
-    assert chosen(made)[0] == "Spot"
-
-
-def test_a_cost_limit_with_an_old_gap_in_the_sums_does_not_rule_on_demand_out() -> None:
-    gap = replace(known(), cost=CostStatus(state="Unknown", unknown_seconds=Decimal(60)))
-    assert chosen(plan(seen(gap, HOUR, maxCost=100)))[0] == "OnDemand"
-
-
 def test_a_job_that_had_no_prices_for_a_while_is_in_time_on_demand() -> None:
     life = market(10 * HOUR, [(0.0, 1800.0)], prices=NO_PRICES, capacity={"maxCost": 1000}, notice=120.0)
     life.run(900)
@@ -199,26 +159,6 @@ TWO = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("dollars", "records", "pool"),
-    [
-        (2, (), "a"),
-        ("0.2", (), "b"),
-        (2, (refused(pool="a"),), "b"),
-        ("0.2", (refused(pool="b"),), "a"),
-        (2, (refused(pool="a"), refused(pool="b", number=2)), "od"),
-    ],
-    ids=["the cheaper", "the other is cheaper", "refused", "the cheaper one refused", "all refused"],
-)
-def test_of_several_spot_pools_the_one_where_work_costs_least_is_asked_first(
-    dollars: Any, records: tuple[AttemptRecord, ...], pool: str
-) -> None:
-    other = SPOT | {"instanceType": "g6", "usdPerHour": dollars}
-    prices = parse(json.dumps([SPOT, ON_DEMAND, other]))
-    made = plan(seen(between(*records), 10 * HOUR + RESERVE + 1100, prices=prices, pools=TWO))
-    assert status_of(made).attempts[-1].pool == pool
-
-
 # --- while a request is pending, and on demand ----------------------------------------------------------
 def requested(steps: int = 3600) -> tuple[Status, Any]:
     """A spot attempt whose pod waits since ten minutes."""
@@ -229,47 +169,6 @@ def requested(steps: int = 3600) -> tuple[Status, Any]:
         node="", phase="Pending", running_since=None, created=after(-600), unschedulable="no nodes"
     )
     return known(steps, attempt=1, attempts=(record,)), pod
-
-
-def test_a_request_that_has_waited_long_enough_is_given_up_for_on_demand_when_the_slack_is_gone() -> None:
-    status, pod = requested()
-    assert removed(plan(seen(status, 10 * HOUR + RESERVE + 700, pod))) == {0}
-    patient = plan(seen(status, None, pod))
-    assert not removed(patient), "nothing else would be better, so the request stays"
-    assert patient.recheck_after is not None and patient.recheck_after <= timedelta(seconds=601)
-    early = replace(pod, created=after(-599))
-    assert not removed(plan(seen(status, 10 * HOUR + RESERVE + 700, early)))
-
-
-def test_a_request_is_given_up_for_another_pool() -> None:
-    status, pod = requested()
-    status = replace(status, attempts=(replace(status.attempts[0], pool="a"),))
-    other = SPOT | {"instanceType": "g6"}
-    prices = parse(json.dumps([SPOT, ON_DEMAND, other]))
-    assert removed(plan(seen(status, None, pod, prices=prices, pools=TWO))) == {0}
-
-
-@pytest.mark.parametrize("deadline", [-10.0, 5 * HOUR, 100 * HOUR], ids=["missed", "no slack", "slack"])
-def test_a_request_on_demand_that_waits_too_long_is_given_up_for_spot_and_the_other_way_round(
-    deadline: float,
-) -> None:
-    status, pod = requested()
-    record = replace(status.attempts[0], capacity_type="OnDemand", pool="sure")
-    status, pod = replace(status, attempts=(record,)), replace(pod, created=after(-5000))
-    assert removed(plan(seen(status, deadline, pod))) == {0}
-    over = replace(record, cause=Cause.SCHEDULING_TIMEOUT, ended=after(-1))
-    made = plan(seen(between(over), deadline))
-    kind, why = chosen(made)
-    assert kind == "Spot" and "in turn" in why and status_of(made).next_start is None
-    again = plan(seen(between(over, refused(number=2)), deadline))
-    assert chosen(again)[0] == ("Spot" if deadline == 100 * HOUR else "OnDemand")
-
-
-def test_without_a_deadline_a_request_for_cheaper_on_demand_waits_on() -> None:
-    status, pod = requested()
-    record = replace(status.attempts[0], capacity_type="OnDemand", pool="sure")
-    status, pod = replace(status, attempts=(record,)), replace(pod, created=after(-5000))
-    assert not removed(plan(seen(status, None, pod, prices=DEAR_SPOT)))
 
 
 def test_a_gang_with_some_of_its_nodes_gives_them_back_and_asks_again_after_a_spread() -> None:
@@ -308,35 +207,103 @@ def on_demand(**more: Any) -> tuple[Status, Any]:
     return status, make_pod(2, running_since=after(-3700), created=after(-4200))
 
 
-def test_an_attempt_on_demand_returns_to_spot_when_that_pays_and_saves_first() -> None:
-    status, pod = on_demand()
-    made = plan(seen(status, 100 * HOUR, pod))
-    assert removed(made) == {0}
+def late_request(**more: Any) -> tuple[Status, Any]:
+    """On demand, and its pod waits for more than an hour."""
+    status, pod = requested()
+    record = replace(status.attempts[0], capacity_type="OnDemand", pool="sure")
+    return replace(status, attempts=(replace(record, **more),)), replace(pod, created=after(-5000))
+
+
+TIGHT = 10 * HOUR + RESERVE + 700
+BARE = Status(conditions=(RUNTIME_SEEN,))
+GAP = replace(known(), cost=CostStatus(state="Unknown", unknown_seconds=Decimal(60)))
+ON, ITS = on_demand()
+LOST, BOTH = refused(pool="a"), (refused(pool="a"), refused(pool="b", number=2))
+
+
+def in_two(dollars: Any, *records: AttemptRecord) -> Observed:
+    """The next attempt where a second spot pool costs so much."""
+    prices = parse(json.dumps([SPOT, ON_DEMAND, SPOT | {"instanceType": "g6", "usdPerHour": dollars}]))
+    return seen(between(*records), 10 * HOUR + RESERVE + 1100, prices=prices, pools=TWO)
+
+
+def in_pool_a(status: Status, pod: Any) -> Observed:
+    of_a = replace(status, attempts=(replace(status.attempts[0], pool="a"),))
+    return seen(
+        of_a, None, pod, prices=parse(json.dumps([SPOT, ON_DEMAND, SPOT | {"instanceType": "g6"}])), pools=TWO
+    )
+
+
+DECISIONS: dict[str, tuple[Observed, str]] = {
+    "with slack": (seen(known(360), 10 * HOUR), "on=Spot creates=0 tells=AttemptStarted"),
+    "without slack": (seen(known(360), HOUR + RESERVE), "on=OnDemand"),
+    "too late": (seen(known(3600), HOUR), "on=OnDemand OnTime=False/BehindSchedule warns=BehindSchedule"),
+    "refused, and little slack": (seen(between(refused()), TIGHT), "on=OnDemand start=now"),
+    "refused, and much slack": (seen(between(refused()), 100 * HOUR), "on=Spot start=now"),
+    "refused, without a deadline": (seen(between(refused()), None), "on=Spot start=now"),
+    "dear spot": (seen(known(), 100 * HOUR, prices=DEAR_SPOT), "on=OnDemand"),
+    "dear spot, without a deadline": (seen(known(), None, prices=DEAR_SPOT), "on=OnDemand"),
+    "unknown work": (seen(BARE, 100 * HOUR), "on=Spot OnTime=Unknown/WorkUnknown"),
+    "unknown work, refused": (
+        seen(replace(BARE, attempt=1, attempts=(refused(),)), 100 * HOUR),
+        "on=OnDemand OnTime=Unknown/WorkUnknown",
+    ),
+    "a cost limit and an unknown price": (
+        seen(between(refused()), HOUR, prices=parse(json.dumps([SPOT])), maxCost=100),
+        "on=Spot OnTime=False CostLimited=True/PriceUnknown",
+    ),
+    "a cost limit with an old gap in the sums": (seen(GAP, HOUR, maxCost=100), "on=OnDemand"),
+    "of two spot pools the cheaper": (in_two(2), "pool=a"),
+    "of two spot pools the other": (in_two("0.2"), "pool=b"),
+    "of two spot pools the one that did not refuse": (in_two(2, LOST), "pool=b"),
+    "though it is dearer": (in_two("0.2", refused(pool="b")), "pool=a"),
+    "both spot pools have refused": (in_two(2, *BOTH), "pool=od"),
+    "a request that has waited long enough": (seen(requested()[0], TIGHT, requested()[1]), "deletes=0"),
+    "not a second earlier": (
+        seen(requested()[0], TIGHT, replace(requested()[1], created=after(-599))),
+        "!deletes",
+    ),
+    "nor where nothing else would be better": (seen(requested()[0], None, requested()[1]), "!deletes again"),
+    "it is given up for another pool": (in_pool_a(*requested()), "deletes=0"),
+    "cheaper on-demand is waited for": (
+        seen(late_request()[0], None, late_request()[1], prices=DEAR_SPOT),
+        "!deletes",
+    ),
+    "on demand it returns to spot when that pays": (seen(ON, 100 * HOUR, ITS), "deletes=0 stopping2=Moved"),
+    "not to dearer spot": (seen(ON, 100 * HOUR, ITS, prices=DEAR_SPOT), "!deletes"),
+    "not without slack": (seen(ON, 9 * HOUR + RESERVE + 700, ITS), "!deletes"),
+    "not before it has saved": (seen(on_demand(durable_step=None)[0], 100 * HOUR, ITS), "!deletes"),
+    "not so soon": (seen(ON, 100 * HOUR, ITS, returnToSpotAfterSeconds=7200), "!deletes"),
+    "not with unknown work": (seen(replace(ON, progress=None), 100 * HOUR, ITS), "!deletes"),
+    "an attempt on spot is kept": (
+        seen(on_demand(capacity_type="Spot", pool="cheap")[0], HOUR, ITS, prices=DEAR_SPOT),
+        "!deletes",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DECISIONS)
+def test_a_decision(name: str) -> None:
+    observed, expected = DECISIONS[name]
+    follows(expected, observed)
+
+
+def test_on_the_way_back_to_spot_it_saves_first() -> None:
+    moving = status_of(plan(seen(ON, 100 * HOUR, ITS)))
     last = told(Outcome.INTERRUPTED, 2, step=371, durableStep=371, pod={"deleted": after(110)})
-    ended = plan(seen(status_of(made), 100 * HOUR, last))
-    assert chosen(ended)[0] == "Spot" and status_of(ended).attempts[-2].cause == Cause.MOVED
+    follows("on=Spot cause2=Moved", seen(moving, 100 * HOUR, last))
 
 
-@pytest.mark.parametrize(
-    ("more", "deadline", "prices", "capacity"),
-    [
-        ({}, 100 * HOUR, DEAR_SPOT, {}),
-        ({}, 9 * HOUR + RESERVE + 700, PRICES, {}),
-        ({"durable_step": None}, 100 * HOUR, PRICES, {}),
-        ({}, 100 * HOUR, PRICES, {"returnToSpotAfterSeconds": 7200}),
-    ],
-    ids=["dearer", "no slack", "nothing saved", "too soon"],
-)
-def test_otherwise_it_stays_on_demand(
-    more: dict[str, Any], deadline: float, prices: PriceList, capacity: dict[str, Any]
+@pytest.mark.parametrize("deadline", [-10.0, 5 * HOUR, 100 * HOUR], ids=["missed", "no slack", "slack"])
+def test_a_request_on_demand_that_waits_too_long_is_given_up_for_spot_and_the_other_way_round(
+    deadline: float,
 ) -> None:
-    status, pod = on_demand(**more)
-    assert not removed(plan(seen(status, deadline, pod, prices=prices, **capacity)))
-
-
-def test_an_attempt_on_spot_is_kept_whatever_the_slack_is() -> None:
-    status, pod = on_demand(capacity_type="Spot", pool="cheap")
-    assert not removed(plan(seen(status, HOUR, pod, prices=DEAR_SPOT)))
+    status, pod = late_request()
+    follows("deletes=0", seen(status, deadline, pod))
+    over = replace(status.attempts[0], cause=Cause.SCHEDULING_TIMEOUT, ended=after(-1))
+    follows("on=Spot start=now", seen(between(over), deadline))
+    again = "Spot" if deadline == 100 * HOUR else "OnDemand"
+    follows(f"on={again}", seen(between(over, refused(number=2)), deadline))
 
 
 # --- whole lives ----------------------------------------------------------------------------------------
@@ -657,19 +624,15 @@ async def test_a_plan_that_may_take_long_is_made_beside_the_event_loop(
     assert bool(choice) == ("type" in capacity)
 
 
-WAITING, ITS_POD = requested()
 BUSY, BUSY_POD = on_demand(capacity_type="Spot", pool="cheap", last_step=360)
 TOLD = (
-    *(seen(known(360), deadline) for deadline in (10 * HOUR, HOUR + RESERVE, HOUR, -60, None)),
-    *(seen(between(refused()), deadline) for deadline in (10 * HOUR + RESERVE + 700, 100 * HOUR, None)),
-    seen(Status(conditions=(RUNTIME_SEEN,)), 100 * HOUR),
-    *(seen(known(), 20 * HOUR, prices=prices) for prices in (NO_PRICES, DEAR_SPOT)),
-    seen(between(refused()), HOUR, prices=parse(json.dumps([SPOT])), maxCost=100),
-    *(seen(WAITING, deadline, ITS_POD) for deadline in (None, 20 * HOUR)),
-    seen(WAITING, 10 * HOUR, replace(ITS_POD, created=after(-10))),
-    seen(on_demand()[0], 100 * HOUR, on_demand()[1]),
+    *(observed for observed, _ in DECISIONS.values()),
+    seen(known(), 20 * HOUR, prices=NO_PRICES),
+    seen(requested()[0], 20 * HOUR, requested()[1]),
+    seen(requested()[0], 10 * HOUR, replace(requested()[1], created=after(-10))),
     *(seen(BUSY, deadline, BUSY_POD) for deadline in (29 * HOUR, 8 * HOUR, -1)),
     *(seen(BUSY, deadline, told(Outcome.DONE, 2, step=3600)) for deadline in (10.0, -7200.0)),
+    seen(Status(), -60),
     seen(Status(), None, pools=TWO[:2]),
 )
 """Scenes whose sentences are in tests/unit/sentences.txt."""
