@@ -54,6 +54,7 @@ def main() -> None:
             report_to="none",
             disable_tqdm=True,
             use_cpu=not torch.cuda.is_available(),
+            bf16=torch.cuda.is_available(),  # True by default, and many CPUs are slow in it
         ),
         train_dataset=Dataset.from_list(sums),
         processing_class=make_tokenizer(),
