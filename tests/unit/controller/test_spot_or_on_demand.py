@@ -39,20 +39,6 @@ def runs(*hours: float, available: bool = True) -> tuple[SpotRun, ...]:
     return tuple(found)
 
 
-def test_spot_is_taken_while_it_is_there_and_slack_remains() -> None:
-    assert decide().choice == "spot"
-
-
-def test_with_much_slack_a_job_waits_for_spot() -> None:
-    assert decide(spot=False).choice == "wait"
-
-
-def test_without_slack_a_job_goes_on_demand_even_if_there_is_spot() -> None:
-    decision = decide(deadline=48 * HOUR + 500)
-    assert decision.choice == "on-demand"
-    assert "only on-demand is sure" in decision.reason
-
-
 def test_a_job_that_works_on_spot_stays_there_while_an_interruption_could_be_made_up_for() -> None:
     tight = {"deadline": 48 * HOUR + 500, "running": "spot"}
     assert decide(**tight).choice == "spot"
@@ -78,11 +64,6 @@ def test_after_a_long_absence_of_spot_a_job_stops_waiting_sooner() -> None:
     late = {"now": 20 * HOUR, "deadline": 74 * HOUR, "spot": False}
     fresh = decide(**late, history=(SpotRun(available=True, start=0, end=20 * HOUR),))
     assert (fresh.choice, decide(**late, history=away).choice) == ("wait", "on-demand")
-
-
-def test_spot_at_the_price_of_on_demand_is_not_worth_a_move() -> None:
-    equal = Prices(spot=3.06, on_demand=3.06)
-    assert choose(replace(RELAXED, running="on-demand"), equal, OVERHEADS).choice == "on-demand"
 
 
 def test_the_reason_leaves_out_what_the_table_rules_out() -> None:
@@ -160,25 +141,12 @@ def test_refusals_with_nothing_between_them_are_one_absence() -> None:
     assert joined(held) == tuple(held)
 
 
-def test_without_a_deadline_it_waits_for_spot() -> None:
-    assert decide(deadline=None).choice == "spot"
-    assert decide(deadline=None, spot=False).choice == "wait"
-    assert decide(deadline=None, spot=False, work_left=None).choice == "wait"
-
-
 def test_without_a_deadline_on_demand_is_cheaper_where_runs_are_as_short_as_restarts() -> None:
     slow = replace(OVERHEADS, restart=2 * HOUR)
     short = runs(*[0.1] * 60)
     decision = choose(replace(RELAXED, now=6 * HOUR, deadline=None, history=short), PRICES, slow)
     assert decision.choice == "on-demand"
     assert "dearer" in decision.reason
-
-
-@pytest.mark.parametrize(("spot", "expected"), [(True, "spot"), (None, "spot"), (False, "on-demand")])
-def test_with_unknown_work_it_never_waits_and_says_so(spot: bool | None, expected: Choice) -> None:
-    decision = decide(work_left=None, spot=spot)
-    assert decision.choice == expected
-    assert "unknown" in decision.reason
 
 
 def test_an_unknown_availability_is_asked_for_only_if_a_refusal_leaves_slack() -> None:

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 
+import botocore.session
 import pytest
 
 from tests.support.pricestub import PriceStub, price_stub
+
+
+@pytest.fixture(scope="package", autouse=True)
+def descriptions() -> Iterator[None]:
+    """AWS's descriptions of its services, megabytes of JSON, are read once for all clients."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(botocore.session, "create_loader", functools.cache(botocore.session.create_loader))
+        yield
 
 
 @pytest.fixture
