@@ -2,9 +2,9 @@
 
 spottrain sync ckpt --to store --when marker=training_metadata.json -- python examples/keras_fit.py ckpt
 
-A dense network on random images, with tf.data and early stopping, in mixed precision on a GPU. ModelCheckpoint
-keeps the best model. BackupAndRestore goes on after the last epoch that it has stored: it is the last of the
-callbacks, and writes training_metadata.json last.
+A dense network on random images, with tf.data and early stopping, in mixed precision on a GPU. The callback
+ModelCheckpoint keeps the best model. BackupAndRestore goes on after the last epoch that it has stored: it is
+the last of the callbacks, and writes training_metadata.json last.
 """
 
 import os
