@@ -22,8 +22,6 @@ from tests.support.pid1 import HELD, NAMESPACE, holds_signals, needs_root, once,
 from tests.support.plainenv import plain_python
 
 Begin = Callable[..., Launched]
-LAUNCH = "python -m accelerate.commands.launch"
-TORCHRUN = "--standalone --nproc-per-node 2"
 ACCELERATE = "--num_machines=1 --mixed_precision=no --dynamo_backend=no --main_process_port=0"
 
 
@@ -74,59 +72,74 @@ def test_what_the_script_prints_is_kept_by_the_injected_log_capture(begin: Begin
     assert "words of the script" in part.read_text()
 
 
-@pytest.mark.parametrize(
-    ("words", "ranks"),
-    [
-        pytest.param("python -u -m train", 1, id="module"),
-        *(
-            pytest.param(words, ranks, id=name, marks=pytest.mark.heavy)
-            for name, words, ranks in (
-                ("launcher", "python -m spottrain run --nproc 2 train.py", 2),
-                ("torchrun", f"python -m torch.distributed.run {TORCHRUN} train.py", 2),
-                ("accelerate", f"{LAUNCH} --multi_gpu --num_processes=2 {ACCELERATE} train.py", 2),
-                ("accelerate-one", f"{LAUNCH} --cpu --num_processes=1 {ACCELERATE} train.py", 1),
-            )
-        ),
-    ],
-)
-def test_what_the_operator_makes_of_a_command_stops_and_goes_on_bit_for_bit_with_the_installed_runtime(
-    tmp_path: Path, request: pytest.FixtureRequest, others: Lab, launcher: Path, words: str, ranks: int
-) -> None:
-    """The pod has two GPUs, by its environment; a process that accelerate starts alone must not count them.
+SAYS = 'import os, spottrain; print("rank", os.environ.get("RANK", 0), spottrain.__file__, flush=True)\n'
 
-    Accelerate alone passes no signal on, so the deadline file says when to stop.
-    """
-    says = 'import os, spottrain; print("rank", os.environ.get("RANK", 0), spottrain.__file__, flush=True)\n'
-    (tmp_path / "train.py").write_text(says + SCRIPT)
-    image = "python_of_accelerate" if "accelerate" in words else "python"
-    python: Path = request.getfixturevalue(image)
-    env: dict[str, str] = {Env.JOB_UID: "uid", Env.GPUS: str(ranks) if "-m train" in words else "2"}
-    env |= {"PATH": f"{python.parent}:{os.environ['PATH']}", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "60"}
-    deadline = tmp_path / "deadline"
-    command = rendered(words, launcher)
-    first = Launched(
-        tmp_path, command, PAUSE="0.1", **env, **{Env.ATTEMPT: "1", Env.DEADLINE_FILE: str(deadline)}
-    )
+
+def image(python: Path, words: str) -> dict[str, str]:
+    """The image's python is first on the path, and the pod has two GPUs, or one where one process trains."""
+    path, gpus = f"{python.parent}:{os.environ['PATH']}", "1" if "-m train" in words else "2"
+    return {Env.JOB_UID: "uid", Env.GPUS: gpus, "PATH": path, "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "60"}
+
+
+def stopped(folder: Path, python: Path, launcher: Path, words: str) -> Launched:
+    """Attempt 1. Accelerate alone passes no signal on, so the deadline file says when to stop."""
+    (folder / "train.py").write_text(SAYS + SCRIPT)
+    file, env = folder / "deadline", image(python, words)
+    env |= {Env.ATTEMPT: "1", Env.DEADLINE_FILE: str(file), "PAUSE": "0.1"}
+    first = Launched(folder, rendered(words, launcher), **env)
     try:
         first.until(" step=5/24")
         if "--cpu" in words:
-            deadline.write_text((datetime.now(UTC) + timedelta(seconds=20)).isoformat())
+            file.write_text((datetime.now(UTC) + timedelta(seconds=20)).isoformat())
         else:
             first.send()
         assert first.end() != 0, first.log
     finally:
         first.close()
-    interrupted = first.message
-    assert interrupted.outcome is Outcome.INTERRUPTED, first.log
-    second = Launched(tmp_path, command, **env, **{Env.ATTEMPT: "2"}).done()
-    assert second.message.outcome is Outcome.DONE and second.message.startStep == interrupted.step
+    assert first.message.outcome is Outcome.INTERRUPTED, first.log
+    return first
+
+
+def losses(log: str) -> list[str]:
+    return re.findall(r" step=\d+/24 .*\bloss=(\S+)", log)
+
+
+def test_a_module_trains_as_with_the_installed_runtime_and_stops(
+    tmp_path: Path, others: Lab, python: Path, launcher: Path
+) -> None:
+    first = stopped(tmp_path, python, launcher, "python -u -m train")
+    assert first.message.durableStep == first.message.step and len(losses(first.log)) >= 5
+    assert losses(others.alone(SCRIPT).log)[: len(losses(first.log))] == losses(first.log)
+    assert re.search(r"rank 0 \S+/volume\S*/lib/spottrain/__init__.py", first.log)
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(
+    ("words", "ranks"),
+    [
+        ("python -u -m train", 1),
+        ("python -m spottrain run --nproc 2 train.py", 2),
+        ("python -m torch.distributed.run --standalone --nproc-per-node 2 train.py", 2),
+        (f"python -m accelerate.commands.launch --multi_gpu --num_processes=2 {ACCELERATE} train.py", 2),
+        (f"python -m accelerate.commands.launch --cpu --num_processes=1 {ACCELERATE} train.py", 1),
+    ],
+    ids=["module", "launcher", "torchrun", "accelerate", "accelerate-one"],
+)
+def test_what_the_operator_makes_of_a_command_stops_and_goes_on(
+    tmp_path: Path, request: pytest.FixtureRequest, others: Lab, launcher: Path, words: str, ranks: int
+) -> None:
+    """A process that accelerate starts alone must not count the GPUs."""
+    python = request.getfixturevalue("python_of_accelerate" if "accelerate" in words else "python")
+    step = stopped(tmp_path, python, launcher, words).message.step
+    env = image(python, words) | {Env.ATTEMPT: "2"}
+    second = Launched(tmp_path, rendered(words, launcher), **env).done()
+    assert second.message.outcome is Outcome.DONE and second.message.startStep == step
     steps = [int(step) for step in re.findall(r" step=(\d+)/24 .*\bloss=", second.log)]
     assert steps == list(range(1, 25)), "the log is of both: each step was done once"
     started = re.findall(r"rank (\d) \S+/volume\S*/lib/spottrain/__init__.py", second.log)
     assert sorted(started) == sorted(2 * [str(rank) for rank in range(ranks)]), "by the launcher, in both"
-    if ranks == 1:
-        alone = [loss.removeprefix("loss=") for _, loss in sorted(others.alone(SCRIPT).losses.items())]
-        assert re.findall(r" step=\d+/24 .*\bloss=(\S+)", second.log) == alone
+    if "-m train" in words:
+        assert losses(second.log) == losses(others.alone(SCRIPT).log), "bit for bit as the installed runtime"
 
 
 PACKAGES = """

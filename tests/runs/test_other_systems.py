@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from spottrain.contract import ExitCode, Outcome
+from spottrain.contract import ExitCode, Outcome, TerminationMessage
 
 from tests.runs.conftest import Start
 from tests.runs.launched import OURS, WAITS, Launched
@@ -61,16 +61,28 @@ def without_linux(start: Start, script: str, *words: str, proc: str = "proc") ->
     return start(script, *before, *OURS, *words, "train.py", PYTHONPATH=".")
 
 
-@pytest.mark.parametrize("proc", ["proc", pytest.param("no proc", marks=needs_root)])
-def test_a_training_saves_at_a_signal_and_goes_on_to_its_end(start: Start, proc: str) -> None:
+PROC = pytest.mark.parametrize("proc", ["proc", pytest.param("no proc", marks=needs_root)])
+
+
+def stopped(start: Start, proc: str) -> TerminationMessage:
     run = without_linux(start, TRAINS, proc=proc).until("step=3/").stopped()
-    first = run.message
-    assert first.outcome is Outcome.INTERRUPTED and first.durableStep == first.step
+    assert run.message.outcome is Outcome.INTERRUPTED and run.message.durableStep == run.message.step
+    return run.message
+
+
+def test_a_training_saves_at_a_signal(start: Start) -> None:
+    stopped(start, "proc")
+
+
+@pytest.mark.heavy
+@PROC
+def test_a_training_goes_on_to_its_end(start: Start, proc: str) -> None:
+    first = stopped(start, proc)
     again = without_linux(start, TRAINS, proc=proc).done()
     assert again.message.startStep == first.step and again.message.step == 30
 
 
-@pytest.mark.parametrize("proc", ["proc", pytest.param("no proc", marks=needs_root)])
+@PROC
 def test_several_ranks_are_started_told_and_ended(start: Start, proc: str) -> None:
     run = without_linux(start, WAITS, "--nproc", "2", proc=proc).until("ready-0", "ready-1").stopped()
     assert run.message.message == "Saved by rank 0."
