@@ -21,14 +21,14 @@ PRICES: Final = [
 ]
 CAPACITY: Final = {
     "type": "Cheapest",
-    "pendingTimeoutSeconds": 30,
+    "pendingTimeoutSeconds": 600,
     "onDemandAfter": {"pendingSeconds": 30},
     "pools": [
         {"name": "cheap", "platform": "AWS", "nodeSelector": {LABEL: "g5.xlarge"}},
         {"name": "sure", "platform": "AWS", "type": "OnDemand", "nodeSelector": {LABEL: "g5.xlarge"}},
     ],
 }
-RESERVE: Final = 300 + 30 + 1
+RESERVE: Final = 300 + 600 + 1
 """Seconds that are kept for a start on demand: a restart, pendingTimeoutSeconds, the interval of saves."""
 REQUEST: Final = 30 + 60 + 300
 """What a request for spot may cost: pendingSeconds and some, and a start that is lost."""
@@ -58,8 +58,8 @@ def test_a_job_whose_request_for_spot_is_refused_runs_on_demand_in_time_though_t
         assert first["spec"]["nodeSelector"] == {LABEL: "g5.xlarge"}
         assert scene.wait_condition("OnTime", "Unknown", "WorkUnknown")
         scene.bind(first)
-        # A hundred seconds of work are left, and 25 seconds more than a request for spot may cost.
-        scene.change(capacity={"deadline": later(100 + RESERVE + REQUEST + 25)})
+        # A hundred seconds of work are left, and a minute more than a request for spot may cost.
+        scene.change(capacity={"deadline": later(100 + RESERVE + REQUEST + 60)})
         wait_for("the deadline to be seen", lambda: scene.status()["observedGeneration"] == 2)
         split = TimeSplit(productive=99, startup=20)
         done = {"startStep": 0, "step": 100, "durableStep": 100, "totalSteps": 200}
@@ -69,7 +69,7 @@ def test_a_job_whose_request_for_spot_is_refused_runs_on_demand_in_time_though_t
         assert "expected cost of the rest" in scene.status()["attempts"][1]["choice"]
         scene.wait_condition("OnTime", "True", "OnSchedule")
         operator.kill()  # while the request is pending
-        operator.start(ahead=35)
+        operator.start(ahead=70)
         operator.wait_ready()
         third = scene.wait_attempt(3)
         assert second["metadata"]["name"] != third["metadata"]["name"]

@@ -85,6 +85,7 @@ def test_a_claim_that_does_not_exist_is_named_until_it_does(scene: Scene) -> Non
     found = scene.wait_condition("Scheduled", "False", "WaitingForClaim")
     assert f"there is no PersistentVolumeClaim late-{scene.job}" in found["message"] and not scene.pods()
     _make_claim(scene, f"late-{scene.job}")
+    scene.change(failurePolicy={"maxFailures": 9})  # else it is looked for again within 10 seconds
     assert _mounted(scene.wait_attempt(1)) == f"late-{scene.job}" and not _claims(scene)
     assert scene.counters() == (1, 0, 0)
 
