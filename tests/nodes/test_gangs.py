@@ -33,11 +33,13 @@ def test_one_node_of_a_gang_is_reclaimed_and_then_it_is_resumed_with_another_num
     first = lab.status()["attempts"][0]
     nodes = [rank["node"] for rank in first["ranks"]]
     assert sorted(nodes) == sorted(lab.cluster.nodes), "the two ranks train on two nodes"
-    lab.cluster.reclaim(nodes[1], NOTICE)
+    lost = nodes.index(lab.expendable_node())
+    lab.cluster.reclaim(nodes[lost], NOTICE)
     lab.wait("the second attempt's pods", lambda: lab.status().get("attempt") == 2 and len(_of(lab, 2)) == 2)
     pinned = [p["metadata"]["annotations"].get("spottrain.io/pinned-to") for p in _of(lab, 2)]
-    assert pinned == [nodes[0], None], "only the lost rank asks for another node"
-    lab.cluster.restore(nodes[1])
+    wanted = [None if rank == lost else node for rank, node in enumerate(nodes)]
+    assert pinned == wanted, "only the lost rank asks for another node"
+    lab.cluster.restore(nodes[lost])
     one, between, two = _trains_again(lab)
     # The lost rank was kept off the doomed node; the fresh one of that name may have its successor.
     causes = [(attempt["cause"], attempt["evidence"]) for attempt in between]

@@ -22,9 +22,8 @@ from processcluster.install import DOLLARS_PER_HOUR, ON_DEMAND_DOLLARS_PER_HOUR
 
 from tests.nodes.bills import CENT, PARTS, bound, dollars, now, seconds, share_of, times
 from tests.nodes.conftest import new_lab
-from tests.support.lab import TRAIN, Lab, Raw
+from tests.support.lab import TRAIN, Lab, Raw, drawn_to
 
-DOOMED, PEACEFUL = "spot-a", "spot-b"
 NOTICE = 15
 ROUNDING = timedelta(seconds=1.5)
 """Deletion deadlines are whole seconds."""
@@ -54,21 +53,8 @@ assert os.environ["HF_HOME"].startswith(os.environ["SPOTTRAIN_DATA_CACHE"])
 
 
 # --- jobs and volumes -----------------------------------------------------------------------------------
-def drawn_to_doomed(job: Raw) -> Raw:
-    """On the node that is to go, as long as that is there."""
-    term = {"key": "kubernetes.io/hostname", "operator": "In", "values": [DOOMED]}
-    preference = {"weight": 100, "preference": {"matchExpressions": [term]}}
-    affinity = {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [preference]}}
-    job["spec"]["template"]["spec"]["affinity"] = affinity
-    return job
-
-
-def doomed_job(lab: Lab, name: str, **more: Raw) -> Raw:
-    return drawn_to_doomed(lab.slow_job(name, checkpoint={"interval": "10steps"}, **more))
-
-
-def peaceful_job(lab: Lab, name: str, **more: Raw) -> Raw:
-    return lab.job(name, capacity={"pools": [local_pool(PEACEFUL)]}, **more)
+def slow_job(lab: Lab, name: str, **more: Raw) -> Raw:
+    return lab.slow_job(name, checkpoint={"interval": "10steps"}, **more)
 
 
 def downloads() -> Raw:
@@ -89,7 +75,7 @@ def sync_job(lab: Lab) -> Raw:
         "command": ["sh", "-c", IGNORES_SIGTERM],
         "env": [{"name": "SECONDS_PER_STEP", "value": "0.2"}],
     }
-    return drawn_to_doomed(made)
+    return made
 
 
 def add_volume(lab: Lab, folder: Path, claim: str) -> str:
@@ -132,6 +118,8 @@ class Played:
     """What was seen of the jobs."""
 
     lab: Lab
+    doomed: str
+    peaceful: str
     first_bound: str = ""
     """Of the job `job`."""
     published: float = 0.0
@@ -153,7 +141,8 @@ def played(
     folder = tmp_path_factory.mktemp("volumes")
     volumes: list[str] = []
     with new_lab(cluster, installed, {"downloads.py": DOWNLOADS + TRAIN}) as lab:
-        seen = Played(lab=lab)
+        doomed = lab.expendable_node()
+        seen = Played(lab=lab, doomed=doomed, peaceful=next(n for n in cluster.nodes if n != doomed))
         watch = Watch(lab.kubectl, "pods", seen.on_pod)
         try:
             play(seen, folder, volumes)
@@ -165,16 +154,14 @@ def played(
 
 def play(seen: Played, folder: Path, volumes: list[str]) -> None:
     """Begins all jobs, takes the node away, and waits for their ends."""
-    lab = seen.lab
-    slow = doomed_job(lab, "cache", dataCache={"claimRef": {"name": "datasets"}})
+    lab, peace = seen.lab, {"pools": [local_pool(seen.peaceful)]}
+    slow = slow_job(lab, "cache", dataCache={"claimRef": {"name": "datasets"}})
     slow["spec"]["template"]["spec"]["containers"][0] |= downloads()
     short = {"training": {"maxSteps": 5}, "container": downloads()}
     lab.apply(
-        doomed_job(lab, "job"),
-        sync_job(lab),
-        slow,
-        peaceful_job(lab, "alone", training={"maxSteps": 60}),
-        peaceful_job(lab, "sized", dataCache={"size": SIZE}, **short),
+        *(drawn_to(seen.doomed, job) for job in (slow_job(lab, "job"), sync_job(lab), slow)),
+        lab.job("alone", capacity=peace, training={"maxSteps": 60}),
+        lab.job("sized", capacity=peace, dataCache={"size": SIZE}, **short),
     )
     lab.wait(
         "a sentence that names the claim",
@@ -199,9 +186,9 @@ def play(seen: Played, folder: Path, volumes: list[str]) -> None:
     lab.wait(
         "two commits", lambda: lab.status("sync").get("knownDurableStep", 0) >= 2, name="sync", seconds=240
     )
-    assert {lab.node_of(name) for name in MOVED} == {DOOMED}, "one notice is to serve all"
+    assert {lab.node_of(name) for name in MOVED} == {seen.doomed}, "one notice is to serve all"
     seen.first_bound = bound(lab.pods()[0])
-    seen.published = lab.cluster.reclaim(DOOMED, NOTICE)
+    seen.published = lab.cluster.reclaim(seen.doomed, NOTICE)
     for name in MOVED:
         lab.wait(f"the end of {name}'s first attempt", partial(first_has_ended, lab, name), name=name)
         seen.ended[name] = now()
@@ -223,7 +210,7 @@ def claims(lab: Lab, job: str) -> list[Raw]:
 @pytest.mark.parametrize("name", MOVED)
 def test_a_reclaimed_job_ends_on_the_other_node_and_is_charged_nothing(played: Played, name: str) -> None:
     status = played.lab.status(name)
-    assert [a["node"] for a in status["attempts"]] == [DOOMED, PEACEFUL]
+    assert [a["node"] for a in status["attempts"]] == [played.doomed, played.peaceful]
     assert [a["cause"] for a in status["attempts"]] == ["SpotNotice", "Done"]
     assert (status["interruptions"], status.get("failures", 0)) == (1, 0)
 
@@ -343,9 +330,11 @@ def test_a_claim_made_for_a_job_goes_with_it(played: Played) -> None:
 
 # --- without a notice -----------------------------------------------------------------------------------
 def test_a_node_that_vanishes_without_notice_costs_only_the_steps_since_the_last_checkpoint(lab: Lab) -> None:
-    lab.apply(lab.slow_job(checkpoint={"interval": "10steps"}))
+    node = lab.expendable_node()
+    lab.apply(drawn_to(node, slow_job(lab, "job")))
     lab.wait("a durable checkpoint", lambda: lab.status().get("progress", {}).get("durableStep"), seconds=240)
-    lab.cluster.vanish(lab.node_of())
+    assert lab.node_of() == node
+    lab.cluster.vanish(node)
     status = lab.wait_for_phase("Succeeded", seconds=240)
     assert status["attempts"][0]["cause"] == "NodeLost"
     assert (status["interruptions"], status.get("failures", 0)) == (1, 0)

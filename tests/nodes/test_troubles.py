@@ -22,10 +22,9 @@ from localcluster.api import Cluster
 
 from tests.nodes.conftest import new_lab
 from tests.support.faultproxy import Fault, FaultProxy, Treatment, plain
-from tests.support.lab import TRAIN, Lab, Raw
+from tests.support.lab import TRAIN, Lab, Raw, drawn_to
 from tests.support.ports import free_port
 
-SILENT, OTHER = "spot-a", "spot-b"
 SECONDS = 300
 """For each wait: some ten trainers start at once."""
 STARTS = {"startTimeoutSeconds": 30, "backoffSeconds": 1}
@@ -38,9 +37,9 @@ HANGS_ONCE = TRAIN.replace(
 
 
 # --- jobs ----------------------------------------------------------------------------------------------
-def on(node: str, build: Callable[..., Raw], name: str, **more: Any) -> Raw:
-    """A job that asks for this node alone, and for no GPU."""
-    return build(name, gpusPerWorker=0, capacity={"pools": [local_pool(node)]}, **more)
+def small(build: Callable[..., Raw], name: str, **more: Any) -> Raw:
+    """A job that asks for no GPU."""
+    return build(name, gpusPerWorker=0, **more)
 
 
 def silent_job(lab: Lab) -> Raw:
@@ -52,8 +51,8 @@ def hanging_job(lab: Lab) -> Raw:
     policy = {"backoffSeconds": 1, "hangTimeoutSeconds": 10}
     every, steps = {"interval": "10steps"}, {"maxSteps": 30}
     container = {"args": ["/scripts/hangs.py"]}
-    return on(
-        OTHER, lab.job, "hangs", failurePolicy=policy, checkpoint=every, training=steps, container=container
+    return small(
+        lab.job, "hangs", failurePolicy=policy, checkpoint=every, training=steps, container=container
     )
 
 
@@ -65,21 +64,21 @@ def probed_job(lab: Lab) -> Raw:
         "failureThreshold": 1,
     }
     container = {"livenessProbe": probe}
-    return on(OTHER, lab.slow_job, "probed", container=container, failurePolicy={"maxFailures": 0})
+    return small(lab.slow_job, "probed", container=container, failurePolicy={"maxFailures": 0})
 
 
 def stopped_job(lab: Lab) -> Raw:
     policy = {"maxFailures": 0, "backoffSeconds": 1, "hangTimeoutSeconds": 10}
-    return on(OTHER, lab.slow_job, "stopped", failurePolicy=policy, grace=2)
+    return small(lab.slow_job, "stopped", failurePolicy=policy, grace=2)
 
 
 def imageless_job(lab: Lab) -> Raw:
     image = {"image": "127.0.0.1:1/no-such-image:1", "imagePullPolicy": "Always"}
-    return on(OTHER, lab.job, "imageless", container=image, failurePolicy=STARTS)
+    return small(lab.job, "imageless", container=image, failurePolicy=STARTS)
 
 
 def job_without_configmap(lab: Lab, kind: str, configmap: str = "nowhere", **policy: int) -> Raw:
-    job = on(OTHER, lab.job, kind, failurePolicy=STARTS | policy, training={"maxSteps": 5})
+    job = small(lab.job, kind, failurePolicy=STARTS | policy, training={"maxSteps": 5})
     pod = job["spec"]["template"]["spec"]
     source = [{"configMapRef": {"name": configmap}}]
     if kind == "environment":
@@ -95,7 +94,7 @@ def job_without_configmap(lab: Lab, kind: str, configmap: str = "nowhere", **pol
 def stored_job(lab: Lab, name: str, endpoint: str, seconds: int, **policy: int) -> Raw:
     policy = {"maxFailures": 0, "backoffSeconds": 1, "storeOutageSeconds": seconds} | policy
     store = {"endpoint": endpoint, "interval": "10steps"}
-    return on(OTHER, lab.slow_job, name, checkpoint=store, failurePolicy=policy, grace=20)
+    return small(lab.slow_job, name, checkpoint=store, failurePolicy=policy, grace=20)
 
 
 # --- the play ------------------------------------------------------------------------------------------
@@ -149,14 +148,13 @@ def troubles(cluster: Cluster, installed: Kubectl) -> Iterator[Troubles]:
             yield troubles
         finally:
             watch.stop()
-            cluster.restore(SILENT)
 
 
 def play(troubles: Troubles) -> None:
     """Begins all jobs and does to them what must be done while they run."""
     lab = troubles.lab
-    lab.apply(
-        drawn_to(SILENT, silent_job(lab)),
+    silent = lab.expendable_node()
+    jobs = [
         stopped_job(lab),
         stored_job(lab, "cut-off", troubles.store.endpoint(), 200, maxInterruptions=5),
         stored_job(lab, "never-stored", troubles.nobody, 10),
@@ -165,10 +163,13 @@ def play(troubles: Troubles) -> None:
         imageless_job(lab),
         *(job_without_configmap(lab, kind) for kind in MISSING),
         job_without_configmap(lab, "in-time", "later", startTimeoutSeconds=600),
-    )
+    ]
+    for job in jobs:
+        job["spec"]["capacity"]["pools"] = [local_pool(next(n for n in lab.cluster.nodes if n != silent))]
+    lab.apply(drawn_to(silent, silent_job(lab)), *jobs)
     lab.wait_for_step(12, name="silent", seconds=SECONDS)
-    assert lab.node_of("silent") == SILENT
-    lab.cluster.vanish(SILENT, delete_node=False)
+    assert lab.node_of("silent") == silent
+    lab.cluster.vanish(silent, delete_node=False)
     troubles.status_with("stopped", "an answer", lambda s: s.get("progress", {}).get("step"))
     for pid in processes_of(lab, "stopped"):
         os.kill(pid, signal.SIGSTOP)
@@ -177,14 +178,6 @@ def play(troubles: Troubles) -> None:
     lab.kubectl.run("delete", "pod", lab.pods("cut-off")[-1]["metadata"]["name"], "--wait=false")
     troubles.said_once("in-time", "Running", "FailedMount")
     lab.kubectl.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "later"}, "data": {}})
-
-
-def drawn_to(node: str, job: Raw) -> Raw:
-    term = {"key": "kubernetes.io/hostname", "operator": "In", "values": [node]}
-    preference = {"weight": 100, "preference": {"matchExpressions": [term]}}
-    affinity = {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [preference]}}
-    job["spec"]["template"]["spec"]["affinity"] = affinity
-    return job
 
 
 def processes_of(lab: Lab, job: str) -> list[int]:

@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import urlencode, urlsplit
 
 from demo.kubectl import Kubectl
-from demo.target import SECRET, local_pool
+from demo.target import SECRET, SYSTEM_NAMESPACE, local_pool
 from localcluster.api import Cluster
 from localcluster.layout import RUNTIME_IMAGE
 from processcluster.kube import Kube
@@ -81,6 +81,15 @@ def fresh_nodes(cluster: Cluster, kubectl: Kubectl) -> None:
         time.sleep(0.5)
 
 
+def drawn_to(node: str, job: Raw) -> Raw:
+    """On that node as long as it is there."""
+    term = {"key": "kubernetes.io/hostname", "operator": "In", "values": [node]}
+    preference = {"weight": 100, "preference": {"matchExpressions": [term]}}
+    affinity = {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [preference]}}
+    job["spec"]["template"]["spec"]["affinity"] = affinity
+    return job
+
+
 @dataclass(frozen=True, kw_only=True)
 class Lab:
     """One test's namespace on the cluster."""
@@ -136,8 +145,8 @@ class Lab:
         return {**api, "metadata": {"name": name}, "spec": spec}
 
     def slow_job(self, name: str = "job", **changes: Any) -> Raw:
-        """One that cannot end before it is disturbed: its 400 steps take 100 s, or 8 s in a later attempt."""
-        container = {"env": paced(first=0.25, later=0.02)}
+        """One that cannot end before it is disturbed: its 400 steps take 100 s in the first attempt."""
+        container = {"env": paced(first=0.25, later=0)}
         return self.job(name, **{"training": {"maxSteps": 400}, "container": container} | changes)
 
     def apply(self, *jobs: Raw) -> None:
@@ -169,6 +178,13 @@ class Lab:
 
     def node_of(self, name: str = "job") -> str:
         return str(self.pods(name)[-1]["spec"].get("nodeName", ""))
+
+    def expendable_node(self) -> str:
+        """One without the operator, which would otherwise have to start elsewhere first."""
+        query = urlencode({"labelSelector": "app.kubernetes.io/component=operator"})
+        pods = self.client.call("GET", f"/api/v1/namespaces/{SYSTEM_NAMESPACE}/pods?{query}")["items"]
+        taken = {pod["spec"].get("nodeName") for pod in pods if not pod["metadata"].get("deletionTimestamp")}
+        return next(node for node in self.cluster.nodes if node not in taken)
 
     def log(self, pod: str) -> str:
         return str(self.client.call("GET", f"{self.path}/pods/{pod}/log?container=trainer"))

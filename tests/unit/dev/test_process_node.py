@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from processcluster.images import Image, known_images, repository
 from processcluster.marks import quantity
-from processcluster.names import Names
+from processcluster.names import Names, with_port_of_its_own
+from processcluster.probes import READINESS, STARTUP, Probe, failure
 from processcluster.refusals import why_not
 from processcluster.volumes import NotYet
 from processcluster.words import expanded, translated
@@ -112,3 +113,40 @@ def test_a_pod_is_called_by_the_name_that_its_service_gives_it() -> None:
     assert names.resolved("http://s3.example.com/gpt") == "http://s3.example.com/gpt"
     with pytest.raises(NotYet, match="gpt-1-1"):
         names.resolved("gpt-1-1.gpt.here.svc.cluster.local")
+
+
+def test_two_gangs_have_two_ports_and_the_pods_of_one_have_the_same() -> None:
+    def given(host: str) -> dict[str, str]:
+        ports = {"MASTER_PORT": "29500", "PET_MASTER_PORT": "29500"}
+        return {"SPOTTRAIN_RENDEZVOUS": f"{host}:29500", "MASTER_ADDR": host} | ports
+
+    one, two, elsewhere = (
+        with_port_of_its_own(given(h)) for h in ("127.101.0.7", "127.101.0.8", "127.102.0.7")
+    )
+    port = one["MASTER_PORT"]
+    assert one == with_port_of_its_own(given("127.101.0.7"))
+    assert one["SPOTTRAIN_RENDEZVOUS"] == f"127.101.0.7:{port}" and one["PET_MASTER_PORT"] == port
+    assert len({int(e["MASTER_PORT"]) + more for e in (one, two, elsewhere) for more in (0, 1)}) == 6
+    assert with_port_of_its_own({"A": "1"}) == {"A": "1"}
+
+
+def test_a_probe_fails_for_good_when_it_has_failed_as_often_in_a_row_as_it_may() -> None:
+    probe = Probe(kind=STARTUP, raw={"failureThreshold": 2})
+    assert [probe.note(failed) for failed in ("no", "", "no", "no")] == [False, False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("raw", "says"),
+    [
+        ({"exec": {"command": ["true"]}}, "exited with 7"),
+        ({"tcpSocket": {"port": 1}}, "refused"),
+        ({"httpGet": {"port": 1, "host": "localhost"}}, "refused"),
+    ],
+)
+def test_a_probe_says_why_it_fails(raw: dict[str, Any], says: str) -> None:
+    assert says in failure(raw, "127.0.0.1", int, lambda _command, _seconds: 7)
+
+
+def test_a_probe_of_a_container_is_named_in_the_kubelets_words() -> None:
+    assert Probe(kind=READINESS, raw={}).event("no") == "Readiness probe failed: no"
+    assert Probe(kind=STARTUP, raw={}).end("main") == "Container main failed startup probe"
