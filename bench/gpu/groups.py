@@ -158,7 +158,7 @@ class Start:
             "SPOTTRAIN_CACHE_DIR": str(folder / cache),
         }
         if by_hand:
-            command = [sys.executable, *words, "by-hand"]
+            command = [sys.executable, "-m", "bench.gpu.script", *words[1:], "by-hand"]
         else:
             command = [sys.executable, "-m", "spottrain", "run", *words]
             environment.pop("TORCHINDUCTOR_CACHE_DIR", None)

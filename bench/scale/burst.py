@@ -314,7 +314,7 @@ async def measure_floor(
 
 async def run(options: argparse.Namespace) -> dict[str, Any]:
     shape, at_begin = Shape(jobs=options.jobs, workers=options.workers), load()
-    async with worlds.world(shared.size(options), profile=options.profile) as world:
+    async with worlds.world(shared.size(options)) as world:
         world.operator.start()
         await world.operator.ready(world.api.session)
         found = await measure(world, shape, options.rounds)
@@ -327,7 +327,7 @@ async def run(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def arguments() -> argparse.ArgumentParser:
-    parser = shared.parser(__doc__, jobs=125, workers=8, nodes=200, gpus=8, zones=1, profile=None)
+    parser = shared.parser(__doc__, jobs=125, workers=8, nodes=200, gpus=8, zones=1)
     shared.add(parser, "rounds", int, 5, "in turn")
     shared.add(parser, "floors", int, 2, "rounds of the bare client")
     return parser

@@ -173,7 +173,7 @@ async def play(world: World, options: argparse.Namespace) -> dict[str, Any]:
 async def run(options: argparse.Namespace) -> dict[str, Any]:
     at_begin, pods = load(), options.jobs * options.workers
     size = Size(nodes=math.ceil(pods / options.gpus), gpus=options.gpus, zones=options.zones)
-    async with worlds.world(size, profile=options.profile) as world:
+    async with worlds.world(size) as world:
         world.operator.settings = ELECTED
         world.operator.start()
         await world.operator.ready(world.api.session)
@@ -183,7 +183,7 @@ async def run(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def arguments() -> argparse.ArgumentParser:
-    parser = shared.parser(__doc__, jobs=5000, workers=2, gpus=8, zones=1, profile=None)
+    parser = shared.parser(__doc__, jobs=5000, workers=2, gpus=8, zones=1)
     shared.add(parser, "settle", float, 60.0, "seconds from when all train until the rest begins")
     shared.add(parser, "rest", float, 330.0, "seconds; a resync is every 300")
     shared.add(parser, "restarts", int, 3, "of which the median is taken")

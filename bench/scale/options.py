@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Any, Final
 
 from bench.scale.world import Size
@@ -16,7 +15,6 @@ SHARED: Final[dict[str, tuple[type, str]]] = {
     "zones": (int, "over which the nodes are spread, at most 6"),
     "stop_seconds": (float, "from the DELETE of a pod to its trainer's end"),
     "seed": (int, "of what is random"),
-    "profile": (Path, "file for the operator's profile"),
 }
 
 

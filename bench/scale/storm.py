@@ -200,7 +200,7 @@ def judged(
 
 async def run(options: argparse.Namespace) -> dict[str, Any]:
     at_begin = load()
-    async with worlds.world(shared.size(options), profile=options.profile) as world:
+    async with worlds.world(shared.size(options)) as world:
         world.operator.start()
         await world.operator.ready(world.api.session)
         found = await play(world, options)
@@ -210,7 +210,7 @@ async def run(options: argparse.Namespace) -> dict[str, Any]:
 
 def arguments() -> argparse.ArgumentParser:
     parser = shared.parser(
-        __doc__, jobs=1000, workers=1, nodes=250, gpus=8, zones=3, stop_seconds=1.0, seed=1, profile=None
+        __doc__, jobs=1000, workers=1, nodes=250, gpus=8, zones=3, stop_seconds=1.0, seed=1
     )
     shared.add(parser, "share", float, 0.3, "of the nodes that get a notice")
     shared.add(parser, "seconds", float, 60.0, "within which they get it")

@@ -61,7 +61,7 @@ class World:
 
 
 @asynccontextmanager
-async def world(size: Size, *, profile: Path | None = None) -> AsyncIterator[World]:
+async def world(size: Size) -> AsyncIterator[World]:
     """Everything but jobs; the operator is there and not started."""
     _end_at_sigterm()
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
@@ -81,7 +81,7 @@ async def world(size: Size, *, profile: Path | None = None) -> AsyncIterator[Wor
         async with aiohttp.ClientSession(connector=connector, headers={"User-Agent": AGENT}) as session:
             api = Api(kube=kube, session=session)
             await api.call("POST", "/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
-            operator = Operator(server=server, profile=profile)
+            operator = Operator(server=server)
             nodes = await _make_nodes(api, size)
             trainers = [sys.executable, "-m", "bench.scale.trainers", str(server.kubeconfig), str(began)]
             with running(["env", f"PYTHONPATH={paths()}", *trainers], server.logs / "trainers.log"):
@@ -211,10 +211,9 @@ def paths() -> str:
 
 @dataclass(kw_only=True)
 class Operator:
-    """`python -m spottrain_operator` with the settings that the chart installs; under cProfile if asked."""
+    """`python -m spottrain_operator` with the settings that the chart installs."""
 
     server: ApiServer
-    profile: Path | None = None
     name: str = "operator"
     settings: Mapping[str, str] = field(default_factory=dict)
     """Environment variables, without their prefix."""
@@ -232,10 +231,7 @@ class Operator:
             "SPOTTRAIN_OPERATOR_HEALTH_PORT": str(self.port),
         }
         env |= {f"SPOTTRAIN_OPERATOR_{name}": value for name, value in self.settings.items()}
-        program = ["spottrain_operator"]
-        if self.profile is not None:
-            program = ["bench.scale.profiled", str(self.profile)]
-        command = ["setpriv", "--pdeathsig", "KILL", sys.executable, "-m", *program]
+        command = ["setpriv", "--pdeathsig", "KILL", sys.executable, "-m", "spottrain_operator"]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(command, env=env, stdout=log, stderr=log)
 

@@ -4,11 +4,8 @@ Each of eight configurations is a job of 48 h on 120 windows of real spot availa
 the mean over the configurations of mean cost over mean optimum. `uniform_progress_reproduced`: each mean of
 Uniform Progress and of the optimum, rounded to ten cents, is the published one, which is given in ten cents.
 `fitted` and `held_out` are the windows of the zone that the constants of our rule were fitted to, and of the
-other one. `other_traces` were not looked at while the rule was made. `paid_sight` and `stopped_sight` are
-without free knowledge of availability (`simulate`); the second is what the operator does.
-The optimum beside them knows everything and asks for nothing. `after_refund`: what AWS bills, which does not
-charge for a spot node that it takes back in its first hour; no rule knows of it. `zones`: see
-`zones`.
+other one. `other_traces` were not looked at while the rule was made. `stopped_sight` is without free sight
+of availability (`simulate`), as the operator is. The optimum beside it knows all and asks for nothing.
 """
 
 from __future__ import annotations
@@ -50,7 +47,6 @@ OTHER_TRACES: Final = {
     "4 of 4 nodes, 08/2023": ("preemption/4-node/aws-08-03-2023", 4),
     "16 of 16 nodes, 08/2023": ("availability/16-node/aws-08-27-2023", 16),
 }
-SIGHTS: Final[tuple[Sight, ...]] = ("paid", "stopped")
 RULES: Final[dict[str, Callable[[], Rule]]] = {
     "on_demand": lambda: baselines.with_safety_net(baselines.on_demand),
     "greedy": lambda: baselines.with_safety_net(baselines.greedy),
@@ -139,16 +135,6 @@ def largest_deviation(results: dict[tuple[int, int, str], list[Replayed]]) -> fl
     return max(deviations)
 
 
-def after_refund(replayed: Sequence[Replayed]) -> dict[str, Any]:
-    """Returns the mean dollars that AWS bills, and their share of the cost without its refund."""
-    found: dict[str, Any] = {}
-    for name in ("uniform_progress", "ours"):
-        outcomes = [each.outcomes[name] for each in replayed]
-        cost, refunded = mean(each.cost for each in outcomes), mean(each.refunded for each in outcomes)
-        found |= {name: round(cost - refunded, 2), f"{name}_over_unrefunded": round(1 - refunded / cost, 4)}
-    return found
-
-
 def halves(results: dict[tuple[int, int, str], list[Replayed]]) -> dict[str, dict[str, float]]:
     """Returns the mean ratios of the zone that constants were fitted to, and of the other one."""
     found = {}
@@ -163,15 +149,15 @@ def halves(results: dict[tuple[int, int, str], list[Replayed]]) -> dict[str, dic
     return found
 
 
-def with_requests(windows: Sequence[Window], every: int, sight: Sight) -> dict[str, dict[str, Any]]:
+def with_requests(windows: Sequence[Window], every: int) -> dict[str, dict[str, Any]]:
     """Replays with availability learned by requests. The optimum knows it, and pays for boots as well."""
     found = {}
     for deadline, overhead, group in PUBLISHED:
         chosen = [window for window in windows if window.group == group][::every]
-        job = job_of(deadline, overhead, sight)
-        replayed = replay(job, chosen, ["uniform_progress", "ours"], sight)
+        job = job_of(deadline, overhead, "stopped")
+        replayed = replay(job, chosen, ["uniform_progress", "ours"], "stopped")
         found[title(deadline, overhead, group)] = row(replayed) | {"late": late(replayed)}
-        print(f"{sight}: {title(deadline, overhead, group)}: {row(replayed)}", flush=True)
+        print(f"stopped: {title(deadline, overhead, group)}: {row(replayed)}", flush=True)
     return found
 
 
@@ -204,7 +190,7 @@ def figures_of(folder: Path, every: int) -> dict[str, Any]:
     rows = {key: row(replayed) for key, replayed in results.items()}
     deviation = largest_deviation(results)
     everything = [each for replayed in results.values() for each in replayed]
-    paid, stopped = (with_requests(windows, every, sight) for sight in SIGHTS)
+    stopped = with_requests(windows, every)
     several = zones.figures_of(folder, lambda deadline, sight: job_of(deadline, 12, sight), SPOT_PRICE)
     return {
         "cost_over_optimum": average(rows.values(), "ours_over_optimum"),
@@ -215,7 +201,6 @@ def figures_of(folder: Path, every: int) -> dict[str, Any]:
         "runs": len(everything),
         "uniform_progress_reproduced": deviation <= DEVIATION,
         "largest_deviation_dollars": round(deviation, 4),
-        "paid_cost_over_optimum": average(paid.values(), "ours_over_optimum"),
         "stopped_cost_over_optimum": average(stopped.values(), "ours_over_optimum"),
         "stopped_uniform_progress_over_optimum": average(stopped.values(), "uniform_progress_over_optimum"),
         **{
@@ -226,8 +211,6 @@ def figures_of(folder: Path, every: int) -> dict[str, Any]:
         "configurations": {title(*key): each for key, each in rows.items()},
         "halves": halves(results),
         "other_traces": other_traces(folder),
-        "paid_sight": paid,
         "stopped_sight": stopped,
-        "after_refund": {title(*key): after_refund(replayed) for key, replayed in results.items()},
         "zones": several,
     }

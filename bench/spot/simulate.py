@@ -7,14 +7,12 @@ The rules are those of the simulator of "Can't Be Late" (NSDI'24), so that its f
   again in full: the overhead is counted from its beginning, and what was left of it is not added.
 - An interruption happens between ticks and loses no work.
 
-Beyond them there may be several zones and prices that change; what AWS would refund is counted beside the
-cost. There are three sights, of what a rule knows of the coming tick before it decides:
+Beyond them there may be several zones, and prices that change. There are two sights, of what a rule knows of
+the coming tick before it decides:
 
 - "free": availability of every zone, at no cost.
-- "paid": that of the zone in which the job runs on spot. Otherwise it learns by requests for a node. A
-  refusal is known at once and costs nothing, so a job on on-demand runs on. A granted node is paid from then
-  on.
-- "stopped": what the operator does. A request needs the job's pods, so a job on on-demand saves, ends, and
+- "stopped": what the operator does. It knows that of the zone in which the job runs on spot, and learns the
+  others' by requests for a node. A request needs the job's pods, so a job on on-demand saves, ends, and
   stands still until the request is granted or has waited `Job.request` seconds (in whole ticks). Then the
   rule decides again: on-demand is a start with its overhead. A job that waits leaves a request open. An open
   request is granted at the first tick with spot, without another decision.
@@ -28,11 +26,9 @@ from itertools import pairwise
 from typing import Final, Literal, Protocol
 
 Choice = Literal["spot", "on-demand", "wait"]
-Sight = Literal["free", "paid", "stopped"]
+Sight = Literal["free", "stopped"]
 TINY: Final = 1e-3
 """Seconds below which overhead or work counts as none."""
-REFUND_SECONDS: Final = 3600.0
-"""AWS does not bill a spot node that it takes back before it is so old."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -139,14 +135,12 @@ class Outcome:
 
     Attributes:
         cost: Dollars for every tick.
-        refunded: Those of them that AWS does not bill: of spot nodes that it took back in their first hour.
         places: Where the job was, by tick.
         starts: How often a node was started.
         finished: Seconds from the start of the job until it was done; infinite if the deadline came first.
     """
 
     cost: float
-    refunded: float
     places: tuple[Choice, ...]
     starts: int
     finished: float
@@ -180,8 +174,7 @@ class Replay:
         self._view = View(job, tick, zones)
         self._places: list[Choice] = []
         self._starts = 0
-        self._cost, self._refunded = 0.0, 0.0
-        self._node_since, self._node_cost = 0.0, 0.0
+        self._cost = 0.0
         self._open = False
         """Whether a request for a node in `view.zone` is open."""
         self._asks_until = 0.0
@@ -211,8 +204,6 @@ class Replay:
         if view.running != "spot" or there[view.zone]:
             return
         view.running, view.interrupted = "wait", (view.zone,)
-        if view.now - self._node_since < REFUND_SECONDS - TINY:
-            self._refunded += self._node_cost
 
     def _decide(self, rule: Rule, there: tuple[bool, ...]) -> tuple[Choice, int]:
         """Returns the place of the coming tick, and its zone."""
@@ -223,23 +214,18 @@ class Replay:
             return self._asked(view.zone, there)
         self._open = False
         view.known = there if self._sight == "free" else self._known(held)
-        while True:
-            chosen = rule(view)
-            if chosen == "spot" and view.spot is False:
-                chosen = "wait"
-            if chosen == "wait" and self._sight == "stopped" and view.spot is not True:
-                return self._wait(there)
-            if chosen != "spot":
-                return chosen, view.zone
-            zone = self._pick(view)
-            if self._sight == "stopped" and not (held and zone == view.zone):
-                self._asks_until = view.now + self._job.request
-                return self._asked(zone, there)
-            view.known = tuple(
-                there[zone] if each == zone else known for each, known in enumerate(view.known)
-            )
-            if there[zone]:
-                return "spot", zone
+        chosen = rule(view)
+        if chosen == "spot" and view.spot is False:
+            chosen = "wait"
+        if chosen == "wait" and self._sight == "stopped" and view.spot is not True:
+            return self._wait(there)
+        if chosen != "spot":
+            return chosen, view.zone
+        zone = self._pick(view)
+        if self._sight == "stopped" and not (held and zone == view.zone):
+            self._asks_until = view.now + self._job.request
+            return self._asked(zone, there)
+        return "spot", zone
 
     def _known(self, held: bool) -> tuple[bool | None, ...]:
         """Returns what is known before any request of this tick."""
@@ -278,16 +264,14 @@ class Replay:
         if chosen != "wait" and (moves or chosen != view.running):
             self._starts += 1
             view.overhead_left = self._job.overhead
-            self._node_since, self._node_cost = view.now, 0.0
         view.running, view.zone = chosen, zone
         if chosen == "wait":
             return
         price = self._zones[zone].price(view.now) if chosen == "spot" else self._job.on_demand_price
         self._cost += price * view.tick / 3600
-        self._node_cost += price * view.tick / 3600
         idle = min(view.tick, view.overhead_left)
         view.overhead_left -= idle
         view.done += min(view.tick - idle, view.left)
 
     def _outcome(self, finished: float) -> Outcome:
-        return Outcome(self._cost, self._refunded, tuple(self._places), self._starts, finished)
+        return Outcome(self._cost, tuple(self._places), self._starts, finished)
