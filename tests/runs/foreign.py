@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+import pytest
 import spottrain
 from spottrain.checkpoint.final_weights import digest
 from spottrain.contract import Env, ExitCode, Outcome
 
 from tests.runs.conftest import Lab
 from tests.runs.launched import Run
+from tests.support.zygote import Zygote
 
 LOADS = "load_state_dict(spottrain.load_weights(os.environ['BASE'] + '/final'))"
 FILE = "store/final/model.safetensors"
@@ -29,6 +32,29 @@ class Vehicle:
     env: Mapping[str, str] = field(default_factory=dict)
     ranks: Mapping[str, str] = field(default_factory=dict)
     """Environment for two ranks."""
+
+
+def preloading(*modules: str) -> Any:
+    """A fixture: the zygote of a file, which has imported these for all of its runs."""
+
+    @pytest.fixture(scope="module")
+    def zygote(zygote: Zygote) -> Iterator[Zygote]:
+        child = zygote.child(*modules)
+        yield child
+        child.close()
+
+    return zygote
+
+
+def base_of(script: str) -> Any:
+    """A fixture: the checkpoint folder of a run of the script that is done."""
+
+    @pytest.fixture(scope="module")
+    def base(others: Lab) -> Path:
+        others.run(script, at="base", attempt=1, interval="1h").done()
+        return others.folder / "base"
+
+    return base
 
 
 def stopped_at(lab: Lab, script: str, step: int, *, at: str = "store", env: Mapping[str, str]) -> Run:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,6 @@ from tests.runs.conftest import Lab, Start
 from tests.runs.foreign import LOADS, Vehicle, stopped_at
 from tests.runs.launched import OURS, Run
 from tests.support.heavy import sample
-from tests.support.zygote import Zygote
 
 pytest.importorskip("accelerate")
 
@@ -93,18 +91,8 @@ OWN = Vehicle(
     script=SCRIPT, loading=SCRIPT.replace("\noptimizer =", f"\nmodel.{LOADS}\noptimizer =", 1), steps=18
 )
 
-
-@pytest.fixture(scope="module")
-def zygote(zygote: Zygote) -> Iterator[Zygote]:
-    child = zygote.child("accelerate")
-    yield child
-    child.close()
-
-
-@pytest.fixture(scope="module")
-def base(others: Lab) -> Path:
-    others.run(SCRIPT, at="base", attempt=1, interval="1h").done()
-    return others.folder / "base"
+zygote = foreign.preloading("accelerate")
+base = foreign.base_of(SCRIPT)
 
 
 def _average(log: str) -> str:

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from spottrain.contract import Env, ExitCode, Outcome, Reason
 
 from tests.runs.conftest import SCRIPT, Lab
-from tests.runs.foreign import LOADS
+from tests.runs.foreign import LOADS, base_of
 from tests.runs.test_custom_loop import SCRIPT as LOOP
 from tests.runs.test_run_ranks import SCRIPT as RANKS
 from tests.support.heavy import sample
@@ -70,11 +70,7 @@ def weights(**more: torch.Tensor) -> dict[str, torch.Tensor]:
     return found | {"1.weight": torch.ones(1, 3), "1.bias": torch.ones(1)} | more
 
 
-@pytest.fixture(scope="module")
-def trained(others: Lab) -> Path:
-    """A run of `SCRIPT` that is done."""
-    others.run(at="trained", attempt=1, interval="1h").done()
-    return others.folder / "trained"
+trained = base_of(SCRIPT)
 
 
 @pytest.fixture

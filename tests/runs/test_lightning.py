@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,6 @@ from tests.runs.conftest import Lab, Start, weights_that_could_not_be_left_are_l
 from tests.runs.foreign import LOADS, Vehicle, stopped_at
 from tests.runs.launched import OURS, Run
 from tests.support.heavy import sample
-from tests.support.zygote import Zygote
 
 pytest.importorskip("lightning")
 
@@ -164,18 +162,8 @@ OWN = Vehicle(
     },
 )
 
-
-@pytest.fixture(scope="module")
-def zygote(zygote: Zygote) -> Iterator[Zygote]:
-    child = zygote.child("lightning.pytorch")
-    yield child
-    child.close()
-
-
-@pytest.fixture(scope="module")
-def base(others: Lab) -> Path:
-    others.run(SCRIPT, at="base", attempt=1, interval="1h").done()
-    return others.folder / "base"
+zygote = foreign.preloading("lightning.pytorch")
+base = foreign.base_of(SCRIPT)
 
 
 def head(lab: Lab) -> str:

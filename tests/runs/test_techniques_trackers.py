@@ -20,17 +20,11 @@ from spottrain.contract import ExitCode
 from spottrain.techniques.trackers import MLflow, TensorBoard, Tracker, Trackers, WandB
 
 from tests.runs.conftest import SCRIPT, Lab
+from tests.runs.foreign import preloading
 from tests.support.heavy import sample
-from tests.support.zygote import Zygote
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # theirs, of themselves
-
-
-@pytest.fixture(scope="module")
-def zygote(zygote: Zygote) -> Iterator[Zygote]:
-    child = zygote.child("mlflow.store.tracking.sqlalchemy_store", "torch.utils.tensorboard")
-    yield child
-    child.close()
+zygote = preloading("mlflow.store.tracking.sqlalchemy_store", "torch.utils.tensorboard")
 
 
 def attempt(tracker: Tracker, *, resumed: int, steps: range, value: float) -> None:
