@@ -98,15 +98,14 @@ class Ran:
 
 @contextmanager
 def alone() -> Iterator[Callable[[], int]]:
-    """Yields what tells the peak of memory in bytes; nothing of this training stays behind."""
+    """Yields what tells the peak of memory in bytes, once nothing of the training before is left."""
     torch.compiler.reset()
-    if CUDA:
-        torch.cuda.reset_peak_memory_stats()
-    yield lambda: torch.cuda.max_memory_allocated() if CUDA else 0
     gc.unfreeze()  # Trainer freezes what is there when training begins
     gc.collect()
     if CUDA:
         torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    yield lambda: torch.cuda.max_memory_allocated() if CUDA else 0
 
 
 def adamw(model: torch.nn.Module) -> torch.optim.Optimizer:
