@@ -428,6 +428,7 @@ while True:
 """
 
 
+@pytest.mark.heavy
 def test_a_stop_in_a_loop_of_its_own_has_lost_it_though_a_comment_names_a_trainer(start: Start) -> None:
     run = start("# from transformers import Trainer\n" + LOOP, *OURS, "train.py")
     run.until("stepped", seconds=300).send().ends(ExitCode.INTERRUPTED_LOST)
@@ -511,7 +512,7 @@ def _told(*runs: Run) -> list[str]:
     ("kind", "step"),
     sample(
         [("epochs", 8), ("epochs", 10), ("steps", 9), ("steps", 12), ("logs by epoch", 8)],
-        *[("epochs", 8), ("steps", 9), ("steps", 12)],
+        *[("epochs", 8), ("steps", 12)],
     ),
 )
 def test_what_follows_a_step_that_was_stopped_at_is_done_by_the_next_attempt(
@@ -548,6 +549,7 @@ def test_an_evaluation_that_was_left_out_may_end_the_training(lab: Lab) -> None:
     assert (second.message.reason, second.message.step) == (Reason.EARLY_STOPPED, 6)
 
 
+@pytest.mark.heavy
 def test_a_resume_that_is_not_given_the_trainer_says_what_stays_undone(lab: Lab) -> None:
     script = CALLBACK.replace("spot.resume(theirs)", "spot.resume()")
     stopped_at(lab, script, 6, env={})
