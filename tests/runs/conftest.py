@@ -7,14 +7,16 @@ import json
 import re
 import shutil
 import signal
+import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
-from spottrain.contract import Env
+from spottrain.contract import Env, Progress
 from spottrain.lifecycle.topology import LOOPBACK, Gang, reserve_port
 
-from tests.runs.launched import Launched, Run
+from tests.runs.launched import Launched, Run, Watched
 from tests.support.zygote import Zygote
 
 SCRIPT = """\
@@ -184,6 +186,11 @@ class Lab:
         gang = Gang(nproc=count, host=LOOPBACK)
         return [self.start(words, basic | gang.env_of(rank, port)) for rank in range(count)]
 
+    @property
+    def head(self) -> Any:
+        """HEAD of the checkpoint folder `store`."""
+        return json.loads((self.folder / "store" / "HEAD").read_text())
+
     def take(self, folder: Path) -> None:
         """Copies another lab's checkpoint folder; `at` is its name."""
         shutil.copytree(folder, self.folder / folder.name)
@@ -237,6 +244,17 @@ class Lab:
                 run.send(signal.SIGKILL)
                 run.end()
         self._open.close()
+
+
+def served(run: Watched, path: str = "progress") -> str:
+    """What the run, which has Env.PROGRESS_PORT, answers to a GET."""
+    port = run.until("event=progress-served").log.split("event=progress-served port=")[1].split()[0]
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/{path}", timeout=10) as answer:
+        return str(answer.read().decode())
+
+
+def progress_of(run: Watched) -> Progress:
+    return Progress.from_json(served(run))
 
 
 def weights_that_could_not_be_left_are_left_by_the_next_attempt(lab: Lab, script: str) -> None:

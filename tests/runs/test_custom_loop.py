@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -138,7 +137,7 @@ def test_a_script_that_ends_without_finish_fails_and_keeps_its_newest_step_for_t
         "The script ended after 9 step(s) without saying that the training is finished" in run.message.message
     )
     assert run.message.durableStep == 9
-    assert json.loads((lab.folder / "store" / "HEAD").read_text())["state"] == "released"
+    assert lab.head["state"] == "released"
     assert not (lab.folder / "store" / "final").exists()
     mended = lab.run(SCRIPT, attempt=2).done()
     assert min(mended.losses) == 10 and max(mended.losses) == 23
@@ -203,7 +202,7 @@ def test_several_models_and_a_loop_over_epochs_go_on_in_the_middle_of_one(lab: L
 def test_an_exception_in_the_with_block_gives_head_up_and_the_next_attempt_goes_on(lab: Lab) -> None:
     failed = lab.run(EPOCHS, attempt=1, interval="3steps", env={"MORE": "raise"}).ends(ExitCode.FAILED)
     assert "a bug of the script" in failed.message.message
-    assert json.loads((lab.folder / "store" / "HEAD").read_text())["state"] == "released"
+    assert lab.head["state"] == "released"
     again = lab.run(EPOCHS, attempt=2).done()
     assert min(again.losses) == (failed.message.durableStep or 0) + 1
 

@@ -75,10 +75,14 @@ AGAIN = 'checkpoint=none script="begins again"'
     ("first", "then", "told"),
     [
         ("scaler=scaler", "scaler=", f"setting=scaler {THERE}"),
-        pytest.param("scaler=scaler", "scaler=off", f"setting=scaler {THERE}", marks=pytest.mark.heavy),
-        pytest.param("scaler=", "scaler=scaler", f"setting=scaler {AGAIN}", marks=pytest.mark.heavy),
-        pytest.param("scaler=off", "scaler=", None, marks=pytest.mark.heavy),
         ("extra=teacher", "extra=no teacher", f"setting=extra.teacher {THERE}"),
+        *sample(
+            [
+                ("scaler=scaler", "scaler=off", f"setting=scaler {THERE}"),
+                ("scaler=", "scaler=scaler", f"setting=scaler {AGAIN}"),
+                ("scaler=off", "scaler=", None),
+            ]
+        ),
     ],
 )
 def test_what_may_come_and_go_does_so_and_is_told(lab: Lab, first: str, then: str, told: str | None) -> None:
@@ -91,22 +95,16 @@ def test_what_may_come_and_go_does_so_and_is_told(lab: Lab, first: str, then: st
 @pytest.mark.parametrize(
     ("first", "then", "says"),
     [
-        pytest.param(
-            "scheduler=scheduler",
-            "scheduler=",
-            "state of scheduler, which this Run is not given: give it, for",
-            marks=pytest.mark.heavy,
-        ),
-        (
-            "extra=ema",
-            "extra=",
-            "extra.ema, which this Run is not given: give it, or extra={'ema': None} to",
-        ),
-        pytest.param(
-            "extra=teacher",
-            "",
-            "extra.teacher, which this Run is not given: give it, or extra={'teacher': N",
-            marks=pytest.mark.heavy,
+        ("extra=ema", "extra=", "extra.ema, which this Run is not given: give it, or extra={'ema': None} to"),
+        *sample(
+            [
+                (
+                    "scheduler=scheduler",
+                    "scheduler=",
+                    "of scheduler, which this Run is not given: give it, for",
+                ),
+                ("extra=teacher", "", "extra.teacher, which this Run is not given: give it, or extra={"),
+            ]
         ),
     ],
 )

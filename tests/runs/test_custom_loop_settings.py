@@ -161,24 +161,20 @@ EPOCHS = PLAIN.replace(" max_steps=20,", "").replace(
 )
 
 
-@pytest.mark.parametrize("looks", [True, False])
-def test_the_manifest_ends_a_loop_over_epochs_at_its_last_step(lab: Lab, others: Lab, looks: bool) -> None:
-    looking = "    if not run.step_completed(loss=loss): break\n"
-    script = EPOCHS.replace("    run.step_completed(loss=loss)\n", looking)
-    run = lab.run(script if looks else EPOCHS, training='{"maxSteps": 7}').done()
-    whole = others.alone(PLAIN.replace("20", "7"))
-    assert (run.message.outcome, run.message.step, max(run.losses)) == (Outcome.DONE, 7, 7)
-    assert run.digest == whole.digest, "the weights of step 7, whatever the loop did after it"
-
-
+LOOKING = EPOCHS.replace(
+    "    run.step_completed(loss=loss)\n", "    if not run.step_completed(loss=loss): break\n"
+)
 LATER = PLAIN.replace(
     "for batch in run.batches(loader):",
     "def own():\n    while run.global_step < 20:\n        yield from loader\n\n\nfor batch in own():",
 )
 
 
-def test_the_manifest_ends_a_loop_with_a_later_end_of_its_own_at_its_last_step(lab: Lab, others: Lab) -> None:
-    run = lab.run(LATER, training='{"maxSteps": 7}').done()
+@pytest.mark.parametrize(
+    "script", [LOOKING, EPOCHS, LATER], ids=["looks", "over epochs", "with a later end of its own"]
+)
+def test_the_manifest_ends_a_loop_of_any_kind_at_its_last_step(lab: Lab, others: Lab, script: str) -> None:
+    run = lab.run(script, training='{"maxSteps": 7}').done()
     whole = others.alone(PLAIN.replace("20", "7"))
     assert (run.message.outcome, run.message.step, max(run.losses)) == (Outcome.DONE, 7, 7)
     assert run.digest == whole.digest, "the weights of step 7, whatever the loop did after it"
@@ -217,7 +213,7 @@ def test_a_window_past_the_end_of_a_guards_run_is_refused_before_the_first_step(
     assert (
         not run.losses and "make the window smaller, or set maxSteps to at least 105" in run.message.message
     )
-    assert json.loads((lab.folder / "store" / "HEAD").read_text())["state"] == "released"
+    assert lab.head["state"] == "released"
 
 
 def test_a_job_that_ends_without_its_profile_says_so_and_is_done(lab: Lab) -> None:

@@ -16,22 +16,25 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from _pytest.mark import ParameterSet
 from spottrain.contract import Env, ExitCode, Outcome, Stop
 
 from tests.runs.conftest import Start
 from tests.runs.launched import WAITS
 from tests.support.heavy import sample
-from tests.support.pid1 import HELD, NAMESPACE, holds_signals, needs_root, once, pid_1_below
+from tests.support.pid1 import (
+    HELD,
+    NAMESPACE,
+    NO_PID_1,
+    can_be_pid_1,
+    holds_signals,
+    needs_root,
+    once,
+    pid_1_below,
+)
 
 RUN = ["-m", "spottrain", "run", "train.py"]
 DELAYS = [0.0, 0.03, 0.06, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0]
 ALWAYS = [("a process", 0.1), ("a process", 0.3), ("PID 1", 0.0), ("PID 1", 0.15)]
-
-
-def moment(how: str, after: float) -> ParameterSet:
-    marks = [needs_root] if how == "PID 1" else []
-    return pytest.param(after, how, marks=marks if (how, after) in ALWAYS else [*marks, pytest.mark.heavy])
 
 
 def test_the_image_holds_signals_before_the_interpreter_starts() -> None:
@@ -42,12 +45,16 @@ def test_the_image_holds_signals_before_the_interpreter_starts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("after", "how"),
-    [*(moment("a process", after) for after in DELAYS[::3]), *(moment("PID 1", after) for after in DELAYS)],
+    ("how", "after"),
+    sample(
+        [*(("a process", after) for after in DELAYS[::3]), *(("PID 1", after) for after in DELAYS)], *ALWAYS
+    ),
 )
 def test_a_signal_at_any_point_of_the_first_two_seconds_ends_it_with_75(
     start: Start, after: float, how: str
 ) -> None:
+    if how == "PID 1" and not can_be_pid_1():
+        pytest.skip(NO_PID_1)
     namespace = NAMESPACE if how == "PID 1" else []
     run = start(WAITS, *namespace, "env", *HELD, *RUN, **{Env.JOB_UID: "uid"})
     pid = pid_1_below(run.pid) if how == "PID 1" else run.pid

@@ -4,7 +4,6 @@ and errors that follow from a worker that is gone."""
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import signal
 import time
@@ -76,10 +75,6 @@ def strike(run: Run, signum: signal.Signals = signal.SIGTERM) -> Run:
     return run
 
 
-def head_state(lab: Lab) -> str:
-    return str(json.loads((lab.folder / "store" / "HEAD").read_text())["state"])
-
-
 EVALUATES = loop(
     head="evaluation = torch.utils.data.DataLoader(Noisy(), batch_size=4, num_workers=2)\n",
     after="sum(model(x).sum().item() for x, _ in evaluation); print('evaluated', flush=True)",
@@ -92,7 +87,7 @@ def test_the_workers_of_an_evaluation_loader_outlive_a_signal_to_the_group(
 ) -> None:
     run = lab.run(EVALUATES, interval="1h", env={"PAUSE": "0.05"}).until("evaluated").until("worker pid=")
     assert strike(run, signum).end() == ExitCode.INTERRUPTED, run.log
-    assert run.message.durableStep == run.message.step and head_state(lab) == "released"
+    assert run.message.durableStep == run.message.step and lab.head["state"] == "released"
     again = lab.run(EVALUATES).done()
     assert again.message.startStep == run.message.step
 
@@ -141,7 +136,7 @@ def test_after_an_update_that_was_not_counted_what_is_durable_is_the_newest(lab:
     run = lab.run(loop(head=POOLED, between=ASKS), interval="1h", env={"PAUSE": "0.3"}).until("asking 3")
     assert strike(run).end() == ExitCode.INTERRUPTED_LOST, run.log
     assert "cannot be undone" in run.message.message and "BrokenProcessPool" in run.message.message
-    assert head_state(lab) == "released"
+    assert lab.head["state"] == "released"
 
 
 def test_a_training_script_that_breaks_while_data_are_fetched_is_saved(lab: Lab) -> None:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-import urllib.request
 from pathlib import Path
 
 import pytest
-from spottrain.contract import Env, ExitCode, Progress
+from spottrain.contract import Env, ExitCode
 
-from tests.runs.conftest import SCRIPT, Lab
+from tests.runs.conftest import SCRIPT, Lab, progress_of
 from tests.runs.launched import Run
 from tests.runs.test_run_ranks import SCRIPT as RANKS
 from tests.support.heavy import sample
@@ -54,18 +53,12 @@ def test_a_hang_is_told_once_with_the_stacks_and_the_training_may_go_on(lab: Lab
     run.until(" event=stalled ").until("in where_it_hangs")
     assert f'File "{lab.folder}/train.py", line' in run.log, "the place in the script"
     assert run.log.count("most recent call first") >= 3, "of all threads"
-    progress = asked(run)
+    progress = progress_of(run)
     assert progress.hangSeconds == 1.0 and progress.idleSeconds is not None and progress.idleSeconds >= 1.0
     (lab.folder / "go").touch()
     run.done()
     (line,) = stalled(run)
     assert " step=4 state=Training idle=1." in line and " limit=1.000 " in line
-
-
-def asked(run: Run) -> Progress:
-    port = run.log.split("event=progress-served port=")[1].split()[0]
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/progress", timeout=5) as answer:
-        return Progress.from_json(answer.read().decode())
 
 
 def test_a_thread_that_hangs_with_the_interpreter_lock_is_dumped_all_the_same(lab: Lab) -> None:

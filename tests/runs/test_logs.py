@@ -168,10 +168,10 @@ def test_after_an_outage_all_of_it_is_stored(lab: Lab) -> None:
 
 
 def test_a_store_that_hangs_is_left_within_the_notice(lab: Lab) -> None:
-    env = harm_scribe(lab.folder, "time.sleep(60)") | {Env.GRACE_SECONDS: "4"}
+    env = harm_scribe(lab.folder, "time.sleep(60)") | {Env.GRACE_SECONDS: "2"}
     run = lab.run(WAITS, env=env).until("ready-0")
     time.sleep(0.5)  # a part is under way by now
-    assert run.send().end(10) == ExitCode.INTERRUPTED, run.log
+    assert run.send().end(40) == ExitCode.INTERRUPTED, run.log
     assert "event=end outcome=interrupted" in run.log
 
 

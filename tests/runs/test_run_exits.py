@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import signal
-import urllib.request
 
 import pytest
-from spottrain.contract import NO_AZURE, Env, ExitCode, Outcome, Progress
+from spottrain.contract import NO_AZURE, Env, ExitCode, Outcome
 
-from tests.runs.conftest import SCRIPT, Lab
+from tests.runs.conftest import SCRIPT, Lab, progress_of, served
 
 
 @pytest.fixture
@@ -166,20 +164,16 @@ def test_a_failing_script_gives_head_up_and_keeps_what_was_saved(lab: Lab) -> No
     )
     assert "AssertionError: broken data" in run.message.message
     assert run.message.durableStep == 7
-    head = json.loads((lab.folder / "store" / "HEAD").read_text())
-    assert head["state"] == "released"
+    assert lab.head["state"] == "released"
 
 
 def test_progress_and_metrics_are_served(lab: Lab) -> None:
     run = lab.run(env={Env.PROGRESS_PORT: "0", "PAUSE": "0.1"}).until("step=3/")
-    port = run.log.split("event=progress-served port=")[1].split()[0]
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/progress", timeout=5) as answer:
-        progress = Progress.from_json(answer.read().decode())
+    progress = progress_of(run)
     assert progress.state == "Training" and progress.step >= 2 and progress.totalSteps == 24
     assert progress.attempt == 1 and progress.loss is not None and progress.etaSeconds is not None
     assert progress.jobUID.startswith("uid-") and progress.worker == 0, "by which the operator knows it"
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
-        assert "spottrain_total_steps 24" in answer.read().decode()
+    assert "spottrain_total_steps 24" in served(run, "metrics")
 
 
 def test_on_a_laptop_the_same_command_goes_on_from_ctrl_c(lab: Lab) -> None:
@@ -240,7 +234,7 @@ def test_weights_that_are_no_numbers_after_a_loss_that_is_one_end_the_training_u
     run = lab.run(sick, interval="4steps", training='{"maxSteps": 8}').ends(ExitCode.FAILED)
     assert run.message.reason == "TrainingFailed" and run.message.durableStep == 4
     assert "last.bias holds NaN after step 8, which is not saved" in run.message.message
-    head = json.loads((lab.folder / "store" / "HEAD").read_text())
+    head = lab.head
     assert head["state"] == "released" and [each["step"] for each in head["checkpoints"]] == [4]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import time
@@ -23,10 +22,6 @@ def lab(lab: Lab) -> Lab:
 
 
 SLOW_STEPS = {"PAUSE": "0.05"}
-
-
-def head_state(lab: Lab) -> str:
-    return str(json.loads((lab.folder / "store" / "HEAD").read_text())["state"])
 
 
 def end_promptly(run: Run) -> int:
@@ -60,7 +55,7 @@ def test_in_the_first_step_as_in_a_compilation_it_gives_head_up_and_ends_with_75
     run = lab.run(attempt=2, env={"PAUSE": "60"}).until("event=restored")
     time.sleep(0.2)
     assert end_promptly(run) == ExitCode.INTERRUPTED
-    assert head_state(lab) == "released"
+    assert lab.head["state"] == "released"
     assert run.message.startStep == run.message.step == run.message.durableStep == max(first.losses)
 
 
@@ -70,7 +65,7 @@ def test_between_steps_it_saves_the_step_it_is_at(lab: Lab) -> None:
     assert run.message.step == run.message.durableStep == max(run.losses)
     assert run.message.key.startswith("checkpoints/t000001-s00000000")
     assert run.message.durableSeconds is not None and run.message.durableSeconds >= 0
-    assert head_state(lab) == "released"
+    assert lab.head["state"] == "released"
 
 
 def test_inside_an_accumulation_the_partial_step_is_dropped(lab: Lab) -> None:
@@ -103,7 +98,7 @@ def test_an_upload_that_takes_too_long_is_given_up_for_the_newest_step_and_waite
     run = lab.run(uploads=slow, interval="3steps", env=env).until("putting")
     assert end_promptly(run) == ExitCode.INTERRUPTED
     assert run.message.durableStep == max(run.losses) > 3
-    assert head_state(lab) == "released"
+    assert lab.head["state"] == "released"
     order = [run.log.index(f"event={name}") for name in ("abandoning", "committed", "released", "end")]
     assert order == sorted(order)
 
@@ -202,7 +197,7 @@ def test_at_the_gate_it_ends_with_75_and_claims_nothing(lab: Lab) -> None:
     time.sleep(0.5)
     assert "event=claimed" not in waiting.log
     assert end_promptly(waiting) == ExitCode.INTERRUPTED
-    assert json.loads((lab.folder / "store" / "HEAD").read_text())["attempt"] == 1
+    assert lab.head["attempt"] == 1
 
 
 def test_after_the_training_it_is_done(lab: Lab) -> None:
@@ -268,7 +263,7 @@ def test_while_it_waits_for_data_that_do_not_come_it_saves_and_ends_all_the_same
     run = lab.run(stalled, interval="1h", env={"WORKERS": "1", "STALL": "1"}).until("step=4/")
     time.sleep(0.3)
     assert end_promptly(run) == ExitCode.INTERRUPTED
-    assert head_state(lab) == "released"
+    assert lab.head["state"] == "released"
     assert run.message.durableStep == run.message.step == max(run.losses)
     (lab.folder / "fetched").unlink()
     plain = lab.run(stalled, at="plain", attempt=1)
@@ -304,7 +299,7 @@ def test_when_nobody_reads_its_output_any_more_it_saves_all_the_same(lab: Lab) -
     run = lab.run(DEAF + shown, interval="1h", env=SLOW_STEPS).until("at 5\n").stopped()
     assert run.message.outcome is Outcome.INTERRUPTED
     assert (run.message.durableStep or 0) == (run.message.step or 0) >= 5
-    assert head_state(lab) == "released"
+    assert lab.head["state"] == "released"
     again = lab.run(DEAF + shown.replace('print("after fit")', "")).done()
     assert again.message.outcome is Outcome.DONE and again.message.startStep == run.message.durableStep
 

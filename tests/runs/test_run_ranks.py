@@ -170,7 +170,7 @@ def test_a_stop_of_the_launcher_ends_all_ranks_with_75_after_the_commit(lab: Lab
     assert first.message.outcome is Outcome.INTERRUPTED
     assert first.message.step == first.message.durableStep == max(first.losses)
     assert first.log.count("status=75") == 2 and "event=launcher-end code=75" in first.log
-    head = json.loads((lab.folder / "store" / "HEAD").read_text())
+    head = lab.head
     assert head["state"] == "released" and head["checkpoints"][0]["step"] == first.message.step
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Final
 
 import pytest
 import spottrain
@@ -15,10 +14,6 @@ from spottrain.contract import Env, ExitCode, Outcome, Reason
 from tests.runs.conftest import SCRIPT, Lab, says_again_that_it_is_done
 from tests.runs.launched import Run
 from tests.support.heavy import sample
-from tests.support.zygote import Zygote
-
-HALF: Final = 16
-"""At least so many of 24 steps."""
 
 
 @pytest.fixture(scope="module")
@@ -36,8 +31,9 @@ def done(lab: Lab, others: Lab, trained: Run) -> Run:
 
 @pytest.fixture(scope="module")
 def stopped(others: Lab) -> Run:
-    """The second attempt of a run, which was stopped after `HALF`; saved are also steps 7 and 14."""
-    return others.run(at="half", attempt=2, env={"PAUSE": "0.02"}).until(f"step={HALF}/").stopped()
+    """The second attempt of a run that was stopped on its way, with two checkpoints."""
+    run = others.run(at="half", attempt=2, env={"PAUSE": "0.1"})
+    return run.until("step=9/", "event=committed").stopped()
 
 
 @pytest.fixture
@@ -47,9 +43,6 @@ def half(lab: Lab, others: Lab, stopped: Run) -> Path:
 
 
 CELLS = {
-    "fp32": ({}, {}),
-    "fp32, accumulation 4": ({"microBatchSize": 2}, {}),
-    "bf16": ({"precision": "bf16"}, {}),
     "bf16, accumulation 4, 2 loader workers": ({"precision": "bf16", "microBatchSize": 2}, {"WORKERS": "2"}),
     "fp32, 2 loader workers, evaluation": ({}, {"WORKERS": "2", "EVAL": "1"}),
     "average, sgd, scaling, warm-up, recomputation, sizes by trial": (
@@ -69,17 +62,18 @@ CELLS = {
 }
 
 
-@pytest.mark.parametrize("cell", sample(CELLS, *list(CELLS)[3::2]))
+@pytest.mark.parametrize("cell", sample(CELLS, *list(CELLS)[::2]))
 def test_a_resumed_run_equals_an_uninterrupted_one_bit_by_bit(lab: Lab, cell: str) -> None:
     training, env = CELLS[cell]
     plain = lab.run(at="plain", attempt=1, training=json.dumps(training), env=env).done()
 
-    slow = env | {"PAUSE": "0.03"}
+    slow = env | {"PAUSE": "0.05"}
     first = lab.run(attempt=1, training=json.dumps(training), env=slow).until("step=9/").stopped()
-    second = lab.run(attempt=2, training=json.dumps(training), interval="4steps", env=slow)
+    slower = env | {"PAUSE": "0.1"}
+    second = lab.run(attempt=2, training=json.dumps(training), interval="4steps", env=slower)
     second.until("event=committed").until(f"step={min(second.losses) + 5}/")
     second.killed()
-    committed = json.loads((lab.folder / "store" / "HEAD").read_text())["checkpoints"][0]["step"]
+    committed = lab.head["checkpoints"][0]["step"]
     third = lab.run(attempt=3, training=json.dumps(training), env=env).done()
 
     assert first.message.step == first.message.durableStep == min(second.losses) - 1
@@ -87,20 +81,9 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_by_bit(lab: Lab, cell: st
     assert min(third.losses) == committed + 1, "a kill costs what was done since the last commit"
     assert first.losses | second.losses | third.losses == plain.losses
     assert third.digest == plain.digest
-    newest = json.loads((lab.folder / "store" / "HEAD").read_text())["checkpoints"][0]["key"]
+    newest = lab.head["checkpoints"][0]["key"]
     kept = json.loads((lab.folder / "store" / newest / "manifest.json").read_text())["tree"]["progress"]
     assert kept["losses"] == 1, "the first saved its last step; only the second lost some"
-
-
-@pytest.mark.heavy
-def test_a_compiled_run_goes_on_bit_by_bit_too(lab: Lab, zygote: Zygote) -> None:
-    zygote.preload("torch._inductor.compile_fx")
-    training, env = '{"compile": true}', {"DROP_LAST": "1", "PAUSE": "0.05"}
-    plain = lab.run(at="plain", attempt=1, training=training, env=env).done(300)
-    first = lab.run(attempt=1, training=training, env=env).until("step=9/", seconds=300).stopped()
-    second = lab.run(attempt=2, training=training, env=env).done(300)
-    assert first.losses | second.losses == plain.losses
-    assert second.digest == plain.digest
 
 
 def test_the_final_weights_and_their_manifest_are_written_and_load(trained: Run, others: Lab) -> None:
@@ -146,11 +129,12 @@ def test_nothing_is_saved_before_the_first_step(lab: Lab) -> None:
 
 
 def test_a_damaged_checkpoint_is_named_and_the_one_before_is_taken(lab: Lab, half: Path) -> None:
-    shard = _newest(half) / "r00000-00.safetensors"
+    newest, before, *_ = json.loads((half / "HEAD").read_text())["checkpoints"]
+    shard = half / newest["key"] / "r00000-00.safetensors"
     shard.write_bytes(shard.read_bytes()[:-1] + bytes([shard.read_bytes()[-1] ^ 1]))
     again = lab.run(at="half", attempt=3).done()
     assert "event=damaged" in again.log and f"{shard.name} has a wrong checksum in chunk 0" in again.log
-    assert min(again.losses) == 15, "the one at step 14"
+    assert min(again.losses) == before["step"] + 1
 
 
 @pytest.mark.parametrize("harm", ["shard cut", "shard gone", "manifest gone", "manifest changed"])
@@ -189,10 +173,6 @@ def test_an_owner_that_is_overtaken_commits_nothing_more_and_ends_with_76(lab: L
     lab.run(attempt=2, interval="1steps").done()
     assert ghost.end() == ExitCode.SUPERSEDED, ghost.log
     assert ghost.message.outcome is Outcome.SUPERSEDED
-
-
-def _newest(store: Path) -> Path:
-    return Path(store / json.loads((store / "HEAD").read_text())["checkpoints"][0]["key"])
 
 
 def _harm(folder: Path, harm: str) -> None:

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import socket
 import time
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from spottrain.contract import WAITING_FOR_STORE, Env, ExitCode, Outcome, Progress, Reason
+from spottrain.contract import WAITING_FOR_STORE, Env, ExitCode, Outcome, Reason
 
-from tests.runs.conftest import SCRIPT, Lab
+from tests.runs.conftest import SCRIPT, Lab, progress_of
 from tests.runs.launched import Run
 from tests.support import s3server
 from tests.support.faultproxy import Fault, FaultProxy, Request, Treatment, plain
@@ -104,12 +103,6 @@ def told(run: Run, endpoint: str) -> str:
     return line
 
 
-def asked(run: Run) -> Progress:
-    port = run.until("event=progress-served").log.split("event=progress-served port=")[1].split()[0]
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/progress", timeout=5) as answer:
-        return Progress.from_json(answer.read().decode())
-
-
 def test_a_store_that_refuses_connections_ends_the_pod_with_a_code_of_its_own(lab: Lab) -> None:
     endpoint = f"http://127.0.0.1:{s3server.free_port()}"
     run = lab.run(TRAINS, env=at(endpoint) | {Env.STORE_WAIT: "1"})
@@ -127,7 +120,7 @@ def test_an_endpoint_that_never_answers_is_named_and_sigterm_ends_the_wait_uncha
         endpoint = f"http://127.0.0.1:{mute.getsockname()[1]}"
         run = lab.run(TRAINS, env=at(endpoint) | {Env.PROGRESS_PORT: "0"})
         assert "no response to" in told(run, endpoint)
-        progress = asked(run)
+        progress = progress_of(run)
         assert progress.state == WAITING_FOR_STORE and endpoint in progress.waitingFor
         run.stopped()
         assert run.message.outcome is Outcome.INTERRUPTED
@@ -148,14 +141,13 @@ def test_an_outage_is_outlived_wherever_it_comes(
 ) -> None:
     proxy, env = store
     if attempt == 2:
-        first = lab.run(TRAINS, env=env | {"PAUSE": "0.05"}, interval="2steps")
-        first.until("event=committed step=2").stopped()
+        lab.run(TRAINS, env=env | {"PAUSE": "0.1"}).until("step=2/").stopped()
     cut = Cut(method, path)
     proxy.reset(cut)
     run = lab.run(TRAINS, env=env | {Env.PROGRESS_PORT: "0"}, attempt=attempt)
     told(run, proxy.endpoint())
-    assert asked(run).state == WAITING_FOR_STORE
-    waited, began = asked(run).timeSplit, time.monotonic()
+    assert progress_of(run).state == WAITING_FOR_STORE
+    waited, began = progress_of(run).timeSplit, time.monotonic()
     time.sleep(0.3)
     seconds = time.monotonic() - began
     cut.mend()
@@ -218,11 +210,11 @@ def test_an_outage_in_mid_training_stops_nothing_and_is_said(
     proxy.plan = cut
     log = run.until("event=store-unreachable").log
     assert proxy.endpoint() in log.rpartition("event=store-unreachable")[2]
-    progress = asked(run)
+    progress = progress_of(run)
     assert progress.state == "Training" and proxy.endpoint() in progress.waitingFor
     cut.mend()
     run.until("event=store-reachable")
-    assert not asked(run).waitingFor
+    assert not progress_of(run).waitingFor
     run.stopped()
 
 

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import json
 import time
-import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
-from spottrain.contract import Env, ExitCode, Outcome, Progress, TimeSplit
+from spottrain.contract import Env, ExitCode, Outcome, TimeSplit
 
-from tests.runs.conftest import Lab
+from tests.runs.conftest import Lab, progress_of, served
 from tests.runs.launched import Run
 from tests.runs.test_out_of_memory import SHORT
 from tests.runs.test_run_ranks import SCRIPT as RANKS
@@ -219,23 +218,17 @@ def test_waits_of_a_loop_over_a_plain_loader_are_not_known_and_count_as_producti
 
 
 # --- what is saved ------------------------------------------------------------------------------------------
-def asked(run: Run, path: str = "progress") -> str:
-    port = run.until("event=progress-served").log.split("event=progress-served port=")[1].split()[0]
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/{path}", timeout=10) as answer:
-        return str(answer.read().decode())
-
-
 def test_work_is_unsaved_until_its_checkpoint_is_durable(lab: Lab) -> None:
     go_on = "while not __import__('os').path.exists('go'): time.sleep(0.01)"
     env = {"STEP": "0.1", Env.PROGRESS_PORT: "0"}
     run = lab.run(TRAINER, interval="4steps", uploads=go_on, env=env).until("putting", " step=8/")
-    split = Progress.from_json(asked(run)).timeSplit
+    split = progress_of(run).timeSplit
     assert split is not None and split.unsaved == split.productive >= 7 * 0.1
     (lab.folder / "go").touch()
     run.until("event=committed step=4 ")
-    now = Progress.from_json(asked(run)).timeSplit
+    now = progress_of(run).timeSplit
     assert now is not None and now.productive - now.unsaved >= 3 * 0.1, "the first step is start-up"
-    assert 'spottrain_seconds_total{part="productive"} ' in asked(run, "metrics")
+    assert 'spottrain_seconds_total{part="productive"} ' in served(run, "metrics")
     run.stopped()
     assert run.message.timeSplit is not None
     assert run.message.durableStep == run.message.step
@@ -303,7 +296,7 @@ def best(run: Run) -> int:
 
 
 def test_the_step_of_the_best_evaluation_is_known_to_later_attempts(lab: Lab) -> None:
-    env = {"EVAL": "0.01", "STEP": "0.05"}
+    env = {"EVAL": "0.01", "STEP": "0.1"}
     first = lab.run(TRAINER, interval="1steps", env=env).until(" step=9/").stopped()
     assert first.message.bestStep == best(first) == 8
     again = lab.run(TRAINER, env=env, attempt=2).done()

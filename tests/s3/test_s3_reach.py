@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import datetime
-import shutil
-import subprocess
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from ipaddress import ip_address
 from pathlib import Path
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.x509.oid import NameOID
 from spottrain.errors import ConfigurationError, StoreDenied, StoreUnavailable
 from spottrain.storage.base import AlreadyExists, PreconditionFailed
 from spottrain.storage.open import open_store
@@ -24,13 +28,25 @@ BODY = bytes(range(256)) * 50_000
 
 def certificate(folder: Path) -> tuple[Path, Path]:
     """A certificate for 127.0.0.1 that is its own CA, and its key."""
-    openssl = shutil.which("openssl")
-    assert openssl, "this test makes a certificate with the program openssl, which is not installed"
-    made = folder / "ca.pem", folder / "key.pem"
-    options = ["req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=spottrain-test"]
-    names = ["-addext", "subjectAltName=IP:127.0.0.1", "-out", str(made[0]), "-keyout", str(made[1])]
-    subprocess.run([openssl, *options, *names], check=True, capture_output=True, timeout=60)
-    return made
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "spottrain-test")])
+    now = datetime.datetime.now(datetime.UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    files = folder / "ca.pem", folder / "key.pem"
+    files[0].write_bytes(made.public_bytes(Encoding.PEM))
+    files[1].write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    return files
 
 
 @pytest.fixture(scope="module")

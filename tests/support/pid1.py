@@ -31,9 +31,8 @@ def can_be_pid_1() -> bool:
         return False
 
 
-needs_root = pytest.mark.skipif(
-    not can_be_pid_1(), reason="needs the right to make a process namespace (root)"
-)
+NO_PID_1: Final = "needs the right to make a process namespace (root)"
+needs_root = pytest.mark.skipif(not can_be_pid_1(), reason=NO_PID_1)
 
 
 def once(find: Callable[[], int | None], what: str, seconds: float = 20) -> int:
