@@ -2,7 +2,7 @@
 
     python -m bench.record                                        # only writes the page again
     python -m bench.record door --by-hand demo_cold_s=410 demo_disk_gb=7.1 --note "16 cores"
-    python -m bench.record gpu --read out.txt                     # an output from elsewhere
+    python -m bench.record gpu --read out.txt -- python -m bench.gpu    # an output that is there already
     python -m bench.record random_kills -- python -m tests.chaos.random_kills --runs 300
 
 `python -m bench NAME` records by itself. The last line of an output must be a JSON object. Its field
@@ -186,7 +186,7 @@ def main(words: Sequence[str]) -> int:
     if not options.name:
         write_page()
         return 0
-    if sum(map(bool, (options.by_hand, options.read, command))) != 1:
+    if bool(options.by_hand) == bool(options.read or command):
         parser.error("one of --by-hand, --read and -- COMMAND")
     if options.by_hand:
         unknown = {key for key, _ in options.by_hand} - goal_figures(options.name)
@@ -195,7 +195,7 @@ def main(words: Sequence[str]) -> int:
         keep(options.name, ["by hand"], dict(options.by_hand), note=options.note)
         return 0
     output, code = (options.read.read_text(), 0) if options.read else run(command)
-    return recorded(options.name, command or ["--read", str(options.read)], output, code, note=options.note)
+    return recorded(options.name, command or ["elsewhere"], output, code, note=options.note)
 
 
 def recorded(name: str, command: Sequence[str], output: str, code: int, *, note: str = "") -> int:
