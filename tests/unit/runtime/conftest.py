@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
+from itertools import count
 
 import pytest
 
@@ -35,14 +36,20 @@ def sentences() -> Iterator[Sentences]:
 
 
 @pytest.fixture
-def told(request: pytest.FixtureRequest, sentences: Sentences) -> Told:
+def told(
+    request: pytest.FixtureRequest, sentences: Sentences, tmp_path_factory: pytest.TempPathFactory
+) -> Told:
     """Compares a text, or an error that was caught, with what sentences.txt has of this test."""
+    calls = count(1)
 
     def compare(what: object) -> None:
+        number = next(calls)
+        name = request.node.name if number == 1 else f"{request.node.name} ({number})"
         text = of_error(what.value) if isinstance(what, pytest.ExceptionInfo) else str(what)
         if "tmp_path" in request.fixturenames:
             text = text.replace(str(request.getfixturevalue("tmp_path")), "TMP")
-        sentences.compare(request.path, request.node.name, text)
+        text = text.replace(str(tmp_path_factory.getbasetemp()), "TMP")
+        sentences.compare(request.path, name, text)
 
     return compare
 

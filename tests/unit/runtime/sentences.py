@@ -6,6 +6,7 @@ python -m tests.unit.runtime.sentences    writes the file anew
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,16 @@ from spottrain.errors import RunError
 FILE: Final = Path(__file__).with_suffix(".txt")
 FOLDER: Final = FILE.parent
 RENEW: Final = "SPOTTRAIN_RENEW_SENTENCES"
+VARYING: Final = (
+    (re.escape(sys.prefix), "PREFIX"),
+    (r"python3\.\d+", "python3"),
+    (r"0x[0-9a-f]+", "0xADDRESS"),
+    (r"\b[0-9a-f]{16}\b", "NONCE"),
+    (r"127\.0\.0\.1:\d+", "127.0.0.1:PORT"),
+    (r"\bprocess \d+", "process PID"),
+    (r"\buser \d+", "user UID"),
+)
+"""What another machine, user or run has in its place."""
 MARGIN: Final = "  |"
 Told = Callable[[object], None]
 """The fixture that compares an error that was caught, or a text, with what the file has of the test."""
@@ -32,6 +43,8 @@ class Sentences:
 
     def compare(self, file: Path, name: str, text: str) -> None:
         key = (file.relative_to(FOLDER).as_posix(), name)
+        for pattern, word in VARYING:
+            text = re.sub(pattern, word, text)
         text = "\n".join(line.rstrip() for line in text.split("\n"))
         self.found[key] = text
         if not self.renewing:

@@ -12,13 +12,7 @@ import pytest
 from spottrain.checkpoint.head.owner import ClaimPolicy, Entry, HeadOwner, Identity, Walker
 from spottrain.checkpoint.head.state import Head, HeadState
 from spottrain.contract import HEAD_KEY, checkpoint_key
-from spottrain.errors import (
-    CheckpointError,
-    ConfigurationError,
-    StoreDenied,
-    StoreUnavailable,
-    Superseded,
-)
+from spottrain.errors import CheckpointError, ConfigurationError, StoreDenied, StoreUnavailable, Superseded
 from spottrain.storage.base import Body, Object, PreconditionFailed
 from spottrain.storage.local import FolderStore
 
@@ -176,8 +170,7 @@ def test_a_job_that_is_done_is_told_so_and_not_claimed(store: ScriptedStore, own
 
 
 @pytest.mark.parametrize(
-    ("trouble", "asked"),
-    [(Lost(), ["get", "create", "get"]), (SILENT, ["get", "create", "get", "create"])],
+    ("trouble", "asked"), [(Lost(), ["get", "create", "get"]), (SILENT, ["get", "create", "get", "create"])]
 )
 def test_a_claim_whose_reply_was_lost_is_found_by_its_nonce_and_one_that_did_not_arrive_is_sent_again(
     store: ScriptedStore, owner: Make, trouble: Exception, asked: list[str]

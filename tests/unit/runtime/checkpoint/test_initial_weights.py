@@ -105,7 +105,7 @@ def _write_final(store: Changing, tensors: dict[str, torch.Tensor], step: int) -
     store.put("final/manifest.json", json.dumps(facts).encode())
 
 
-def test_what_a_store_refuses_names_the_setting(tmp_path: Path) -> None:
+def test_what_a_store_refuses_names_the_setting(tmp_path: Path, told: Told) -> None:
     it, store = base(tmp_path)
     save(it, 5)
 
@@ -113,15 +113,17 @@ def test_what_a_store_refuses_names_the_setting(tmp_path: Path) -> None:
         raise StoreDenied("access to s3://bucket/base is denied")
 
     store.act = refuse
-    with pytest.raises(StoreDenied, match=r"^checkpoint.initFrom s3://bucket/base: access to .* is denied"):
+    with pytest.raises(StoreDenied) as refused:
         load(store, model())
+    told(refused)
     it.release()
 
 
-def test_a_run_without_a_checkpoint_says_so(tmp_path: Path) -> None:
+def test_a_run_without_a_checkpoint_says_so(tmp_path: Path, told: Told) -> None:
     it, store = base(tmp_path)
-    with pytest.raises(CheckpointError, match=r"job .* has no checkpoint there \(its state is active\)"):
+    with pytest.raises(CheckpointError) as refused:
         load(store, model())
+    told(refused)
     it.release()
 
 
@@ -156,13 +158,14 @@ def test_a_model_that_cannot_be_set_is_refused_and_left_as_it_is(
     told(refused)
 
 
-def test_tied_weights_need_one_of_their_names(tmp_path: Path) -> None:
+def test_tied_weights_need_one_of_their_names(tmp_path: Path, told: Told) -> None:
     it, store = base(tmp_path)
     found = {"0.weight": torch.ones(2, 2), "0.bias": torch.ones(2), "1.bias": torch.ones(2)}
     it.save_now(lambda: it.saver.snapshot({"model": found}, {}, 1))
     here = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
-    with pytest.raises(CheckpointError, match=r"1 missing there \(1.weight\)"):
+    with pytest.raises(CheckpointError) as refused:
         load(store, here)
+    told(refused)
     here[1].weight = here[0].weight
     load(store, here)
     assert values(here) == {1.0}
@@ -188,17 +191,19 @@ def file_of(path: Path, header: Any, body: bytes = b"") -> SafetensorsFile:
         7,
     ],
 )
-def test_a_header_that_lies_is_damage(tmp_path: Path, entry: Any) -> None:
-    with pytest.raises(Damaged, match=r"the header of .* is not readable"):
+def test_a_header_that_lies_is_damage(tmp_path: Path, entry: Any, told: Told) -> None:
+    with pytest.raises(Damaged) as refused:
         file_of(tmp_path / "a.safetensors", {"w": entry}, bytes(8))
+    told(refused)
 
 
 @pytest.mark.parametrize("body", [b"", b"short", (2**60).to_bytes(8, "little") + b"{}"])
-def test_a_file_without_a_header_is_no_safetensors_file(tmp_path: Path, body: bytes) -> None:
+def test_a_file_without_a_header_is_no_safetensors_file(tmp_path: Path, body: bytes, told: Told) -> None:
     path = tmp_path / "a.safetensors"
     path.write_bytes(body)
-    with pytest.raises(Damaged, match="is no safetensors file: it has no header"):
+    with pytest.raises(Damaged) as refused:
         SafetensorsFile(local_body(path))
+    told(refused)
 
 
 def test_tensors_that_are_not_aligned_and_empty_ones_are_read(tmp_path: Path) -> None:

@@ -10,13 +10,7 @@ import pytest
 import safetensors.torch
 import torch
 import torch.distributed as dist
-from spottrain.checkpoint.final_weights import (
-    FinalWeights,
-    digest,
-    load_weights,
-    most_bytes,
-    require_room,
-)
+from spottrain.checkpoint.final_weights import FinalWeights, digest, load_weights, most_bytes, require_room
 from spottrain.checkpoint.layout import SHARD_BYTES
 from spottrain.checkpoint.plain_state import (
     clean,
@@ -39,6 +33,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from tests.support.snapshots import KEY, pack, same, unpack
+from tests.unit.runtime.sentences import Told
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -178,9 +173,10 @@ def test_a_parameter_that_is_not_the_model_s_is_named_by_its_place() -> None:
     assert load_optimizer(model, optimizer, unpack(pack(state))) is None
 
 
-def test_data_parallel_is_refused_with_what_to_use() -> None:
-    with pytest.raises(ConfigurationError, match="use DistributedDataParallel: spottrain run --nproc auto"):
+def test_data_parallel_is_refused_with_what_to_use(told: Told) -> None:
+    with pytest.raises(ConfigurationError) as refused:
         plain(DataParallel(torch.nn.Linear(1, 1)))
+    told(refused)
 
 
 def test_names_are_cleaned_of_every_wrapper() -> None:
@@ -284,9 +280,10 @@ def test_tensors_of_every_width_without_shape_and_without_numbers_are_in_the_fin
     assert its_digest == digest(tensors)
 
 
-def test_weights_of_a_type_that_safetensors_has_not_are_named() -> None:
-    with pytest.raises(CheckpointError, match=r"the model's filter has dtype torch.complex128"):
+def test_weights_of_a_type_that_safetensors_has_not_are_named(told: Told) -> None:
+    with pytest.raises(CheckpointError) as refused:
         FinalWeights({"filter": torch.ones(2, dtype=torch.complex128)})
+    told(refused)
 
 
 def test_who_keeps_no_final_file_has_none_and_the_same_digest() -> None:
@@ -299,12 +296,15 @@ def test_a_file_takes_half_of_what_the_container_has_left() -> None:
     assert most_bytes(ContainerMemory(limit=2**30, used=2**29)) == 2**28
 
 
-def test_a_tensor_that_could_not_be_left_in_the_end_is_named_before_there_is_anything_to_lose() -> None:
+def test_a_tensor_that_could_not_be_left_in_the_end_is_named_before_there_is_anything_to_lose(
+    told: Told,
+) -> None:
     room = ContainerMemory(limit=2**20, used=2**19)
     require_room({"embedding": torch.ones(2**16), "words": "of no tensor"}, room)
     require_room({"embedding": torch.ones(2**40, device="meta")}, None)
-    with pytest.raises(ConfigurationError, match=r"embedding alone has 0\.00 GiB.*raise resources"):
+    with pytest.raises(ConfigurationError) as refused:
         require_room({"small": torch.ones(3), "embedding": torch.ones(2**16 + 1)}, room)
+    told(refused)
 
 
 def test_what_is_beside_the_model_is_read_by_the_name_of_its_module(tmp_path: Path) -> None:

@@ -15,13 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from spottrain.checkpoint.manifest import FOLDER, Damaged, File, Manifest, canonical
-from spottrain.checkpoint.reader import (
-    fetch_folder,
-    read_files,
-    read_manifest,
-    read_shard,
-    read_trees,
-)
+from spottrain.checkpoint.reader import fetch_folder, read_files, read_manifest, read_shard, read_trees
 from spottrain.contract import MANIFEST_NAME
 from spottrain.errors import CheckpointError
 
@@ -64,25 +58,21 @@ def test_a_byte_that_was_flipped_in_a_shard_is_noticed_by_shard_and_chunk(data: 
 
 
 @pytest.mark.parametrize("left", [0, 1, 100, -1])
-def test_a_shard_that_was_cut_short_is_noticed(left: int) -> None:
+def test_a_shard_that_was_cut_short_is_noticed(left: int, told: Told) -> None:
     store = pack(TREE)
     store.bodies[SHARD] = store.bodies[SHARD][:left]
-    with pytest.raises(Damaged, match=r"r00000-00.safetensors is shorter than its \d+ bytes"):
+    with pytest.raises(Damaged) as refused:
         unpack(store)
+    told(refused)
 
 
-@pytest.mark.parametrize(
-    ("name", "says"),
-    [
-        ("r00000-00.safetensors", "r00000-00.safetensors is missing"),
-        ("manifest.json", "the manifest is missing"),
-    ],
-)
-def test_an_object_that_is_gone_is_noticed(name: str, says: str) -> None:
+@pytest.mark.parametrize("name", ["r00000-00.safetensors", "manifest.json"])
+def test_an_object_that_is_gone_is_noticed(name: str, told: Told) -> None:
     store = pack(TREE)
     del store.bodies[KEY + name]
-    with pytest.raises(Damaged, match=says):
+    with pytest.raises(Damaged) as refused:
         unpack(store)
+    told(refused)
 
 
 @settings(max_examples=50, deadline=None)
@@ -98,18 +88,13 @@ def test_a_manifest_that_was_changed_anywhere_is_noticed(data: st.DataObject) ->
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"[]", b"null", b'{"format": 2}', b"\xff"])
-def test_what_is_no_manifest_is_damaged(text: bytes) -> None:
-    with pytest.raises(Damaged, match="not readable"):
+def test_what_is_no_manifest_is_damaged(text: bytes, told: Told) -> None:
+    with pytest.raises(Damaged) as refused:
         Manifest.from_bytes(text)
+    told(refused)
 
 
-@pytest.mark.parametrize(
-    "number",
-    [
-        3,
-        1,
-    ],
-)
+@pytest.mark.parametrize("number", [3, 1])
 def test_another_format_is_named_and_not_taken_for_damage(number: int, told: Told) -> None:
     store = pack({})
     body = json.loads(store.bodies[KEY + MANIFEST_NAME]) | {"format": number, "unheard": "of"}
@@ -162,12 +147,13 @@ def test_a_rank_reads_only_the_chunks_of_its_part() -> None:
     assert sorted(read) == [(offset, min(32, 261 - offset)) for offset in range(128, 261, 32)]
 
 
-def test_a_tensor_that_is_not_whole_is_noticed() -> None:
+def test_a_tensor_that_is_not_whole_is_noticed(told: Told) -> None:
     store = pack_parts(torch.arange(8.0).reshape(4, 2), boxes([4, 2], 4), chunk_bytes=64)
     stored = read_manifest(store, KEY).tensors[0]
     for pieces in (stored.pieces[:3], stored.pieces[1:], ()):
-        with pytest.raises(Damaged, match=rf"t is incomplete: {2 * len(pieces)} of 8 numbers are there"):
+        with pytest.raises(Damaged) as refused:
             unpack(change(store, tensors=(replace(stored, pieces=pieces),)))
+        told(refused)
     first = boxes([4, 2], 4)[0]
     part = change(store, tensors=(replace(stored, pieces=stored.pieces[:1]),))
     assert unpack(part, want=lambda stored: first)["t"].tolist() == [[0, 1]], "what is wanted is there"
@@ -225,24 +211,28 @@ def test_a_folder_comes_back_as_it_was(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ["../out", "/etc/out", "a/../../out", "", "deep/.."])
-def test_a_file_outside_of_the_folder_is_refused_and_nothing_is_written(tmp_path: Path, path: str) -> None:
+def test_a_file_outside_of_the_folder_is_refused_and_nothing_is_written(
+    tmp_path: Path, path: str, told: Told
+) -> None:
     target = tmp_path / "here"
     target.mkdir()
     store = folder((path, b"evil"))
-    with pytest.raises(Damaged, match="would lie outside its folder"):
+    with pytest.raises(Damaged) as refused:
         read_files(store, KEY, read_manifest(store, KEY), target)
+    told(refused)
     assert list(tmp_path.rglob("*")) == [target]
 
 
-def test_a_folder_is_replaced_as_a_whole_or_not_at_all(tmp_path: Path) -> None:
+def test_a_folder_is_replaced_as_a_whole_or_not_at_all(tmp_path: Path, told: Told) -> None:
     target = tmp_path / "checkpoint-5"
     target.mkdir()
     (target / "older").write_bytes(b"older")
     store = folder(("a", b"0123456789"), ("b", b"01234"))
     whole = store.bodies[KEY + "f00001"]
     store.bodies[KEY + "f00001"] = b"0123x"
-    with pytest.raises(Damaged, match="f00001 has a wrong checksum in chunk 1"):
+    with pytest.raises(Damaged) as refused:
         fetch_folder(store, KEY, read_manifest(store, KEY), target)
+    told(refused)
     assert list(tmp_path.rglob("*")) == [target, target / "older"]
     store.bodies[KEY + "f00001"] = whole
     fetch_folder(store, KEY, read_manifest(store, KEY), target)

@@ -28,6 +28,7 @@ from spottrain.storage.base import Body, never
 from spottrain.storage.local import FolderStore
 
 from tests.unit.runtime.distributed.test_control_channel import wait_for
+from tests.unit.runtime.sentences import Told
 
 
 class Faulty(FolderStore):
@@ -134,18 +135,16 @@ def test_what_is_there_although_the_store_said_that_it_failed_is_not_in_the_way_
     [(torch.float32, ()), (torch.bfloat16, (3, 5)), (torch.float16, ()), (torch.float64, (3, 5))],
 )
 def test_weights_that_are_no_numbers_are_not_saved(
-    tmp_path: Path, dtype: torch.dtype, shape: tuple[int, ...]
+    tmp_path: Path, dtype: torch.dtype, shape: tuple[int, ...], told: Told
 ) -> None:
     it, store = make(tmp_path)
     it.save_now(lambda: it.saver.snapshot({"model": {"last.bias": torch.ones(shape, dtype=dtype)}}, {}, 4))
     before = len(store.tried)
     bias = torch.ones(shape, dtype=dtype)
     bias.view(-1)[-1] = float("nan")
-    with pytest.raises(
-        TrainingFailed, match=r"^last\.bias holds NaN after step 5, which is not saved"
-    ) as told:
+    with pytest.raises(TrainingFailed) as refused:
         it.save_now(lambda: it.saver.snapshot({"model": {"last.bias": bias}}, {}, 5))
-    assert "the checkpoints before it are whole. Lower the learning rate" in str(told.value)
+    told(refused)
     assert len(store.tried) == before and it.context.board.facts.durable_step == 4
     it.release()
 
@@ -257,7 +256,7 @@ def test_a_save_that_was_given_up_is_never_committed_after_the_one_that_took_its
     it.release()
 
 
-def test_what_is_saved_is_restored_by_the_next_attempt(tmp_path: Path) -> None:
+def test_what_is_saved_is_restored_by_the_next_attempt(tmp_path: Path, told: Told) -> None:
     it, store = make(tmp_path)
     it.save_now(taking(it, 5, tensors=3))
     it.release()
@@ -267,8 +266,9 @@ def test_what_is_saved_is_restored_by_the_next_attempt(tmp_path: Path) -> None:
     assert found is not None
     assert found.entry.step == 5 and found.own == {"random": [1, 2]} and not found.new_rank
     assert [tensor.tolist() for tensor in found.shared.values()] == [[0] * 4, [1] * 4, [2] * 4]
-    with pytest.raises(CheckpointError, match=r"is of kind state, but this script resumes from kind folder"):
+    with pytest.raises(CheckpointError) as refused:
         successor.choice.restore_folder(claim, lambda step: tmp_path / "here")
+    told(refused)
     successor.release()
 
 

@@ -16,6 +16,7 @@ from spottrain.checkpoint.tree import Flattened, renumber, unflatten
 from spottrain.errors import CheckpointError
 
 from tests.support.snapshots import change, ordered, pack, same, unpack
+from tests.unit.runtime.sentences import Told
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool]
 scalars = (
@@ -88,34 +89,31 @@ def test_views_with_any_strides_and_tensors_of_any_shape_come_back() -> None:
     assert same(unpack(pack(tree)), ordered(tree))
 
 
-@pytest.mark.parametrize(
-    ("value", "kind"), [({1, 2}, "set"), (print, "builtin_function_or_method"), (object(), "object")]
-)
-def test_what_cannot_be_stored_is_named_with_its_place(value: object, kind: str) -> None:
-    with pytest.raises(CheckpointError, match=rf"has a {kind} at optimizer\.seen, which cannot be stored"):
+@pytest.mark.parametrize("value", [{1, 2}, print, object()], ids=["set", "function", "object"])
+def test_what_cannot_be_stored_is_named_with_its_place(value: object, told: Told) -> None:
+    with pytest.raises(CheckpointError) as refused:
         Flattened({"optimizer": {"seen": value}})
+    told(refused)
 
 
 @pytest.mark.parametrize(
     "tensor",
-    [
-        torch.ones(2, 2).to_sparse(),
-        torch.empty(2, device="meta"),
-        torch.ones(1, dtype=torch.complex128),
-    ],
+    [torch.ones(2, 2).to_sparse(), torch.empty(2, device="meta"), torch.ones(1, dtype=torch.complex128)],
 )
-def test_a_tensor_that_cannot_be_stored_is_named_with_its_place(tensor: torch.Tensor) -> None:
-    with pytest.raises(CheckpointError, match=r"at model\.w, which cannot be stored; keep it out"):
+def test_a_tensor_that_cannot_be_stored_is_named_with_its_place(tensor: torch.Tensor, told: Told) -> None:
+    with pytest.raises(CheckpointError) as refused:
         pack({"model": {"w": tensor}})
+    told(refused)
 
 
 @pytest.mark.parametrize("dtype", ["load", "save", "hub", "nothing", "float32.__class__"])
-def test_a_manifest_that_names_a_function_for_a_type_is_damaged(dtype: str) -> None:
+def test_a_manifest_that_names_a_function_for_a_type_is_damaged(dtype: str, told: Told) -> None:
     store = pack({"w": torch.ones(2)})
     piece = Piece(shard="r00000-00.safetensors", offset=0, start=(0,), shape=(2,))
     evil = StoredTensor(name="w", dtype=dtype, shape=(2,), pieces=(piece,))
-    with pytest.raises(Damaged, match="do not match"):
+    with pytest.raises(Damaged) as refused:
         unpack(change(store, tensors=(evil,)))
+    told(refused)
 
 
 @pytest.mark.parametrize(
@@ -129,9 +127,10 @@ def test_a_manifest_that_names_a_function_for_a_type_is_damaged(dtype: str) -> N
         {"$dict": [[{"$dict": []}, 1]]},
     ],
 )
-def test_a_tree_that_was_made_by_no_writer_is_damaged(tree: Any) -> None:
-    with pytest.raises(Damaged, match="do not match"):
+def test_a_tree_that_was_made_by_no_writer_is_damaged(tree: Any, told: Told) -> None:
+    with pytest.raises(Damaged) as refused:
         unpack(change(pack({"w": torch.ones(2)}), tree=tree))
+    told(refused)
 
 
 def test_the_digest_depends_on_names_shapes_and_bytes_only() -> None:

@@ -32,6 +32,7 @@ from spottrain.storage.local import FolderStore
 
 from tests.support.snapshots import Memory
 from tests.unit.runtime.distributed.test_control_channel import wait_for
+from tests.unit.runtime.sentences import Told
 
 SECONDS = 30.0
 
@@ -103,25 +104,29 @@ def test_the_copy_that_is_sent_is_the_newest_and_of_the_newest_memory(
             assert (root / key).read_bytes() == bytes(buffer.map[:size])
 
 
-def test_an_error_of_the_store_comes_back_as_what_it_was(process: ProcessTransfer, root: Path) -> None:
+def test_an_error_of_the_store_comes_back_as_what_it_was(
+    process: ProcessTransfer, root: Path, told: Told
+) -> None:
     buffer, _ = filled()
     (root / "checkpoints").mkdir(exist_ok=True)
     (root / "checkpoints" / "there").write_bytes(b"x")
     process.share(buffer)
     with pytest.raises(AlreadyExists):
         process.put([UploadItem(key="checkpoints/there", bytes=10)], never)
-    with pytest.raises(errors.ConfigurationError, match="remove the file of that name") as caught:
+    with pytest.raises(errors.ConfigurationError) as caught:
         process.put([UploadItem(key="checkpoints/there/below", bytes=10)], never)
-    assert caught.value.reason == "BadConfiguration"
-    with pytest.raises(errors.StoreUnavailable, match=r"failed with FileNotFoundError: .*nowhere"):
+    told(caught)
+    with pytest.raises(errors.StoreUnavailable) as refused:
         process.put([UploadItem(key="checkpoints/n", bytes=1, path=str(root / "nowhere"))], never)
+    told(refused)
     assert process.put([UploadItem(key="checkpoints/next", bytes=10)], never), "it goes on"
 
 
-def test_a_store_that_cannot_be_opened_is_told_by_the_first_upload() -> None:
+def test_a_store_that_cannot_be_opened_is_told_by_the_first_upload(told: Told) -> None:
     it = ProcessTransfer({"uri": "ftp://nowhere"})
-    with pytest.raises(errors.ConfigurationError, match="'ftp://nowhere' is not valid"):
+    with pytest.raises(errors.ConfigurationError) as refused:
         it.put([UploadItem(key="a", bytes=1)], never)
+    told(refused)
     ended(it)
 
 
@@ -175,7 +180,7 @@ def test_of_a_state_that_has_grown_the_old_memory_goes_before_the_new_is_made(
 
 
 # --- how it ends --------------------------------------------------------------------------------------
-def test_one_that_dies_is_replaced_and_what_it_had_sent_is_not_in_the_way(tmp_path: Path) -> None:
+def test_one_that_dies_is_replaced_and_what_it_had_sent_is_not_in_the_way(tmp_path: Path, told: Told) -> None:
     items = [UploadItem(key=f"checkpoints/{name}", bytes=100) for name in "ab"]
     started: list[ProcessTransfer] = []
 
@@ -189,8 +194,9 @@ def test_one_that_dies_is_replaced_and_what_it_had_sent_is_not_in_the_way(tmp_pa
         first = saver.send(items[:1], never)
         os.kill(started[0].pid, signal.SIGKILL)
         started[0]._process.wait(SECONDS)
-        with pytest.raises(UploaderDied, match=f"uploader process {started[0].pid} ended with -9"):
+        with pytest.raises(UploaderDied) as refused:
             started[0].put(items, never)
+        told(refused)
         second = saver.send(items, never)
         assert len(started) == 2 and second["checkpoints/a"] == first["checkpoints/a"]
         assert len((tmp_path / "store" / "checkpoints" / "b").read_bytes()) == 100

@@ -24,6 +24,7 @@ from spottrain.contract import OnExisting
 
 from tests.support.headcheckpoints import Made, sums
 from tests.unit.runtime.cli.conftest import Place, Ran
+from tests.unit.runtime.sentences import Told
 
 SHARD = "r00001-00.safetensors"
 
@@ -51,7 +52,7 @@ def damage(source: Place, step: int) -> None:
 
 # --- copy -------------------------------------------------------------------------------------------
 def test_a_copy_is_whole_belongs_to_nobody_and_a_job_goes_on_from_it_only_when_told_to(
-    source: Place, target: Place
+    source: Place, target: Place, told: Told
 ) -> None:
     code, out, _ = copied(source, target, "--step", "7")
     assert code == 0
@@ -62,8 +63,9 @@ def test_a_copy_is_whole_belongs_to_nobody_and_a_job_goes_on_from_it_only_when_t
     assert [(e.step, e.keptAs) for e in it.checkpoints] == [(7, "")]
     bodies = {name: target.body(it.checkpoints[0].key + name) for name in Made().objects()}
     assert bodies == Made(step=7).objects()
-    with pytest.raises(Exception, match="onExisting"):
+    with pytest.raises(Exception) as refused:
         target.owner("B")
+    told(refused)
     claim = target.owner("B", on_existing=OnExisting.RESUME, claims=False).claim()
     assert claim is not None and [e.step for e in claim.resume] == [7]
 

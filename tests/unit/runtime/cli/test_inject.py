@@ -16,6 +16,8 @@ from spottrain.contract import EXIT_CODE_OF, LAUNCHER, Env, Outcome, Reason
 from spottrain.core.startup_signals import SIGNALS
 from spottrain.errors import ConfigurationError
 
+from tests.unit.runtime.sentences import Told
+
 LAUNCH = Path(command.__file__).with_name("launch.py")
 
 
@@ -57,17 +59,21 @@ def test_a_second_call_replaces_the_folder_and_says_how_to_start_a_script(
     assert f"python {injected}/launch.py SCRIPT" in capsys.readouterr().out
 
 
-def test_a_package_with_compiled_parts_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_with_compiled_parts_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: Told
+) -> None:
     monkeypatch.setattr(command, "NEEDED", ("numpy",))
-    with pytest.raises(ConfigurationError, match=r"numpy has numpy\S+\.so, compiled for this image's Python"):
+    with pytest.raises(ConfigurationError) as refused:
         inject(tmp_path)
+    told(refused)
     assert not list(tmp_path.iterdir())
 
 
-def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, told: Told) -> None:
     monkeypatch.setattr(command, "NEEDED", ("no-such-package",))
-    with pytest.raises(ConfigurationError, match=r"no-such-package is not installed .* spottrain\[s3\]"):
+    with pytest.raises(ConfigurationError) as refused:
         needed_packages()
+    told(refused)
 
 
 def test_a_welcome_package_may_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:

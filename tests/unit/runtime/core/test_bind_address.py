@@ -19,6 +19,7 @@ from spottrain.lifecycle.topology import LOOPBACK, Gang, reserve_port
 from torch._C._distributed_c10d import HashStore
 
 from tests.support.ports import free_port
+from tests.unit.runtime.sentences import Told
 
 PODS = ("127.64.0.1", "127.64.0.2")
 SECONDS = 20.0
@@ -34,10 +35,11 @@ def test_without_the_variable_the_default_holds() -> None:
 
 
 @pytest.mark.parametrize("text", ["localhost", "10.0.0.256", "10.0.0.5:9477", "0.0.0.0", "::"])
-def test_what_is_not_one_address_is_a_sentence(text: str) -> None:
+def test_what_is_not_one_address_is_a_sentence(text: str, told: Told) -> None:
     for read in (lambda env: RunConfig.from_env(env, script="x.py"), lambda env: gang_of(env)):
-        with pytest.raises(ConfigurationError, match=rf"{BIND_ADDRESS}='{text}' must be one IP address"):
+        with pytest.raises(ConfigurationError) as refused:
             read(env_of(text))
+        told(refused)
 
 
 def gang_of(env: dict[str, str]) -> Gang:
@@ -87,10 +89,11 @@ def test_two_gangs_meet_on_the_same_port_of_different_addresses() -> None:
             stop.set()
 
 
-def test_a_first_pod_that_cannot_listen_is_a_sentence() -> None:
+def test_a_first_pod_that_cannot_listen_is_a_sentence(told: Told) -> None:
     gang = Gang(workers=2, host="192.0.2.1", port=29500, bind="192.0.2.1")
-    with pytest.raises(ConfigurationError, match=r"192\.0\.2\.1, port 29501 .* not an address of this pod"):
+    with pytest.raises(ConfigurationError) as refused:
         meet(gang, env_of(gang.bind), lambda: True)
+    told(refused)
 
 
 def test_the_control_channel_is_at_the_address_of_rank_0() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 import tomllib
 from pathlib import Path
@@ -14,6 +13,8 @@ from spottrain.checkpoint.final_weights import load_weights
 from spottrain.core.device import OLDEST_TORCH, require_torch
 from spottrain.errors import ConfigurationError
 from spottrain.storage.open import open_store
+
+from tests.unit.runtime.sentences import Told
 
 ROOT = Path(__file__).resolve().parents[4]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -28,10 +29,13 @@ def test_a_torch_that_is_new_enough_is_taken(monkeypatch: pytest.MonkeyPatch, ve
 
 
 @pytest.mark.parametrize("version", ["2.5.1", "1.13.0+cu117"])
-def test_a_torch_that_is_too_old_is_refused(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+def test_a_torch_that_is_too_old_is_refused(
+    monkeypatch: pytest.MonkeyPatch, version: str, told: Told
+) -> None:
     monkeypatch.setattr(torch, "__version__", version)
-    with pytest.raises(ConfigurationError, match=rf"^torch {re.escape(version)} at \S+ is older than 2\.6"):
+    with pytest.raises(ConfigurationError) as refused:
         require_torch()
+    told(refused)
 
 
 def test_the_wheel_and_the_docs_name_the_same_oldest_versions() -> None:
@@ -42,20 +46,18 @@ def test_the_wheel_and_the_docs_name_the_same_oldest_versions() -> None:
     assert f"| Python | {PROJECT['requires-python'].removeprefix('>=')} and newer" in page
 
 
-def test_a_botocore_that_is_too_old_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_botocore_that_is_too_old_is_refused(monkeypatch: pytest.MonkeyPatch, told: Told) -> None:
     monkeypatch.setattr(botocore, "__version__", "1.35.99")
     monkeypatch.setitem(sys.modules, "spottrain.storage.s3", None)  # boto3 cannot even be imported beside it
-    with pytest.raises(
-        ConfigurationError, match=r"botocore 1\.35\.99 at \S+ is too old .* conditional writes"
-    ):
+    with pytest.raises(ConfigurationError) as refused:
         open_store("s3://bucket/prefix", "http://127.0.0.1:9")
+    told(refused)
 
 
 def test_weights_are_loaded_by_safetensors_or_a_sentence_asks_for_it(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, told: Told
 ) -> None:
     monkeypatch.setitem(sys.modules, "safetensors.torch", None)
-    with pytest.raises(
-        ConfigurationError, match=r"load_weights needs the package safetensors .* pip install"
-    ):
+    with pytest.raises(ConfigurationError) as refused:
         load_weights(tmp_path)
+    told(refused)

@@ -13,6 +13,7 @@ from spottrain.errors import CheckpointError, ConfigurationError
 from torch.utils.data import DataLoader, IterableDataset
 
 from tests.unit.runtime.data.test_iterable import run
+from tests.unit.runtime.sentences import Told
 
 
 class Plain(IterableDataset[float]):
@@ -41,13 +42,14 @@ def test_skipping_replays_a_loader_without_a_state(workers: int) -> None:
             assert taken + run(late, steps - stop) == whole
 
 
-def test_skipping_with_another_number_of_workers_is_refused() -> None:
+def test_skipping_with_another_number_of_workers_is_refused(told: Told) -> None:
     source = StreamBatches(Skipping(DataLoader(Plain(), num_workers=2)))
     run(source, 2)
     late = StreamBatches(Skipping(DataLoader(Plain())))
     late.load_state_dict(source.state_dict())
-    with pytest.raises(CheckpointError, match="made with 2 loader workers, and now there are 0"):
+    with pytest.raises(CheckpointError) as refused:
         run(late, 1)
+    told(refused)
 
 
 class Mosaic(IterableDataset[int]):
@@ -109,11 +111,10 @@ def test_streaming_keeps_one_state_for_any_number_of_ranks(stop: int) -> None:
         assert early + late == whole
 
 
-def test_a_streaming_set_without_a_loader_says_what_to_do() -> None:
-    with pytest.raises(
-        ConfigurationError,
-        match="is a Mosaic, which yields samples instead of batches; wrap it in a DataLoader",
-    ):
+def test_a_streaming_set_without_a_loader_says_what_to_do(told: Told) -> None:
+    with pytest.raises(ConfigurationError) as refused:
         StreamBatches(Mosaic(0, 1))
-    with pytest.raises(ConfigurationError, match="its dataset has no state_dict"):
+    told(refused)
+    with pytest.raises(ConfigurationError) as refused:
         Streaming(DataLoader(Plain()))
+    told(refused)

@@ -247,32 +247,31 @@ def test_workers_of_a_person_s_own_loader_outlive_a_stop() -> None:
 
 
 # --- what is refused, in one sentence ---------------------------------------------------------------
-def test_a_rank_whose_loader_ends_before_the_others_says_so() -> None:
+def test_a_rank_whose_loader_ends_before_the_others_says_so(told: Told) -> None:
     promised = StreamBatches(Watched(7), accumulation=2, steps_per_epoch=4, ranks=2, rank=1)
-    with pytest.raises(
-        ConfigurationError, match=r"Watched .* rank 1 of 2 ended after 7 micro-batches"
-    ) as error:
+    with pytest.raises(ConfigurationError) as error:
         run(promised, 5)
-    assert "steps_per_epoch=3 or less" in str(error.value)
+    told(error)
     endless = StreamBatches(Watched(7), accumulation=2, ranks=2)
-    with pytest.raises(ConfigurationError, match="steps_per_epoch was not given: give steps_per_epoch=3"):
+    with pytest.raises(ConfigurationError) as refused:
         run(endless, 5)
+    told(refused)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_an_empty_loader_says_so(ranks: int) -> None:
-    with pytest.raises(
-        ConfigurationError, match="yielded no batch to rank 0 in a whole pass: check that it has data"
-    ):
+def test_an_empty_loader_says_so(ranks: int, told: Told) -> None:
+    with pytest.raises(ConfigurationError) as refused:
         run(StreamBatches(Watched(0), ranks=ranks), 1)
+    told(refused)
 
 
-def test_a_stream_for_each_rank_refuses_another_number_of_ranks() -> None:
+def test_a_stream_for_each_rank_refuses_another_number_of_ranks(told: Told) -> None:
     source = StreamBatches(Watched(), rank=0, ranks=2)
     run(source, 3)
     for rank, ranks in ((0, 1), (1, 2), (0, 4)):
-        with pytest.raises(CheckpointError, match="position is that of rank 0 of 2, and this is rank"):
+        with pytest.raises(CheckpointError) as refused:
             StreamBatches(Watched(), rank=rank, ranks=ranks).load_state_dict(source.state_dict())
+        told(refused)
 
 
 def test_an_elastic_stream_goes_on_with_another_number_of_ranks() -> None:
@@ -302,27 +301,28 @@ def test_what_is_no_stream(given: Any, told: Told) -> None:
     told(error)
 
 
-def test_a_state_that_the_loader_does_not_take() -> None:
+def test_a_state_that_the_loader_does_not_take(told: Told) -> None:
     source = StreamBatches(torchdata("iterable", 2))
     run(source, 2)
     late = StreamBatches(torchdata("iterable", 0))
     late.load_state_dict(source.state_dict())
-    with pytest.raises(CheckpointError, match=r"StatefulDataLoader refused its saved state .* workers"):
+    with pytest.raises(CheckpointError) as refused:
         run(late, 1)
+    told(refused)
 
 
-def test_a_position_of_the_other_kind_of_data() -> None:
+def test_a_position_of_the_other_kind_of_data(told: Told) -> None:
     batches = Batches(list(range(9)), Plan(size=9, global_batch_size=3, micro_batch_size=3))
     source = StreamBatches(Watched())
-    with pytest.raises(
-        CheckpointError, match="made with a stream instead of a map-style dataset, and the dataset"
-    ):
+    with pytest.raises(CheckpointError) as refused:
         batches.load_state_dict(source.state_dict())
-    with pytest.raises(
-        CheckpointError, match="made with a map-style train_dataset, and train_dataset is now a stream"
-    ):
+    told(refused)
+    with pytest.raises(CheckpointError) as refused:
         source.load_state_dict(batches.state_dict())
-    with pytest.raises(CheckpointError, match="made with a stream"):
+    told(refused)
+    with pytest.raises(CheckpointError) as refused:
         batches.load_state_dict(None)
-    with pytest.raises(CheckpointError, match="made with a map-style train_dataset"):
+    told(refused)
+    with pytest.raises(CheckpointError) as refused:
         source.load_state_dict(None)
+    told(refused)

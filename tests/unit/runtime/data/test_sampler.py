@@ -141,13 +141,12 @@ def test_the_length_is_what_an_epoch_gives(drop: bool) -> None:
                 assert set(Counter(given).values()) == {1}
 
 
-def test_a_loop_that_never_tells_what_it_used_is_stopped_in_its_second_epoch() -> None:
+def test_a_loop_that_never_tells_what_it_used_is_stopped_in_its_second_epoch(told: Told) -> None:
     made = loader(Numbers(), batch_size=5, world=World(), shuffle=True)
     assert len(list(made)) == len(made) == 10
-    with pytest.raises(
-        ConfigurationError, match=r"epoch 0 was yielded from sample 0 .* advance\(\) was never called"
-    ):
+    with pytest.raises(ConfigurationError) as refused:
         list(made)
+    told(refused)
 
 
 def test_the_ranks_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,7 +158,9 @@ def test_the_ranks_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) ->
     assert sampler.shares == [0.0]
 
 
-def test_set_epoch_of_a_script_that_had_a_distributed_sampler_takes_the_epoch_that_comes_next() -> None:
+def test_set_epoch_of_a_script_that_had_a_distributed_sampler_takes_the_epoch_that_comes_next(
+    told: Told,
+) -> None:
     sampler = Sampler(8, batch_size=4, world=World(), shuffle=True)
     for epoch in range(3):
         sampler.set_epoch(epoch)
@@ -169,14 +170,16 @@ def test_set_epoch_of_a_script_that_had_a_distributed_sampler_takes_the_epoch_th
     again.load_state_dict(sampler.state_dict())
     again.set_epoch(2)  # the work after epoch 2 may not be done
     assert list(again) == []
-    with pytest.raises(ConfigurationError, match=r"set_epoch\(0\) in epoch 3"):
+    with pytest.raises(ConfigurationError) as refused:
         again.set_epoch(0)
+    told(refused)
 
 
-def test_other_data_at_the_resume_is_refused() -> None:
+def test_other_data_at_the_resume_is_refused(told: Told) -> None:
     sampler = BatchSampler(10, batch_size=2, world=World(), shuffle=True)
-    with pytest.raises(CheckpointError, match="made with 10 samples, and the dataset now has 12"):
+    with pytest.raises(CheckpointError) as refused:
         BatchSampler(12, batch_size=2, world=World(), shuffle=True).load_state_dict(sampler.state_dict())
+    told(refused)
 
 
 def test_workers_outlive_a_stop() -> None:
@@ -328,24 +331,24 @@ def test_a_break_or_a_resume_in_the_trial_repeats_and_drops_nothing(
         assert all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
 
 
-def test_another_word_for_the_workers_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match=r"num_workers='many'.*whole number, or auto"):
+def test_another_word_for_the_workers_is_refused(told: Told) -> None:
+    with pytest.raises(ConfigurationError) as refused:
         loader(Numbers(), num_workers="many", world=World(), shuffle=True)  # type: ignore[arg-type]
+    told(refused)
 
 
 # --- accumulation -------------------------------------------------------------------------------------
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_loop_that_misses_the_smaller_last_step_of_an_epoch_is_told_so(workers: int) -> None:
+def test_a_loop_that_misses_the_smaller_last_step_of_an_epoch_is_told_so(workers: int, told: Told) -> None:
     made = loader(Numbers(18), batch_size=4, accumulation=2, world=World(), num_workers=workers, shuffle=True)
     taken = 0
-    with pytest.raises(
-        ConfigurationError, match=r"accumulation\.parts\(\.\.\.\), which handles that, or drop_last=True"
-    ):
+    with pytest.raises(ConfigurationError) as refused:
         while True:
             for _ in made:
                 taken += 1
                 if taken % 2 == 0:
                     made.advance()
+    told(refused)
     assert taken == 5, "it is said before a sample comes twice"
 
 
@@ -460,16 +463,15 @@ def test_a_counted_epoch_is_gone_on_with_in_its_middle(workers: int) -> None:
     assert [batch[:, 0].tolist() for batch in resumed] == wanted
 
 
-def test_a_pass_that_is_left_early_is_refused_where_epochs_are_counted() -> None:
+def test_a_pass_that_is_left_early_is_refused_where_epochs_are_counted(told: Told) -> None:
     made = loader(Numbers(18), batch_size=6, world=World(), shuffle=True)
     made.requests.counted = True
     for _ in made:
         made.advance()
         break
-    with pytest.raises(
-        ConfigurationError, match=r"epoch 0 was left after 6 of its 18 samples.*run\.epochs\(n, steps="
-    ):
+    with pytest.raises(ConfigurationError) as refused:
         next(iter(made))
+    told(refused)
 
 
 # --- in place of torch's DataLoader ----------------------------------------------------------------------
@@ -517,7 +519,7 @@ def test_what_cannot_be_resumed_bit_for_bit_is_refused(given: dict[str, Any], to
     told(refused)
 
 
-def test_a_stream_is_refused_with_what_takes_it() -> None:
+def test_a_stream_is_refused_with_what_takes_it(told: Told) -> None:
     class Stream(IterableDataset[int]):
         def __iter__(self) -> Any:
             return iter([1, 2, 3])
@@ -526,8 +528,9 @@ def test_a_stream_is_refused_with_what_takes_it() -> None:
             return 3
 
     for stream in (Stream(), iter([1])):
-        with pytest.raises(ConfigurationError, match=r"has no len\(\) and \[i\]; .* StatefulDataLoader"):
+        with pytest.raises(ConfigurationError) as refused:
             loader(stream, world=World())  # type: ignore[arg-type]
+        told(refused)
 
 
 def numbered(worker: int) -> None:

@@ -26,24 +26,17 @@ def test_a_window_that_just_fits_is_taken() -> None:
     assert require_window(1, 2, 3, total_steps=106, start=100).steps == 6
 
 
-def test_a_window_past_the_end_of_the_run_is_refused_with_what_to_change() -> None:
-    with pytest.raises(ConfigurationError, match=r"wait 1 \+ warmup 2 \+ active 3 .* 5 steps: .* at least 6"):
+def test_a_window_past_the_end_of_the_run_is_refused_with_what_to_change(told: Told) -> None:
+    with pytest.raises(ConfigurationError) as refused:
         require_window(1, 2, 3, total_steps=5)
-    with pytest.raises(ConfigurationError, match="from step 100 on into the run's 105 steps"):
+    told(refused)
+    with pytest.raises(ConfigurationError) as refused:
         require_window(1, 2, 3, total_steps=105, start=100)
+    told(refused)
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        "{",
-        "[1]",
-        '{"steps": 3}',
-        '{"active": 0}',
-        '{"wait": true}',
-        '{"warmup": "2"}',
-    ],
-    ids=str,
+    "text", ["{", "[1]", '{"steps": 3}', '{"active": 0}', '{"wait": true}', '{"warmup": "2"}'], ids=str
 )
 def test_a_bad_window_is_refused_by_name(text: str, told: Told) -> None:
     with pytest.raises(ConfigurationError) as refused:
@@ -93,9 +86,10 @@ def test_run_profiles_nothing() -> None:
 
 
 @pytest.mark.parametrize("words", [["--active", "0"], ["--wait", "-1"], ["--warmup", "few"]])
-def test_flags_that_are_no_steps_are_refused(words: list[str]) -> None:
-    with pytest.raises(ConfigurationError, match=words[0].removeprefix("--")):
+def test_flags_that_are_no_steps_are_refused(words: list[str], told: Told) -> None:
+    with pytest.raises(ConfigurationError) as refused:
         _read_command(["profile", *words, "train.py"])
+    told(refused)
 
 
 def test_the_environments_window_wins_over_that_of_the_settings_and_is_told(

@@ -18,6 +18,8 @@ from spottrain.distributed.world import World
 from spottrain.errors import PeerLost
 from torch._C._distributed_c10d import HashStore
 
+from tests.unit.runtime.sentences import Told
+
 SECONDS = 20.0
 """For what must come at once, on a busy machine."""
 
@@ -163,13 +165,14 @@ def test_a_world_of_one_collects_its_own_part() -> None:
 
 
 # --- loss -----------------------------------------------------------------------------------------------
-def test_when_rank_0_is_gone_the_others_waits_end_in_a_sentence() -> None:
+def test_when_rank_0_is_gone_the_others_waits_end_in_a_sentence(told: Told) -> None:
     with gang(3) as controls, ThreadPoolExecutor(2) as pool:
         waits = [pool.submit(control.receive, "order") for control in controls[1:]]
         vanish(controls[0])
         for wait in waits:
-            with pytest.raises(PeerLost, match=r"rank 0 is gone: its connection to rank [12] broke"):
+            with pytest.raises(PeerLost) as refused:
                 wait.result(SECONDS)
+            told(refused)
 
 
 def test_what_rank_0_said_before_it_went_is_heard() -> None:
@@ -182,7 +185,7 @@ def test_what_rank_0_said_before_it_went_is_heard() -> None:
             controls[1].receive("order")
 
 
-def test_rank_0_does_not_wait_for_the_part_of_a_rank_that_is_gone() -> None:
+def test_rank_0_does_not_wait_for_the_part_of_a_rank_that_is_gone(told: Told) -> None:
     with gang(3) as controls, ThreadPoolExecutor(1) as pool:
         controls[0].send_to_leader("save", b"of 0")
         controls[1].send_to_leader("save", b"of 1")
@@ -190,16 +193,18 @@ def test_rank_0_does_not_wait_for_the_part_of_a_rank_that_is_gone() -> None:
         vanish(controls[2])
         assert collected.result(SECONDS) == [b"of 0", b"of 1", None]
         assert controls[0].gone == [2]
-        with pytest.raises(PeerLost, match="rank 2 is gone"):
+        with pytest.raises(PeerLost) as refused:
             controls[0].broadcast("order", b"")
+        told(refused)
 
 
-def test_who_hands_over_a_part_learns_that_rank_0_is_gone() -> None:
+def test_who_hands_over_a_part_learns_that_rank_0_is_gone(told: Told) -> None:
     with gang(2) as controls:
         vanish(controls[0])
-        with pytest.raises(PeerLost, match="rank 0 is gone"):
+        with pytest.raises(PeerLost) as refused:
             for _ in range(1000):
                 controls[1].send_to_leader("save", b"x" * 10_000)
+        told(refused)
 
 
 def test_a_loss_is_told_once_to_whoever_wants_to_know() -> None:
@@ -242,11 +247,12 @@ def test_rank_0_leaves_last() -> None:
         leaving.result(SECONDS)
 
 
-def test_rank_0_does_not_wait_for_ever_to_leave() -> None:
+def test_rank_0_does_not_wait_for_ever_to_leave(told: Told) -> None:
     with gang(2) as controls:
         controls[0].close(timeout=0.1)
-        with pytest.raises(PeerLost, match="rank 0 has ended its run"):
+        with pytest.raises(PeerLost) as refused:
             controls[1].receive("order", SECONDS)
+        told(refused)
         assert controls[1].lost is None
 
 
@@ -262,15 +268,17 @@ def test_the_same_ranks_can_meet_again() -> None:
     assert not book.check([ADDRESS_KEY])
 
 
-def test_ranks_that_do_not_come_are_named() -> None:
+def test_ranks_that_do_not_come_are_named(told: Told) -> None:
     book = HashStore()
     with ThreadPoolExecutor(2) as pool:
         leader = pool.submit(connect, world(0, 4), host="127.0.0.1", book=book, timeout=1.0)
         follower = pool.submit(connect, world(2, 4), host="127.0.0.1", book=book, timeout=SECONDS)
-        with pytest.raises(PeerLost, match=r"of 4 ranks these did not connect .* within 1 s: 1, 3\."):
+        with pytest.raises(PeerLost) as refused:
             leader.result(SECONDS)
-        with pytest.raises(PeerLost, match="rank 2 had reached rank 0, which then hung up"):
+        told(refused)
+        with pytest.raises(PeerLost) as refused:
             follower.result(SECONDS)
+        told(refused)
 
 
 def test_a_rank_that_goes_before_all_are_there_ends_the_wait_at_once() -> None:
@@ -292,10 +300,11 @@ def test_a_rank_that_goes_before_all_are_there_ends_the_wait_at_once() -> None:
     assert failed == ["rank 1 had connected to rank 0 and is gone; its own log says why"]
 
 
-def test_a_host_that_is_not_rank_0s_is_named() -> None:
+def test_a_host_that_is_not_rank_0s_is_named(told: Told) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     book = HashStore()
     book.set(ADDRESS_KEY, json.dumps({"port": port, "token": ""}))
-    with pytest.raises(PeerLost, match=rf"rank 0 could not be reached at 127\.0\.0\.1:{port} .*MASTER_ADDR"):
+    with pytest.raises(PeerLost) as refused:
         connect(world(1, 2), host="127.0.0.1", book=book, timeout=0.3)
+    told(refused)

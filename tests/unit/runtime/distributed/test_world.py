@@ -64,18 +64,21 @@ def test_what_cannot_be_is_refused_in_a_sentence(found: dict[str, str], told: To
     assert refused.value.outcome is Outcome.BAD_CONFIGURATION
 
 
-def test_a_rank_takes_the_gpu_of_its_number_or_the_one_that_it_alone_sees() -> None:
+def test_a_rank_takes_the_gpu_of_its_number_or_the_one_that_it_alone_sees(told: Told) -> None:
     second = World(rank=1, size=2, local_rank=1, local_size=2)
     assert gpu_of(second, 8, "") == gpu_of(second, 2, "0,1") == 1
     assert gpu_of(second, 1, "3") == 0
     assert gpu_of(World(rank=1, size=2, local_rank=0, local_size=1), 1, "") == 0, "in a pod of its own"
-    with pytest.raises(ConfigurationError, match=r"2 processes share 1 GPU\(s\).*CUDA_VISIBLE_DEVICES"):
+    with pytest.raises(ConfigurationError) as refused:
         gpu_of(second, 1, "")
-    with pytest.raises(ConfigurationError, match=r"4 processes share 2 GPU\(s\)"):
+    told(refused)
+    with pytest.raises(ConfigurationError) as refused:
         gpu_of(World(rank=1, size=4, local_rank=1, local_size=4), 2, "0,1")
+    told(refused)
 
 
-def test_ranks_that_see_the_same_gpu_alone_are_named() -> None:
+def test_ranks_that_see_the_same_gpu_alone_are_named(told: Told) -> None:
     require_own_gpus(["a of x", "b of x", "a of y"])
-    with pytest.raises(ConfigurationError, match="ranks 1 and 2 see the same GPU alone"):
+    with pytest.raises(ConfigurationError) as refused:
         require_own_gpus(["a of x", "b of x", "b of x"])
+    told(refused)

@@ -107,14 +107,7 @@ def test_checkpointing_keeps_one_layer_and_the_inputs_of_all() -> None:
 
 
 @pytest.mark.parametrize(
-    "given",
-    [
-        {"precision": "fp8"},
-        {"optimizer": "lion"},
-        {"mode": "zero"},
-        {"attention": "ring"},
-    ],
-    ids=str,
+    "given", [{"precision": "fp8"}, {"optimizer": "lion"}, {"mode": "zero"}, {"attention": "ring"}], ids=str
 )
 def test_what_is_not_known_is_refused(given: dict[str, Any], told: Told) -> None:
     with pytest.raises(ConfigurationError) as refused:

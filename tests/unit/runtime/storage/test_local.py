@@ -15,6 +15,7 @@ from spottrain.storage.local import FolderStore
 from spottrain.storage.open import open_store
 
 from tests.support import storepromises
+from tests.unit.runtime.sentences import Told
 
 
 @pytest.fixture
@@ -37,9 +38,10 @@ def test_a_path_and_a_file_uri_open_the_same_folder(tmp_path: Path, uri: str) ->
         *("s3://bucket/x?versionId=1", "s3://bucket/x#1", "file:///x#1"),
     ],
 )
-def test_a_uri_that_names_no_store_is_a_bad_configuration(uri: str) -> None:
-    with pytest.raises(ConfigurationError, match="checkpoint URI"):
+def test_a_uri_that_names_no_store_is_a_bad_configuration(uri: str, told: Told) -> None:
+    with pytest.raises(ConfigurationError) as refused:
         open_store(uri)
+    told(refused)
 
 
 @pytest.mark.parametrize(
@@ -56,9 +58,10 @@ def test_a_uri_that_names_no_store_is_a_bad_configuration(uri: str) -> None:
         ("s3://bucket/run", "https://acc.blob.core.windows.net"),
     ],
 )
-def test_azures_store_is_refused_with_what_to_use_on_aks(uri: str, endpoint: str | None) -> None:
-    with pytest.raises(ConfigurationError, match=r"Azure Blob Storage cannot be used.* on AKS use s3://"):
+def test_azures_store_is_refused_with_what_to_use_on_aks(uri: str, endpoint: str | None, told: Told) -> None:
+    with pytest.raises(ConfigurationError) as refused:
         open_store(uri, endpoint)
+    told(refused)
 
 
 @pytest.mark.parametrize("path", ["./s3:/x", "runs/a:b", "plain", "~x", "1:2"])
@@ -70,38 +73,38 @@ def test_a_path_with_a_colon_further_on_is_a_folder(
     assert (tmp_path / path / "k").exists()
 
 
-def test_a_file_in_the_way_is_a_bad_configuration(tmp_path: Path) -> None:
+def test_a_file_in_the_way_is_a_bad_configuration(tmp_path: Path, told: Told) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigurationError, match="remove the file of that name"):
+    with pytest.raises(ConfigurationError) as refused:
         FolderStore(tmp_path / "file" / "store").probe()
-    with pytest.raises(ConfigurationError, match="remove the file of that name"):
+    told(refused)
+    with pytest.raises(ConfigurationError) as refused:
         FolderStore(tmp_path / "file" / "store").get("HEAD")
+    told(refused)
 
 
 @pytest.mark.parametrize("path", ["/proc/nope", "/proc/nope/deeper", "x" * 300])
 @pytest.mark.parametrize("act", ["probe", "put"])
-def test_a_folder_that_cannot_be_made_is_a_bad_configuration(tmp_path: Path, path: str, act: str) -> None:
+def test_a_folder_that_cannot_be_made_is_a_bad_configuration(
+    tmp_path: Path, path: str, act: str, told: Told
+) -> None:
     it = FolderStore(tmp_path / path)
-    with pytest.raises(ConfigurationError, match=f"{path} cannot store checkpoints: .*; use a folder that"):
+    with pytest.raises(ConfigurationError) as refused:
         it.probe() if act == "probe" else it.put("k", b"")
+    told(refused)
 
 
-@pytest.mark.parametrize(
-    ("number", "kind", "says"),
-    [
-        (errno.EROFS, ConfigurationError, "Read-only file system; use a folder that can be created"),
-        (errno.EACCES, StoreDenied, "check the owner and mode of the folder for user"),
-    ],
-)
+@pytest.mark.parametrize(("number", "kind"), [(errno.EROFS, ConfigurationError), (errno.EACCES, StoreDenied)])
 def test_a_folder_that_may_not_be_written_is_refused_with_what_to_do(
-    folder: FolderStore, monkeypatch: pytest.MonkeyPatch, number: int, kind: type[Exception], says: str
+    folder: FolderStore, monkeypatch: pytest.MonkeyPatch, number: int, kind: type[Exception], told: Told
 ) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(Path, "mkdir", refuse)
-    with pytest.raises(kind, match=says):
+    with pytest.raises(kind) as refused:
         folder.probe()
+    told(refused)
 
 
 def test_who_only_looks_finds_nothing_and_makes_nothing(folder: FolderStore, tmp_path: Path) -> None:
@@ -142,9 +145,10 @@ def test_folders_are_those_directly_below(folder: FolderStore) -> None:
 
 
 @pytest.mark.parametrize("key", ["../outside", "a//b", "/etc/passwd", "", ".spottrain/lock", "a/."])
-def test_no_key_leads_out_of_the_folder(folder: FolderStore, key: str) -> None:
-    with pytest.raises(ValueError, match="invalid key"):
+def test_no_key_leads_out_of_the_folder(folder: FolderStore, key: str, told: Told) -> None:
+    with pytest.raises(ValueError) as refused:
         folder.put(key, b"")
+    told(refused)
 
 
 @pytest.mark.parametrize("by", ["itself", "another"])

@@ -9,14 +9,7 @@ import pytest
 from spottrain.errors import StoreDenied, StoreUnavailable
 from spottrain.storage.base import Object
 from spottrain.storage.local import FolderStore
-from spottrain.storage.outage import (
-    FORGET_SECONDS,
-    TELL_SECONDS,
-    Outage,
-    PatientStore,
-    Silence,
-    look,
-)
+from spottrain.storage.outage import FORGET_SECONDS, TELL_SECONDS, Outage, PatientStore, Silence, look
 
 
 class Clock:

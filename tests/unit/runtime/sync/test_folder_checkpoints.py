@@ -25,6 +25,8 @@ from spottrain.sync.record import Record, Start, decide
 from spottrain.sync.restore import first_that_counts
 from spottrain.sync.tree import PRIVATE, FolderError, look
 
+from tests.unit.runtime.sentences import Told
+
 CHUNK = 1000
 
 
@@ -198,13 +200,14 @@ def test_a_stale_attempt_is_fenced_out_and_deletes_nothing(place: Place) -> None
         place.attempt(number=1)
 
 
-def test_another_job_is_refused_at_a_uri_in_use(place: Place) -> None:
+def test_another_job_is_refused_at_a_uri_in_use(place: Place, told: Told) -> None:
     place.attempt().restored()
-    with pytest.raises(ConfigurationError, match="in use by job j"):
+    with pytest.raises(ConfigurationError) as refused:
         place.attempt(uid="other", policy=ClaimPolicy(on_existing=OnExisting.RESUME))
+    told(refused)
 
 
-def test_a_damaged_checkpoint_is_skipped_and_if_all_are_the_folder_stays(place: Place) -> None:
+def test_a_damaged_checkpoint_is_skipped_and_if_all_are_the_folder_stays(place: Place, told: Told) -> None:
     first = place.saved(b"1")
     first.write("a", b"2")
     newest = first.commit()
@@ -216,8 +219,9 @@ def test_a_damaged_checkpoint_is_skipped_and_if_all_are_the_folder_stays(place: 
     last = place.attempt()
     last.write("b", b"mine")
     Record(uri=place.store.uri, run="x", ready=True).write(last.folder)
-    with pytest.raises(CheckpointError, match="none of the 2 checkpoints"):
+    with pytest.raises(CheckpointError) as refused:
         last.restored()
+    told(refused)
     assert content(last.folder)["b"][1] == b"mine"
 
 
@@ -300,24 +304,28 @@ def test_a_file_system_that_refuses_owners_does_not_stop_a_restore(
     assert capsys.readouterr().out.count("event=sync-owners-lost") == 1
 
 
-def test_what_no_restart_could_read_is_not_committed(place: Place) -> None:
+def test_what_no_restart_could_read_is_not_committed(place: Place, told: Told) -> None:
     first = place.attempt().restored()
     first.write("a/b", b"1")
     without_parents = {"a/b": look(first.folder)["a/b"]}
-    with pytest.raises(FolderError, match="does not list the folders of 'a/b'"):
+    with pytest.raises(FolderError) as refused:
         first.checkpoints.commit(without_parents, lambda: True)
+    told(refused)
     assert place.attempt().restored().result == SyncResult(resumed=False)
 
 
-def test_no_fresh_start_if_what_is_left_beside_a_damaged_checkpoint_does_not_count(place: Place) -> None:
+def test_no_fresh_start_if_what_is_left_beside_a_damaged_checkpoint_does_not_count(
+    place: Place, told: Told
+) -> None:
     first = place.attempt().restored()
     first.write("a", b"1")
     whole = first.commit()
     first.write("a", b"cut o")
     first.commit(at_end=True)
     place.store.delete([whole.key + MANIFEST_NAME])
-    with pytest.raises(CheckpointError, match="none of the 2 checkpoints"):
+    with pytest.raises(CheckpointError) as refused:
         place.attempt(last_exit=137).restored()
+    told(refused)
 
 
 def test_an_end_before_a_damaged_one_does_not_count(place: Place) -> None:
@@ -420,14 +428,17 @@ def test_a_restore_that_is_stopped_changes_nothing_and_the_next_start_restores(
     assert content(again.folder)["a"][1] == b"1" * 5000
 
 
-def test_a_folder_that_the_script_has_emptied_is_still_known_to_the_same_pod(place: Place) -> None:
+def test_a_folder_that_the_script_has_emptied_is_still_known_to_the_same_pod(
+    place: Place, told: Told
+) -> None:
     place.saved(b"1")
     mine = place.attempt().restored()
     shutil.rmtree(mine.folder)
     mine.write("b", b"half of the next")
     again = place.attempt(folder=mine.folder, number=2)
-    with pytest.raises(ConfigurationError, match="is not empty"):
+    with pytest.raises(ConfigurationError) as refused:
         again.checkpoints.restore()
+    told(refused)
     again.result = again.checkpoints.restore(again=True)
     assert content(again.folder).keys() == {"b"}
     again.commit()
@@ -473,7 +484,7 @@ def test_files_that_differ_are_moved_away_and_never_deleted(place: Place) -> Non
     ],
 )
 def test_an_error_of_the_file_system_in_a_restore_is_a_sentence(
-    place: Place, monkeypatch: pytest.MonkeyPatch, code: int, kind: type[RunError]
+    place: Place, monkeypatch: pytest.MonkeyPatch, code: int, kind: type[RunError], told: Told
 ) -> None:
     place.saved(b"1")
 
@@ -482,8 +493,9 @@ def test_an_error_of_the_file_system_in_a_restore_is_a_sentence(
 
     second = place.attempt()
     monkeypatch.setattr(os, "pwrite", failing)
-    with pytest.raises(kind, match=os.strerror(code)):
+    with pytest.raises(kind) as refused:
         second.restored()
+    told(refused)
 
 
 def test_a_start_of_the_same_pod_goes_on_with_the_folder(place: Place) -> None:
@@ -494,13 +506,16 @@ def test_a_start_of_the_same_pod_goes_on_with_the_folder(place: Place) -> None:
     assert again.commit().step == 2
 
 
-def test_no_room_is_said_before_anything_is_written(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_room_is_said_before_anything_is_written(
+    place: Place, monkeypatch: pytest.MonkeyPatch, told: Told
+) -> None:
     place.saved(b"1" * 5000)
     second = place.attempt()
     full = os.statvfs_result((1, 1, 100, 100, 100, 0, 0, 0, 0, 255))
     monkeypatch.setattr(os, "statvfs", lambda path: full)
-    with pytest.raises(ConfigurationError, match=r"0\.00 GB are missing; nothing was written"):
+    with pytest.raises(ConfigurationError) as refused:
         second.restored()
+    told(refused)
     assert content(second.folder) == {}
 
 
@@ -587,7 +602,7 @@ def test_what_was_sent_before_an_outage_is_not_sent_again(tmp_path: Path) -> Non
 
 
 # --- pure rules -----------------------------------------------------------------------------------------
-def test_what_happens_to_a_folder_at_the_start(tmp_path: Path) -> None:
+def test_what_happens_to_a_folder_at_the_start(tmp_path: Path, told: Told) -> None:
     mine = Record(uri="s3://b", run="pod/2", ready=True)
     before = Record(uri="s3://b", run="pod/1", ready=True)
     cut_off = Record(uri="s3://b", run="pod/2", ready=False)
@@ -601,8 +616,9 @@ def test_what_happens_to_a_folder_at_the_start(tmp_path: Path) -> None:
     assert start(cut_off) is Start.RESTORE
     assert start(mine) is Start.KEEP
     for found in (None, Record(uri="s3://other", run="pod/1", ready=True)):
-        with pytest.raises(ConfigurationError, match="is not empty"):
+        with pytest.raises(ConfigurationError) as refused:
             start(found)
+        told(refused)
 
 
 def test_only_unnamed_contents_of_earlier_terms_may_go() -> None:
@@ -621,10 +637,11 @@ def test_a_small_upload_says_nothing_of_the_bandwidth() -> None:
 
 
 @pytest.mark.parametrize("path", ["../a", "/a", "a//b", ".spottrain-sync/record.json", "link/a"])
-def test_a_manifest_that_leads_out_of_the_folder_is_damaged(path: str) -> None:
+def test_a_manifest_that_leads_out_of_the_folder_is_damaged(path: str, told: Told) -> None:
     from spottrain.checkpoint.manifest import Damaged
 
     file = StoredFile(size=0, mode=0o644, mtime_ns=0, chunks=())
     body = SyncManifest(step=1, files={path: file}, links={"link": "/etc"}).to_bytes()
-    with pytest.raises(Damaged, match=r"invalid path|does not list the folders"):
+    with pytest.raises(Damaged) as refused:
         SyncManifest.from_bytes(body)
+    told(refused)

@@ -29,6 +29,8 @@ from spottrain.techniques.batch_size_trials import (
 )
 from spottrain.techniques.memory import HostMemory, memory_of
 
+from tests.unit.runtime.sentences import Told
+
 CPU = torch.device("cpu")
 
 
@@ -63,11 +65,10 @@ def test_the_order_of_trials(most: int, share: int, largest: int | None, sizes: 
     assert tried == sizes
 
 
-def test_if_nothing_fits_the_error_names_what_to_do() -> None:
-    with pytest.raises(
-        ConfigurationError, match=r"one sample does not fit.*activation checkpointing.*bf16.*smaller"
-    ):
+def test_if_nothing_fits_the_error_names_what_to_do(told: Told) -> None:
+    with pytest.raises(ConfigurationError) as refused:
         find(up_to(0), 8)
+    told(refused)
 
 
 @pytest.mark.parametrize("error", [RuntimeError("mat1 and mat2 shapes"), KeyError("labels")])
@@ -109,12 +110,11 @@ def test_the_memory_of_a_failed_trial_is_free_when_it_is_released(monkeypatch: p
     assert alive == [False]
 
 
-def test_the_next_smaller_size_divides_too_and_below_one_there_is_none() -> None:
+def test_the_next_smaller_size_divides_too_and_below_one_there_is_none(told: Told) -> None:
     assert [smaller(8, 8), smaller(6, 12), smaller(5, 12), smaller(2, 9)] == [4, 4, 4, 1]
-    with pytest.raises(
-        ConfigurationError, match="micro-batches of 1 samples do not fit into memory, and no smaller size"
-    ):
+    with pytest.raises(ConfigurationError) as refused:
         smaller(1, 8)
+    told(refused)
 
 
 # --- what an error of memory is -------------------------------------------------------------------------
@@ -208,12 +208,13 @@ def test_where_there_are_several_micro_batches_gradients_of_the_first_are_there(
     assert scene.passes == [8, 4, 4]
 
 
-def test_where_going_above_ends_the_process_a_size_foreseen_to_is_not_tried() -> None:
+def test_where_going_above_ends_the_process_a_size_foreseen_to_is_not_tried(told: Told) -> None:
     scene = Scene(Metered(limit=300, fails_softly=False))
     assert find(scene.trial, 64) == 16
     assert set(scene.passes) == {1, 2, 4, 8, 16}, "64 would need 740 of 270, and 32 would 420"
-    with pytest.raises(MemoryExceeded, match="64 samples would need about 740 bytes, and 270 are allowed"):
+    with pytest.raises(MemoryExceeded) as refused:
         scene.trial(64)
+    told(refused)
 
 
 def test_a_peak_that_grows_only_from_some_size_on_is_foreseen() -> None:
@@ -227,18 +228,19 @@ def test_a_whole_share_is_judged_by_single_passes_beside_which_there_are_no_grad
     assert scene.passes == [1, 1, 1, 2, 4], "4 is all there is, so 1 and 2 are tried alone once more"
 
 
-def test_sizes_that_the_model_cannot_do_are_left_out_on_the_way_up() -> None:
+def test_sizes_that_the_model_cannot_do_are_left_out_on_the_way_up(told: Told) -> None:
     scene = Scene(Metered(limit=300, fails_softly=False))
     scene.batch_of = lambda size: torch.randn(size, 4)  # type: ignore[method-assign]
     scene.trial.batch_of = scene.batch_of
     scene.memory.size = 4
     scene.trial(8)
-    with pytest.raises(ValueError, match="Expected more than 1 value"):
+    with pytest.raises(ValueError) as refused:
         scene.trial(1)
+    told(refused)
 
 
 @pytest.mark.parametrize("at", [1, 4])
-def test_where_ranks_try_together_one_that_runs_out_does_not_try_another_size(at: int) -> None:
+def test_where_ranks_try_together_one_that_runs_out_does_not_try_another_size(at: int, told: Told) -> None:
     memory = Metered(limit=1000)
     scene = Scene(memory)
 
@@ -252,8 +254,9 @@ def test_where_ranks_try_together_one_that_runs_out_does_not_try_another_size(at
     trial = Trial(
         scene.model, scene.optimizer, loss_of=loss_of, batch_of=scene.batch_of, share=64, memory=together
     )
-    with pytest.raises(OutOfMemoryTogether, match=f"a trial with {at} samples ran out of memory") as caught:
+    with pytest.raises(OutOfMemoryTogether) as caught:
         find(trial, 64)
+    told(caught)
     assert caught.value.size == at and not is_out_of_memory(caught.value)
 
 

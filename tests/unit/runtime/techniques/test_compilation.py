@@ -15,6 +15,8 @@ from spottrain.techniques.compilation import compilations, compiled, doubt, warm
 from spottrain.techniques.dry_run import rehearsal
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
+from tests.unit.runtime.sentences import Told
+
 
 @pytest.fixture(autouse=True)
 def nothing_compiled() -> Iterator[None]:
@@ -66,13 +68,13 @@ def step(model: torch.nn.Module, size: int = 3) -> None:
 
 
 # --- refused --------------------------------------------------------------------------------------------
-def test_data_parallel_and_an_unknown_mode_are_refused() -> None:
-    with pytest.raises(ConfigurationError, match=r"torch\.nn\.DataParallel: use DistributedDataParallel"):
+def test_data_parallel_and_an_unknown_mode_are_refused(told: Told) -> None:
+    with pytest.raises(ConfigurationError) as refused:
         compiled(DataParallel(torch.nn.Linear(2, 2)))
-    with pytest.raises(
-        ConfigurationError, match="'fast' is not known: use default, reduce-overhead, max-autotune"
-    ):
+    told(refused)
+    with pytest.raises(ConfigurationError) as refused:
         compiled(torch.nn.Linear(2, 2), "fast")
+    told(refused)
 
 
 def test_a_mode_for_gpus_is_advised_against_on_a_cpu(
@@ -145,11 +147,11 @@ class Clipped(Net):
         return super().forward(x)
 
 
-def test_a_forward_pass_that_writes_trained_weights_cannot_be_rehearsed() -> None:
+def test_a_forward_pass_that_writes_trained_weights_cannot_be_rehearsed(told: Told) -> None:
     model = Clipped()
-    words = r"change the model's weights \(layer.weight\).*instead of auto"
-    with pytest.raises(ConfigurationError, match=words), rehearsal(model):
+    with pytest.raises(ConfigurationError) as refused, rehearsal(model):
         step(model)
+    told(refused)
 
 
 def test_trained_weights_that_are_only_moved_are_no_fault() -> None:
@@ -160,13 +162,14 @@ def test_trained_weights_that_are_only_moved_are_no_fault() -> None:
         step(model)
 
 
-def test_of_a_frozen_base_many_times_its_adapter_no_copy_is_made_and_a_write_is_told() -> None:
+def test_of_a_frozen_base_many_times_its_adapter_no_copy_is_made_and_a_write_is_told(told: Told) -> None:
     base = torch.nn.Linear(100, 100).requires_grad_(False)
     model = torch.nn.Sequential(base, torch.nn.Linear(100, 1))
     with rehearsal(model):
         model(torch.randn(2, 100)).sum().backward()
-    with pytest.raises(ConfigurationError, match=r"\(0.weight\)"), rehearsal(model), torch.no_grad():
+    with pytest.raises(ConfigurationError) as refused, rehearsal(model), torch.no_grad():
         base.weight.zero_()
+    told(refused)
 
 
 # --- the first batch ------------------------------------------------------------------------------------

@@ -116,19 +116,20 @@ def test_the_best_of_another_metric_says_nothing_and_is_not_taken(capsys: pytest
 
 
 # --- refused --------------------------------------------------------------------------------------------
-def test_an_unknown_metric_is_refused_at_the_first_evaluation_with_those_there_are() -> None:
-    with pytest.raises(
-        ConfigurationError, match="'acuracy', but an evaluation returns accuracy, loss: use one"
-    ):
+def test_an_unknown_metric_is_refused_at_the_first_evaluation_with_those_there_are(told: Told) -> None:
+    with pytest.raises(ConfigurationError) as refused:
         EarlyStopping(metric="acuracy").note(10, {"loss": 1.0, "accuracy": 0.5})
+    told(refused)
 
 
-def test_a_metric_that_never_comes_is_refused_before_the_first_step() -> None:
+def test_a_metric_that_never_comes_is_refused_before_the_first_step(told: Told) -> None:
     stopping = EarlyStopping(patience=3)
-    with pytest.raises(ConfigurationError, match="there is no eval_dataset"):
+    with pytest.raises(ConfigurationError) as refused:
         stopping.require(evaluates=False)
-    with pytest.raises(ConfigurationError, match="returns accuracy: use one"):
+    told(refused)
+    with pytest.raises(ConfigurationError) as refused:
         stopping.require(evaluates=True, metrics=["accuracy"])
+    told(refused)
     stopping.require(evaluates=True, metrics=["accuracy", "loss"])
     stopping.require(evaluates=True)
 

@@ -124,15 +124,16 @@ def test_inside_the_model_has_the_average_and_afterwards_bit_by_bit_what_it_had(
     assert same(ema.state_dict()["average"], average)
 
 
-def test_inside_nothing_is_averaged_or_saved_and_an_error_there_puts_the_weights_back() -> None:
+def test_inside_nothing_is_averaged_or_saved_and_an_error_there_puts_the_weights_back(told: Told) -> None:
     model = Model()
     ema = EMA(model)
     train(model, sgd(model), range(1, 4), ema.update)
     before = weights(model)
     with pytest.raises(ZeroDivisionError), ema.applied():
         for act in (lambda: ema.update(4), ema.state_dict, lambda: ema.applied().__enter__()):
-            with pytest.raises(RuntimeError, match="leave `with ema"):
+            with pytest.raises(RuntimeError) as refused:
                 act()
+            told(refused)
         raise ZeroDivisionError
     assert same(weights(model), before)
     ema.update(4)
@@ -197,12 +198,7 @@ def test_it_can_be_written_into_a_model_to_ship() -> None:
 # --- refused --------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("model", "words"),
-    [
-        (Model(), {"decay": 1.0}),
-        (Model(), {"decay": 0.0}),
-        (Model(), {"every": 0}),
-        (torch.nn.ReLU(), {}),
-    ],
+    [(Model(), {"decay": 1.0}), (Model(), {"decay": 0.0}), (Model(), {"every": 0}), (torch.nn.ReLU(), {})],
     ids=["decay 1", "decay 0", "every 0", "nothing to train"],
 )
 def test_what_cannot_be_averaged_is_refused(
@@ -213,9 +209,11 @@ def test_what_cannot_be_averaged_is_refused(
     told(refused)
 
 
-def test_an_average_of_another_model_is_refused_with_what_differs() -> None:
+def test_an_average_of_another_model_is_refused_with_what_differs(told: Told) -> None:
     state = EMA(torch.nn.Linear(4, 4)).state_dict()
-    with pytest.raises(ValueError, match="differ in bias"):
+    with pytest.raises(ValueError) as refused:
         EMA(torch.nn.Linear(4, 4, bias=False)).load_state_dict(state)
-    with pytest.raises(ValueError, match=r"weight has shape \(4, 4\) in the checkpoint and \(2, 4\) here"):
+    told(refused)
+    with pytest.raises(ValueError) as refused:
         EMA(torch.nn.Linear(4, 2)).load_state_dict(state)
+    told(refused)

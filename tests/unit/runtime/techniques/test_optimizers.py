@@ -62,14 +62,15 @@ def test_fused_kernels_are_taken_where_torch_has_them_and_told(
     assert torch.equal(random, torch.get_rng_state())
 
 
-def test_without_fused_the_reason_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_fused_the_reason_is_told(capsys: pytest.CaptureFixture[str], told: Told) -> None:
     odd = torch.nn.Parameter(torch.zeros(2, dtype=torch.complex64))
     made = make("adamw", [*model().parameters(), odd], learning_rate=0.01)
     assert made.defaults["fused"] is None
-    told = capsys.readouterr().out
-    assert "fused=False" in told and "(cpu, torch.complex64)" in told
-    with pytest.raises(ConfigurationError, match=r"fused=True is not possible for adamw: .*complex64"):
+    said = capsys.readouterr().out
+    assert "fused=False" in said and "(cpu, torch.complex64)" in said
+    with pytest.raises(ConfigurationError) as refused:
         make("adamw", [odd], learning_rate=0.01, fused=True)
+    told(refused)
     plain = make("adamw", model().parameters(), learning_rate=0.01, fused=False)
     assert plain.defaults["fused"] is None
 
@@ -105,11 +106,13 @@ def test_what_does_not_fit_is_refused_in_a_sentence(name: str, words: dict[str, 
     told(refused)
 
 
-def test_no_parameters_and_a_groups_strange_key_are_refused() -> None:
-    with pytest.raises(ConfigurationError, match=r"pass model.parameters\(\)"):
+def test_no_parameters_and_a_groups_strange_key_are_refused(told: Told) -> None:
+    with pytest.raises(ConfigurationError) as refused:
         make("sgd", [], learning_rate=0.1)
-    with pytest.raises(ConfigurationError, match="parameter group 0 sets betas, which sgd does not have"):
+    told(refused)
+    with pytest.raises(ConfigurationError) as refused:
         make("sgd", [{"params": model().parameters(), "betas": (0.9, 0.9)}], learning_rate=0.1)
+    told(refused)
 
 
 # --- in place of the script's ---------------------------------------------------------------------------
@@ -199,23 +202,26 @@ def test_what_rules_out_fused_kernels_in_the_script_s_does_in_its_place(
         assert not rebuilt(by_group, "adamw").defaults["fused"]
 
 
-def test_of_another_kind_maximize_stays_and_the_rate_must_be_given() -> None:
+def test_of_another_kind_maximize_stays_and_the_rate_must_be_given(told: Told) -> None:
     old = torch.optim.SGD(model().parameters(), lr=0.1, maximize=True)
     assert rebuilt(old, "adamw", learning_rate=0.01).defaults["maximize"] is True
-    with pytest.raises(ConfigurationError, match=r"set optimizer\.learningRate too"):
+    with pytest.raises(ConfigurationError) as refused:
         rebuilt(old, "adamw")
+    told(refused)
 
 
-def test_an_optimizer_with_steps_or_with_a_torch_schedule_is_not_replaced() -> None:
+def test_an_optimizer_with_steps_or_with_a_torch_schedule_is_not_replaced(told: Told) -> None:
     net = model()
     used = scripts(net)
     stepped(net, used, 1)
-    with pytest.raises(ConfigurationError, match="has already stepped"):
+    with pytest.raises(ConfigurationError) as refused:
         rebuilt(used, "sgd", learning_rate=0.1)
+    told(refused)
     scheduled = scripts(model())
     torch.optim.lr_scheduler.StepLR(scheduled, 3)
-    with pytest.raises(ConfigurationError, match="a torch LRScheduler refers to the script's AdamW"):
+    with pytest.raises(ConfigurationError) as refused:
         rebuilt(scheduled, "sgd", learning_rate=0.1)
+    told(refused)
 
 
 def test_a_state_of_the_rebuilt_one_resumes_bit_for_bit() -> None:

@@ -11,15 +11,10 @@ from typing import Any
 import pytest
 import torch
 from spottrain.errors import ConfigurationError
-from spottrain.techniques.precision import (
-    Amp,
-    DeviceFacts,
-    Precision,
-    choose,
-    facts_of,
-)
+from spottrain.techniques.precision import Amp, DeviceFacts, Precision, choose, facts_of
 
 from tests.support.fresh import Fresh
+from tests.unit.runtime.sentences import Told
 
 CPU = torch.device("cpu")
 
@@ -81,9 +76,10 @@ def test_a_good_choice_gets_no_advice_and_only_fp16_says_who_scales_the_loss(
     assert [each in out for each in words] == [wanted == "fp16"] * 4
 
 
-def test_an_unknown_format_is_refused_with_those_that_there_are() -> None:
-    with pytest.raises(ConfigurationError, match="'int8' is not known: use auto, bf16, fp16, fp32, tf32"):
+def test_an_unknown_format_is_refused_with_those_that_there_are(told: Told) -> None:
+    with pytest.raises(ConfigurationError) as refused:
         choose("int8", CPU, DEVICES["CPU"])
+    told(refused)
 
 
 def test_the_facts_of_this_machine_are_those_torch_tells() -> None:
@@ -126,10 +122,11 @@ def test_the_old_flags_and_the_new_ones_agree(name: str, allowed: bool) -> None:
 
 
 @pytest.mark.parametrize("name", ["fp32", "tf32"])
-def test_flags_that_a_script_left_in_conflict_are_put_right(name: str) -> None:
+def test_flags_that_a_script_left_in_conflict_are_put_right(name: str, told: Told) -> None:
     torch.backends.cuda.matmul.fp32_precision = "tf32"
-    with pytest.raises(RuntimeError, match="mix of the legacy and new APIs"):
+    with pytest.raises(RuntimeError) as refused:
         _ = torch.backends.cuda.matmul.allow_tf32
+    told(refused)
     Precision(name=name).apply()
     assert torch.backends.cuda.matmul.allow_tf32 is (name == "tf32")
 
@@ -263,11 +260,12 @@ def test_a_loop_with_a_backward_pass_of_its_own_steps_as_it_likes(name: str) -> 
     assert scene.weight.item() == 2.0
 
 
-def test_a_second_step_after_one_backward_pass_is_refused() -> None:
+def test_a_second_step_after_one_backward_pass_is_refused(told: Told) -> None:
     scene = Two("fp16")
     scene.step(1.0)
-    with pytest.raises(ConfigurationError, match=r"called twice after one .* amp.step\(\[a, b\]\)"):
+    with pytest.raises(ConfigurationError) as refused:
         scene.amp.step(scene.second)
+    told(refused)
     assert scene.step(1.0), "after another it is none"
 
 

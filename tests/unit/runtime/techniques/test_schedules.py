@@ -12,6 +12,8 @@ from spottrain.errors import ConfigurationError
 from spottrain.techniques.schedules import FLOOR, Schedule, lr_schedule, shape
 from torch.optim.lr_scheduler import ExponentialLR, LRScheduler, StepLR
 
+from tests.unit.runtime.sentences import Told
+
 
 def optimizer(*rates: float) -> torch.optim.Optimizer:
     groups = [{"params": [torch.nn.Parameter(torch.ones(1))], "lr": rate} for rate in rates or (0.1,)]
@@ -42,12 +44,13 @@ def test_the_usual_ones_rise_and_then_stay_or_fall(name: str, last: float) -> No
 
 # --- a function of the script -------------------------------------------------------------------------
 @pytest.mark.parametrize("bad", [math.nan, math.inf, None, "0.5", [1.0], 1j, 10**400, torch.ones(2)])
-def test_a_function_that_returns_no_finite_number_is_named_with_the_step(bad: Any) -> None:
+def test_a_function_that_returns_no_finite_number_is_named_with_the_step(bad: Any, told: Told) -> None:
     own = optimizer(0.1)
     it = Schedule(own, lambda step: 0.5 if step < 7 else bad)
     it.before_step(6)
-    with pytest.raises(ConfigurationError, match=r"for step 7 .*; it must return a finite factor"):
+    with pytest.raises(ConfigurationError) as refused:
         it.before_step(7)
+    told(refused)
     assert it.rate == 0.05, "the rate is left as it was"
 
 
@@ -58,24 +61,27 @@ def test_whatever_is_a_number_is_taken(good: Any) -> None:
     assert it.rate == pytest.approx(0.1 * float(good))
 
 
-def test_what_is_no_schedule_is_refused_before_the_first_step() -> None:
+def test_what_is_no_schedule_is_refused_before_the_first_step(told: Told) -> None:
     bad: Any = 5
-    with pytest.raises(ConfigurationError, match="schedule 5 is not known: use constant, cosine, a function"):
+    with pytest.raises(ConfigurationError) as refused:
         Schedule(optimizer(), bad)
-    with pytest.raises(ConfigurationError, match="warmupSteps 5 must be less than the number of steps, 5"):
+    told(refused)
+    with pytest.raises(ConfigurationError) as refused:
         shape("cosine", warmup_steps=5, total_steps=5)
+    told(refused)
 
 
 # --- resumed ------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("saved", KINDS)
 @pytest.mark.parametrize("script", KINDS)
-def test_only_a_schedule_of_the_same_kind_goes_on(saved: str, script: str) -> None:
+def test_only_a_schedule_of_the_same_kind_goes_on(saved: str, script: str, told: Told) -> None:
     state = scheduled(saved).state_dict()
     if saved == script:
         scheduled(script).load_state_dict(state)
         return
-    with pytest.raises(ValueError, match=rf"the checkpoint's schedule is .*{saved}, the script's .*{script}"):
+    with pytest.raises(ValueError) as refused:
         scheduled(script).load_state_dict(state)
+    told(refused)
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -131,7 +137,8 @@ def test_a_loop_of_ones_own_has_the_rates_of_trainer(name: str) -> None:
     assert again.last_epoch == 10, "its state is plain values, as a checkpoint has them"
 
 
-def test_a_schedule_that_wants_a_measure_is_refused() -> None:
+def test_a_schedule_that_wants_a_measure_is_refused(told: Told) -> None:
     own = optimizer()
-    with pytest.raises(ConfigurationError, match="ReduceLROnPlateau needs a metric"):
+    with pytest.raises(ConfigurationError) as refused:
         Schedule(own, torch.optim.lr_scheduler.ReduceLROnPlateau(own))
+    told(refused)
