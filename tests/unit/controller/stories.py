@@ -3,9 +3,9 @@
 Facts of a look: `phase=Waiting`, `attempt=2`, `failures=0`, `interruptions=1`, `noProgress=0`, `durable=9`;
 each condition as `Running=False/NodeNotReady`; each event as `warns=Reason` or `tells=Reason`; of attempts
 `cause1=Failed`, `reason1=...`, `stopping1=Moved`, `charged1`, and of the last one `on=Spot` and `pool=a`;
-what is done, by ranks: `creates=0,1`, `deletes=0`, `releases=0`, `annotates=1`, `provides=services`,
-`holds=True`, `checks`, `ends` (the object is deleted); `start=+10` (seconds from now) or `start=now`;
-`again=30` (whole seconds), and `unwritten` where the status is as before.
+what is done, by ranks: `creates=0,1`, `deletes=0` (`deletes-of-2`: of that attempt), `releases=0`,
+`annotates=1`, `provides=services`, `holds=True`, `checks`, `ends` (the object is deleted); `start=+10`
+(seconds from now) or `start=now`; `again=30` (whole seconds), and `unwritten` where the status is as before.
 """
 
 from __future__ import annotations
@@ -71,9 +71,10 @@ def _of_attempt(record: AttemptRecord) -> Iterator[str]:
 def _done(made: Plan) -> Iterator[str]:
     actions = (*made.before, *made.after)
     for kind, word in ((Delete, "deletes"), (Release, "releases"), (Annotate, "annotates")):
-        ranks = [a.pod.rank for a in actions if isinstance(a, kind)]
-        if ranks:
-            yield f"{word}={','.join(map(str, sorted(ranks)))}"
+        pods = [a.pod for a in actions if isinstance(a, kind)]
+        if pods:
+            yield f"{word}={','.join(str(rank) for rank in sorted(pod.rank for pod in pods))}"
+            yield from (f"{word}-of-{number}" for number in {pod.attempt for pod in pods})
     created = [
         a.manifest["metadata"]["labels"].get(RANK_LABEL, "0") for a in actions if isinstance(a, Create)
     ]

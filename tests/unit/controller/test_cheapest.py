@@ -283,7 +283,7 @@ DECISIONS: dict[str, tuple[Observed, str]] = {
 
 
 @pytest.mark.parametrize("name", DECISIONS)
-def test_a_decision(name: str) -> None:
+def test_the_cheaper_capacity_that_is_in_time_is_chosen(name: str) -> None:
     observed, expected = DECISIONS[name]
     follows(expected, observed)
 

@@ -18,6 +18,7 @@ from spottrain_operator.status.changes import with_progress
 from tests.builders import (
     after,
     deleted,
+    ended_pod,
     make_job,
     make_node,
     make_observed,
@@ -120,7 +121,9 @@ def test_a_finished_jobs_object_is_deleted_when_its_time_is_over_and_not_before(
     job.look("!ends", at=10**6)
 
 
-@pytest.mark.parametrize("pods", [(), (make_pod(2),), (make_pod(),), (make_pod(notice=notice()),)])
+@pytest.mark.parametrize(
+    "pods", [(), (make_pod(2),), (make_pod(),), (ended_pod(code=1),), (make_pod(notice=notice()),)]
+)
 def test_a_finished_job_never_starts_again_whatever_is_around_it(pods: tuple[PodView, ...]) -> None:
     for spec in ({}, {"suspend": True}, {"activeDeadlineSeconds": 1}):
         job = running(**spec)
@@ -256,3 +259,18 @@ def test_the_event_names_what_is_left_and_the_command_before_a_long_error(why: s
     said = cleanup.gives_up(o)
     assert "spottrain checkpoints delete s3://bucket/run --job-uid uid-1" in said
     assert said.endswith("x" * cleanup.CUT) and len(said) < 1000
+
+
+def of_a_person(*pods: PodView, **spec: Any) -> Observed:
+    status = replace(started(), active_since=after(-600))
+    return make_observed(*pods, job=make_job(raw_spec(**spec), status=status))
+
+
+TOLD = (
+    *(observed for observed, _ in CLEANUPS.values()),
+    of_a_person(make_pod(), suspend=True),
+    make_observed(job=make_job(raw_spec(suspend=True), status=Status())),
+    of_a_person(make_pod(), activeDeadlineSeconds=600),
+    make_observed(job=make_job(raw_spec(activeDeadlineSeconds=600), status=between_attempts())),
+)
+"""Scenes whose sentences are in tests/unit/sentences.txt."""

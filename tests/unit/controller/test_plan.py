@@ -81,6 +81,14 @@ SCENES: dict[str, tuple[Observed, str]] = {
         failed_before(0, {"maxInterruptions": 0}, code=75, notice=notice()),
         "Failed=True/TooManyInterruptions",
     ),
+    "the interruption after the last allowed one of an hour ends the job": (
+        failed_before(0, {"maxInterruptions": 0, "withinSeconds": 3600}, code=75, notice=notice()),
+        "Failed=True/TooManyInterruptions",
+    ),
+    "an attempt says from which checkpoint it goes on": (
+        make_observed(make_pod(2), job=make_job(status=started(2)), sample=sample(40, 2, startStep=33)),
+        "durable=33 tells=CheckpointRestored",
+    ),
     "superseded counts nowhere and does not spin": (
         make_observed(told(Outcome.SUPERSEDED)),
         f"{UNCOUNTED} start=+10",
@@ -105,10 +113,10 @@ SCENES: dict[str, tuple[Observed, str]] = {
         ),
         "attempt=2",
     ),
-    "a stale pod is deleted": (second(make_pod(1), make_pod(2)), "deletes=0 attempt=2"),
+    "a stale pod is deleted": (second(make_pod(1), make_pod(2)), "deletes-of-1 !deletes-of-2 attempt=2"),
     "a stale pod on a dead node is forced away": (
         second(make_pod(1, node="node-z", **deleted()), make_pod(2)),
-        "deletes=0 releases=0",
+        "deletes-of-1 !deletes-of-2 releases=0",
     ),
     "an attempt that vanished is an interruption": (
         make_observed(),
@@ -129,9 +137,14 @@ SCENES: dict[str, tuple[Observed, str]] = {
 
 
 @pytest.mark.parametrize("scene", SCENES)
-def test_a_scene(scene: str) -> None:
+def test_the_operator_decides_by_what_is_there(scene: str) -> None:
     observed, expected = SCENES[scene]
     follows(expected, observed)
+
+
+def test_a_pod_on_a_node_that_is_gone_has_no_time_and_no_gate() -> None:
+    made = plan(make_observed(make_pod(), nodes=()))
+    assert graces(made) == [0] and status_of(made).gate_until is None
 
 
 def test_after_a_crash_between_status_and_pod_the_same_pod_is_made() -> None:

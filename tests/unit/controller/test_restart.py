@@ -24,9 +24,12 @@ from tests.builders import (
     condition,
     deleted,
     ended_pod,
+    make_job,
     make_node,
+    make_observed,
     make_pod,
     notice,
+    raw_spec,
     sample,
     started,
     told,
@@ -280,3 +283,14 @@ def test_peers_of_a_rank_that_did_not_find_its_store_are_not_charged() -> None:
 def test_a_clock_that_was_ahead_does_not_lengthen_the_pause_for_the_store() -> None:
     moved = restart.with_earlier_start(_without_store().status, FailurePolicy(), after(-7200), "uid-1")
     assert moved is not None and moved.next_start == after(-7190)
+
+
+TOLD = (
+    make_observed(make_pod(), sample=sample(0, **WAITS)),
+    make_observed(make_pod(), sample=sample(step=5, startStep=0, waitingFor=SILENT)),
+    make_observed(_gave_up(1)),
+    make_observed(
+        _gave_up(1), job=make_job(raw_spec(failurePolicy={"storeOutageSeconds": 0}), status=started())
+    ),
+)
+"""Scenes whose sentences are in tests/unit/sentences.txt."""

@@ -11,14 +11,17 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from spottrain_operator.agent.settings import AgentEnv, AgentSettings
 from spottrain_operator.api.job_defaults import of_config_map
 from spottrain_operator.api.observed import Observed
 from spottrain_operator.api.prices import parse
 from spottrain_operator.control.plan import plan
 from spottrain_operator.errors import OperatorError
 from spottrain_operator.settings import Settings
+from spottrain_prices.settings import Settings as PricesSettings
 
 from tests.builders import make_job, raw_spec
+from tests.unit.agent import test_process
 from tests.unit.controller import (
     test_capacity,
     test_cheapest,
@@ -33,28 +36,33 @@ from tests.unit.controller import (
     test_own_checkpoints,
     test_plan,
     test_prices,
+    test_refusals,
     test_refused_specs,
+    test_restart,
     test_runtime_attached,
+    test_stale_views,
     test_starting,
     test_sync,
+    test_what_is_told,
     test_words_from_outside,
 )
+from tests.unit.prices import test_wanted
 
 PAGE = Path(__file__).parents[1] / "sentences.txt"
 
 
 def scenes() -> Iterator[Observed]:
     """One look each, at all that there is to be told of."""
-    for table in (
-        test_plan.SCENES,
-        test_lifecycle.CLEANUPS,
-        test_starting.SAID,
-        test_runtime_attached.SCENES,
-    ):
+    for table in (test_plan.SCENES, test_starting.SAID, test_runtime_attached.SCENES):
         yield from (observed for observed, _ in table.values())
     yield from map(test_interruptions.observed, test_interruptions.ROWS.values())
     yield from (test_own_checkpoints.seen(pod) for pod in test_own_checkpoints.CHARGED.values())
     for module in (
+        test_lifecycle,
+        test_restart,
+        test_what_is_told,
+        test_stale_views,
+        test_refusals,
         test_gangs,
         test_hardware,
         test_sync,
@@ -68,15 +76,16 @@ def scenes() -> Iterator[Observed]:
 
 
 def told_of(observed: Observed) -> dict[str, str]:
-    """Why attempts ended or are stopped, conditions and Events, by text; what repeats another is left out."""
+    """Why attempts ended or are stopped, conditions and Events, by text, each once."""
     made = plan(observed)
     status = made.status or observed.job.status
     said = {r.evidence: f"attempt {r.cause or r.stopping}" for r in status.attempts if r.evidence}
     said |= {r.choice: f"choice {r.capacity_type}" for r in status.attempts if r.choice}
     told = [(c.message, f"{c.type} {c.status} {c.reason}") for c in status.conditions]
     for text, kind in (*told, *((e.message, f"Event {e.reason}") for e in made.events)):
-        if not any(known in text for known in said):
-            said[text] = kind
+        quoted = max((known for known in said if known in text), key=len, default="")
+        if text and text != quoted:
+            said[text.replace(quoted, "...") if quoted else text] = kind
     return said
 
 
@@ -85,6 +94,10 @@ def refusals() -> Iterator[str]:
         yield make_job(raw_spec(**raw)).invalid
     for name, value in test_words_from_outside.WRONG_SETTINGS:
         yield _error(Settings.from_env, {f"SPOTTRAIN_OPERATOR_{name}": value})
+    for variable, text in test_process.WRONG_SETTINGS:
+        yield _error(AgentSettings.from_env, {AgentEnv.NODE: "n1", variable: text})
+    for setting, text in test_wanted.WRONG_SETTINGS:
+        yield _error(PricesSettings.from_env, test_wanted.REQUIRED | {setting: text})
     for data in test_job_defaults.UNUSABLE:
         yield _error(of_config_map, test_job_defaults.config_map(**data), "ns", ["a100"])
     for entry in test_prices.UNREADABLE:

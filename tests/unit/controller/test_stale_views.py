@@ -274,3 +274,7 @@ async def test_pods_of_another_name_are_no_predecessors() -> None:
     assert w.caches.pods.other_lives(replace(KEY, name="job-b")) == (other.job,)
     w.caches.pods.drop(other)
     assert w.caches.pods.other_lives(replace(KEY, name="job-b")) == ()
+
+
+TOLD = (_observed(_of_old(make_pod())),)
+"""Scenes whose sentences are in tests/unit/sentences.txt."""

@@ -275,7 +275,7 @@ ENDS: dict[str, tuple[Observed, str]] = {
 
 
 @pytest.mark.parametrize("name", ENDS)
-def test_an_end(name: str) -> None:
+def test_script_and_sidecar_together_say_how_an_attempt_ended(name: str) -> None:
     observed, expected = ENDS[name]
     follows(expected, observed)
 

@@ -9,6 +9,7 @@ import pytest
 from spottrain.contract import Outcome, Reason
 from spottrain_operator.api.observed import Ended, Event, Plan, Sample
 from spottrain_operator.api.training_job import ProgressStatus, Status
+from spottrain_operator.control.plan import plan
 from spottrain_operator.names import Condition
 from spottrain_operator.status.changes import progress_due
 
@@ -18,9 +19,11 @@ from tests.builders import (
     condition,
     deleted,
     ended_pod,
+    make_job,
     make_node,
     make_observed,
     make_pod,
+    raw_spec,
     sample,
     started,
     told,
@@ -189,3 +192,15 @@ def test_what_no_restart_mends_is_the_jobs_own_reason_in_the_trainers_words(reas
     pod = told(Outcome.BAD_CONFIGURATION, reason=reason, message=words)
     made = follows(f"Failed=True/{reason} attempt=1", make_observed(pod))
     assert condition(made, Condition.FAILED).message == words
+
+
+OVER = plan(make_observed(told(Outcome.DONE, step=100))).status
+TOLD = (
+    *(
+        make_observed(make_pod(), sample=sample(5, emergencySeconds=seconds, graceSeconds=110.0))
+        for seconds in (20.0, 100.0)
+    ),
+    make_observed(job=make_job(raw_spec(suspend=True), status=OVER, generation=2)),
+    make_observed(LOST),
+)
+"""Scenes whose sentences are in tests/unit/sentences.txt."""

@@ -85,20 +85,19 @@ def test_the_environment_is_read() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("variable", "value", "said"),
-    [
-        (PricesEnv.PROVIDER, "GCP", "SPOTTRAIN_PRICES_PROVIDER must be one of AWS, Azure, not 'GCP'"),
-        (PricesEnv.PROVIDER, "", "must be one of AWS, Azure, not ''"),
-        (PricesEnv.NAMESPACE, "", "SPOTTRAIN_PRICES_NAMESPACE is missing"),
-        (PricesEnv.CONFIG_MAP, " ", "SPOTTRAIN_PRICES_CONFIG_MAP is missing"),
-        (PricesEnv.FROM_NODES, "yes", "must be one of true, false, not 'yes'"),
-        (PricesEnv.HISTORY_DAYS, "0", "must be a whole number from 1 to 90, not '0'"),
-        (PricesEnv.HISTORY_DAYS, "1.5", "must be a whole number from 1 to 90"),
-        (PricesEnv.PRICING_REGION, "us-west-2", "must be one of us-east-1, eu-central-1, ap-south-1"),
-    ],
+WRONG_SETTINGS = (
+    (PricesEnv.PROVIDER, "GCP"),
+    (PricesEnv.PROVIDER, ""),
+    (PricesEnv.NAMESPACE, ""),
+    (PricesEnv.CONFIG_MAP, " "),
+    (PricesEnv.FROM_NODES, "yes"),
+    (PricesEnv.HISTORY_DAYS, "0"),
+    (PricesEnv.HISTORY_DAYS, "1.5"),
+    (PricesEnv.PRICING_REGION, "us-west-2"),
 )
-def test_what_cannot_be_read_is_a_sentence(variable: PricesEnv, value: str, said: str) -> None:
-    with pytest.raises(ValueError, match="SPOTTRAIN_PRICES_") as error:
+
+
+@pytest.mark.parametrize(("variable", "value"), WRONG_SETTINGS)
+def test_what_cannot_be_read_is_refused_by_the_name_of_its_variable(variable: PricesEnv, value: str) -> None:
+    with pytest.raises(ValueError, match=f"^{variable} "):
         Settings.from_env(REQUIRED | {variable: value})
-    assert said in str(error.value)
