@@ -5,6 +5,7 @@ Scripts call `seed()` too, so that the model's initial weights are the same in e
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 import random
@@ -151,6 +152,9 @@ def settle_memory() -> None:
     """
     gc.collect()
     gc.freeze()
+    atexit.register(
+        gc.unfreeze
+    )  # else the interpreter's end leaves them, and Triton prints 30 lines of leaks
 
 
 def random_state() -> dict[str, Any]:

@@ -11,8 +11,6 @@ every module of the process, for which torch 2.15 warns with compiled ones.
 
 from __future__ import annotations
 
-import importlib
-import logging
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -98,42 +96,14 @@ class Roofline:
             self.arithmetic += arithmetic
 
 
-def _registered_formulas() -> Mapping[Any, Any]:
-    """Imports torch's FLOP formulas, on first use.
-
-    Their module imports Triton, for kernels on a GPU: that takes 0.2 s, and Triton 3.9 prints 30 lines about
-    leaks of its own when the process ends. Without a GPU the module does without it.
-    """
-    name = "torch.utils.flop_counter"
-    if not torch.cuda.is_available() and not {name, "triton"} & sys.modules.keys():
-        logger = logging.getLogger(name)  # which warns that there is no Triton
-        level = logger.level
-        logger.setLevel(logging.ERROR)
-        absent: Any = None
-        sys.modules["triton"] = absent
-        try:
-            importlib.import_module(name)
-        finally:
-            del sys.modules["triton"]
-            logger.setLevel(level)
-    from torch.utils.flop_counter import flop_registry
-
-    return flop_registry
-
-
 class _Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, work: Work, machine: Machine | None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._work, self._machine = work, machine
-        self._formulas = _registered_formulas()
+        # Lazy: the module imports Triton, which is slow, and many runs count nothing.
+        from torch.utils.flop_counter import flop_registry
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Keeps torch from wrapping `__torch_dispatch__`: that imports Dynamo, which takes seconds.
-
-        Where a model is compiled, `counted` runs it uncompiled, so Dynamo never sees this method.
-        """
-        return False
+        self._formulas = flop_registry
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
