@@ -128,11 +128,9 @@ def test_spot_first_falls_back_and_comes_back(history: list[tuple[str, Cause, fl
 
 
 def test_the_choice_is_in_the_record_before_a_pod_is_made() -> None:
-    made = plan(observed(Status(), SPOT_FIRST))
-    assert made.status is not None and made.status.attempts[0].pool == "a"
-    assert made.status.attempts[0].capacity_type == "Spot"
-    again = plan(observed(made.status, SPOT_FIRST))
-    assert again.status is None and [type(a) for a in again.after] == [Create]
+    made = follows("pool=a on=Spot", observed(Status(), SPOT_FIRST))
+    assert made.status is not None
+    follows("unwritten creates=0", observed(made.status, SPOT_FIRST))
 
 
 def on_demand_attempt(**more: Any) -> Status:
@@ -457,16 +455,12 @@ def test_an_unschedulable_pod_is_said_to_wait_for_the_labels_that_were_found() -
 
 
 def test_spot_first_needs_no_pools_where_labels_are_found() -> None:
-    made = plan(seeing(MIXED, capacity={"type": "SpotFirst"}))
-    assert made.status is not None
-    (pod,), record = pods_of(made), made.status.attempts[-1]
+    made = follows("pool=default on=Spot", seeing(MIXED, capacity={"type": "SpotFirst"}))
+    (pod,), status = pods_of(made), status_of(made)
     assert terms(pod) == [[one_of(EKS, "SPOT")], [one_of(KARPENTER, "spot")]]
-    assert (record.pool, record.capacity_type) == ("default", "Spot")
-    dry = replace(record, cause="SchedulingTimeout", ended=NOW)
-    again = plan(seeing(MIXED, status=replace(made.status, attempts=(dry,)), capacity={"type": "SpotFirst"}))
-    assert again.status is not None
-    later = again.status.attempts[-1]
-    assert (later.number, later.pool, later.capacity_type) == (2, "default-on-demand", "OnDemand")
+    dry = replace(status.attempts[-1], cause="SchedulingTimeout", ended=NOW)
+    again = seeing(MIXED, status=replace(status, attempts=(dry,)), capacity={"type": "SpotFirst"})
+    follows("attempt=2 pool=default-on-demand on=OnDemand", again)
 
 
 # --- where it is found -----------------------------------------------------------------------------------

@@ -307,10 +307,35 @@ def reclaimed(nodes: tuple[NodeView, ...], *pods: PodView, **more: Any) -> Obser
     return observed(*pods, nodes=nodes, status=status, **more)
 
 
-def test_ranks_that_need_a_new_node_require_the_zone_of_those_that_return() -> None:
-    """Otherwise one that is scheduled first chooses the zone, and the pinned ones can never follow."""
-    made = plan(reclaimed(in_zones("a", "a", "a")))
-    assert pins_of(made) == ["node-0", "", "node-2"] and zones_of(made) == [[], ["a"], []]
+ELSEWHERE: dict[str, Any] = {"spec": {"capacity": {"sameZone": False}}}
+PLACES: dict[str, tuple[Observed, list[str], list[list[str]]]] = {
+    "new nodes are in the zone of the ranks that return": (
+        reclaimed(in_zones("a", "a", "a")), ["node-0", "", "node-2"], [[], ["a"], []],
+    ),
+    "without zones all pins are kept": (
+        replace(reclaimed(in_zones("a", "b", "b")), zoned=False), ["node-0", "", "node-2"], [[], [], []],
+    ),
+    "and where the gang may be in several": (
+        reclaimed(in_zones("a", "b", "b"), **ELSEWHERE), ["node-0", "", "node-2"], [[], [], []],
+    ),
+    "of pins in several zones those in the zone of most are kept": (
+        reclaimed(in_zones("a", "b", "b", lost=9)), ["", "node-1", "node-2"], [["b"], [], []],
+    ),
+    "of equals the first": (
+        reclaimed(in_zones("b", "a", "a", lost=2)), ["", "node-1", ""], [["a"], [], ["a"]],
+    ),
+    "nobody returns to a node without a zone where the gang needs one": (
+        reclaimed(in_zones("", "", "")), ["", "", ""], [[], [], []],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_a_gang_returns_to_one_zone(name: str) -> None:
+    """Otherwise a rank that is scheduled first chooses the zone, and the pinned ones can never follow."""
+    observed, pins, zones = PLACES[name]
+    made = plan(observed)
+    assert (pins_of(made), zones_of(made)) == (pins, zones)
 
 
 def test_karpenter_makes_their_nodes_in_that_zone() -> None:
@@ -320,34 +345,12 @@ def test_karpenter_makes_their_nodes_in_that_zone() -> None:
     assert zones_of(made) == [["a"]]
 
 
-@pytest.mark.parametrize("more", [{"zoned": False}, {"spec": {"capacity": {"sameZone": False}}}])
-def test_a_gang_that_may_be_in_several_zones_requires_none_and_keeps_all_pins(more: Json) -> None:
-    o = reclaimed(in_zones("a", "b", "b"), spec=more.get("spec", {}))
-    made = plan(replace(o, zoned=more.get("zoned", True)))
-    assert pins_of(made) == ["node-0", "", "node-2"] and zones_of(made) == [[], [], []]
-
-
-def test_of_pins_in_several_zones_those_in_the_zone_of_most_are_kept() -> None:
-    """Nodes get another label, or an attempt was replaced while some of its ranks had no node."""
-    made = plan(reclaimed(in_zones("a", "b", "b", lost=9)))
-    assert pins_of(made) == ["", "node-1", "node-2"] and zones_of(made) == [["b"], [], []]
-    again = plan(reclaimed(in_zones("b", "a", "a", lost=2)))
-    assert pins_of(again) == ["", "node-1", ""] and zones_of(again) == [["a"], [], ["a"]], (
-        "of equals the first"
-    )
-
-
 def test_ranks_that_are_made_later_go_to_the_zone_of_those_that_are_there() -> None:
     """The operator was killed between two POSTs, and since then a node is usable again."""
     nodes = in_zones("b", "a", "a", lost=9)
     for there in ({"node": "node-0"}, {"node": "", "pinned": "node-0"}):
         pod = member(0, 2, phase="Pending", created=NOW, **there)
         assert pins_of(plan(reclaimed(nodes, pod))) == ["", ""]
-
-
-def test_nobody_returns_to_a_node_without_a_zone_where_the_gang_needs_one() -> None:
-    made = plan(reclaimed(in_zones("", "", "")))
-    assert pins_of(made) == ["", "", ""] and zones_of(made) == [[], [], []]
 
 
 def test_a_full_zone_is_given_up_with_its_pins_after_the_time_for_half_a_gang() -> None:
@@ -528,7 +531,7 @@ def test_a_gang_stays_in_its_pool_while_survivors_keep_their_nodes_there() -> No
 def test_a_crash_that_is_seen_late_is_no_deletion_of_ours(
     code: int, reason: str, seconds: float, failures: int
 ) -> None:
-    """`python -m tests.chaosop.random_faults` found it: rank 0 said that a peer was gone before rank 1's end was seen."""
+    """`python -m tests.chaosop.random_faults` found it: rank 0 said so before rank 1's end was seen."""
     word, stopping = _peer_lost()
     asked = deleted()
     finished = asked["deleted"] - timedelta(seconds=asked["deletion_grace"]) + timedelta(seconds=seconds)

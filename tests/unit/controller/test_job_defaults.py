@@ -19,7 +19,7 @@ from spottrain_operator.names import Condition, Platform, Reason
 from spottrain_operator.policies import capacity, cleanup
 from spottrain_operator.rendering import objects
 
-from tests.builders import KEY, make_job, make_observed, raw_job, raw_spec
+from tests.builders import KEY, condition, make_job, make_observed, raw_job, raw_spec
 from tests.unit.controller.fake_cluster import World, begun
 
 Json = dict[str, Any]
@@ -217,16 +217,20 @@ async def test_at_acceptance_the_defaults_are_in_the_status_and_in_the_pod() -> 
     assert defaults.checkpoint.uri == "s3://team/runs/ns/job" and defaults.service_account_name == "trainer"
 
 
-async def test_no_later_value_of_chart_or_namespace_moves_an_accepted_job() -> None:
-    world = await begun({"checkpoint": {}}, defaults=CHART)
-    accepted = world.status.defaults
-    world.defaults = JobDefaults(checkpoint_prefix="s3://elsewhere")
-    world.cluster.others["configmaps/spottrain-defaults"] = config_map(checkpointPrefix="s3://own")
-    read = world.cluster.config_maps_read
-    world._start()  # the operator with the new values
+async def failed_once(world: World) -> World:
+    """Its second attempt has a pod, made by an operator with what it was given by then."""
+    world._start()
     await world.ends(world.pod(1), 1)
     await world.after(60)
-    assert env_of(world, 2)["SPOTTRAIN_CHECKPOINT_URI"] == "s3://team/runs/ns/job"
+    return world
+
+
+async def test_no_later_value_of_chart_or_namespace_moves_an_accepted_job() -> None:
+    world = await begun({"checkpoint": {}}, defaults=CHART)
+    accepted, read = world.status.defaults, world.cluster.config_maps_read
+    world.defaults = JobDefaults(checkpoint_prefix="s3://elsewhere")
+    world.cluster.others["configmaps/spottrain-defaults"] = config_map(checkpointPrefix="s3://own")
+    assert env_of(await failed_once(world), 2)["SPOTTRAIN_CHECKPOINT_URI"] == "s3://team/runs/ns/job"
     assert world.status.defaults == accepted and world.cluster.config_maps_read == read
 
 
@@ -257,14 +261,19 @@ async def test_a_complete_spec_asks_for_no_config_map() -> None:
     assert world.cluster.config_maps_read == 0 and world.status.defaults is None
 
 
-async def test_spot_without_any_uri_is_not_accepted_and_says_what_to_set() -> None:
-    world = World({"checkpoint": {}})
+async def refused(world: World) -> str:
+    """Why the job is not accepted; it has no pod."""
     await world.settle()
-    accepted = world.status.condition(Condition.ACCEPTED)
-    assert accepted is not None and (accepted.status, accepted.reason) == ("False", Reason.INVALID_SPEC)
-    for words in ("spot capacity needs checkpoint.uri", "checkpointPrefix", "ConfigMap spottrain-defaults"):
-        assert words in accepted.message
+    accepted = condition(world.status, Condition.ACCEPTED)
+    assert (accepted.status, accepted.reason) == ("False", Reason.INVALID_SPEC)
     assert world.cluster.posted == [] and world.status.phase == "Invalid"
+    return accepted.message
+
+
+async def test_spot_without_any_uri_is_not_accepted_and_says_what_to_set() -> None:
+    said = await refused(World({"checkpoint": {}}))
+    for words in ("spot capacity needs checkpoint.uri", "checkpointPrefix", "ConfigMap spottrain-defaults"):
+        assert words in said
 
 
 @pytest.mark.parametrize(
@@ -300,11 +309,6 @@ async def test_a_refused_job_is_looked_at_again_only_after_minutes_and_starts_on
     assert env_of(world)["SPOTTRAIN_CHECKPOINT_URI"] == "s3://own/ns/job"
 
 
-async def test_on_demand_without_any_prefix_trains_without_checkpoints() -> None:
-    world = await begun({"checkpoint": {}, "capacity": {"type": "OnDemand"}})
-    assert "SPOTTRAIN_CHECKPOINT_URI" not in env_of(world) and world.status.defaults is None
-
-
 @pytest.mark.parametrize(
     ("spec", "prefix", "words"),
     [
@@ -315,28 +319,20 @@ async def test_on_demand_without_any_prefix_trains_without_checkpoints() -> None
 )
 async def test_a_default_place_that_does_not_fit_is_a_sentence(spec: Json, prefix: str, words: str) -> None:
     world = World({"checkpoint": {}, **spec}, defaults=JobDefaults(checkpoint_prefix=prefix))
-    await world.settle()
-    accepted = world.status.condition(Condition.ACCEPTED)
-    assert accepted is not None and accepted.status == "False" and words in accepted.message
-    assert world.cluster.posted == []
+    assert words in await refused(world)
 
 
 async def test_a_config_map_that_may_not_be_read_is_a_sentence() -> None:
     world = World({"checkpoint": {}})
     world.refuse("get_config_map", ApiError(403, "configmaps is forbidden"))
-    await world.settle()
-    accepted = world.status.condition(Condition.ACCEPTED)
-    assert accepted is not None and accepted.status == "False"
-    assert "cannot be read: configmaps is forbidden" in accepted.message
+    assert "cannot be read: configmaps is forbidden" in await refused(world)
 
 
-async def test_a_job_that_an_earlier_version_accepted_gets_no_defaults() -> None:
+async def test_on_demand_trains_without_a_prefix_and_a_later_one_is_not_for_it() -> None:
     world = await begun({"checkpoint": {}, "capacity": {"type": "OnDemand"}})
+    assert "SPOTTRAIN_CHECKPOINT_URI" not in env_of(world) and world.status.defaults is None
     world.defaults = CHART
-    world._start()
-    await world.ends(world.pod(1), 1)
-    await world.after(60)
-    assert "SPOTTRAIN_CHECKPOINT_URI" not in env_of(world, 2)
+    assert "SPOTTRAIN_CHECKPOINT_URI" not in env_of(await failed_once(world), 2)
 
 
 def test_the_checkpoints_at_a_default_place_are_deleted_with_the_job() -> None:
