@@ -52,6 +52,15 @@ class Demo:
             stdout=subprocess.PIPE,
             text=True,
         )
+        try:
+            self._follow(process, found, stop_after)
+        except KeyboardInterrupt:
+            process.wait(timeout=60)
+            raise
+        found.message = TerminationMessage.from_json(message.read_text())
+        return found
+
+    def _follow(self, process: subprocess.Popen[str], found: Attempt, stop_after: int | None) -> None:
         assert process.stdout
         for line in process.stdout:
             print("    " + line, end="", flush=True)
@@ -63,8 +72,6 @@ class Demo:
             elif " event=done " in line:
                 found.digest = line.split("digest=")[1].split()[0]
         found.code = process.wait(timeout=60)
-        found.message = TerminationMessage.from_json(message.read_text())
-        return found
 
     def _variables(self, store: str, attempt: int, message: Path) -> dict[str, str]:
         training = {"maxSteps": self.steps, "globalBatchSize": self.batch_size, "deterministic": True}
@@ -133,4 +140,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:  # the training has got it too, and ends by itself
+        sys.exit("stopped; `make demo-local` begins anew")
