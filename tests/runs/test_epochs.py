@@ -255,10 +255,6 @@ REFUSED = {
         LOADER + RUN + RANGE.replace("(batch))\n", "(batch))\n        if run.global_step % 3 == 0: break\n"),
         "the loop over epoch 0 was left after 24 of its 40 samples",
     ),
-    "break in epochs": (
-        LOADER + RUN + EPOCHS.replace("(batch))\n", "(batch))\n        if run.global_step % 3 == 0: break\n"),
-        "the loop over epoch 0 was left after 24 of its 40 samples",
-    ),
     "epochs begun again": (
         RUN.replace(" data=loader,", "") + EPOCHS.replace("in loader", "in held_out"),
         "the loop does not read run.epoch_step",
