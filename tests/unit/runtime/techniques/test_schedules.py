@@ -97,7 +97,11 @@ def test_the_same_schedule_and_rate_is_no_override_also_of_a_state_without_kind(
 
 def test_a_longer_training_with_the_same_schedule_goes_on() -> None:
     state = Schedule(optimizer(), shape("cosine", warmup_steps=2, total_steps=10)).state_dict()
-    Schedule(optimizer(), shape("cosine", warmup_steps=0, total_steps=20)).load_state_dict(state)
+    longer = shape("cosine", warmup_steps=0, total_steps=20)
+    it = Schedule(optimizer(0.1), longer)
+    it.load_state_dict(state)
+    it.before_step(12)
+    assert it.rate == pytest.approx(0.1 * longer(12))
 
 
 def test_a_rate_changed_in_the_script_is_overridden_and_told_once(capsys: pytest.CaptureFixture[str]) -> None:
