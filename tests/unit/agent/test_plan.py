@@ -64,16 +64,10 @@ ANSWERS: dict[str, tuple[list[Answer], NodeNotice | None]] = {
     "hibernate: at once": ([found(HIBERNATE)], seen(HIBERNATE, 0)),
     "no time: seconds from the first reading": ([found(PREEMPTED)], seen(PREEMPTED, 25)),
     "nothing is the end of a notice": ([found(TERMINATE), NOTHING], None),
-    "an error is never the end of a notice": (
-        [found(TERMINATE), ERROR],
-        replace(NOTICE, seen=SEEN - SECOND),
-    ),
+    "an error is never the end of a notice": ([found(TERMINATE), ERROR], replace(NOTICE, seen=SEEN - SECOND)),
     "read again: it keeps its deadline and its time": ([found(PREEMPTED)] * 3, seen(PREEMPTED, 25, ago=2)),
     "gone and back: a new one": ([found(PREEMPTED), NOTHING, found(PREEMPTED)], seen(PREEMPTED, 25)),
-    "the earliest of two": (
-        [found(PREEMPTED), found(PREEMPTED, TERMINATE)],
-        seen(PREEMPTED, 25, ago=1),
-    ),
+    "the earliest of two": ([found(PREEMPTED), found(PREEMPTED, TERMINATE)], seen(PREEMPTED, 25, ago=1)),
 }
 
 

@@ -24,17 +24,7 @@ from spottrain_operator.control.resync import show_jobs
 from spottrain_operator.io.price_file import PriceFile, PriceFiles
 from spottrain_operator.policies import ledger
 
-from tests.builders import (
-    KEY,
-    NOW,
-    ended_pod,
-    make_job,
-    make_node,
-    make_observed,
-    make_pod,
-    started,
-    word,
-)
+from tests.builders import KEY, NOW, ended_pod, make_job, make_node, make_observed, make_pod, started, word
 
 SPOT = {"instanceType": "g5", "capacityType": "Spot", "usdPerHour": 60}
 PRICES = parse(json.dumps([SPOT, SPOT | {"capacityType": "OnDemand", "usdPerHour": 120}]))

@@ -24,13 +24,7 @@ from spottrain_operator.api.observed import (
 from spottrain_operator.api.training_job import Job, RankRecord, Status
 from spottrain_operator.api.views import node_view
 from spottrain_operator.control.plan import plan, unschedulable
-from spottrain_operator.names import (
-    AVOIDS_ANNOTATION,
-    PINNED_ANNOTATION,
-    Cause,
-    Reason,
-    pod_name,
-)
+from spottrain_operator.names import AVOIDS_ANNOTATION, PINNED_ANNOTATION, Cause, Reason, pod_name
 from spottrain_operator.policies import placement
 
 from tests.builders import (

@@ -20,17 +20,7 @@ from spottrain_operator.control.plan import plan
 from spottrain_operator.names import pod_name
 from spottrain_operator.policies.goodput import PARTS
 
-from tests.builders import (
-    KEY,
-    NOW,
-    make_node,
-    make_observed,
-    make_pod,
-    notice,
-    raw_job,
-    raw_spec,
-    word,
-)
+from tests.builders import KEY, NOW, make_node, make_observed, make_pod, notice, raw_job, raw_spec, word
 
 SPOT = {"instanceType": "g5", "capacityType": "Spot", "usdPerHour": 36}
 ON_DEMAND = SPOT | {"capacityType": "OnDemand", "usdPerHour": 108}

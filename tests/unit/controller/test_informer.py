@@ -12,13 +12,7 @@ from spottrain_operator.api.observed import PodView
 from spottrain_operator.api.views import node_facts, node_view
 from spottrain_operator.control import caches as cache_module
 from spottrain_operator.control.caches import Caches
-from spottrain_operator.control.informer import (
-    FROZEN_SECONDS,
-    LONGEST_DELAY,
-    Informer,
-    Informers,
-    delay,
-)
+from spottrain_operator.control.informer import FROZEN_SECONDS, LONGEST_DELAY, Informer, Informers, delay
 from spottrain_operator.control.lister import NODES, PODS
 from spottrain_operator.control.work_queue import WorkQueue
 from spottrain_operator.errors import ApiError
@@ -445,11 +439,7 @@ async def test_versions_that_go_back_are_told_and_those_of_a_list_beside_events_
     told: list[str] = []
     caches = Caches()
     informer = Informer(
-        PODS,
-        cluster=as_cluster(script),
-        cache=caches.pods,
-        changed=lambda _: None,
-        went_back=told.append,
+        PODS, cluster=as_cluster(script), cache=caches.pods, changed=lambda _: None, went_back=told.append
     )
     task = asyncio.create_task(informer.run())
     await asyncio.sleep(1)

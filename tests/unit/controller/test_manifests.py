@@ -18,16 +18,7 @@ from spottrain_operator.names import Platform
 from spottrain_operator.rendering import objects, trainer_pod
 
 from tests.builders import POOL, make_job, raw_spec
-from tests.unit.controller.test_refused_specs import (
-    CA,
-    GPU,
-    env,
-    inject,
-    limits,
-    mount,
-    pod,
-    sync,
-)
+from tests.unit.controller.test_refused_specs import CA, GPU, env, inject, limits, mount, pod, sync
 
 Json = dict[str, Any]
 PAGE = Path(__file__).parents[1] / "manifests.txt"

@@ -9,12 +9,7 @@ from typing import Any
 import pytest
 from spottrain.contract import WAITING_FOR_STORE, Outcome
 from spottrain_operator.api.observed import Ending, PodView
-from spottrain_operator.api.training_job import (
-    AttemptRecord,
-    FailurePolicy,
-    ProgressStatus,
-    Status,
-)
+from spottrain_operator.api.training_job import AttemptRecord, FailurePolicy, ProgressStatus, Status
 from spottrain_operator.names import Cause, Condition, Reason
 from spottrain_operator.policies import restart
 

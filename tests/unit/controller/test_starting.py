@@ -17,17 +17,7 @@ from spottrain_operator.control.plan import plan
 from spottrain_operator.names import Cause, Reason
 from spottrain_operator.policies import restart, starting
 
-from tests.builders import (
-    NOW,
-    POOL,
-    after,
-    make_job,
-    make_observed,
-    make_pod,
-    raw_spec,
-    started,
-    status_of,
-)
+from tests.builders import NOW, POOL, after, make_job, make_observed, make_pod, raw_spec, started, status_of
 from tests.unit.controller.fake_cluster import FakeCluster
 from tests.unit.controller.stories import Story, follows
 from tests.unit.controller.test_interruptions import raw_pod
@@ -255,10 +245,7 @@ def mount(message: str) -> Waiting:
             PodEvents(trouble=mount("refused"), slow=ATTACHING),
         ),
         (PULLS, PodEvents(set_up=True)),
-        (
-            [*PULLS, event("BackOff", at=2), event("Pulling", at=30)],
-            PodEvents(set_up=True, pulling=True),
-        ),
+        ([*PULLS, event("BackOff", at=2), event("Pulling", at=30)], PodEvents(set_up=True, pulling=True)),
         ([*PULLS, event("Pulled", at=40)], PodEvents(set_up=True)),
     ],
     ids=[

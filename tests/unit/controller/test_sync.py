@@ -7,13 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from spottrain.contract import (
-    Env,
-    LastExit,
-    Outcome,
-    Progress,
-    SyncEnv,
-)
+from spottrain.contract import Env, LastExit, Outcome, Progress, SyncEnv
 from spottrain_operator.api.node_pools import Pool
 from spottrain_operator.api.observed import Delete, Ended, Observed, PodView, Sample, SyncView
 from spottrain_operator.api.training_job import AttemptRecord, Job, Status
