@@ -23,6 +23,8 @@ class Image:
 
     entrypoint: tuple[str, ...]
     user: int
+    roots_files: bool = False
+    """It asks for root only to read and give back files of another user; here all are one user's."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """In words of this machine: nothing of it is translated."""
     settings: Mapping[str, str] = field(default_factory=dict)
@@ -60,7 +62,10 @@ def known_images() -> dict[str, Image]:
             entrypoint=(python, "-m", "spottrain", "run"), user=1000, environment=environment, folders=trainer
         ),
         "spottrain-sync": Image(
-            entrypoint=(python, "-m", "spottrain", "sync"), user=1000, environment=environment
+            entrypoint=(python, "-m", "spottrain", "sync"),
+            user=1000,
+            roots_files=True,
+            environment=environment,
         ),
     }
 

@@ -18,6 +18,8 @@ NOT_ENFORCED: Final = (
 _KNOWN_VOLUMES: Final = frozenset(
     {"emptyDir", "configMap", "secret", "projected", "downwardAPI", "hostPath", "persistentVolumeClaim"}
 )
+_OF_FILES: Final = {"CHOWN", "DAC_OVERRIDE", "FOWNER"}
+"""Capabilities that nobody needs where all files are one user's."""
 _SHARED_NAMESPACES: Final = ("hostPID", "hostIPC", "shareProcessNamespace")
 
 
@@ -44,7 +46,9 @@ def _of_container(container: Json, pod_context: Json, images: Mapping[str, Image
     context = pod_context | (container.get("securityContext") or {})
     image = images.get(repository(container["image"]))
     user = context.get("runAsUser")
-    allowed = {os.getuid()} | ({image.user} if image else set())
+    allowed = {os.getuid()}
+    if image:
+        allowed |= {image.user, 0} if image.roots_files else {image.user}
     if user is not None and user not in allowed:
         yield (
             f"securityContext.runAsUser {user} is another user than the one who runs this cluster "
@@ -52,8 +56,8 @@ def _of_container(container: Json, pod_context: Json, images: Mapping[str, Image
         )
     if context.get("privileged"):
         yield "securityContext.privileged needs a container; leave it out here"
-    if added := (context.get("capabilities") or {}).get("add"):
-        yield f"securityContext.capabilities.add {', '.join(added)} needs a container; leave it out here"
+    if added := set((context.get("capabilities") or {}).get("add") or ()) - _OF_FILES:
+        yield f"securityContext.capabilities.add {', '.join(sorted(added))} needs a container; leave it out here"
     for name in (container.get("resources") or {}).get("limits") or {}:
         if name.startswith("hugepages-"):
             yield f"resources.limits[{name!r}] needs a container; leave it out here"

@@ -5,6 +5,7 @@ One notice serves several jobs, each of another kind; a job on the other node is
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -68,7 +69,8 @@ def sync_job(lab: Lab) -> Raw:
     made["spec"]["checkpoint"] |= {"uri": f"{lab.uri}/sync"} | store
     made["spec"]["capacity"] = {"type": "Spot", "pools": [local_pool()]}
     pod = made["spec"]["template"]["spec"]
-    del pod["securityContext"]
+    user = os.getuid()
+    pod["securityContext"] = {"runAsNonRoot": True, "runAsUser": user} if user else {}
     container = pod["containers"][0]
     container |= {"image": "spottrain-operator:checkout", "imagePullPolicy": "Never"}
     container |= {

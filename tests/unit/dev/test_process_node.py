@@ -14,7 +14,10 @@ from processcluster.refusals import why_not
 from processcluster.volumes import NotYet
 from processcluster.words import expanded, translated
 
-IMAGES = {"ours": Image(entrypoint=("true",), user=1000)}
+IMAGES = {
+    "ours": Image(entrypoint=("true",), user=1000),
+    "files": Image(entrypoint=("true",), user=1000, roots_files=True),
+}
 
 
 def pod(container: dict[str, Any] | None = None, **spec: Any) -> dict[str, Any]:
@@ -90,6 +93,7 @@ def test_what_needs_a_container_is_refused_by_name(wanted: dict[str, Any], says:
         pod(),
         pod({"securityContext": {"runAsUser": 1000}}),  # the image's own user
         pod({"securityContext": {"runAsUser": os.getuid()}}),
+        pod({"image": "files", "securityContext": {"runAsUser": 0, "capabilities": {"add": ["CHOWN"]}}}),
         pod({"securityContext": {"runAsNonRoot": True, "capabilities": {"drop": ["ALL"]}}}),
         pod({"resources": {"limits": {"cpu": "1", "memory": "1Gi", "nvidia.com/gpu": "1"}}}),
         pod(volumes=[{"name": "v", "emptyDir": {}}, {"name": "w", "secret": {"secretName": "s"}}]),
