@@ -57,7 +57,8 @@ def _of_container(container: Json, pod_context: Json, images: Mapping[str, Image
     if context.get("privileged"):
         yield "securityContext.privileged needs a container; leave it out here"
     if added := set((context.get("capabilities") or {}).get("add") or ()) - _OF_FILES:
-        yield f"securityContext.capabilities.add {', '.join(sorted(added))} needs a container; leave it out here"
+        names = ", ".join(sorted(added))
+        yield f"securityContext.capabilities.add {names} needs a container; leave it out here"
     for name in (container.get("resources") or {}).get("limits") or {}:
         if name.startswith("hugepages-"):
             yield f"resources.limits[{name!r}] needs a container; leave it out here"
