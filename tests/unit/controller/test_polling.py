@@ -95,6 +95,18 @@ def test_a_trainer_whose_jobs_spec_cannot_be_read_is_asked(
     assert turn(make_pod(**pod), job, **({"silence": None, "sample": None, "late": False} | heard)) is often
 
 
+def poller_of(caches: Caches, memory: Memory, **more: Any) -> Poller:
+    given: dict[str, Any] = {"queue": WorkQueue(), "interval": 10, "now": lambda: NOW} | more
+    return Poller(caches=caches, memory=memory, write_interval=timedelta(seconds=60), **given)
+
+
+async def runs(poller: Poller, seconds: float) -> None:
+    task = asyncio.create_task(poller.run())
+    await asyncio.sleep(seconds)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
 @pytest.mark.parametrize("answered_before", [False, True])
 def test_an_image_of_its_own_is_asked_until_it_was_silent_for_five_minutes(
     answered_before: bool, monkeypatch: pytest.MonkeyPatch
@@ -106,14 +118,7 @@ def test_an_image_of_its_own_is_asked_until_it_was_silent_for_five_minutes(
         caches, memory, pod = Caches(), Memory(), make_pod(running_since=NOW - timedelta(hours=3))
         caches.jobs.put(make_job(raw_spec(**SELF), status=started()))
         caches.pods.put(pod)
-        poller = Poller(
-            caches=caches,
-            memory=memory,
-            queue=WorkQueue(),
-            interval=10,
-            write_interval=timedelta(seconds=60),
-            now=lambda: NOW + timedelta(seconds=loop.time() - began),
-        )
+        poller = poller_of(caches, memory, now=lambda: NOW + timedelta(seconds=loop.time() - began))
         asked: list[float] = []
 
         async def poll(_: object, pod: PodView) -> Progress | Silence:
@@ -123,10 +128,7 @@ def test_an_image_of_its_own_is_asked_until_it_was_silent_for_five_minutes(
             return Silence(pod_uid=pod.uid, refused=True)
 
         monkeypatch.setattr(poller, "_poll", poll)
-        task = asyncio.create_task(poller.run())
-        await asyncio.sleep(1200)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        await runs(poller, 1200)
         return asked
 
     last = run_virtually(story())[-1]
@@ -177,14 +179,8 @@ async def test_a_new_state_is_written_at_once_and_further_steps_when_nothing_els
     caches.pods.put(make_pod(running_since=NOW))
     memory.samples[KEY] = before
     monkeypatch.setattr(progress, "spaced", lambda *_: timedelta(seconds=500))
-    poller = Poller(
-        caches=caches,
-        memory=memory,
-        queue=queue,
-        interval=0.01,
-        write_interval=timedelta(seconds=60),
-        now=lambda: before.at + timedelta(seconds=age),
-    )
+    now = before.at + timedelta(seconds=age)
+    poller = poller_of(caches, memory, queue=queue, interval=0.01, now=lambda: now)
     asked = asyncio.Event()
 
     async def poll(_: object, pod: PodView) -> Progress:
@@ -211,14 +207,7 @@ def test_with_many_jobs_each_is_asked_less_often_and_at_even_intervals(
             caches.jobs.put(replace(make_job(status=started()), key=key))
             caches.pods.put(replace(make_pod(), uid=f"p{number}", job=key))
             memory.samples[key] = sample()
-        poller = Poller(
-            caches=caches,
-            memory=memory,
-            queue=WorkQueue(),
-            interval=10,
-            write_interval=timedelta(seconds=60),
-            now=lambda: NOW,
-        )
+        poller = poller_of(caches, memory)
         asked: dict[str, list[float]] = {}
 
         async def poll(_: object, pod: PodView) -> Silence:
@@ -226,10 +215,7 @@ def test_with_many_jobs_each_is_asked_less_often_and_at_even_intervals(
             return Silence(pod_uid=pod.uid, refused=False)
 
         monkeypatch.setattr(poller, "_poll", poll)
-        task = asyncio.create_task(poller.run())
-        await asyncio.sleep(3 * seconds - 0.01)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        await runs(poller, 3 * seconds - 0.01)
         return asked
 
     asked = run_virtually(story())

@@ -31,7 +31,7 @@ from tests.builders import (
     raw_spec,
     started,
 )
-from tests.support.virtualtime import run_virtually
+from tests.support.virtualtime import virtually
 from tests.unit.controller.fake_cluster import FakeCluster, KeySet
 
 
@@ -59,47 +59,43 @@ def _ended(kind: Condition) -> Any:
     return started(conditions=(end,))
 
 
-def test_a_resync_is_spread_evenly_over_its_interval() -> None:
-    async def story() -> list[tuple[float, str, Lane]]:
-        caches, queue = Caches(), Queue()
-        for number in range(600):
-            caches.jobs.put(_job(f"u{number}"))
-        await look_again(caches, queue, 300)
-        assert asyncio.get_running_loop().time() == pytest.approx(300)
-        return queue.added
-
-    added = run_virtually(story())
+@virtually
+async def test_a_resync_is_spread_evenly_over_its_interval() -> None:
+    caches, queue = Caches(), Queue()
+    for number in range(600):
+        caches.jobs.put(_job(f"u{number}"))
+    await look_again(caches, queue, 300)
+    assert asyncio.get_running_loop().time() == pytest.approx(300)
+    added = queue.added
     assert sorted(uid for _, uid, _ in added) == sorted(f"u{n}" for n in range(600))
     assert {lane for _, _, lane in added} == {Lane.RESYNC}
     for second in range(300):
         assert sum(second - 0.5 <= at < second + 0.5 for at, _, _ in added) == 2
 
 
-def test_what_rests_is_not_looked_at_again() -> None:
-    async def story() -> set[str]:
-        caches, queue = Caches(), Queue()
-        suspended = make_job(raw_spec(suspend=True)).spec
-        jobs = [
-            _job("runs"),
-            _job("waits", status=replace(started(), attempts=())),
-            _job("succeeded", status=_ended(Condition.SUCCEEDED)),
-            _job("failed", status=_ended(Condition.FAILED)),
-            _job("ended, being deleted", status=_ended(Condition.FAILED), deleted=NOW),
-            _job("suspended", spec=suspended),
-            _job("suspended, still saving", spec=suspended),
-            _job("invalid", spec=None),
-        ]
-        for job in jobs:
-            caches.jobs.put(job)
-        for uid in ("runs", "suspended, still saving", "deleted, with a pod left"):
-            caches.pods.put(replace(make_pod(), uid=uid, job=_key(uid)))
-        caches.jobs.put(_job("ends meanwhile"))
-        task = asyncio.create_task(look_again(caches, queue, 10))
-        caches.jobs.put(_job("ends meanwhile", status=_ended(Condition.FAILED), resource_version=2))
-        await task
-        return {uid for _, uid, _ in queue.added}
-
-    assert run_virtually(story()) == {
+@virtually
+async def test_what_rests_is_not_looked_at_again() -> None:
+    caches, queue = Caches(), Queue()
+    suspended = make_job(raw_spec(suspend=True)).spec
+    jobs = [
+        _job("runs"),
+        _job("waits", status=replace(started(), attempts=())),
+        _job("succeeded", status=_ended(Condition.SUCCEEDED)),
+        _job("failed", status=_ended(Condition.FAILED)),
+        _job("ended, being deleted", status=_ended(Condition.FAILED), deleted=NOW),
+        _job("suspended", spec=suspended),
+        _job("suspended, still saving", spec=suspended),
+        _job("invalid", spec=None),
+    ]
+    for job in jobs:
+        caches.jobs.put(job)
+    for uid in ("runs", "suspended, still saving", "deleted, with a pod left"):
+        caches.pods.put(replace(make_pod(), uid=uid, job=_key(uid)))
+    caches.jobs.put(_job("ends meanwhile"))
+    task = asyncio.create_task(look_again(caches, queue, 10))
+    caches.jobs.put(_job("ends meanwhile", status=_ended(Condition.FAILED), resource_version=2))
+    await task
+    assert {uid for _, uid, _ in queue.added} == {
         "runs",
         "waits",
         "ended, being deleted",

@@ -15,7 +15,7 @@ from spottrain_operator.io.logs import JsonLines, about
 from spottrain_operator.io.metrics import QUEUE_DEPTH, QUEUE_WAIT, RECONCILE_LATENCY
 
 from tests.builders import KEY
-from tests.support.virtualtime import run_virtually
+from tests.support.virtualtime import run_virtually, virtually
 
 A, B = (JobKey(namespace="ns", name=name, uid=name) for name in "ab")
 
@@ -83,18 +83,16 @@ async def test_of_several_delays_the_earliest_counts() -> None:
     assert await asyncio.wait_for(queue.take(), 5) == A
 
 
-def test_delays_that_do_not_apply_any_more_are_not_kept() -> None:
-    async def story() -> tuple[int, list[str]]:
-        queue = WorkQueue()
-        queue.add_after(B, 5000)
-        for _ in range(1000):
-            queue.add_after(A, 0.1)
-            assert await queue.take() == A
-            queue.done(A)
-            queue.add_after(A, 3600)
-        return len(queue._later), await _taken(queue, 2)
-
-    kept, names = run_virtually(story())
+@virtually
+async def test_delays_that_do_not_apply_any_more_are_not_kept() -> None:
+    queue = WorkQueue()
+    queue.add_after(B, 5000)
+    for _ in range(1000):
+        queue.add_after(A, 0.1)
+        assert await queue.take() == A
+        queue.done(A)
+        queue.add_after(A, 3600)
+    kept, names = len(queue._later), await _taken(queue, 2)
     assert kept < 200 and names == ["a", "b"]
 
 
@@ -150,31 +148,26 @@ async def _when_done(
     return looks
 
 
-def test_what_is_due_is_taken_in_its_time_though_other_keys_never_stop_coming() -> None:
-    async def story() -> list[float]:
-        queue = WorkQueue()
-        queue.add_after(A, 1.0)
-        churn = asyncio.create_task(_churn(queue, 4.0))
-        looks = await _when_done(queue, 0.1, 6.0)
-        await churn
-        return looks["a"]
-
-    (at,) = run_virtually(story())
+@virtually
+async def test_what_is_due_is_taken_in_its_time_though_other_keys_never_stop_coming() -> None:
+    queue = WorkQueue()
+    queue.add_after(A, 1.0)
+    churn = asyncio.create_task(_churn(queue, 4.0))
+    looks = await _when_done(queue, 0.1, 6.0)
+    await churn
+    (at,) = looks["a"]
     assert 1.0 <= at <= 1.3, "at most the key that is being worked on and one more go before it"
 
 
-def test_a_key_that_waits_behind_a_backlog_is_taken_when_it_is_due() -> None:
+@virtually
+async def test_a_key_that_waits_behind_a_backlog_is_taken_when_it_is_due() -> None:
     """It was added by an event as well: that it stands in the line already must not cost it its time."""
-
-    async def story() -> list[float]:
-        queue = WorkQueue()
-        for n in range(100):
-            queue.add(JobKey(namespace="ns", name=f"k{n}", uid=f"k{n}"))
-        queue.add(A)
-        queue.add_after(A, 1.0)
-        return (await _when_done(queue, 0.1, 20.0))["a"]
-
-    assert run_virtually(story()) == [pytest.approx(1.1, abs=0.15)], "and only once"
+    queue = WorkQueue()
+    for n in range(100):
+        queue.add(JobKey(namespace="ns", name=f"k{n}", uid=f"k{n}"))
+    queue.add(A)
+    queue.add_after(A, 1.0)
+    assert (await _when_done(queue, 0.1, 20.0))["a"] == [pytest.approx(1.1, abs=0.15)], "and only once"
 
 
 def test_keys_that_are_due_again_and_again_do_not_hold_up_the_others() -> None:
@@ -237,19 +230,17 @@ async def test_an_event_takes_a_key_out_of_the_resyncs_lane() -> None:
     assert "a" not in await _taken(queue, 100), "it is processed once"
 
 
-def test_what_is_due_passes_a_resync_and_events() -> None:
-    async def story() -> list[float]:
-        queue = WorkQueue()
-        for key in _keys("r", 100):
-            queue.add(key, Lane.RESYNC)
-        queue.add(A, Lane.RESYNC)
-        queue.add_after(A, 1.0)
-        churn = asyncio.create_task(_churn(queue, 4.0))
-        looks = await _when_done(queue, 0.1, 6.0)
-        await churn
-        return looks["a"]
-
-    assert run_virtually(story()) == [pytest.approx(1.1, abs=0.2)]
+@virtually
+async def test_what_is_due_passes_a_resync_and_events() -> None:
+    queue = WorkQueue()
+    for key in _keys("r", 100):
+        queue.add(key, Lane.RESYNC)
+    queue.add(A, Lane.RESYNC)
+    queue.add_after(A, 1.0)
+    churn = asyncio.create_task(_churn(queue, 4.0))
+    looks = await _when_done(queue, 0.1, 6.0)
+    await churn
+    assert looks["a"] == [pytest.approx(1.1, abs=0.2)]
 
 
 def _waited(lane: Lane) -> float:
