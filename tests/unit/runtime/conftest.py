@@ -9,13 +9,12 @@ from itertools import count
 import pytest
 
 from tests.support.fresh import Fresh
-from tests.unit.runtime.sentences import Sentences, Told, of_error
+from tests.unit.runtime.sentences import Sentences, Told, of_error, refusal
 
 
 @pytest.fixture(scope="session", autouse=True)
 def imported_once() -> Iterator[None]:
     """What was imported is no garbage: neither a collection nor a fork has to visit it."""
-    gc.collect()
     gc.freeze()
     yield
     gc.unfreeze()
@@ -39,13 +38,16 @@ def sentences() -> Iterator[Sentences]:
 def told(
     request: pytest.FixtureRequest, sentences: Sentences, tmp_path_factory: pytest.TempPathFactory
 ) -> Told:
-    """Compares a text, or an error that was caught, with what sentences.txt has of this test."""
+    """Compares what is said with what sentences.txt has of this test: a text, an error, a refused call's."""
     calls = count(1)
 
     def compare(what: object) -> None:
         number = next(calls)
         name = request.node.name if number == 1 else f"{request.node.name} ({number})"
-        text = of_error(what.value) if isinstance(what, pytest.ExceptionInfo) else str(what)
+        if isinstance(what, pytest.ExceptionInfo):
+            text = of_error(what.value)
+        else:
+            text = refusal(what) if callable(what) else str(what)
         if "tmp_path" in request.fixturenames:
             text = text.replace(str(request.getfixturevalue("tmp_path")), "TMP")
         text = text.replace(str(tmp_path_factory.getbasetemp()), "TMP")

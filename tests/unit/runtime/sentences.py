@@ -30,7 +30,7 @@ VARYING: Final = (
 """What another machine, user or run has in its place."""
 MARGIN: Final = "  |"
 Told = Callable[[object], None]
-"""The fixture that compares an error that was caught, or a text, with what the file has of the test."""
+"""The fixture that compares a text, an error, or that of a refused call, with what the file has."""
 
 
 class Sentences:
@@ -83,6 +83,15 @@ def of_error(error: BaseException) -> str:
     """Its class, its reason and its sentence."""
     reason = f", {error.reason}" if isinstance(error, RunError) else ""
     return f"{type(error).__name__}{reason}: {error}"
+
+
+def refusal(act: Callable[[], object]) -> str:
+    """The error of a call that must be refused."""
+    try:
+        act()
+    except Exception as error:
+        return of_error(error)
+    raise AssertionError("it was not refused")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ import torch
 from spottrain.checkpoint.final_weights import FinalWeights
 from spottrain.checkpoint.initial_weights import InitialWeights
 from spottrain.checkpoint.manager import CheckpointManager
-from spottrain.checkpoint.manifest import Damaged
 from spottrain.checkpoint.weights_files import SafetensorsFile, local_body
 from spottrain.core.run_config import InitFrom
 from spottrain.distributed.world import World
@@ -113,17 +112,13 @@ def test_what_a_store_refuses_names_the_setting(tmp_path: Path, told: Told) -> N
         raise StoreDenied("access to s3://bucket/base is denied")
 
     store.act = refuse
-    with pytest.raises(StoreDenied) as refused:
-        load(store, model())
-    told(refused)
+    told(lambda: load(store, model()))
     it.release()
 
 
 def test_a_run_without_a_checkpoint_says_so(tmp_path: Path, told: Told) -> None:
     it, store = base(tmp_path)
-    with pytest.raises(CheckpointError) as refused:
-        load(store, model())
-    told(refused)
+    told(lambda: load(store, model()))
     it.release()
 
 
@@ -163,9 +158,7 @@ def test_tied_weights_need_one_of_their_names(tmp_path: Path, told: Told) -> Non
     found = {"0.weight": torch.ones(2, 2), "0.bias": torch.ones(2), "1.bias": torch.ones(2)}
     it.save_now(lambda: it.saver.snapshot({"model": found}, {}, 1))
     here = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
-    with pytest.raises(CheckpointError) as refused:
-        load(store, here)
-    told(refused)
+    told(lambda: load(store, here))
     here[1].weight = here[0].weight
     load(store, here)
     assert values(here) == {1.0}
@@ -192,18 +185,14 @@ def file_of(path: Path, header: Any, body: bytes = b"") -> SafetensorsFile:
     ],
 )
 def test_a_header_that_lies_is_damage(tmp_path: Path, entry: Any, told: Told) -> None:
-    with pytest.raises(Damaged) as refused:
-        file_of(tmp_path / "a.safetensors", {"w": entry}, bytes(8))
-    told(refused)
+    told(lambda: file_of(tmp_path / "a.safetensors", {"w": entry}, bytes(8)))
 
 
 @pytest.mark.parametrize("body", [b"", b"short", (2**60).to_bytes(8, "little") + b"{}"])
 def test_a_file_without_a_header_is_no_safetensors_file(tmp_path: Path, body: bytes, told: Told) -> None:
     path = tmp_path / "a.safetensors"
     path.write_bytes(body)
-    with pytest.raises(Damaged) as refused:
-        SafetensorsFile(local_body(path))
-    told(refused)
+    told(lambda: SafetensorsFile(local_body(path)))
 
 
 def test_tensors_that_are_not_aligned_and_empty_ones_are_read(tmp_path: Path) -> None:

@@ -25,7 +25,6 @@ from spottrain.checkpoint.plain_state import (
 )
 from spottrain.checkpoint.reader import read_manifest
 from spottrain.core.container import ContainerMemory
-from spottrain.errors import CheckpointError, ConfigurationError
 from spottrain.lifecycle.topology import LOOPBACK, reserve_port
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
 from torch.distributed.device_mesh import init_device_mesh
@@ -174,9 +173,7 @@ def test_a_parameter_that_is_not_the_model_s_is_named_by_its_place() -> None:
 
 
 def test_data_parallel_is_refused_with_what_to_use(told: Told) -> None:
-    with pytest.raises(ConfigurationError) as refused:
-        plain(DataParallel(torch.nn.Linear(1, 1)))
-    told(refused)
+    told(lambda: plain(DataParallel(torch.nn.Linear(1, 1))))
 
 
 def test_names_are_cleaned_of_every_wrapper() -> None:
@@ -281,9 +278,7 @@ def test_tensors_of_every_width_without_shape_and_without_numbers_are_in_the_fin
 
 
 def test_weights_of_a_type_that_safetensors_has_not_are_named(told: Told) -> None:
-    with pytest.raises(CheckpointError) as refused:
-        FinalWeights({"filter": torch.ones(2, dtype=torch.complex128)})
-    told(refused)
+    told(lambda: FinalWeights({"filter": torch.ones(2, dtype=torch.complex128)}))
 
 
 def test_who_keeps_no_final_file_has_none_and_the_same_digest() -> None:
@@ -302,9 +297,7 @@ def test_a_tensor_that_could_not_be_left_in_the_end_is_named_before_there_is_any
     room = ContainerMemory(limit=2**20, used=2**19)
     require_room({"embedding": torch.ones(2**16), "words": "of no tensor"}, room)
     require_room({"embedding": torch.ones(2**40, device="meta")}, None)
-    with pytest.raises(ConfigurationError) as refused:
-        require_room({"small": torch.ones(3), "embedding": torch.ones(2**16 + 1)}, room)
-    told(refused)
+    told(lambda: require_room({"small": torch.ones(3), "embedding": torch.ones(2**16 + 1)}, room))
 
 
 def test_what_is_beside_the_model_is_read_by_the_name_of_its_module(tmp_path: Path) -> None:

@@ -61,18 +61,14 @@ def test_a_byte_that_was_flipped_in_a_shard_is_noticed_by_shard_and_chunk(data: 
 def test_a_shard_that_was_cut_short_is_noticed(left: int, told: Told) -> None:
     store = pack(TREE)
     store.bodies[SHARD] = store.bodies[SHARD][:left]
-    with pytest.raises(Damaged) as refused:
-        unpack(store)
-    told(refused)
+    told(lambda: unpack(store))
 
 
 @pytest.mark.parametrize("name", ["r00000-00.safetensors", "manifest.json"])
 def test_an_object_that_is_gone_is_noticed(name: str, told: Told) -> None:
     store = pack(TREE)
     del store.bodies[KEY + name]
-    with pytest.raises(Damaged) as refused:
-        unpack(store)
-    told(refused)
+    told(lambda: unpack(store))
 
 
 @settings(max_examples=50, deadline=None)
@@ -89,18 +85,14 @@ def test_a_manifest_that_was_changed_anywhere_is_noticed(data: st.DataObject) ->
 
 @pytest.mark.parametrize("text", [b"", b"{", b"[]", b"null", b'{"format": 2}', b"\xff"])
 def test_what_is_no_manifest_is_damaged(text: bytes, told: Told) -> None:
-    with pytest.raises(Damaged) as refused:
-        Manifest.from_bytes(text)
-    told(refused)
+    told(lambda: Manifest.from_bytes(text))
 
 
 @pytest.mark.parametrize("number", [3, 1])
 def test_another_format_is_named_and_not_taken_for_damage(number: int, told: Told) -> None:
     store = pack({})
     body = json.loads(store.bodies[KEY + MANIFEST_NAME]) | {"format": number, "unheard": "of"}
-    with pytest.raises(CheckpointError) as refused:
-        Manifest.from_bytes(canonical(body))
-    told(refused)
+    told(lambda: Manifest.from_bytes(canonical(body)))
 
 
 def test_a_manifest_comes_back_as_it_was_and_its_checksum_is_of_all_the_rest() -> None:
@@ -173,9 +165,9 @@ def test_a_tensor_that_is_not_whole_is_noticed(told: Told) -> None:
 def test_pieces_that_contradict_their_shards_are_damaged(harm: dict[str, Any], told: Told) -> None:
     store = pack_parts(torch.arange(8.0), boxes([8], 1), chunk_bytes=64)
     stored = read_manifest(store, KEY).tensors[0]
-    with pytest.raises(Damaged) as refused:
-        unpack(change(store, tensors=(replace(stored, pieces=(replace(stored.pieces[0], **harm),)),)))
-    told(refused)
+    told(
+        lambda: unpack(change(store, tensors=(replace(stored, pieces=(replace(stored.pieces[0], **harm),)),)))
+    )
 
 
 def test_what_was_a_rank_s_own_comes_back_to_it_and_a_new_rank_gets_the_first_one_s() -> None:
@@ -217,9 +209,7 @@ def test_a_file_outside_of_the_folder_is_refused_and_nothing_is_written(
     target = tmp_path / "here"
     target.mkdir()
     store = folder((path, b"evil"))
-    with pytest.raises(Damaged) as refused:
-        read_files(store, KEY, read_manifest(store, KEY), target)
-    told(refused)
+    told(lambda: read_files(store, KEY, read_manifest(store, KEY), target))
     assert list(tmp_path.rglob("*")) == [target]
 
 
@@ -230,9 +220,7 @@ def test_a_folder_is_replaced_as_a_whole_or_not_at_all(tmp_path: Path, told: Tol
     store = folder(("a", b"0123456789"), ("b", b"01234"))
     whole = store.bodies[KEY + "f00001"]
     store.bodies[KEY + "f00001"] = b"0123x"
-    with pytest.raises(Damaged) as refused:
-        fetch_folder(store, KEY, read_manifest(store, KEY), target)
-    told(refused)
+    told(lambda: fetch_folder(store, KEY, read_manifest(store, KEY), target))
     assert list(tmp_path.rglob("*")) == [target, target / "older"]
     store.bodies[KEY + "f00001"] = whole
     fetch_folder(store, KEY, read_manifest(store, KEY), target)

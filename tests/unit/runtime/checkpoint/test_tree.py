@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from spottrain.checkpoint.final_weights import digest
 from spottrain.checkpoint.layout import SHARD_BYTES
-from spottrain.checkpoint.manifest import Damaged, Piece, StoredTensor
+from spottrain.checkpoint.manifest import Piece, StoredTensor
 from spottrain.checkpoint.tree import Flattened, renumber, unflatten
-from spottrain.errors import CheckpointError
 
 from tests.support.snapshots import change, ordered, pack, same, unpack
 from tests.unit.runtime.sentences import Told
@@ -91,9 +90,7 @@ def test_views_with_any_strides_and_tensors_of_any_shape_come_back() -> None:
 
 @pytest.mark.parametrize("value", [{1, 2}, print, object()], ids=["set", "function", "object"])
 def test_what_cannot_be_stored_is_named_with_its_place(value: object, told: Told) -> None:
-    with pytest.raises(CheckpointError) as refused:
-        Flattened({"optimizer": {"seen": value}})
-    told(refused)
+    told(lambda: Flattened({"optimizer": {"seen": value}}))
 
 
 @pytest.mark.parametrize(
@@ -101,9 +98,7 @@ def test_what_cannot_be_stored_is_named_with_its_place(value: object, told: Told
     [torch.ones(2, 2).to_sparse(), torch.empty(2, device="meta"), torch.ones(1, dtype=torch.complex128)],
 )
 def test_a_tensor_that_cannot_be_stored_is_named_with_its_place(tensor: torch.Tensor, told: Told) -> None:
-    with pytest.raises(CheckpointError) as refused:
-        pack({"model": {"w": tensor}})
-    told(refused)
+    told(lambda: pack({"model": {"w": tensor}}))
 
 
 @pytest.mark.parametrize("dtype", ["load", "save", "hub", "nothing", "float32.__class__"])
@@ -111,9 +106,7 @@ def test_a_manifest_that_names_a_function_for_a_type_is_damaged(dtype: str, told
     store = pack({"w": torch.ones(2)})
     piece = Piece(shard="r00000-00.safetensors", offset=0, start=(0,), shape=(2,))
     evil = StoredTensor(name="w", dtype=dtype, shape=(2,), pieces=(piece,))
-    with pytest.raises(Damaged) as refused:
-        unpack(change(store, tensors=(evil,)))
-    told(refused)
+    told(lambda: unpack(change(store, tensors=(evil,))))
 
 
 @pytest.mark.parametrize(
@@ -128,9 +121,7 @@ def test_a_manifest_that_names_a_function_for_a_type_is_damaged(dtype: str, told
     ],
 )
 def test_a_tree_that_was_made_by_no_writer_is_damaged(tree: Any, told: Told) -> None:
-    with pytest.raises(Damaged) as refused:
-        unpack(change(pack({"w": torch.ones(2)}), tree=tree))
-    told(refused)
+    told(lambda: unpack(change(pack({"w": torch.ones(2)}), tree=tree)))
 
 
 def test_the_digest_depends_on_names_shapes_and_bytes_only() -> None:

@@ -23,7 +23,7 @@ from spottrain.checkpoint.layout import plan
 from spottrain.checkpoint.saver import Saver
 from spottrain.checkpoint.staging_buffer import StagingBuffer
 from spottrain.checkpoint.tree import Leaf
-from spottrain.checkpoint.upload import InProcessTransfer, ProcessTransfer, UploaderDied
+from spottrain.checkpoint.upload import InProcessTransfer, ProcessTransfer
 from spottrain.checkpoint.upload_process import Uploader, UploadItem
 from spottrain.contract import CHUNK_BYTES
 from spottrain.distributed.world import World
@@ -113,20 +113,14 @@ def test_an_error_of_the_store_comes_back_as_what_it_was(
     process.share(buffer)
     with pytest.raises(AlreadyExists):
         process.put([UploadItem(key="checkpoints/there", bytes=10)], never)
-    with pytest.raises(errors.ConfigurationError) as caught:
-        process.put([UploadItem(key="checkpoints/there/below", bytes=10)], never)
-    told(caught)
-    with pytest.raises(errors.StoreUnavailable) as refused:
-        process.put([UploadItem(key="checkpoints/n", bytes=1, path=str(root / "nowhere"))], never)
-    told(refused)
+    told(lambda: process.put([UploadItem(key="checkpoints/there/below", bytes=10)], never))
+    told(lambda: process.put([UploadItem(key="checkpoints/n", bytes=1, path=str(root / "nowhere"))], never))
     assert process.put([UploadItem(key="checkpoints/next", bytes=10)], never), "it goes on"
 
 
 def test_a_store_that_cannot_be_opened_is_told_by_the_first_upload(told: Told) -> None:
     it = ProcessTransfer({"uri": "ftp://nowhere"})
-    with pytest.raises(errors.ConfigurationError) as refused:
-        it.put([UploadItem(key="a", bytes=1)], never)
-    told(refused)
+    told(lambda: it.put([UploadItem(key="a", bytes=1)], never))
     ended(it)
 
 
@@ -194,9 +188,7 @@ def test_one_that_dies_is_replaced_and_what_it_had_sent_is_not_in_the_way(tmp_pa
         first = saver.send(items[:1], never)
         os.kill(started[0].pid, signal.SIGKILL)
         started[0]._process.wait(SECONDS)
-        with pytest.raises(UploaderDied) as refused:
-            started[0].put(items, never)
-        told(refused)
+        told(lambda: started[0].put(items, never))
         second = saver.send(items, never)
         assert len(started) == 2 and second["checkpoints/a"] == first["checkpoints/a"]
         assert len((tmp_path / "store" / "checkpoints" / "b").read_bytes()) == 100

@@ -14,7 +14,6 @@ from spottrain.cli import inject as command
 from spottrain.cli.inject import inject, needed_packages
 from spottrain.contract import EXIT_CODE_OF, LAUNCHER, Env, Outcome, Reason
 from spottrain.core.startup_signals import SIGNALS
-from spottrain.errors import ConfigurationError
 
 from tests.unit.runtime.sentences import Told
 
@@ -63,17 +62,13 @@ def test_a_package_with_compiled_parts_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: Told
 ) -> None:
     monkeypatch.setattr(command, "NEEDED", ("numpy",))
-    with pytest.raises(ConfigurationError) as refused:
-        inject(tmp_path)
-    told(refused)
+    told(lambda: inject(tmp_path))
     assert not list(tmp_path.iterdir())
 
 
 def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, told: Told) -> None:
     monkeypatch.setattr(command, "NEEDED", ("no-such-package",))
-    with pytest.raises(ConfigurationError) as refused:
-        needed_packages()
-    told(refused)
+    told(lambda: needed_packages())
 
 
 def test_a_welcome_package_may_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -91,9 +91,7 @@ def test_two_gangs_meet_on_the_same_port_of_different_addresses() -> None:
 
 def test_a_first_pod_that_cannot_listen_is_a_sentence(told: Told) -> None:
     gang = Gang(workers=2, host="192.0.2.1", port=29500, bind="192.0.2.1")
-    with pytest.raises(ConfigurationError) as refused:
-        meet(gang, env_of(gang.bind), lambda: True)
-    told(refused)
+    told(lambda: meet(gang, env_of(gang.bind), lambda: True))
 
 
 def test_the_control_channel_is_at_the_address_of_rank_0() -> None:

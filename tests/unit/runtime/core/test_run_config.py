@@ -53,9 +53,7 @@ IN_A_POD: dict[str, str] = {
     ids=str,
 )
 def test_bad_training_settings(text: str, told: Told) -> None:
-    with pytest.raises(ConfigurationError) as error:
-        Training.from_json(text)
-    told(error)
+    told(lambda: Training.from_json(text))
 
 
 @pytest.mark.parametrize(
@@ -78,9 +76,7 @@ def test_bad_training_settings(text: str, told: Told) -> None:
     ids=lambda env: " ".join(map("=".join, env.items())),
 )
 def test_bad_variables(env: dict[str, str], told: Told) -> None:
-    with pytest.raises(ConfigurationError) as error:
-        RunConfig.from_env(IN_A_POD | env, script="train.py")
-    told(error)
+    told(lambda: RunConfig.from_env(IN_A_POD | env, script="train.py"))
 
 
 def test_the_operator_s_variables_are_read() -> None:

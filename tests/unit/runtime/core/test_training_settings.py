@@ -68,9 +68,7 @@ def test_the_manifest_s_steps_alone_say_when_it_ends() -> None:
 
 
 def test_epochs_of_unknown_length_are_no_end(told: Told) -> None:
-    with pytest.raises(ConfigurationError) as refused:
-        settings(max_steps=None, epochs=3).total_steps(None)
-    told(refused)
+    told(lambda: settings(max_steps=None, epochs=3).total_steps(None))
 
 
 BAD: dict[str, list[Any]] = {
@@ -125,9 +123,7 @@ def refused(**arguments: Any) -> str:
 def test_fp16_with_power_sgd_is_refused_whoever_says_the_one_or_the_other(
     manifest: str, arguments: dict[str, Any], of_loop: bool, told: Told
 ) -> None:
-    with pytest.raises(ConfigurationError) as refused:
-        settings(manifest, of_loop=of_loop, **arguments)
-    told(refused)
+    told(lambda: settings(manifest, of_loop=of_loop, **arguments))
     settings(gradient_compression="powerSGD", precision="bf16", of_loop=of_loop)
 
 
@@ -180,9 +176,7 @@ def test_a_manifest_s_warm_up_replaces_the_script_s_in_other_units() -> None:
 
 
 def test_how_to_compile_without_compile_is_refused_where_the_script_says_it(told: Told) -> None:
-    with pytest.raises(ConfigurationError) as refused:
-        settings(compile_mode="max-autotune")
-    told(refused)
+    told(lambda: settings(compile_mode="max-autotune"))
     assert settings(compile=True, compile_mode="max-autotune").compile_mode == "max-autotune"
     assert settings('{"compile": true}', compile_mode="max-autotune").compile
     switched_off = settings('{"compile": false}', compile=True, compile_mode="max-autotune")

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from spottrain.data import Skipping, StreamBatches, Streaming
-from spottrain.errors import CheckpointError, ConfigurationError
 from torch.utils.data import DataLoader, IterableDataset
 
 from tests.unit.runtime.data.test_iterable import run
@@ -47,9 +46,7 @@ def test_skipping_with_another_number_of_workers_is_refused(told: Told) -> None:
     run(source, 2)
     late = StreamBatches(Skipping(DataLoader(Plain())))
     late.load_state_dict(source.state_dict())
-    with pytest.raises(CheckpointError) as refused:
-        run(late, 1)
-    told(refused)
+    told(lambda: run(late, 1))
 
 
 class Mosaic(IterableDataset[int]):
@@ -112,9 +109,5 @@ def test_streaming_keeps_one_state_for_any_number_of_ranks(stop: int) -> None:
 
 
 def test_a_streaming_set_without_a_loader_says_what_to_do(told: Told) -> None:
-    with pytest.raises(ConfigurationError) as refused:
-        StreamBatches(Mosaic(0, 1))
-    told(refused)
-    with pytest.raises(ConfigurationError) as refused:
-        Streaming(DataLoader(Plain()))
-    told(refused)
+    told(lambda: StreamBatches(Mosaic(0, 1)))
+    told(lambda: Streaming(DataLoader(Plain())))

@@ -18,7 +18,7 @@ import spottrain
 from spottrain.contract import Env, ExitCode, Reason
 from spottrain.core.run_config import data_cache_folder, use_data_cache
 from spottrain.data import download_cache
-from spottrain.errors import ConfigurationError, DataCacheFull
+from spottrain.errors import DataCacheFull
 
 from tests.unit.runtime.sentences import Told
 
@@ -116,9 +116,7 @@ def test_what_make_raises_passes_and_nothing_is_left(root: Path, told: Told) -> 
         (folder / "half").write_text("x")
         raise ValueError("the mirror is down")
 
-    with pytest.raises(ValueError) as refused:
-        spottrain.cached("set", fails)
-    told(refused)
+    told(lambda: spottrain.cached("set", fails))
     assert not (root / "set").exists() and _private(root) == []
     assert spottrain.cached("set", _fill()).is_dir()
 
@@ -134,9 +132,7 @@ def test_a_folder_of_a_volume_that_is_only_read_is_found(
     (root / "set").mkdir(parents=True)
     monkeypatch.setattr(Path, "mkdir", _read_only)
     assert spottrain.cached("set", _never) == root / "set"
-    with pytest.raises(ConfigurationError) as refused:
-        spottrain.cached("other", _fill())
-    told(refused)
+    told(lambda: spottrain.cached("other", _fill()))
 
 
 def _read_only(*_: object, **__: object) -> None:
@@ -145,25 +141,19 @@ def _read_only(*_: object, **__: object) -> None:
 
 @pytest.mark.parametrize("name", ["", "..", "../x", "/abs", "a/b", ".hidden", "-x", "a b", "x" * 129])
 def test_a_name_that_is_no_folder_name_is_refused(root: Path, name: str, told: Told) -> None:
-    with pytest.raises(ConfigurationError) as refused:
-        spottrain.cached(name, _never)
-    told(refused)
+    told(lambda: spottrain.cached(name, _never))
     assert not root.exists()
 
 
 @pytest.mark.parametrize("name", ["huggingface", "torch"])
 def test_the_folders_of_other_libraries_are_not_ours(root: Path, name: str, told: Told) -> None:
-    with pytest.raises(ConfigurationError) as refused:
-        spottrain.cached(name, _never)
-    told(refused)
+    told(lambda: spottrain.cached(name, _never))
 
 
 def test_a_file_in_the_way_is_named(root: Path, told: Told) -> None:
     root.mkdir()
     (root / "set").touch()
-    with pytest.raises(ConfigurationError) as refused:
-        spottrain.cached("set", _never)
-    told(refused)
+    told(lambda: spottrain.cached("set", _never))
 
 
 def test_a_link_that_would_break_with_the_rename_is_refused_and_others_stay(root: Path, told: Told) -> None:
@@ -171,9 +161,7 @@ def test_a_link_that_would_break_with_the_rename_is_refused_and_others_stay(root
         (folder / "file").touch()
         (folder / "link").symlink_to(folder / "file")
 
-    with pytest.raises(ConfigurationError) as refused:
-        spottrain.cached("set", absolute)
-    told(refused)
+    told(lambda: spottrain.cached("set", absolute))
 
     def by_another_path(folder: Path) -> None:
         alias = root.parent / "alias"
@@ -181,9 +169,7 @@ def test_a_link_that_would_break_with_the_rename_is_refused_and_others_stay(root
         (folder / "deep").mkdir()
         (folder / "link").symlink_to(alias / folder.relative_to(root) / "deep" / "file")
 
-    with pytest.raises(ConfigurationError) as refused:
-        spottrain.cached("set", by_another_path)
-    told(refused)
+    told(lambda: spottrain.cached("set", by_another_path))
 
     def relative(folder: Path) -> None:
         (folder / "file").write_text("abc")
@@ -233,9 +219,7 @@ def test_a_write_that_names_no_file_is_the_caches_where_next_to_nothing_is_free_
 
 
 def test_a_make_that_leaves_no_file_is_told_and_nothing_is_published(root: Path, told: Told) -> None:
-    with pytest.raises(ConfigurationError) as refused:
-        spottrain.cached("set", lambda folder: (folder / "empty").mkdir())
-    told(refused)
+    told(lambda: spottrain.cached("set", lambda folder: (folder / "empty").mkdir()))
     assert not (root / "set").exists() and _private(root) == []
 
 
@@ -259,9 +243,7 @@ def test_on_a_laptop_it_is_the_users_cache_folder() -> None:
 
 
 def test_a_path_that_is_not_absolute_is_a_bad_configuration(told: Told) -> None:
-    with pytest.raises(ConfigurationError) as refused:
-        data_cache_folder({Env.DATA_CACHE: "cache"})
-    told(refused)
+    told(lambda: data_cache_folder({Env.DATA_CACHE: "cache"}))
 
 
 def test_libraries_are_pointed_into_the_volume_unless_the_user_has_pointed_them_elsewhere(

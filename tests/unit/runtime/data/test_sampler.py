@@ -17,7 +17,7 @@ import torch
 from spottrain.core import device as devices
 from spottrain.data import BatchSampler, Loader, Sampler, ignore_signals, loader
 from spottrain.distributed.world import World
-from spottrain.errors import CheckpointError, ConfigurationError
+from spottrain.errors import ConfigurationError
 from spottrain.techniques.accumulation import parts
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
@@ -144,9 +144,7 @@ def test_the_length_is_what_an_epoch_gives(drop: bool) -> None:
 def test_a_loop_that_never_tells_what_it_used_is_stopped_in_its_second_epoch(told: Told) -> None:
     made = loader(Numbers(), batch_size=5, world=World(), shuffle=True)
     assert len(list(made)) == len(made) == 10
-    with pytest.raises(ConfigurationError) as refused:
-        list(made)
-    told(refused)
+    told(lambda: list(made))
 
 
 def test_the_ranks_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,16 +168,16 @@ def test_set_epoch_of_a_script_that_had_a_distributed_sampler_takes_the_epoch_th
     again.load_state_dict(sampler.state_dict())
     again.set_epoch(2)  # the work after epoch 2 may not be done
     assert list(again) == []
-    with pytest.raises(ConfigurationError) as refused:
-        again.set_epoch(0)
-    told(refused)
+    told(lambda: again.set_epoch(0))
 
 
 def test_other_data_at_the_resume_is_refused(told: Told) -> None:
     sampler = BatchSampler(10, batch_size=2, world=World(), shuffle=True)
-    with pytest.raises(CheckpointError) as refused:
-        BatchSampler(12, batch_size=2, world=World(), shuffle=True).load_state_dict(sampler.state_dict())
-    told(refused)
+    told(
+        lambda: BatchSampler(12, batch_size=2, world=World(), shuffle=True).load_state_dict(
+            sampler.state_dict()
+        )
+    )
 
 
 def test_workers_outlive_a_stop() -> None:
@@ -332,9 +330,7 @@ def test_a_break_or_a_resume_in_the_trial_repeats_and_drops_nothing(
 
 
 def test_another_word_for_the_workers_is_refused(told: Told) -> None:
-    with pytest.raises(ConfigurationError) as refused:
-        loader(Numbers(), num_workers="many", world=World(), shuffle=True)  # type: ignore[arg-type]
-    told(refused)
+    told(lambda: loader(Numbers(), num_workers="many", world=World(), shuffle=True))  # type: ignore[arg-type]
 
 
 # --- accumulation -------------------------------------------------------------------------------------
@@ -469,9 +465,7 @@ def test_a_pass_that_is_left_early_is_refused_where_epochs_are_counted(told: Tol
     for _ in made:
         made.advance()
         break
-    with pytest.raises(ConfigurationError) as refused:
-        next(iter(made))
-    told(refused)
+    told(lambda: next(iter(made)))
 
 
 # --- in place of torch's DataLoader ----------------------------------------------------------------------
@@ -514,9 +508,7 @@ def test_without_more_arguments_it_yields_what_torchs_loader_yields(workers: int
     ids=lambda given: f"{next(iter(given))} {given.get('batch_size', '')}".strip(),
 )
 def test_what_cannot_be_resumed_bit_for_bit_is_refused(given: dict[str, Any], told: Told) -> None:
-    with pytest.raises(ConfigurationError) as refused:
-        loader(Numbers(), world=World(), **given)
-    told(refused)
+    told(lambda: loader(Numbers(), world=World(), **given))
 
 
 def test_a_stream_is_refused_with_what_takes_it(told: Told) -> None:

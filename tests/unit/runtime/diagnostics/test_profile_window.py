@@ -11,7 +11,6 @@ from spottrain.core import profile_window as windows
 from spottrain.core.profile_window import Window, chosen, not_made, profile_key, require_window
 from spottrain.core.run_config import RunConfig
 from spottrain.core.training_spec import Profile
-from spottrain.errors import ConfigurationError
 
 from tests.unit.runtime.sentences import Told
 
@@ -27,21 +26,15 @@ def test_a_window_that_just_fits_is_taken() -> None:
 
 
 def test_a_window_past_the_end_of_the_run_is_refused_with_what_to_change(told: Told) -> None:
-    with pytest.raises(ConfigurationError) as refused:
-        require_window(1, 2, 3, total_steps=5)
-    told(refused)
-    with pytest.raises(ConfigurationError) as refused:
-        require_window(1, 2, 3, total_steps=105, start=100)
-    told(refused)
+    told(lambda: require_window(1, 2, 3, total_steps=5))
+    told(lambda: require_window(1, 2, 3, total_steps=105, start=100))
 
 
 @pytest.mark.parametrize(
     "text", ["{", "[1]", '{"steps": 3}', '{"active": 0}', '{"wait": true}', '{"warmup": "2"}'], ids=str
 )
 def test_a_bad_window_is_refused_by_name(text: str, told: Told) -> None:
-    with pytest.raises(ConfigurationError) as refused:
-        Window.from_env({PROFILE: text})
-    told(refused)
+    told(lambda: Window.from_env({PROFILE: text}))
 
 
 def test_no_window_is_no_profile() -> None:
@@ -87,9 +80,7 @@ def test_run_profiles_nothing() -> None:
 
 @pytest.mark.parametrize("words", [["--active", "0"], ["--wait", "-1"], ["--warmup", "few"]])
 def test_flags_that_are_no_steps_are_refused(words: list[str], told: Told) -> None:
-    with pytest.raises(ConfigurationError) as refused:
-        _read_command(["profile", *words, "train.py"])
-    told(refused)
+    told(lambda: _read_command(["profile", *words, "train.py"]))
 
 
 def test_the_environments_window_wins_over_that_of_the_settings_and_is_told(

@@ -98,9 +98,7 @@ def test_what_was_sent_before_the_end_is_received() -> None:
 def test_a_length_beyond_the_limit_ends_the_connection_before_its_bytes_are_read(told: Told) -> None:
     with pair() as (ours, theirs):
         ours.socket.sendall(FRAME.pack(1, channel.MOST_BYTES))
-        with pytest.raises(ConnectionResetError) as refused:
-            theirs.receive(SECONDS)
-        told(refused)
+        told(lambda: theirs.receive(SECONDS))
 
 
 def test_after_half_a_message_no_other_follows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,9 +173,7 @@ def test_a_leader_without_the_key_is_refused(told: Told) -> None:
             impostor.send("challenge", bytes(32))
             assert impostor.receive(SECONDS) is not None
             impostor.send("welcome", bytes(32))
-            with pytest.raises(ConnectionRefusedError) as refused:
-                member.result(SECONDS)
-            told(refused)
+            told(lambda: member.result(SECONDS))
 
 
 def test_a_silent_client_delays_nobody_and_is_sent_away(

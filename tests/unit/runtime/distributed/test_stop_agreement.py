@@ -23,7 +23,7 @@ from spottrain.distributed.stop_agreement import (
     reach,
 )
 from spottrain.distributed.world import World
-from spottrain.errors import ConfigurationError, PeerLost
+from spottrain.errors import PeerLost
 
 from tests.support.gang import STEP_SECONDS, FakeLine, Gang
 from tests.unit.runtime.sentences import Told
@@ -169,9 +169,7 @@ def test_ranks_that_would_do_different_numbers_of_steps_are_told_before_the_firs
     gang = Gang.of(2, total=100)
     gang.players[1].total = 90
     gang.move(0)
-    with pytest.raises(ConfigurationError) as refused:
-        gang.move(1)
-    told(refused)
+    told(lambda: gang.move(1))
 
 
 def test_a_lost_rank_is_told_at_the_next_boundary(told: Told) -> None:
@@ -192,9 +190,7 @@ class Emptied(FakeLine):
 
 def test_rank_0_does_not_go_on_without_a_rank_that_has_ended(told: Told) -> None:
     agreement = led(Emptied(World(rank=0, size=4, local_rank=0, local_size=4), {}))
-    with pytest.raises(PeerLost) as refused:
-        agreement.begin(5, 8)
-    told(refused)
+    told(lambda: agreement.begin(5, 8))
 
 
 # --- any interleaving -----------------------------------------------------------------------------------

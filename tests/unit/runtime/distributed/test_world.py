@@ -69,16 +69,10 @@ def test_a_rank_takes_the_gpu_of_its_number_or_the_one_that_it_alone_sees(told: 
     assert gpu_of(second, 8, "") == gpu_of(second, 2, "0,1") == 1
     assert gpu_of(second, 1, "3") == 0
     assert gpu_of(World(rank=1, size=2, local_rank=0, local_size=1), 1, "") == 0, "in a pod of its own"
-    with pytest.raises(ConfigurationError) as refused:
-        gpu_of(second, 1, "")
-    told(refused)
-    with pytest.raises(ConfigurationError) as refused:
-        gpu_of(World(rank=1, size=4, local_rank=1, local_size=4), 2, "0,1")
-    told(refused)
+    told(lambda: gpu_of(second, 1, ""))
+    told(lambda: gpu_of(World(rank=1, size=4, local_rank=1, local_size=4), 2, "0,1"))
 
 
 def test_ranks_that_see_the_same_gpu_alone_are_named(told: Told) -> None:
     require_own_gpus(["a of x", "b of x", "a of y"])
-    with pytest.raises(ConfigurationError) as refused:
-        require_own_gpus(["a of x", "b of x", "b of x"])
-    told(refused)
+    told(lambda: require_own_gpus(["a of x", "b of x", "b of x"]))

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from spottrain.errors import ConfigurationError
 from spottrain.planner import memory
 from spottrain.planner.transformer import MODELS, Transformer
 from torch import nn
@@ -110,6 +109,4 @@ def test_checkpointing_keeps_one_layer_and_the_inputs_of_all() -> None:
     "given", [{"precision": "fp8"}, {"optimizer": "lion"}, {"mode": "zero"}, {"attention": "ring"}], ids=str
 )
 def test_what_is_not_known_is_refused(given: dict[str, Any], told: Told) -> None:
-    with pytest.raises(ConfigurationError) as refused:
-        memory.estimate(MODELS["gpt2"], **given)
-    told(refused)
+    told(lambda: memory.estimate(MODELS["gpt2"], **given))

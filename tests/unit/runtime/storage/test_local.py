@@ -9,7 +9,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from spottrain.errors import ConfigurationError, StoreDenied, StoreUnavailable
+from spottrain.errors import StoreUnavailable
 from spottrain.storage.base import KeyMissing, PreconditionFailed
 from spottrain.storage.local import FolderStore
 from spottrain.storage.open import open_store
@@ -39,9 +39,7 @@ def test_a_path_and_a_file_uri_open_the_same_folder(tmp_path: Path, uri: str) ->
     ],
 )
 def test_a_uri_that_names_no_store_is_a_bad_configuration(uri: str, told: Told) -> None:
-    with pytest.raises(ConfigurationError) as refused:
-        open_store(uri)
-    told(refused)
+    told(lambda: open_store(uri))
 
 
 @pytest.mark.parametrize(
@@ -59,9 +57,7 @@ def test_a_uri_that_names_no_store_is_a_bad_configuration(uri: str, told: Told) 
     ],
 )
 def test_azures_store_is_refused_with_what_to_use_on_aks(uri: str, endpoint: str | None, told: Told) -> None:
-    with pytest.raises(ConfigurationError) as refused:
-        open_store(uri, endpoint)
-    told(refused)
+    told(lambda: open_store(uri, endpoint))
 
 
 @pytest.mark.parametrize("path", ["./s3:/x", "runs/a:b", "plain", "~x", "1:2"])
@@ -75,12 +71,8 @@ def test_a_path_with_a_colon_further_on_is_a_folder(
 
 def test_a_file_in_the_way_is_a_bad_configuration(tmp_path: Path, told: Told) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigurationError) as refused:
-        FolderStore(tmp_path / "file" / "store").probe()
-    told(refused)
-    with pytest.raises(ConfigurationError) as refused:
-        FolderStore(tmp_path / "file" / "store").get("HEAD")
-    told(refused)
+    told(lambda: FolderStore(tmp_path / "file" / "store").probe())
+    told(lambda: FolderStore(tmp_path / "file" / "store").get("HEAD"))
 
 
 @pytest.mark.parametrize("path", ["/proc/nope", "/proc/nope/deeper", "x" * 300])
@@ -89,22 +81,18 @@ def test_a_folder_that_cannot_be_made_is_a_bad_configuration(
     tmp_path: Path, path: str, act: str, told: Told
 ) -> None:
     it = FolderStore(tmp_path / path)
-    with pytest.raises(ConfigurationError) as refused:
-        it.probe() if act == "probe" else it.put("k", b"")
-    told(refused)
+    told(lambda: it.probe() if act == "probe" else it.put("k", b""))
 
 
-@pytest.mark.parametrize(("number", "kind"), [(errno.EROFS, ConfigurationError), (errno.EACCES, StoreDenied)])
+@pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES])
 def test_a_folder_that_may_not_be_written_is_refused_with_what_to_do(
-    folder: FolderStore, monkeypatch: pytest.MonkeyPatch, number: int, kind: type[Exception], told: Told
+    folder: FolderStore, monkeypatch: pytest.MonkeyPatch, number: int, told: Told
 ) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(Path, "mkdir", refuse)
-    with pytest.raises(kind) as refused:
-        folder.probe()
-    told(refused)
+    told(folder.probe)
 
 
 def test_who_only_looks_finds_nothing_and_makes_nothing(folder: FolderStore, tmp_path: Path) -> None:
@@ -146,9 +134,7 @@ def test_folders_are_those_directly_below(folder: FolderStore) -> None:
 
 @pytest.mark.parametrize("key", ["../outside", "a//b", "/etc/passwd", "", ".spottrain/lock", "a/."])
 def test_no_key_leads_out_of_the_folder(folder: FolderStore, key: str, told: Told) -> None:
-    with pytest.raises(ValueError) as refused:
-        folder.put(key, b"")
-    told(refused)
+    told(lambda: folder.put(key, b""))
 
 
 @pytest.mark.parametrize("by", ["itself", "another"])

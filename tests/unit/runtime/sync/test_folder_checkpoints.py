@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from spottrain.checkpoint.head.owner import ClaimPolicy, Identity
 from spottrain.contract import BLOBS_PREFIX, MANIFEST_NAME, LastExit, OnExisting, SyncResult, SyncWhen
-from spottrain.errors import CheckpointError, ConfigurationError, RunError, StoreUnavailable, Superseded
+from spottrain.errors import ConfigurationError, StoreUnavailable, Superseded
 from spottrain.storage.base import Body, Cancelled, Changed, FilePart, never
 from spottrain.storage.local import FolderStore
 from spottrain.sync.blobs import unnamed
@@ -23,7 +23,7 @@ from spottrain.sync.manifest import StoredFile, SyncManifest
 from spottrain.sync.program import make_folder
 from spottrain.sync.record import Record, Start, decide
 from spottrain.sync.restore import first_that_counts
-from spottrain.sync.tree import PRIVATE, FolderError, look
+from spottrain.sync.tree import PRIVATE, look
 
 from tests.unit.runtime.sentences import Told
 
@@ -202,9 +202,7 @@ def test_a_stale_attempt_is_fenced_out_and_deletes_nothing(place: Place) -> None
 
 def test_another_job_is_refused_at_a_uri_in_use(place: Place, told: Told) -> None:
     place.attempt().restored()
-    with pytest.raises(ConfigurationError) as refused:
-        place.attempt(uid="other", policy=ClaimPolicy(on_existing=OnExisting.RESUME))
-    told(refused)
+    told(lambda: place.attempt(uid="other", policy=ClaimPolicy(on_existing=OnExisting.RESUME)))
 
 
 def test_a_damaged_checkpoint_is_skipped_and_if_all_are_the_folder_stays(place: Place, told: Told) -> None:
@@ -219,9 +217,7 @@ def test_a_damaged_checkpoint_is_skipped_and_if_all_are_the_folder_stays(place: 
     last = place.attempt()
     last.write("b", b"mine")
     Record(uri=place.store.uri, run="x", ready=True).write(last.folder)
-    with pytest.raises(CheckpointError) as refused:
-        last.restored()
-    told(refused)
+    told(last.restored)
     assert content(last.folder)["b"][1] == b"mine"
 
 
@@ -308,9 +304,7 @@ def test_what_no_restart_could_read_is_not_committed(place: Place, told: Told) -
     first = place.attempt().restored()
     first.write("a/b", b"1")
     without_parents = {"a/b": look(first.folder)["a/b"]}
-    with pytest.raises(FolderError) as refused:
-        first.checkpoints.commit(without_parents, lambda: True)
-    told(refused)
+    told(lambda: first.checkpoints.commit(without_parents, lambda: True))
     assert place.attempt().restored().result == SyncResult(resumed=False)
 
 
@@ -323,9 +317,7 @@ def test_no_fresh_start_if_what_is_left_beside_a_damaged_checkpoint_does_not_cou
     first.write("a", b"cut o")
     first.commit(at_end=True)
     place.store.delete([whole.key + MANIFEST_NAME])
-    with pytest.raises(CheckpointError) as refused:
-        place.attempt(last_exit=137).restored()
-    told(refused)
+    told(lambda: place.attempt(last_exit=137).restored())
 
 
 def test_an_end_before_a_damaged_one_does_not_count(place: Place) -> None:
@@ -436,9 +428,7 @@ def test_a_folder_that_the_script_has_emptied_is_still_known_to_the_same_pod(
     shutil.rmtree(mine.folder)
     mine.write("b", b"half of the next")
     again = place.attempt(folder=mine.folder, number=2)
-    with pytest.raises(ConfigurationError) as refused:
-        again.checkpoints.restore()
-    told(refused)
+    told(again.checkpoints.restore)
     again.result = again.checkpoints.restore(again=True)
     assert content(again.folder).keys() == {"b"}
     again.commit()
@@ -474,17 +464,9 @@ def test_files_that_differ_are_moved_away_and_never_deleted(place: Place) -> Non
     assert (moved / "1/a").read_bytes() == b"half" and (moved / "2/a").read_bytes() == b"third"
 
 
-@pytest.mark.parametrize(
-    ("code", "kind"),
-    [
-        (errno.ENOSPC, ConfigurationError),
-        (errno.EDQUOT, ConfigurationError),
-        (errno.EACCES, ConfigurationError),
-        (errno.EIO, FolderError),
-    ],
-)
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EIO])
 def test_an_error_of_the_file_system_in_a_restore_is_a_sentence(
-    place: Place, monkeypatch: pytest.MonkeyPatch, code: int, kind: type[RunError], told: Told
+    place: Place, monkeypatch: pytest.MonkeyPatch, code: int, told: Told
 ) -> None:
     place.saved(b"1")
 
@@ -493,9 +475,7 @@ def test_an_error_of_the_file_system_in_a_restore_is_a_sentence(
 
     second = place.attempt()
     monkeypatch.setattr(os, "pwrite", failing)
-    with pytest.raises(kind) as refused:
-        second.restored()
-    told(refused)
+    told(second.restored)
 
 
 def test_a_start_of_the_same_pod_goes_on_with_the_folder(place: Place) -> None:
@@ -513,9 +493,7 @@ def test_no_room_is_said_before_anything_is_written(
     second = place.attempt()
     full = os.statvfs_result((1, 1, 100, 100, 100, 0, 0, 0, 0, 255))
     monkeypatch.setattr(os, "statvfs", lambda path: full)
-    with pytest.raises(ConfigurationError) as refused:
-        second.restored()
-    told(refused)
+    told(second.restored)
     assert content(second.folder) == {}
 
 
@@ -638,10 +616,7 @@ def test_a_small_upload_says_nothing_of_the_bandwidth() -> None:
 
 @pytest.mark.parametrize("path", ["../a", "/a", "a//b", ".spottrain-sync/record.json", "link/a"])
 def test_a_manifest_that_leads_out_of_the_folder_is_damaged(path: str, told: Told) -> None:
-    from spottrain.checkpoint.manifest import Damaged
 
     file = StoredFile(size=0, mode=0o644, mtime_ns=0, chunks=())
     body = SyncManifest(step=1, files={path: file}, links={"link": "/etc"}).to_bytes()
-    with pytest.raises(Damaged) as refused:
-        SyncManifest.from_bytes(body)
-    told(refused)
+    told(lambda: SyncManifest.from_bytes(body))

@@ -9,7 +9,6 @@ import pytest
 import spottrain
 import torch
 from spottrain.distributed.world import World
-from spottrain.errors import ConfigurationError
 from spottrain.techniques import accumulation
 from spottrain.techniques.accumulation import MicroBatch, Reweighed
 
@@ -242,23 +241,15 @@ def test_where_nothing_of_a_step_counts_a_spare_that_is_given_is_asked_for_once(
 
 
 def test_a_rank_that_never_had_anything_to_count_is_refused(told: Told) -> None:
-    with pytest.raises(ConfigurationError) as refused:
-        Reweighed[Tokens](count, ALONE)([(tokens([0])[0], 1.0)])
-    told(refused)
+    told(lambda: Reweighed[Tokens](count, ALONE)([(tokens([0])[0], 1.0)]))
 
 
 # --- refused ------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("bad", [-1.0, float("nan"), float("inf")])
 def test_a_count_that_is_none_is_refused(bad: float, told: Told) -> None:
-    with pytest.raises(ConfigurationError) as refused:
-        Reweighed[int](lambda _: bad, ALONE)([(1, 1.0)])
-    told(refused)
-    with pytest.raises(ConfigurationError) as refused:
-        list(accumulation.parts([1], 1, count=lambda _: bad, world=ALONE))
-    told(refused)
+    told(lambda: Reweighed[int](lambda _: bad, ALONE)([(1, 1.0)]))
+    told(lambda: list(accumulation.parts([1], 1, count=lambda _: bad, world=ALONE)))
 
 
 def test_a_window_of_no_micro_batch_is_refused(told: Told) -> None:
-    with pytest.raises(ConfigurationError) as refused:
-        list(accumulation.parts([1], 0))
-    told(refused)
+    told(lambda: list(accumulation.parts([1], 0)))

@@ -7,7 +7,6 @@ import math
 from typing import Any
 
 import pytest
-from spottrain.errors import ConfigurationError
 from spottrain.techniques.early_stopping import EarlyStopping
 
 from tests.unit.runtime.sentences import Told
@@ -117,19 +116,13 @@ def test_the_best_of_another_metric_says_nothing_and_is_not_taken(capsys: pytest
 
 # --- refused --------------------------------------------------------------------------------------------
 def test_an_unknown_metric_is_refused_at_the_first_evaluation_with_those_there_are(told: Told) -> None:
-    with pytest.raises(ConfigurationError) as refused:
-        EarlyStopping(metric="acuracy").note(10, {"loss": 1.0, "accuracy": 0.5})
-    told(refused)
+    told(lambda: EarlyStopping(metric="acuracy").note(10, {"loss": 1.0, "accuracy": 0.5}))
 
 
 def test_a_metric_that_never_comes_is_refused_before_the_first_step(told: Told) -> None:
     stopping = EarlyStopping(patience=3)
-    with pytest.raises(ConfigurationError) as refused:
-        stopping.require(evaluates=False)
-    told(refused)
-    with pytest.raises(ConfigurationError) as refused:
-        stopping.require(evaluates=True, metrics=["accuracy"])
-    told(refused)
+    told(lambda: stopping.require(evaluates=False))
+    told(lambda: stopping.require(evaluates=True, metrics=["accuracy"]))
     stopping.require(evaluates=True, metrics=["accuracy", "loss"])
     stopping.require(evaluates=True)
 
@@ -147,6 +140,4 @@ def test_a_metric_that_never_comes_is_refused_before_the_first_step(told: Told) 
     ids=str,
 )
 def test_words_that_make_no_sense_are_refused(words: dict[str, Any], told: Told) -> None:
-    with pytest.raises(ConfigurationError) as refused:
-        EarlyStopping(**words)
-    told(refused)
+    told(lambda: EarlyStopping(**words))

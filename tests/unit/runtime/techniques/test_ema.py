@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from spottrain.checkpoint.tree import Flattened, unflatten
-from spottrain.errors import ConfigurationError
 from spottrain.techniques.ema import EMA
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
@@ -204,16 +203,10 @@ def test_it_can_be_written_into_a_model_to_ship() -> None:
 def test_what_cannot_be_averaged_is_refused(
     model: torch.nn.Module, words: dict[str, Any], told: Told
 ) -> None:
-    with pytest.raises(ConfigurationError) as refused:
-        EMA(model, **words)
-    told(refused)
+    told(lambda: EMA(model, **words))
 
 
 def test_an_average_of_another_model_is_refused_with_what_differs(told: Told) -> None:
     state = EMA(torch.nn.Linear(4, 4)).state_dict()
-    with pytest.raises(ValueError) as refused:
-        EMA(torch.nn.Linear(4, 4, bias=False)).load_state_dict(state)
-    told(refused)
-    with pytest.raises(ValueError) as refused:
-        EMA(torch.nn.Linear(4, 2)).load_state_dict(state)
-    told(refused)
+    told(lambda: EMA(torch.nn.Linear(4, 4, bias=False)).load_state_dict(state))
+    told(lambda: EMA(torch.nn.Linear(4, 2)).load_state_dict(state))

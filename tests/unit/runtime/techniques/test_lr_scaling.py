@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from spottrain.errors import ConfigurationError
 from spottrain.techniques.lr_scaling import scaled, warmup_steps
 
 from tests.unit.runtime.sentences import Told
@@ -60,9 +59,7 @@ def test_what_cannot_be_scaled_is_refused(words: dict[str, Any], told: Told) -> 
         "base_batch_size": 256,
         "rule": "linear",
     }
-    with pytest.raises(ConfigurationError) as refused:
-        scaled(**given | words)
-    told(refused)
+    told(lambda: scaled(**given | words))
 
 
 # --- warm-up --------------------------------------------------------------------------------------------
@@ -99,6 +96,4 @@ def test_steps_epochs_and_a_fraction_come_to_steps(given: dict[str, float], expe
 def test_a_warm_up_that_makes_no_sense_is_refused_before_the_first_step(
     given: dict[str, Any], told: Told
 ) -> None:
-    with pytest.raises(ConfigurationError) as refused:
-        warmup_steps(**{"total_steps": 100, "steps_per_epoch": 10} | given)
-    told(refused)
+    told(lambda: warmup_steps(**{"total_steps": 100, "steps_per_epoch": 10} | given))

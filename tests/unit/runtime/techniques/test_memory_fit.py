@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from spottrain.distributed.world import World
-from spottrain.errors import ConfigurationError, StoreUnavailable
+from spottrain.errors import StoreUnavailable
 from spottrain.storage.base import Store
 from spottrain.storage.open import open_store
 from spottrain.techniques import find_batch_size
@@ -88,9 +88,7 @@ def test_a_given_size_or_policy_is_kept_and_the_other_found(
 
 def test_if_nothing_fits_the_error_says_so(told: Told) -> None:
     model, optimizer = built()
-    with pytest.raises(ConfigurationError) as refused:
-        fit(model, optimizer, micro_batch_size=32, checkpointing="auto")
-    told(refused)
+    told(lambda: fit(model, optimizer, micro_batch_size=32, checkpointing="auto"))
 
 
 # --- the record ---------------------------------------------------------------------------------------

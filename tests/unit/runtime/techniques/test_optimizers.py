@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from spottrain.errors import ConfigurationError
 from spottrain.techniques import optimizers
 from spottrain.techniques.optimizers import make, rebuilt
 
@@ -68,9 +67,7 @@ def test_without_fused_the_reason_is_told(capsys: pytest.CaptureFixture[str], to
     assert made.defaults["fused"] is None
     said = capsys.readouterr().out
     assert "fused=False" in said and "(cpu, torch.complex64)" in said
-    with pytest.raises(ConfigurationError) as refused:
-        make("adamw", [odd], learning_rate=0.01, fused=True)
-    told(refused)
+    told(lambda: make("adamw", [odd], learning_rate=0.01, fused=True))
     plain = make("adamw", model().parameters(), learning_rate=0.01, fused=False)
     assert plain.defaults["fused"] is None
 
@@ -101,18 +98,12 @@ def test_groups_keep_their_own_settings() -> None:
     ids=str,
 )
 def test_what_does_not_fit_is_refused_in_a_sentence(name: str, words: dict[str, Any], told: Told) -> None:
-    with pytest.raises(ConfigurationError) as refused:
-        make(name, model().parameters(), learning_rate=0.1, **words)
-    told(refused)
+    told(lambda: make(name, model().parameters(), learning_rate=0.1, **words))
 
 
 def test_no_parameters_and_a_groups_strange_key_are_refused(told: Told) -> None:
-    with pytest.raises(ConfigurationError) as refused:
-        make("sgd", [], learning_rate=0.1)
-    told(refused)
-    with pytest.raises(ConfigurationError) as refused:
-        make("sgd", [{"params": model().parameters(), "betas": (0.9, 0.9)}], learning_rate=0.1)
-    told(refused)
+    told(lambda: make("sgd", [], learning_rate=0.1))
+    told(lambda: make("sgd", [{"params": model().parameters(), "betas": (0.9, 0.9)}], learning_rate=0.1))
 
 
 # --- in place of the script's ---------------------------------------------------------------------------
@@ -205,23 +196,17 @@ def test_what_rules_out_fused_kernels_in_the_script_s_does_in_its_place(
 def test_of_another_kind_maximize_stays_and_the_rate_must_be_given(told: Told) -> None:
     old = torch.optim.SGD(model().parameters(), lr=0.1, maximize=True)
     assert rebuilt(old, "adamw", learning_rate=0.01).defaults["maximize"] is True
-    with pytest.raises(ConfigurationError) as refused:
-        rebuilt(old, "adamw")
-    told(refused)
+    told(lambda: rebuilt(old, "adamw"))
 
 
 def test_an_optimizer_with_steps_or_with_a_torch_schedule_is_not_replaced(told: Told) -> None:
     net = model()
     used = scripts(net)
     stepped(net, used, 1)
-    with pytest.raises(ConfigurationError) as refused:
-        rebuilt(used, "sgd", learning_rate=0.1)
-    told(refused)
+    told(lambda: rebuilt(used, "sgd", learning_rate=0.1))
     scheduled = scripts(model())
     torch.optim.lr_scheduler.StepLR(scheduled, 3)
-    with pytest.raises(ConfigurationError) as refused:
-        rebuilt(scheduled, "sgd", learning_rate=0.1)
-    told(refused)
+    told(lambda: rebuilt(scheduled, "sgd", learning_rate=0.1))
 
 
 def test_a_state_of_the_rebuilt_one_resumes_bit_for_bit() -> None:

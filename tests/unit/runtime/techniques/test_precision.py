@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from spottrain.errors import ConfigurationError
 from spottrain.techniques.precision import Amp, DeviceFacts, Precision, choose, facts_of
 
 from tests.support.fresh import Fresh
@@ -77,9 +76,7 @@ def test_a_good_choice_gets_no_advice_and_only_fp16_says_who_scales_the_loss(
 
 
 def test_an_unknown_format_is_refused_with_those_that_there_are(told: Told) -> None:
-    with pytest.raises(ConfigurationError) as refused:
-        choose("int8", CPU, DEVICES["CPU"])
-    told(refused)
+    told(lambda: choose("int8", CPU, DEVICES["CPU"]))
 
 
 def test_the_facts_of_this_machine_are_those_torch_tells() -> None:
@@ -263,9 +260,7 @@ def test_a_loop_with_a_backward_pass_of_its_own_steps_as_it_likes(name: str) -> 
 def test_a_second_step_after_one_backward_pass_is_refused(told: Told) -> None:
     scene = Two("fp16")
     scene.step(1.0)
-    with pytest.raises(ConfigurationError) as refused:
-        scene.amp.step(scene.second)
-    told(refused)
+    told(lambda: scene.amp.step(scene.second))
     assert scene.step(1.0), "after another it is none"
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from spottrain.errors import ConfigurationError
 from spottrain.techniques.schedules import FLOOR, Schedule, lr_schedule, shape
 from torch.optim.lr_scheduler import ExponentialLR, LRScheduler, StepLR
 
@@ -48,9 +47,7 @@ def test_a_function_that_returns_no_finite_number_is_named_with_the_step(bad: An
     own = optimizer(0.1)
     it = Schedule(own, lambda step: 0.5 if step < 7 else bad)
     it.before_step(6)
-    with pytest.raises(ConfigurationError) as refused:
-        it.before_step(7)
-    told(refused)
+    told(lambda: it.before_step(7))
     assert it.rate == 0.05, "the rate is left as it was"
 
 
@@ -63,12 +60,8 @@ def test_whatever_is_a_number_is_taken(good: Any) -> None:
 
 def test_what_is_no_schedule_is_refused_before_the_first_step(told: Told) -> None:
     bad: Any = 5
-    with pytest.raises(ConfigurationError) as refused:
-        Schedule(optimizer(), bad)
-    told(refused)
-    with pytest.raises(ConfigurationError) as refused:
-        shape("cosine", warmup_steps=5, total_steps=5)
-    told(refused)
+    told(lambda: Schedule(optimizer(), bad))
+    told(lambda: shape("cosine", warmup_steps=5, total_steps=5))
 
 
 # --- resumed ------------------------------------------------------------------------------------------
@@ -79,9 +72,7 @@ def test_only_a_schedule_of_the_same_kind_goes_on(saved: str, script: str, told:
     if saved == script:
         scheduled(script).load_state_dict(state)
         return
-    with pytest.raises(ValueError) as refused:
-        scheduled(script).load_state_dict(state)
-    told(refused)
+    told(lambda: scheduled(script).load_state_dict(state))
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -143,6 +134,4 @@ def test_a_loop_of_ones_own_has_the_rates_of_trainer(name: str) -> None:
 
 def test_a_schedule_that_wants_a_measure_is_refused(told: Told) -> None:
     own = optimizer()
-    with pytest.raises(ConfigurationError) as refused:
-        Schedule(own, torch.optim.lr_scheduler.ReduceLROnPlateau(own))
-    told(refused)
+    told(lambda: Schedule(own, torch.optim.lr_scheduler.ReduceLROnPlateau(own)))

@@ -91,9 +91,7 @@ def test_only_rank_0_logs_and_all_keep_the_same_state(source: str, monkeypatch: 
 
 @pytest.mark.parametrize("given", ["wandb", 3, [1], Fake()], ids=["a name", "a number", "numbers", "one"])
 def test_what_is_no_list_of_trackers_is_one_sentence(given: Any, told: Told) -> None:
-    with pytest.raises(ConfigurationError) as refused:
-        Trackers(given)
-    told(refused)
+    told(lambda: Trackers(given))
 
 
 def test_values_that_are_no_finite_number_are_left_out() -> None:
@@ -164,9 +162,7 @@ def test_each_value_of_a_step_is_logged_once_over_all_attempts() -> None:
 def test_the_run_id_is_the_jobs_in_characters_that_all_take(told: Told) -> None:
     assert run_id("3f2a7c1e-0000-4000-8000-0123456789ab") == "3f2a7c1e-0000-4000-8000-0123456789ab"
     assert run_id("team/a b:c") == "team-a-b-c" and len(run_id("x" * 200)) == 64
-    with pytest.raises(ConfigurationError) as refused:
-        run_id("//")
-    told(refused)
+    told(lambda: run_id("//"))
 
 
 def test_a_checkpoint_of_another_run_is_told(capsys: pytest.CaptureFixture[str]) -> None:
