@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import signal
 
 import pytest
@@ -15,7 +16,7 @@ from spottrain.distributed.world import World
 from spottrain.lifecycle.session import Session
 
 from tests.runs.conftest import Lab
-from tests.runs.launched import Run
+from tests.runs.launched import Run, alive
 from tests.support.heavy import sample
 
 SCRIPT = """\
@@ -174,12 +175,30 @@ def test_a_stop_of_the_launcher_ends_all_ranks_with_75_after_the_commit(lab: Lab
     assert head["state"] == "released" and head["checkpoints"][0]["step"] == first.message.step
 
 
+HAS_A_CHILD = """\
+    if os.environ["RANK"] == "1" and trainer.step == 2 and not children:
+        children.append(os.fork())
+        if not children[0]:
+            time.sleep(120)
+            os._exit(0)
+        print(f"child={children[0]}.", flush=True)
+"""
+
+
 def test_a_rank_that_is_killed_ends_the_other_which_loses_what_was_not_committed(lab: Lab) -> None:
-    """Long before torch's time-out of 30 minutes."""
-    ranks = lab.ranks(2, SCRIPT, attempt=1, interval="4steps", env=SLOW)
+    """Long before torch's time-out of 30 minutes, and while a child of its own lives on."""
+    script = SCRIPT.replace(
+        "def loss(model, batch):\n", f"children = []\n\n\ndef loss(model, batch):\n{HAS_A_CHILD}"
+    )
+    ranks = lab.ranks(2, script, attempt=1, interval="4steps", env=SLOW)
+    child = int(ranks[1].until("child=").log.split("child=")[1].split(".")[0])
     ranks[0].until("event=committed").until(" step=5/")
     ranks[1].send(signal.SIGKILL)
-    assert ends(ranks) == [ExitCode.INTERRUPTED_LOST, -signal.SIGKILL], ranks[0].log
+    try:
+        assert ends(ranks) == [ExitCode.INTERRUPTED_LOST, -signal.SIGKILL], ranks[0].log
+        assert alive(child)
+    finally:
+        os.kill(child, signal.SIGKILL)
     assert ranks[0].message.reason == "PeerLost" and ranks[0].message.durableStep
 
 
