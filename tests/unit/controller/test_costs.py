@@ -24,7 +24,18 @@ from spottrain_operator.control.resync import show_jobs
 from spottrain_operator.io.price_file import PriceFile, PriceFiles
 from spottrain_operator.policies import ledger
 
-from tests.builders import KEY, NOW, ended_pod, make_job, make_node, make_observed, make_pod, started, word
+from tests.builders import (
+    KEY,
+    NOW,
+    ended_pod,
+    make_job,
+    make_node,
+    make_observed,
+    make_pod,
+    started,
+    status_of,
+    word,
+)
 
 SPOT = {"instanceType": "g5", "capacityType": "Spot", "usdPerHour": 60}
 PRICES = parse(json.dumps([SPOT, SPOT | {"capacityType": "OnDemand", "usdPerHour": 120}]))
@@ -44,7 +55,7 @@ def node(**more: Any) -> NodeView:
     return make_node(**(values | more))
 
 
-def look(
+def looked(
     status: Status,
     *pods: PodView,
     nodes: tuple[NodeView, ...] = (node(),),
@@ -56,12 +67,19 @@ def look(
     return plan(replace(seen, prices=prices)).status
 
 
-def costs(status: Status | None) -> CostStatus:
-    assert status is not None and status.cost is not None
+def look(status: Status, *pods: PodView, **more: Any) -> Status:
+    """The status that is written."""
+    written = looked(status, *pods, **more)
+    assert written is not None
+    return written
+
+
+def costs(status: Status) -> CostStatus:
+    assert status.cost is not None
     return status.cost
 
 
-def dollars(status: Status | None) -> dict[str, str]:
+def dollars(status: Status) -> dict[str, str]:
     cost = costs(status)
     return {name: f"{getattr(cost, name):.2f}" for name in ("boot", "use", "idle", "spent")}
 
@@ -74,22 +92,20 @@ def test_a_running_pod_costs_what_its_node_costs_since_it_was_created_for_it() -
 
 def test_time_alone_is_written_every_five_minutes() -> None:
     first = look(started(), make_pod(**POD))
-    assert first is not None
-    assert look(first, make_pod(**POD), at=NOW + timedelta(minutes=4)) is None
+    assert looked(first, make_pod(**POD), at=NOW + timedelta(minutes=4)) is None
     later = look(first, make_pod(**POD), at=NOW + timedelta(minutes=5))
     assert dollars(later)["spent"] == "14.00"
 
 
 def test_the_end_of_an_attempt_and_of_its_node_are_written_at_once() -> None:
     first = look(started(), make_pod(**POD))
-    assert first is not None
     done = ended_pod(message=word(Outcome.DONE, step=9), **POD)
     ended = look(first, done)
-    assert ended is not None and ended.terminal
+    assert ended.terminal
     assert dollars(ended)["use"] == "8.00", "with the second that was summed before its end was known"
     gone = look(ended, done, nodes=(), at=NOW + timedelta(minutes=3))
     assert dollars(gone) == {"boot": "1.00", "use": "8.00", "idle": "3.00", "spent": "12.00"}
-    assert gone is not None and look(gone, done, nodes=(), at=NOW + timedelta(minutes=60)) is None
+    assert looked(gone, done, nodes=(), at=NOW + timedelta(minutes=60)) is None
     assert costs(gone).time == NOW + timedelta(minutes=3), "and stays the time of the sums"
     forgotten = look(gone, nodes=(), at=NOW + timedelta(minutes=61))
     assert costs(forgotten).nodes == () and dollars(forgotten)["spent"] == "12.00"
@@ -98,7 +114,6 @@ def test_the_end_of_an_attempt_and_of_its_node_are_written_at_once() -> None:
 def test_an_ended_job_is_looked_at_again_until_its_node_is_gone() -> None:
     done = ended_pod(message=word(Outcome.DONE, step=9), **POD)
     ended = look(started(), done)
-    assert ended is not None
     seen = make_observed(done, job=make_job(status=ended), nodes=(node(),))
     again = plan(replace(seen, prices=PRICES)).recheck_after
     assert again is not None and again <= timedelta(minutes=1, seconds=1)
@@ -158,7 +173,6 @@ def test_what_ec2_takes_back_in_its_first_hour_is_refunded_and_nothing_else_is(n
     marked = (TAKEN_BACK | NOT_TAKEN_BACK)[name]
     assert name == "AWS's handler" or marked.notice is not None, "each ends the node"
     first = look(started(), make_pod(**POD), nodes=(marked,))
-    assert first is not None
     interrupted = ended_pod(code=75, message=word(Outcome.INTERRUPTED, step=5, durableStep=5), **POD)
     gone = look(first, interrupted, nodes=())
     refunded, spent = ("9.00", "0.00") if name in TAKEN_BACK else ("0.00", "9.00")
@@ -167,14 +181,14 @@ def test_what_ec2_takes_back_in_its_first_hour_is_refunded_and_nothing_else_is(n
 
 def test_a_node_that_was_lost_while_the_operator_was_down_is_paid_for_until_it_was_missed() -> None:
     first = look(started(), make_pod(**POD))
-    assert first is not None and dollars(first)["spent"] == "9.00"
+    assert dollars(first)["spent"] == "9.00"
     missed = NOW + timedelta(minutes=2)
     lost = make_pod(
         **POD, phase="Failed", running_since=None, deleted=NOW, disrupted=missed,
         disruption="DeletionByPodGC: PodGC: node no longer exists",
     )  # fmt: skip
     back = look(first, lost, nodes=(), at=NOW + timedelta(hours=8))
-    assert back is not None and dollars(back) == {
+    assert dollars(back) == {
         "boot": "1.00",
         "use": "10.00",
         "idle": "0.00",
@@ -191,7 +205,7 @@ def test_a_node_that_was_lost_while_the_operator_was_down_is_paid_for_until_it_w
 def test_an_attempt_on_the_same_node_that_nobody_saw_running_is_paid_for() -> None:
     failed = ended_pod(code=1, **POD)
     ended = look(started(), failed)
-    assert ended is not None and dollars(ended)["use"] == "7.98"
+    assert dollars(ended)["use"] == "7.98"
     second = replace(started(2), cost=ended.cost)
     unseen = ended_pod(2, bound=NOW + timedelta(minutes=1), gpus=1)
     until = Ended(exit_code=1, finished=NOW + timedelta(minutes=31))
@@ -200,7 +214,7 @@ def test_an_attempt_on_the_same_node_that_nobody_saw_running_is_paid_for() -> No
     late = NOW + timedelta(hours=2)
     unseen = replace(unseen, bound=late, ended=replace(until, finished=late + timedelta(minutes=5)))
     closed = look(ended, failed, at=late)
-    assert closed is not None and costs(closed).nodes[0].closed
+    assert costs(closed).nodes[0].closed
     again = look(replace(second, cost=closed.cost), unseen, at=late + timedelta(minutes=6))
     assert dollars(again) == {"boot": "1.00", "use": "12.98", "idle": "61.00", "spent": "74.98"}, (
         "and so it is after the node's idle hour"
@@ -211,14 +225,14 @@ def test_jobs_that_use_a_node_in_turn_never_pay_for_the_same_second() -> None:
     """This one's node is idle for three minutes; then another job's pod is there, for as long as it likes."""
     failed = ended_pod(code=1, **POD)
     ended = look(started(), failed)
-    assert ended is not None and ledger.idle_nodes(ended) == {"node-a"}
+    assert ledger.idle_nodes(ended) == {"node-a"}
     its = replace(
         make_pod(bound=NOW + timedelta(minutes=3), gpus=1), job=replace(KEY, name="next", uid="next")
     )
     seen = make_observed(job=make_job(status=ended), nodes=(node(),), now=NOW + timedelta(minutes=40))
-    taken = plan(replace(seen, prices=PRICES, others=(its,))).status
-    assert dollars(taken)["idle"] == "3.02" and taken is not None and not ledger.idle_nodes(taken)
-    assert dollars(look(taken, at=NOW + timedelta(minutes=50)) or taken) == dollars(taken), "for good"
+    taken = status_of(plan(replace(seen, prices=PRICES, others=(its,))))
+    assert dollars(taken)["idle"] == "3.02" and not ledger.idle_nodes(taken)
+    assert dollars(looked(taken, at=NOW + timedelta(minutes=50)) or taken) == dollars(taken), "for good"
     back = look(
         replace(started(2), cost=taken.cost),
         make_pod(2, bound=NOW + timedelta(minutes=60), gpus=1),
@@ -235,15 +249,13 @@ def test_jobs_that_use_a_node_in_turn_never_pay_for_the_same_second() -> None:
 
 def test_a_node_that_ec2_takes_back_from_the_next_job_was_free_for_this_one_too() -> None:
     ended = look(started(), ended_pod(code=1, **POD))
-    assert ended is not None
     its = replace(
         make_pod(bound=NOW + timedelta(minutes=3), gpus=1), job=replace(KEY, name="next", uid="next")
     )
     seen = make_observed(job=make_job(status=ended), nodes=(node(),), now=NOW + timedelta(minutes=5))
-    taken = plan(replace(seen, prices=PRICES, others=(its,))).status
-    assert taken is not None and ledger.open_nodes(taken) == {"node-a"} and ledger.recheck(taken, seen)
+    taken = status_of(plan(replace(seen, prices=PRICES, others=(its,))))
+    assert ledger.open_nodes(taken) == {"node-a"} and ledger.recheck(taken, seen)
     noticed = look(taken, nodes=(node(reclaimed=True),), at=NOW + timedelta(minutes=20))
-    assert noticed is not None
     gone = look(noticed, nodes=(), at=NOW + timedelta(minutes=22))
     assert f"{costs(gone).refunded:.2f}" == "12.00" and costs(gone).spent == 0 and not costs(gone).nodes
 
@@ -251,7 +263,6 @@ def test_a_node_that_ec2_takes_back_from_the_next_job_was_free_for_this_one_too(
 def test_a_next_machine_of_the_same_name_has_an_account_of_its_own() -> None:
     """As in a managed instance group: node-a is gone at 5 minutes, and comes back under its name at 10."""
     first = look(started(), make_pod(**POD))
-    assert first is not None
     lost = make_pod(
         **POD, phase="Failed", running_since=None, deleted=NOW + timedelta(minutes=5),
         disrupted=NOW + timedelta(minutes=5),
@@ -263,7 +274,7 @@ def test_a_next_machine_of_the_same_name_has_an_account_of_its_own() -> None:
     dear = parse(json.dumps([SPOT, SPOT | {"instanceType": "g6", "usdPerHour": 600}]))
     written = look(second, lost, its, nodes=(again,), at=NOW + timedelta(minutes=20), prices=dear)
     assert dollars(written) == {"boot": "11.00", "use": "103.00", "idle": "5.00", "spent": "119.00"}
-    assert written is not None and written.attempts[1].spent == Decimal(100)
+    assert written.attempts[1].spent == Decimal(100)
     later = look(written, its, nodes=(again,), at=NOW + timedelta(minutes=21), prices=dear)
     assert [entry.created for entry in costs(later).nodes] == [born], "the first one's is over"
     gone = look(written, its, nodes=(), at=NOW + timedelta(minutes=22), prices=dear)
@@ -272,7 +283,7 @@ def test_a_next_machine_of_the_same_name_has_an_account_of_its_own() -> None:
 
 def test_who_paid_is_kept_only_while_the_cloud_may_not_bill_it() -> None:
     young, azure = look(started(), make_pod(**POD)), of_node({}, "azure:///i-1")
-    assert young is not None and costs(young).nodes[0].paid_by
+    assert costs(young).nodes[0].paid_by
     for found in (azure, of_node({"karpenter.sh/capacity-type": "on-demand"}, "aws:///us-east-1a/i-1")):
         assert not costs(look(started(), make_pod(**POD), nodes=(node(found=found),))).nodes[0].paid_by
     assert not costs(look(young, make_pod(**POD), at=NOW + timedelta(hours=1))).nodes[0].paid_by
@@ -283,11 +294,11 @@ def test_the_share_of_a_node_stays_until_another_attempt_uses_it() -> None:
     status = replace(started(), attempts=(replace(started().attempts[0], workers=2),))
     shared = node(gpus=2)
     first = look(status, *two, nodes=(shared,))
-    assert first is not None and dollars(first)["spent"] == "9.00"
+    assert dollars(first)["spent"] == "9.00"
     one_ended = [two[0], ended_pod(rank=1, **POD)]
     later = look(first, *one_ended, nodes=(shared,), at=NOW + timedelta(minutes=60))
     assert dollars(later)["use"] == "68.00"
-    assert later is not None and costs(later).nodes[0].used == 2
+    assert costs(later).nodes[0].used == 2
     last = make_pod(**POD, phase="Succeeded", ended=Ended(exit_code=0, finished=NOW + timedelta(minutes=60)))
     gone = look(later, last, one_ended[1], nodes=(shared,), at=NOW + timedelta(minutes=70))
     assert dollars(gone) == {"boot": "1.00", "use": "68.00", "idle": "10.00", "spent": "79.00"}
@@ -297,7 +308,7 @@ def test_a_pod_that_joins_a_node_pays_from_its_binding_on() -> None:
     status = replace(started(), attempts=(replace(started().attempts[0], workers=2),))
     shared = node(gpus=2)
     first = look(status, make_pod(**POD), nodes=(shared,))
-    assert first is not None and dollars(first)["spent"] == "4.50"
+    assert dollars(first)["spent"] == "4.50"
     joined = make_pod(rank=1, bound=NOW + timedelta(minutes=20), gpus=1)
     later = look(first, make_pod(**POD), joined, nodes=(shared,), at=NOW + timedelta(minutes=30))
     assert dollars(later)["spent"] == "24.50", "20 minutes at half, 10 at the whole"
