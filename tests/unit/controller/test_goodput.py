@@ -303,6 +303,16 @@ def test_suspended_time_is_not_wanted() -> None:
     assert job.goodput.wanted == 90 + 45 and job.parts["waiting"] == 10 + 40
 
 
+def test_a_suspension_while_it_waits_for_its_next_attempt_ends_the_wait() -> None:
+    job = Told(begun(), failurePolicy={"backoffSeconds": 500})
+    job.look(61, pod(runs=20, end=(60, 1, "")))
+    job.spec["suspend"] = True
+    job.look(100)
+    assert job.goodput.wanted == 100 and job.parts["waiting"] == 10 + 40
+    job.look(1000)
+    assert job.goodput.wanted == 100
+
+
 def test_a_job_that_was_started_by_an_older_operator_is_counted_from_then_on() -> None:
     job = Told(replace(begun(7), active_since=at(-90_000)))
     job.look(5000, pod(7, bound=3000, runs=3010), sample=report(5000, split(productive=1900), attempt=7))
