@@ -373,7 +373,7 @@ def check_money(status: Status) -> None:
     assert cost.refunded_seconds <= cost.use_seconds + cost.boot_seconds + cost.idle_seconds
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     steps=st.lists(STEPS, min_size=6, max_size=30),
     workers=st.sampled_from((1, 1, 2)),
