@@ -29,7 +29,8 @@ def test_package_chart_images_and_examples_have_one_version() -> None:
     assert (about["version"], about["appVersion"]) == (version, version)
     for page in (ROOT / "README.md", *sorted((ROOT / "examples").glob("*.yaml"))):
         tags = re.findall(r"spottrain-(?:operator|runtime):(\S+)", page.read_text())
-        assert set(tags) <= {version}, page
+        local = page.stem.endswith("-local")  # for the cluster of `make cluster-up`, which runs this checkout
+        assert set(tags) <= {"checkout" if local else version}, page
 
 
 def test_nobody_is_answered_with_a_regular_expression() -> None:
