@@ -11,6 +11,8 @@ import yaml
 from localcluster import layout
 from localcluster.apiserver import ensure_programs
 
+from tests.support import optional
+
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "charts" / "spottrain"
 NAMESPACE = "spottrain-system"
@@ -27,7 +29,8 @@ def helm(*words: str | Path) -> subprocess.CompletedProcess[str]:
 def _program() -> Path:
     paths = layout.default_paths()
     if not (paths.bin / "helm").exists():
-        ensure_programs(paths, frozenset({"helm"}))
+        with optional.built():
+            ensure_programs(paths, frozenset({"helm"}))
     return paths.bin / "helm"
 
 
