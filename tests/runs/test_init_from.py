@@ -104,7 +104,7 @@ def made(lab: Lab, script: str) -> Path:
 
 def test_a_trainer_begins_from_the_final_weights_of_another_run(lab: Lab, base: Path) -> None:
     begins_as_if_the_script_loaded_the_weights(lab, SCRIPT, LOADING, base)
-    newest = json.loads((lab.folder / "store" / "HEAD").read_text())["checkpoints"][0]["key"]
+    newest = lab.head["checkpoints"][0]["key"]
     progress = json.loads((lab.folder / "store" / newest / "manifest.json").read_text())["tree"]["progress"]
     assert progress["initialized"] == {
         "source": f"final/ of {base}",

@@ -166,10 +166,6 @@ zygote = foreign.preloading("lightning.pytorch")
 base = foreign.base_of(SCRIPT)
 
 
-def head(lab: Lab) -> str:
-    return str(json.loads((lab.folder / "store/HEAD").read_text())["state"])
-
-
 # --- the table: what each vehicle does ------------------------------------------------------------------
 def test_an_unchanged_script_begins_from_other_weights_and_goes_on_bit_for_bit(lab: Lab, base: Path) -> None:
     last = foreign.begins_from_other_weights_and_goes_on(lab, THEIRS, base)
@@ -283,10 +279,10 @@ def test_a_stop_after_the_training_has_the_rest_of_the_script_run_again(lab: Lab
     env = {Env.GRACE_SECONDS: "4", "REST": "60"}
     first = lab.run(SCRIPT, attempt=1, env=env).until("after fit 20").stopped()
     assert first.message.outcome is Outcome.INTERRUPTED and first.message.durableStep == 20
-    assert head(lab) == "released"
+    assert lab.head["state"] == "released"
     second = lab.run(SCRIPT, attempt=2).done()
     assert not second.losses and "after fit 20" in second.log and "measured" in second.log
-    assert second.digest == first.digest and head(lab) == "done"
+    assert second.digest == first.digest and lab.head["state"] == "done"
 
 
 def test_early_stopping_ends_it_again_after_an_interruption_of_the_rest(lab: Lab) -> None:
@@ -313,7 +309,7 @@ def test_lightnings_own_exit_at_a_stop_after_the_training_does_not_make_the_job_
     run = lab.run(SCRIPT + rest + "print('the rest')\n", attempt=1).until(begun)
     run.send().ends(ExitCode.INTERRUPTED_LOST if what == "second fit" else ExitCode.INTERRUPTED)
     assert "between the end of the training" in run.message.message and "the rest" not in run.log
-    assert head(lab) == "released"
+    assert lab.head["state"] == "released"
 
 
 def test_a_second_stage_does_not_go_on_from_the_checkpoint_of_the_first(lab: Lab) -> None:
@@ -524,7 +520,7 @@ def test_the_manifest_ends_it_profiles_it_and_what_is_not_taken_is_told(lab: Lab
 def test_a_window_past_the_end_is_refused_before_the_first_step(lab: Lab) -> None:
     run = lab.run(CALLBACK, training='{"profile": {"wait": 100}}').ends(ExitCode.BAD_CONFIGURATION)
     assert not run.losses and "maxSteps to at least 105" in run.message.message
-    assert head(lab) == "released"
+    assert lab.head["state"] == "released"
 
 
 BAD = {

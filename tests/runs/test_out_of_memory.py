@@ -67,8 +67,7 @@ def test_the_launcher_starts_all_again_and_they_go_on_from_the_last_checkpoint_s
     assert it.log.count("event=restored") >= 2, "not from the beginning"
     plain = whole(lab, kind)
     assert logged(it.losses) == pytest.approx(logged(plain.losses), rel=1e-3), "the batch is what it was"
-    head = json.loads((lab.folder / "store" / "HEAD").read_text())
-    assert head["state"] == "done" and head["attempt"] == 1
+    assert lab.head["state"] == "done" and lab.head["attempt"] == 1
 
 
 def test_a_rank_that_runs_out_in_a_trial_that_all_are_in_is_a_case_for_the_launcher_too(lab: Lab) -> None:

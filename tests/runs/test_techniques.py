@@ -330,7 +330,7 @@ run.finish()
 
 
 @pytest.mark.parametrize("stop", [2, 4])  # in an epoch, and at its end
-def test_a_loop_over_steps_that_count_nothing_ends_and_goes_on_bit_by_bit(lab: Lab, stop: int) -> None:
+def test_a_loop_over_steps_that_count_nothing_ends_and_goes_on_bit_for_bit(lab: Lab, stop: int) -> None:
     whole = lab.run(script=NOTHING_COUNTS, at="whole").done()
     assert whole.message.step == 8
     lab.run(script=NOTHING_COUNTS, env={"STOP": str(stop)}).ends(ExitCode.INTERRUPTED)

@@ -396,7 +396,7 @@ def test_unequal_counts_over_ranks_and_micro_batches_are_one_big_batch(lab: Lab,
 
 
 # --- compression ----------------------------------------------------------------------------------------
-def test_power_sgd_interrupted_anywhere_is_power_sgd_uninterrupted_bit_by_bit(lab: Lab) -> None:
+def test_power_sgd_interrupted_anywhere_is_power_sgd_uninterrupted_bit_for_bit(lab: Lab) -> None:
     power = found(lab, COMPRESSION, env={"KIND": "powerSGD"})
     for rank in power:
         assert rank["equal"] == dict.fromkeys(("1", "3", "4", "5", "9"), True)
@@ -408,7 +408,7 @@ def test_power_sgd_interrupted_anywhere_is_power_sgd_uninterrupted_bit_by_bit(la
 
 
 @pytest.mark.heavy
-def test_three_ranks_resume_bit_by_bit_where_ddp_keeps_the_order_of_its_buckets(lab: Lab) -> None:
+def test_three_ranks_resume_bit_for_bit_where_ddp_keeps_the_order_of_its_buckets(lab: Lab) -> None:
     for rank in found(lab, COMPRESSION, ranks=3, env={"KIND": "powerSGD"}):
         assert rank["equal"] == dict.fromkeys(("1", "3", "4", "5", "9"), True)
         assert rank["ranks_agree"] and rank["state_matters"]

@@ -169,7 +169,7 @@ MASKED = MASKED.replace(
 )
 
 
-def test_a_run_in_which_whole_steps_count_nothing_ends_and_goes_on_bit_by_bit(lab: Lab) -> None:
+def test_a_run_in_which_whole_steps_count_nothing_ends_and_goes_on_bit_for_bit(lab: Lab) -> None:
     """Ten of 50 samples count, in steps of 2: most steps have none, and batch norm sees what stands in."""
     plain = run(lab, {"globalBatchSize": 2}, script=MASKED, at="plain").done()
     assert [number(loss) for loss in plain.losses.values()].count(0.0) > 5, plain.losses

@@ -145,10 +145,6 @@ zygote = foreign.preloading("transformers.trainer")
 base = foreign.base_of(SCRIPT)
 
 
-def head(lab: Lab) -> str:
-    return str(json.loads((lab.folder / "store/HEAD").read_text())["state"])
-
-
 # --- the table: what each vehicle does ------------------------------------------------------------------
 def test_an_unchanged_script_begins_from_other_weights_and_goes_on_bit_for_bit(lab: Lab, base: Path) -> None:
     last = foreign.begins_from_other_weights_and_goes_on(lab, THEIRS, base)
@@ -221,11 +217,11 @@ def test_a_stop_after_the_training_has_the_rest_of_the_script_run_again(lab: Lab
     env = {Env.GRACE_SECONDS: "4", "REST": "60"}
     first = lab.run(SCRIPT, attempt=1, env=env).until("after train 18").stopped()
     assert first.message.outcome is Outcome.INTERRUPTED and first.message.durableStep == 18
-    assert head(lab) == "released"
+    assert lab.head["state"] == "released"
     shutil.rmtree(lab.folder / "output")
     second = lab.run(SCRIPT, attempt=2).done()
     assert not second.losses and "after train 18" in second.log and "saved the model" in second.log
-    assert second.digest == plain.digest and head(lab) == "done"
+    assert second.digest == plain.digest and lab.head["state"] == "done"
 
 
 def test_a_short_rest_of_the_script_ends_within_the_notice(lab: Lab) -> None:
@@ -238,7 +234,7 @@ def test_a_short_rest_of_the_script_ends_within_the_notice(lab: Lab) -> None:
 def test_a_script_that_fails_after_its_training_is_not_done(lab: Lab, rest: str, code: int) -> None:
     run = lab.run(SCRIPT.replace('theirs.save_model("model")', rest)).ends(code)
     assert run.message.outcome is Outcome.FAILED and run.message.step == 18
-    assert head(lab) == "released"
+    assert lab.head["state"] == "released"
 
 
 def test_the_best_model_is_loaded_at_the_end_although_it_was_measured_before_the_interruption(
@@ -356,7 +352,7 @@ theirs.train_dataset = own
 
 def test_a_training_that_failed_may_be_tried_again(lab: Lab) -> None:
     run = lab.run(FAILING + "theirs.train()\n").done()
-    assert "caught" in run.log and run.message.step == 18 and head(lab) == "done"
+    assert "caught" in run.log and run.message.step == 18 and lab.head["state"] == "done"
 
 
 def test_another_training_after_a_failed_one_is_left_alone(lab: Lab) -> None:
@@ -377,7 +373,7 @@ def test_a_second_stage_does_not_go_on_from_the_checkpoint_of_the_first(lab: Lab
     for attempt, change in enumerate(("output_dir='stage-2'", "max_steps=24"), 2):
         env = {"ARGUMENTS": f"dict({{'output_dir': 'stage-1'}} | dict({change}))"}
         run = lab.run(SCRIPT, attempt=attempt, env=env).ends(ExitCode.BAD_CONFIGURATION)
-        assert "one checkpoint URI for each" in run.message.message and head(lab) == "released"
+        assert "one checkpoint URI for each" in run.message.message and lab.head["state"] == "released"
 
 
 def test_a_date_in_the_folder_and_another_length_by_the_manifest_are_gone_on_with(lab: Lab) -> None:
@@ -575,9 +571,7 @@ def test_a_save_is_made_though_the_trainer_keeps_the_best_alone(lab: Lab) -> Non
 
 def test_a_damaged_file_is_named_and_the_checkpoint_before_is_taken(lab: Lab) -> None:
     lab.run(CALLBACK, attempt=1, interval="3steps", env={"STOP": "8"}).ends(ExitCode.INTERRUPTED)
-    store = lab.folder / "store"
-    key = json.loads((store / "HEAD").read_text())["checkpoints"][0]["key"]
-    file = store / key / "f00000-00001"
+    file = lab.folder / "store" / lab.head["checkpoints"][0]["key"] / "f00000-00001"
     file.write_bytes(file.read_bytes()[:-1] + b"x")
     again = lab.run(CALLBACK, attempt=2).done()
     assert "event=damaged" in again.log and "f00000-00001 has a wrong checksum" in again.log
@@ -609,7 +603,7 @@ def test_a_scheduler_of_another_length_is_told(lab: Lab) -> None:
 def test_a_window_past_the_end_is_refused_before_the_first_step(lab: Lab) -> None:
     run = lab.run(CALLBACK, training='{"profile": {"wait": 100}}').ends(ExitCode.BAD_CONFIGURATION)
     assert not run.losses and "maxSteps to at least 105" in run.message.message
-    assert head(lab) == "released"
+    assert lab.head["state"] == "released"
 
 
 def test_hooks_tell_where_the_time_went_and_which_evaluation_was_the_best(lab: Lab) -> None:
