@@ -12,6 +12,8 @@ from spottrain.core.container import ContainerMemory
 from spottrain.core.progress import ProgressBoard
 from spottrain.diagnostics.loader_memory import AHEAD, LoaderMemory, Look, private_bytes, warning
 
+from tests.unit.runtime.sentences import Told
+
 GIB = 2**30
 
 
@@ -40,16 +42,8 @@ def test_a_growth_that_would_soon_reach_the_limit_is_told(
     assert bool(warning(before, now, seconds=30, ranks=ranks)) is told
 
 
-def test_the_words_name_the_share_of_the_workers_and_the_ways_out() -> None:
-    text = warning(look(1, 1), look(2, 2, left=8), seconds=30)
-    assert text.startswith("2 loader worker(s) hold 4.00 GiB of private memory, 2.00 GiB more than 30 s ago")
-    assert "8.00 GiB of the container's limit of 64.00 GiB are left" in text
-    assert "enough for about 120 s at this rate; then the kernel kills" in text
-    assert (
-        "Lower training.data.numWorkers" in text
-        and "numpy array or torch tensor" in text
-        and "resources.limits.memory" in text
-    )
+def test_the_words_name_the_share_of_the_workers_and_the_ways_out(told: Told) -> None:
+    told(warning(look(1, 1), look(2, 2, left=8), seconds=30))
     assert AHEAD == 4
 
 

@@ -23,6 +23,8 @@ from spottrain.lifecycle.session import Session
 from spottrain.lifecycle.termination_message import outranking, revise
 from spottrain.lifecycle.topology import Gang, count_gpus, threads_of_each
 
+from tests.unit.runtime.sentences import Told
+
 ASKED = 7
 """What torch answers in these tables."""
 
@@ -176,16 +178,9 @@ def test_the_last_parts_of_a_log_leave_a_second_of_the_notice(left: float, secon
 
 
 @pytest.mark.parametrize(
-    ("trained", "total", "wanted", "says"),
-    [
-        (24, 24, 24, "24 steps were trained"),
-        (24, 24, 0, "another checkpoint URI."),
-        (14, 24, 24, "another checkpoint URI."),  # early stopping has ended it
-        (24, 24, 40, "40 steps are requested now"),
-        (24, 24, 40, "onExisting: Resume"),
-    ],
+    ("trained", "total", "wanted"), [(24, 24, 24), (24, 24, 0), (14, 24, 24), (24, 24, 40)]
 )
 def test_a_job_that_is_done_says_how_many_steps_were_trained_and_how_to_train_more(
-    trained: int, total: int, wanted: int, says: str
+    trained: int, total: int, wanted: int, told: Told
 ) -> None:
-    assert says in done_before("u", trained, total=total, wanted=wanted).text
+    told(done_before("u", trained, total=total, wanted=wanted).text)

@@ -48,35 +48,24 @@ def test_it_stops_where_it_should(words: dict[str, Any], values: list[float], ex
     assert stops_at(EarlyStopping(**words), values) == expected
 
 
-@pytest.mark.parametrize(
-    ("words", "values", "sentence"),
-    [
-        (
-            {"patience": 1, "min_delta": 0.1},
-            [5, 4.95],
-            "loss did not improve by more than 0.1 in 1 evaluation(s) up to step 20; "
-            "the best is 5 of step 10",
-        ),
-        (
-            {"target": 0.5, "metric": "f1", "mode": "max"},
-            [0.75],
-            "f1 is 0.75 at step 10, which reaches the target 0.5",
-        ),
-        ({}, [NAN], "loss is nan at step 10, so further training is useless"),
-        (
-            {"patience": 1, "stop_on_nan": False},
-            [NAN],
-            "loss did not improve in 1 evaluation(s) up to step 10; every value was NaN or infinite",
-        ),
-    ],
-)
+REASONS: dict[str, tuple[dict[str, Any], list[float]]] = {
+    "no improvement": ({"patience": 1, "min_delta": 0.1}, [5, 4.95]),
+    "the target": ({"target": 0.5, "metric": "f1", "mode": "max"}, [0.75]),
+    "no number": ({}, [NAN]),
+    "no number ever": ({"patience": 1, "stop_on_nan": False}, [NAN]),
+}
+
+
+@pytest.mark.parametrize("name", REASONS)
 def test_the_reason_is_a_sentence_with_its_numbers(
-    words: dict[str, Any], values: list[float], sentence: str, capsys: pytest.CaptureFixture[str]
+    name: str, capsys: pytest.CaptureFixture[str], told: Told
 ) -> None:
+    words, values = REASONS[name]
     stopping = EarlyStopping(**words)
     stops_at(stopping, values)
-    assert stopping.reason == sentence
-    assert f'event=early-stopping step={len(values) * 10} why="{sentence}"' in capsys.readouterr().out
+    told(stopping.reason)
+    said = f'event=early-stopping step={len(values) * 10} why="{stopping.reason}"'
+    assert said in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("cut", range(7))
