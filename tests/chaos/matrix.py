@@ -1,6 +1,6 @@
 """The exactness matrix: every way to train, killed at random moments, against the run that nobody kills.
 
-    python -m tests.chaos.matrix [--seed 1] [--lanes 2] [--only WORD ...]      
+    python -m tests.chaos.matrix [--seed 1] [--lanes 2] [--only WORD ...]
 
 Each cell is one uninterrupted run and one that is stopped by SIGTERM once or twice within its first 20 steps;
 after the last stop there are at least 50 steps. Compared is all that the next step depends on, after every
