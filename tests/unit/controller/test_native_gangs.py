@@ -64,33 +64,25 @@ def served(*apis: GangApi, resources: tuple[str, ...] = ("workloads", "podgroups
 
 
 # --- what is made ---------------------------------------------------------------------------------------
-def test_in_1_35_an_attempt_has_a_workload_that_wants_all_of_its_pods() -> None:
-    made = first_plan(GangApi.V1ALPHA1)
-    (group,) = groups(made)
-    assert (group.kind, group.group) == ("workloads", "scheduling.k8s.io/v1alpha1")
-    assert group.manifest["spec"] == {"podGroups": [{"name": "workers", "policy": {"gang": {"minCount": 2}}}]}
-    name = group.manifest["metadata"]["name"]
-    assert [referring(p) for p in manifests(made)] == [
-        {"workloadRef": {"name": name, "podGroup": "workers"}}
-    ] * 2
-
-
-@pytest.mark.parametrize("api", [GangApi.V1ALPHA2, GangApi.V1ALPHA3, GangApi.V1BETA1])
-def test_from_1_36_on_an_attempt_has_a_pod_group(api: GangApi) -> None:
-    made = first_plan(api)
-    (group,) = groups(made)
-    assert (group.kind, group.group) == ("podgroups", f"scheduling.k8s.io/{api}")
-    assert group.manifest["spec"]["schedulingPolicy"] == {"gang": {"minCount": 2}}
-    name = group.manifest["metadata"]["name"]
-    assert [referring(p) for p in manifests(made)] == [{"schedulingGroup": {"podGroupName": name}}] * 2
-
-
 @EACH
-def test_the_group_is_made_before_the_pods_and_goes_with_the_job(api: GangApi) -> None:
+def test_an_attempt_has_a_group_that_wants_all_of_its_pods_is_made_before_them_and_goes_with_the_job(
+    api: GangApi,
+) -> None:
+    """Of 1.35 a Workload, from 1.36 on a PodGroup."""
     made = first_plan(api)
+    (group,) = groups(made)
+    name, spec, gang = group.manifest["metadata"]["name"], group.manifest["spec"], {"gang": {"minCount": 2}}
+    if api is GangApi.V1ALPHA1:
+        assert group.kind == "workloads" and spec == {"podGroups": [{"name": "workers", "policy": gang}]}
+        refers: Json = {"workloadRef": {"name": name, "podGroup": "workers"}}
+    else:
+        assert group.kind == "podgroups" and spec["schedulingPolicy"] == gang
+        refers = {"schedulingGroup": {"podGroupName": name}}
+    assert group.group == f"scheduling.k8s.io/{api}"
+    assert [referring(p) for p in manifests(made)] == [refers] * 2
     kinds = [type(a) for a in made.after if isinstance(a, Provide | Create)]
     assert kinds == [Provide, Provide, Create, Create]
-    (owner,) = groups(made)[0].manifest["metadata"]["ownerReferences"]
+    (owner,) = group.manifest["metadata"]["ownerReferences"]
     assert (owner["kind"], owner["uid"]) == ("TrainingJob", KEY.uid)
 
 
@@ -108,9 +100,7 @@ def test_each_attempt_has_a_group_of_its_own_for_it_cannot_be_changed_and_pins_h
         "node-0",
         "",
     ]
-    assert all("podAffinity" in p["spec"]["affinity"] and referring(p) for p in manifests(made)), (
-        "and one zone"
-    )
+    assert all("podAffinity" in p["spec"]["affinity"] and referring(p) for p in manifests(made)), "one zone"
 
 
 @pytest.mark.parametrize("api", [GangApi.V1ALPHA2, GangApi.V1BETA1])
