@@ -62,6 +62,8 @@ def main() -> int:
 
 
 def _interrupt(number: int, _frame: object) -> None:
+    for again in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(again, signal.SIG_IGN)  # while the cluster ends, `lifecycle` takes one for "at once"
     raise Interrupted
 
 
