@@ -56,7 +56,8 @@ def account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def kopfs_login() -> tuple[str | None, str | None]:
     """Server and token of kopf's watch of the jobs."""
     handlers: Mapping[str, Any] = {
-        each.fn.__name__: each.fn for each in registry(Service(Settings()))._activities.get_all_handlers()
+        str(getattr(each.fn, "__name__", "")): each.fn
+        for each in registry(Service(Settings()))._activities.get_all_handlers()
     }
     found = handlers["login"](settings=kopf.OperatorSettings())
     return found.server, found.token
