@@ -1,6 +1,7 @@
 """examples/own-image/Dockerfile on an image that has a torch of its own: built, run as root and not.
 
-The base is Debian with a virtual environment and pip. Its torch is that of `make test-torch`, on a volume.
+The base is Debian with a virtual environment and pip. Its torch is that of
+`make test-with X=torch`, on a volume.
 """
 
 from __future__ import annotations
