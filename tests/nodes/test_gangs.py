@@ -57,7 +57,7 @@ def _trains_again(lab: Lab) -> tuple[Raw, list[Raw], Raw]:
         "the end of the first attempt", lambda: (a := lab.status()["attempts"][0]).get("ended") and a
     )
     lab.wait_for_step(ended["lastStep"] + 3, seconds=240)
-    status = lab.status()
+    status = lab.wait("its first step", lambda: (s := lab.status())["attempts"][-1].get("startStep") and s)
     assert (status["interruptions"], status.get("failures", 0)) == (1, 0)
     one, *between, two = status["attempts"]
     return one, between, two
@@ -71,7 +71,8 @@ def _is_resumed_with_one_worker(lab: Lab) -> None:
     change = '{"spec":{"suspend":false,"workers":1}}'
     lab.kubectl.run("patch", "trainingjob", "job", "--type=merge", "-p", change)
     lab.wait_for_step(last["lastStep"] + 3, seconds=240)
-    status = lab.status()
+    status = lab.wait("its first step", lambda: (s := lab.status())["attempts"][-1].get("startStep") and s)
+    assert len(_of(lab, status["attempt"])) == 1
     assert status["attempts"][-1]["startStep"] == last["durableStep"]
     assert (status["interruptions"], status.get("failures", 0)) == (1, 0)
 

@@ -21,7 +21,11 @@ def test_helm_test_trains_a_step(installed: Kubectl) -> None:
 
 
 def test_where_the_job_cannot_start_the_test_says_why(cluster: Cluster, installed: Kubectl) -> None:
-    values = ("--reuse-values", "--set", "image.runtime.repository=missing,test.timeoutSeconds=8")
+    values = (
+        "--reuse-values",
+        "--set",
+        "image.runtime.repository=missing,image.runtime.pullPolicy=Never,test.timeoutSeconds=10",
+    )
     system = dataclasses.replace(installed, namespace=SYSTEM_NAMESPACE)
     try:
         installed.helm(
