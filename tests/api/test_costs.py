@@ -92,7 +92,9 @@ def test_without_a_price_list_the_cost_is_unknown(kube: Kube, server: ApiServer,
         operator.wait_ready()
         scene = Scene(kube=kube, namespace=namespace, job="unknown")
         scene.create()
-        scene.bind(scene.wait_attempt(1), add_node(scene, kube)["metadata"]["name"])
+        pod, node = scene.wait_attempt(1), add_node(scene, kube)
+        time.sleep(1.1)  # a whole second without a price, else the sums say so only a minute later
+        scene.bind(pod, node["metadata"]["name"])
         wait_for("Unknown", lambda: cost_of(scene)["state"] == "Unknown")
         assert "no price list, so its prices are unknown" in operator.log.read_text()
         assert Decimal(cost_of(scene)["spent"]) == 0
