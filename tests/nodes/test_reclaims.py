@@ -1,4 +1,4 @@
-"""A node goes, with a notice or without one: nothing is lost, nothing is charged, and the bill says so.
+"""A node goes after its notice: nothing is lost, nothing is charged, and the bill says so.
 
 One notice serves several jobs, each of another kind; a job on the other node is left in peace meanwhile.
 """
@@ -330,20 +330,7 @@ def test_a_claim_made_for_a_job_goes_with_it(played: Played) -> None:
     lab.wait("the claim to go", lambda: not claims(lab, "sized"), name="sized")
 
 
-# --- without a notice -----------------------------------------------------------------------------------
-def test_a_node_that_vanishes_without_notice_costs_only_the_steps_since_the_last_checkpoint(lab: Lab) -> None:
-    node = lab.expendable_node()
-    lab.apply(drawn_to(node, slow_job(lab, "job")))
-    lab.wait("a durable checkpoint", lambda: lab.status().get("progress", {}).get("durableStep"), seconds=240)
-    assert lab.node_of() == node
-    lab.cluster.vanish(node)
-    status = lab.wait_for_phase("Succeeded", seconds=240)
-    assert status["attempts"][0]["cause"] == "NodeLost"
-    assert (status["interruptions"], status.get("failures", 0)) == (1, 0)
-    assert status["attempts"][1]["startStep"] >= 10, "it went on from a checkpoint, not from the start"
-    assert status["attempts"][0]["durableStep"] == status["attempts"][1]["startStep"], "back-filled"
-
-
+# --- a trainer that behaves badly -----------------------------------------------------------------------
 def test_a_trainer_that_exits_0_on_sigterm_is_no_success(lab: Lab) -> None:
     polite = "trap 'exit 0' TERM; echo ready; while true; do sleep 0.2; done"
     lab.apply(lab.job(container={"command": ["sh", "-c", polite], "args": []}))
