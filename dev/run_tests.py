@@ -1,4 +1,5 @@
-"""`make test`: every level that needs no more than `make demo` does.
+"""`make test`: every level that needs no more than `make demo` does, jobs on nodes beside the others: they
+mostly wait.
 
 A test that fails is run a second time, alone, after everything else. If it then passes it is named as flaky
 at the end, and the whole passes: mend it. More than FEW failures are not flaky, and nothing is run again.
@@ -11,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,50 +20,80 @@ from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 CACHE: Final = ROOT / ".pytest_cache"
-LEVELS: Final = ("nodes", "api", "runs", "s3", "contract", "unit")
-"""Those first that mostly wait, and whose longest files are longest."""
-ALL: Final = (
+NODES: Final = ("-n", "0", "-m", "not heavy", "tests/nodes")
+OTHERS: Final = (
     *("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder", "-m", "not heavy"),
-    *(f"tests/{level}" for level in LEVELS),
+    *(f"tests/{level}" for level in ("api", "runs", "s3", "contract", "unit")),
 )
+"""Those first whose longest files are longest."""
 FEW: Final = 5
 TESTS_FAILED: Final = 1
 """pytest's exit code for failed tests; the greater ones mean that pytest itself could not go on."""
 NOT_HERE: Final = """\
 Not in `make test`: what needs kubelets and images (make test-containers: root, Debian), the chart by Helm 3
 (make test-chart), compilation, whole matrices and Google Cloud Storage (make test-heavy), and other programs
-(make test-with)."""
+(make test-with). tests/nodes runs beside the others, and is shown when it has ended."""
 
 
-def main(words: Sequence[str] = ALL) -> int:
-    """Runs pytest. Returns the exit code."""
+class Run:
+    """One pytest, with a cache of its own, which names the tests that failed."""
+
+    def __init__(self, name: str, words: Sequence[str], *, output: Path | None = None) -> None:
+        self._cache, self._output = CACHE / name, output
+        command = [sys.executable, "-m", "pytest", "-o", f"cache_dir={self._cache}", *words]
+        stdout = output.open("w") if output else None
+        self._process = subprocess.Popen(command, cwd=ROOT, stdout=stdout, stderr=stdout)
+
+    def wait(self) -> int:
+        """Its exit code; shows what it has said to a file."""
+        code = self._process.wait()
+        if self._output:
+            print(f"\n{self._output.read_text()}", flush=True)
+        return code
+
+    def stop(self) -> None:
+        """By SIGINT, so that fixtures end what they have started."""
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGINT)
+            self._process.wait()
+
+    def failed(self) -> list[str]:
+        try:
+            return list(json.loads((self._cache / "v" / "cache" / "lastfailed").read_text()))
+        except FileNotFoundError:
+            return []
+
+
+def main(nodes: Sequence[str] = NODES, others: Sequence[str] = OTHERS) -> int:
+    """Runs pytest with both lists of words at the same time. Returns the exit code."""
     began = time.monotonic()
     print(NOT_HERE, flush=True)
     shutil.rmtree(CACHE, ignore_errors=True)  # it would also name the failures of earlier runs
-    code = run(words)
-    failed = failed_tests() if code == TESTS_FAILED else []
-    flaky = 0 < len(failed) <= FEW and run(["-n", "0", *failed]) == 0
+    CACHE.mkdir()
+    runs = [Run("nodes", nodes, output=CACHE / "nodes.txt"), Run("others", others)]
+    try:
+        codes = [0, 0]
+        first = threading.Thread(target=lambda: codes.__setitem__(0, runs[0].wait()), daemon=True)
+        first.start()
+        codes[1] = runs[1].wait()
+        first.join()
+    finally:
+        for run in runs:
+            run.stop()
+    failed = [test for run in runs for test in run.failed()]
+    flaky = 0 < len(failed) <= FEW and max(codes) == TESTS_FAILED and passes_alone(failed)
     print(f"make test: {(time.monotonic() - began) / 60:.1f} min")
     for test in failed:
         print(f"{'flaky, passed alone' if flaky else 'FAILED'}: {test}")
-    return 0 if flaky else code
+    return 0 if flaky else max(codes)
 
 
-def run(words: Sequence[str]) -> int:
-    process = subprocess.Popen([sys.executable, "-m", "pytest", *words], cwd=ROOT)
+def passes_alone(tests: Sequence[str]) -> bool:
+    run = Run("alone", ["-n", "0", *tests])
     try:
-        return process.wait()
+        return run.wait() == 0
     finally:
-        if process.poll() is None:
-            process.send_signal(signal.SIGINT)  # so that fixtures end what they have started
-            process.wait()
-
-
-def failed_tests() -> list[str]:
-    try:
-        return list(json.loads((CACHE / "v" / "cache" / "lastfailed").read_text()))
-    except FileNotFoundError:
-        return []
+        run.stop()
 
 
 if __name__ == "__main__":
