@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -17,6 +18,7 @@ CLUSTER: Final = "SPOTTRAIN_PROCESS_CLUSTER"
 """Holds the run folder of the cluster that a process belongs to."""
 CONTAINER: Final = "SPOTTRAIN_PROCESS_CONTAINER"
 """Holds the pod's UID and the container's name."""
+_KILL_SECONDS: Final = 10.0
 
 
 def marked(name: str, value: str) -> Iterator[int]:
@@ -29,16 +31,18 @@ def marked(name: str, value: str) -> Iterator[int]:
 
 
 def kill_marked(name: str, value: str) -> int:
-    """SIGKILL to all of them, until there are none; how many there were."""
-    count = 0
-    for _ in range(20):  # one that forks while we look is found by the next look
+    """SIGKILL to all of them, until there are none; how many there were. A large one takes a while to end."""
+    killed: set[int] = set()
+    end = time.monotonic() + _KILL_SECONDS
+    while time.monotonic() < end:  # one that forks while we look is found by the next look
         found = [pid for pid in marked(name, value) if pid != os.getpid()]
         if not found:
             break
-        count += len(found)
+        killed.update(found)
         for pid in found:
             kill(pid)
-    return count
+        time.sleep(0.01)
+    return len(killed)
 
 
 def kill(pid: int, *, group: bool = False) -> None:
