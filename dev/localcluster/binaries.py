@@ -227,8 +227,8 @@ def _point_at(paths: Paths, program: Program) -> None:
 
 
 def uv_env() -> dict[str, str]:
-    """For uv: no Python of its own, the machine's certificates (a company's proxy has its own) where it has some,
-    and a cache that can be written.
+    """For uv: no Python of its own, a cache that can be written, and the machine's certificates where it has
+    some: a company's proxy has its own.
     """
     found = {"UV_PYTHON_DOWNLOADS": "never", "UV_NO_PROGRESS": "1"}
     if ssl.create_default_context().get_ca_certs():
