@@ -64,6 +64,8 @@ def test_two_clusters_have_networks_of_their_own(tmp_path: Path) -> None:
 
 
 def test_help_is_sixteen_lines_at_most() -> None:
-    done = subprocess.run(["make", "--no-print-directory", "help"], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        ["make", "--no-print-directory", "help"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     lines = done.stdout.strip().splitlines()
     assert 1 < len(lines) <= 16 and all(re.search(r"\S {2,}|\x1b\[0m \S", row) for row in lines)
