@@ -59,7 +59,8 @@ class Kubectl:
         )
         if done.returncode:
             raise RuntimeError(
-                f"{' '.join(command[:6])} … exited {done.returncode}: {done.stderr.strip()[-2000:]}"
+                f"{' '.join(command[:6])} … exited {done.returncode}: "
+                f"{done.stderr.strip()[-2000:]}\n{done.stdout.strip()[-2000:]}"
             )
         return done.stdout
 

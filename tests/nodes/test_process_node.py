@@ -199,6 +199,13 @@ def program() -> Iterator[Callable[..., Program]]:
         shutil.rmtree(one.folder, ignore_errors=True)
 
 
+def _has_ended(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
 def test_two_clusters_do_not_meet_and_a_killed_one_is_gone_with_the_next_start(
     cluster: Cluster, installed: Kubectl, program: Callable[..., Program], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -226,6 +233,7 @@ def test_two_clusters_do_not_meet_and_a_killed_one_is_gone_with_the_next_start(
     os.kill(int(supervisor), signal.SIGKILL)
     holder.process.kill()
     holder.process.wait()
+    holder.wait_for("the supervisor's end, which frees the folder", lambda: _has_ended(int(supervisor)))
     monkeypatch.setattr(tempfile, "tempdir", str(holder.folder))
     assert list(holder.folder.glob("spottrain-*"))
     lifecycle.sweep()
