@@ -10,12 +10,13 @@ from demo.target import ROOT, SYSTEM_NAMESPACE
 from localcluster.api import Cluster
 
 from tests.nodes.conftest import install_chart
-from tests.support.lab import Lab
+from tests.support.lab import Lab, fresh_nodes
 
 RELEASE = ("spottrain", "--namespace", SYSTEM_NAMESPACE)
 
 
-def test_helm_test_trains_a_step(installed: Kubectl) -> None:
+def test_helm_test_trains_a_step(cluster: Cluster, installed: Kubectl) -> None:
+    fresh_nodes(cluster, installed)  # a test before this one may have taken one
     said = installed.helm("test", *RELEASE, "--logs", "--timeout", "300s", timeout=320)
     assert "TrainingJob spottrain-system/spottrain-test has Succeeded" in said
 
