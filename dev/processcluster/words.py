@@ -28,5 +28,5 @@ def translated(text: str, paths: Mapping[str, str]) -> str:
         return text
     longest_first = sorted(paths, key=len, reverse=True)
     any_path = "|".join(re.escape(path) for path in longest_first)
-    pattern = rf"(?<![\w/.-])({any_path})(?=$|[/:;,\s\"'\])}}])"
+    pattern = rf"(?:(?<=file://)|(?<![\w/.-]))({any_path})(?=$|[/:;,\s\"'\])}}])"
     return re.sub(pattern, lambda found: paths[found[1]], text)

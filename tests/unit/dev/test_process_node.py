@@ -47,6 +47,8 @@ def test_all_images_of_the_dockerfile_with_a_program_of_ours_are_known() -> None
     [
         ("/data", "/tmp/v"),
         ("--to=/data/x", "--to=/tmp/v/x"),
+        ("file:///data/x", "file:///tmp/v/x"),
+        ("http://host/data/x", "http://host/data/x"),
         ("/data:/data/sub", "/tmp/v:/tmp/s"),
         ("/database and x/data", "/database and x/data"),
         ('{"path": "/data"}', '{"path": "/tmp/v"}'),
