@@ -199,6 +199,11 @@ def program() -> Iterator[Callable[..., Program]]:
         shutil.rmtree(one.folder, ignore_errors=True)
 
 
+def _swept(holder: Program) -> bool:
+    lifecycle.sweep()
+    return not holder.left()
+
+
 def _has_ended(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
@@ -237,7 +242,7 @@ def test_two_clusters_do_not_meet_and_a_killed_one_is_gone_with_the_next_start(
     monkeypatch.setattr(tempfile, "tempdir", str(holder.folder))
     assert list(holder.folder.glob("spottrain-*"))
     # A start that comes while its last processes are being killed leaves them to the one after it.
-    holder.wait_for("the end of all that it left", lambda: lifecycle.sweep() or holder.left() == [])
+    holder.wait_for("the end of all that it left", lambda: _swept(holder))
     assert not list(holder.folder.glob("spottrain-*"))
     with pytest.raises(RuntimeError):  # its network may be another cluster's by now, which does not know us
         other.items("nodes")
