@@ -29,7 +29,7 @@ from localcluster.controlplane import Place
 from localcluster.kubeapi import KubeApi
 from localcluster.pki import Authority, new_authority
 from localcluster.processes import end_with_parent
-from localcluster.shell import read_json, tail, wait_until, write_json
+from localcluster.shell import read_json, start_daemon, tail, wait_until, write_json
 
 from processcluster import marks
 from processcluster.kube import Kube
@@ -178,13 +178,8 @@ class Cluster:
 
     def _run(self, name: str, command: Sequence[str | Path], keys: dict[str, str] | None = None) -> Program:
         log = self._paths.logs / f"{name}.log"
-        log.parent.mkdir(parents=True, exist_ok=True)
-        environment = os.environ | {marks.CLUSTER: str(self._site.folder)} | (keys or {})
-        with log.open("ab") as out:
-            process = subprocess.Popen(
-                [str(word) for word in command], env=environment, stdin=subprocess.DEVNULL, stdout=out,
-                stderr=out, start_new_session=True, preexec_fn=end_with_parent,
-            )  # fmt: skip
+        environment = {marks.CLUSTER: str(self._site.folder), **(keys or {})}
+        process = start_daemon(command, log=log, env=environment, preexec=end_with_parent)
         program = Program(name=name, process=process, log=log)
         self._programs.append(program)
         return program
