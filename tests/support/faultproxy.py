@@ -157,6 +157,8 @@ class FaultProxy:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.sleep(0)  # the transports that those tasks closed are let go in the loop's next turn
+        await asyncio.sleep(0)
         await self._loop.shutdown_asyncgens()
 
     async def _settled(self) -> None:
@@ -165,14 +167,16 @@ class FaultProxy:
 
     def _serve(self, client: int) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], None]:
         def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            self._spawn(self._one(client, reader, writer))
+            task = self._spawn(self._one(client, reader, writer))
+            task.add_done_callback(lambda _: writer.close())  # whatever it came to, or if it never began
 
         return serve
 
-    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+    def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     async def _one(self, client: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One request; every reply ends its connection."""
@@ -193,7 +197,6 @@ class FaultProxy:
                     await reader.read()  # until the client gives up
             finally:
                 exchange.ended = next(self._events)
-                writer.close()
 
     async def _read_head(
         self, client: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
