@@ -5,8 +5,9 @@ The coordinator claims, commits and agrees with the other ranks in the same way 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 from spottrain.checkpoint.final_weights import require_room
@@ -55,6 +56,9 @@ class CheckpointKind(Protocol):
     def last_exists(self, manager: CheckpointManager, step: int) -> bool:
         """Whether the last step of the training can be saved."""
 
+    def final_files(self) -> Iterable[tuple[str, Path]]:
+        """Yields name and place of each file to store beside the final weights. Only rank 0 calls it."""
+
     def close(self, world: World) -> None:
         """Runs at the end, after the last upload."""
 
@@ -81,5 +85,8 @@ class StateCheckpoints:
 
     def last_exists(self, manager: CheckpointManager, step: int) -> bool:
         return True
+
+    def final_files(self) -> Iterable[tuple[str, Path]]:
+        return ()
 
     def close(self, world: World) -> None: ...

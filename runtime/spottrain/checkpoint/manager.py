@@ -19,9 +19,10 @@ import json
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -363,8 +364,11 @@ class CheckpointManager:
             return last
         return self.saver.copy_seconds + self.saver.bytes / bandwidth + RETRY_SECONDS
 
-    def write_final(self, weights: FinalWeights, step: int) -> None:
-        """On rank 0: writes the weights to `final/`. It replaces those of an attempt that died writing."""
+    def write_final(self, weights: FinalWeights, step: int, beside: Iterable[tuple[str, Path]] = ()) -> None:
+        """On rank 0: writes the weights to `final/`. It replaces those of an attempt that died writing.
+
+        `beside`: name and place of further files, such as the model's configuration.
+        """
         # `check` makes a single request. It is retried here, because a failure would end the training.
         self._retry_in_outage(
             lambda: tried(self._owner.check, CHECKS, lambda failures: time.sleep(RETRY_SECONDS))
@@ -376,6 +380,9 @@ class CheckpointManager:
             files.append({"name": name, "bytes": len(body), "sha256": hashlib.sha256(body).hexdigest()})
         if (index := weights.index) is not None:
             self._retry_in_outage(lambda: self.store.put(FINAL_PREFIX + INDEX, index))
+        for name, place in beside:
+            body = memoryview(place.read_bytes())
+            self._retry_in_outage(partial(self._upload_final, FINAL_PREFIX + name, body))
         facts = {
             "format": 1,
             "step": step,

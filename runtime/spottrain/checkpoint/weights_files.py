@@ -122,6 +122,8 @@ def local_body(path: Path) -> Body:
 def files_in(folder: Path) -> list[Path]:
     """Returns the safetensors files of a folder: those of its index, else all.
 
+    An adapter of PEFT is left out where it lies beside the weights of the whole model.
+
     Raises CheckpointError if there are none.
     """
     indexes = sorted(folder.glob(f"*{INDEX}"))
@@ -129,6 +131,7 @@ def files_in(folder: Path) -> list[Path]:
         raise _unusable(f"{folder} has several indexes ({', '.join(each.name for each in indexes)})")
     if not indexes:
         found = sorted(folder.glob("*.safetensors"))
+        found = [each for each in found if not each.name.startswith("adapter_")] or found
         if not found:
             raise _unusable(
                 f"{folder} has no *.safetensors file; name a folder that has some, or one file of "

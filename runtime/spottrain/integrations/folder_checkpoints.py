@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -43,7 +43,8 @@ class FolderCheckpoints:
 
     `write(folder)` saves with the library, on all ranks. `place`: a folder on a disk with room for one
     checkpoint. `target(step)`: the folder for a restored checkpoint; by default one that `close` deletes.
-    `written(step)`: whether the library made a checkpoint of the training's last step.
+    `written(step)`: whether the library made a checkpoint of the training's last step. `describe(folder)`
+    writes the files that the library needs beside the final weights to read them.
     """
 
     def __init__(
@@ -54,10 +55,12 @@ class FolderCheckpoints:
         write: Callable[[Path], None],
         target: Callable[[int], Path] | None = None,
         written: Callable[[int], bool] = lambda step: True,
+        describe: Callable[[Path], None] = lambda folder: None,
     ) -> None:
         self.state = state
         self._place = place.resolve()
-        self._write, self._written = write, written
+        self._write, self._written, self._describe = write, written, describe
+        self._described = self._place / f"{OURS}final"
         self._target = target or (lambda step: self._place / f"{OURS}restored-{step}")
         self._saved: list[tuple[Path, Save]] = []
         self._saves = 0
@@ -94,8 +97,15 @@ class FolderCheckpoints:
         manager.meet()  # rank 0 of the library may still delete it, if another one is the best
         return self._written(step)
 
+    def final_files(self) -> Iterator[tuple[str, Path]]:
+        self._described.mkdir(parents=True, exist_ok=True)
+        self._describe(self._described)
+        for path in sorted(self._described.rglob("*")):
+            if path.is_file():
+                yield path.relative_to(self._described).as_posix(), path
+
     def close(self, world: World) -> None:
-        folders = [folder for folder, _ in self._saved]
+        folders = [self._described, *(folder for folder, _ in self._saved)]
         if self.restored is not None and self.restored.name.startswith(OURS):
             folders.append(self.restored)
         _delete(folders, world)
