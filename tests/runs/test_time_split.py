@@ -188,14 +188,14 @@ def test_a_slow_store_is_a_stall_where_a_save_must_be_durable_before_the_end(lab
 
 
 def test_a_slow_read_is_a_restore(lab: Lab) -> None:
-    lab.run(TRAINER, env={"STEP": "0.05"}).until("event=committed step=7 ").stopped()
+    lab.run(TRAINER, env={"STEP": "0.05"}).until(" step=5/").stopped()
     split = done(lab, attempt=2, env={"READ": "0.5", "BEFORE": "0.3"})
     assert split.restore >= 0.5 and split.startup >= 0.3
 
 
 @pytest.mark.heavy
 def test_a_gate_is_waited_at(lab: Lab) -> None:
-    lab.run(TRAINER, env={"STEP": "0.05"}).until("event=committed step=7 ").killed()
+    lab.run(TRAINER, env={"STEP": "0.2"}).until("event=committed step=7 ").killed()
     until = time.time() + 4
     it = timed(lab, attempt=2, env={Env.GATE_UNTIL: str(until)})
     it.run.done()

@@ -161,7 +161,7 @@ def _entry(entry: Any) -> tuple[Kind, Rate]:
         raise ValueError(f"capacityType must be {', '.join(KINDS)}, not {kind!r}")
     zone = entry.get("zone", "")
     if not isinstance(zone, str):
-        raise ValueError(f"zone must be a name, not {zone!r}")
+        raise ValueError(f"zone must be a name in quotes, not {zone}")
     usd = _dollars(entry.get("usdPerHour"))
     since, checked = _time(entry, "since"), _time(entry, "checked")
     return (instance_type, kind, zone), Rate(usd_per_hour=usd, since=since or ALWAYS, checked=checked)
@@ -184,4 +184,4 @@ def _time(entry: Mapping[str, Any], name: str) -> datetime | None:
     try:
         return timestamp(value)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{name} must be a time such as 2026-11-23T10:00:00Z, not {value!r}") from error
+        raise ValueError(f"{name} must be a time such as 2026-11-23T10:00:00Z, not {value}") from error
