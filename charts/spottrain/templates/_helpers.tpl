@@ -125,13 +125,16 @@ app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 helm.sh/chart: {{ .root.Chart.Name }}-{{ .root.Chart.Version }}
 {{- end }}
 
-{{/* (dict "root" . "image" "operator"): by its digest where there is one, else by its tag. */}}
+{{/* (dict "root" . "image" "operator"): by its digest where there is one, else by its tag; beside the operator's image where
+no repository is named. */}}
 {{- define "spottrain.imageName" -}}
 {{- $image := get .root.Values.image .image -}}
+{{- $registry := regexReplaceAll "[^/]*$" .root.Values.image.operator.repository "" -}}
+{{- $repository := $image.repository | default (printf "%sspottrain-%s" $registry .image) -}}
 {{- if $image.digest -}}
-{{ printf "%s@%s" $image.repository $image.digest }}
+{{ printf "%s@%s" $repository $image.digest }}
 {{- else -}}
-{{ printf "%s:%s" $image.repository ($image.tag | default .root.Chart.AppVersion) }}
+{{ printf "%s:%s" $repository ($image.tag | default .root.Chart.AppVersion) }}
 {{- end -}}
 {{- end }}
 

@@ -47,6 +47,8 @@ class Pool:
     platform: Platform | None = None
     preset: Preset | None = None
     type: CapacityType = CapacityType.SPOT
+    notice_seconds: int | None = None
+    """Seconds of grace after a notice; None: what is usual on the platform."""
     node_selector: dict[str, str] = field(default_factory=dict)
     tolerations: tuple[Any, ...] = ()
 
@@ -240,7 +242,7 @@ class ChosenPool(Pool):
         if self.finds_labels and self.type is not CapacityType.ON_DEMAND and not self.labels:
             offers = f"no node is labelled as {self.type} and no NodePool of Karpenter offers it"
             words.append(f"{offers}, so pods may run on any node")
-        if self.type is CapacityType.SPOT and self.found_platform is None:
+        if self.type is CapacityType.SPOT and self.found_platform is None and self.notice_seconds is None:
             words.append(
                 f"no node tells its cloud, so the grace is {self.window} s, the shortest of all clouds"
             )
@@ -269,6 +271,7 @@ def chosen(pool: Pool, found: Found, before: tuple[str, ...] = ()) -> ChosenPool
         platform = min(found.platforms, key=lambda p: (NOTICE_WINDOW[p], str(p)), default=None)
     seconds = NOTICE_WINDOW.get(platform or Platform.AUTO, LEAST_WINDOW)
     window = seconds if pool.type is CapacityType.SPOT else ON_DEMAND_WINDOW
+    window = pool.notice_seconds or window
     return as_chosen(pool, labels=labels, found_platform=platform, window=window)
 
 

@@ -38,7 +38,8 @@ ENDING_CONDITIONS: Final = {
     "PreemptionScheduled": (timedelta(seconds=30), "AKS has seen a spot eviction"),
     "GCESpotPreempting": (timedelta(seconds=30), "Google Cloud takes the spot machine back"),
 }
-"""Conditions that become True with the cloud's notice: time from then to termination, and a sentence."""
+"""Conditions that become True with the cloud's notice: the usual time until termination, and a sentence.
+The pool's noticeSeconds may be longer."""
 LEAVING_CONDITIONS: Final = {"VMEventScheduled": "Azure has an event for this machine"}
 FAULTY_IF_TRUE: Final = frozenset(
     {
@@ -87,7 +88,7 @@ def _notices(node: Raw) -> Iterator[Notice]:
         since = optional_timestamp(condition.get("lastTransitionTime"))
         if given is not None and condition.get("status") == "True" and since is not None:
             source = f"condition {condition['type']}"
-            yield Notice(deadline=since + given, source=source, seen=since)
+            yield Notice(deadline=since + given, source=source, seen=since, assumed=True)
 
 
 def reclaimed(node: Raw) -> bool:
@@ -126,7 +127,7 @@ def fault(node: Raw) -> str:
         kind, status = condition["type"], condition.get("status")
         if (kind in FAULTY_IF_TRUE and status == "True") or (kind in FAULTY_IF_FALSE and status == "False"):
             why = ": ".join(filter(None, (condition.get("reason"), condition.get("message", "")[:500])))
-            return f"condition {kind}={status} ({why})"
+            return f"condition {kind}={status} ({why or 'no reason is given'})"
     return ""
 
 

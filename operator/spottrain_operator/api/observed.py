@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from decimal import Decimal
 from enum import StrEnum
@@ -16,6 +16,7 @@ from spottrain_operator.api.kueue import Admission, Assigned, KueueApi, Told, Wo
 from spottrain_operator.api.native_gangs import GangApi
 from spottrain_operator.api.node_pools import NOTHING, Found, Pool
 from spottrain_operator.api.prices import NO_PRICES, PriceList
+from spottrain_operator.api.resources import NO_RESOURCES, Resources
 from spottrain_operator.api.training_job import AppliedDefaults, Job, JobKey, Status
 from spottrain_operator.names import TRAINER_CONTAINER, Cause, Reason
 
@@ -82,6 +83,8 @@ class Notice:
     deadline: datetime
     source: str
     seen: datetime | None = None
+    assumed: bool = False
+    """Whether nobody has announced the deadline: it is what is usual on the platform."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -114,6 +117,8 @@ class PodView:
     """Memory limit of the trainer's container."""
     gpus: int = 0
     """GPUs of the trainer's container."""
+    requests: Resources = NO_RESOURCES
+    """CPU and memory of the whole pod."""
     deleted: datetime | None = None
     """deletionTimestamp: time of the delete request plus `deletion_grace` (seconds)."""
     deletion_grace: int = 0
@@ -144,12 +149,25 @@ class PodView:
     """Which device of its trainer a device plugin reports as unhealthy."""
     init_failure: str = ""
     """A sentence about which init container failed, and how."""
+    lost: str = ""
+    """A sentence about a container whose end the kubelet does not know: its exit code is made up."""
     avoids: tuple[str, ...] = ()
     """Host names that its node affinity excludes, because of notices when it was created."""
     pinned: str = ""
     """Host name that its node affinity requires, where its rank ran before."""
     grouped: bool = False
     """Whether it refers to a group of Kubernetes' own gang scheduling."""
+
+
+def without_reports(pod: PodView) -> PodView:
+    """Returns a pod without the texts that its containers wrote."""
+
+    def silent(ended: Ended | None) -> Ended | None:
+        return replace(ended, message="") if ended is not None else None
+
+    sync = replace(pod.sync, ended=silent(pod.sync.ended)) if pod.sync is not None else None
+    ended, uploading = silent(pod.ended), silent(pod.uploading)
+    return replace(pod, ended=ended, uploading=uploading, sync=sync, waiting=None, init_failure="")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -169,6 +187,7 @@ class NodeView:
     created: datetime | None = None
     gpus: int = 0
     """GPUs that pods can request there, whole or in parts."""
+    allocatable: Resources = NO_RESOURCES
     notice: Notice | None = None
     reclaimed: bool = False
     """Whether EC2 has announced to take this spot instance back."""
@@ -176,6 +195,8 @@ class NodeView:
     """Time of a rebalance recommendation."""
     leaving: str = ""
     """A sentence about what takes it out of service without a deadline; "" where nothing does."""
+    cordoned: bool = False
+    """Whether it takes no new pods, as during a drain."""
     out_of_service: bool = False
     """Whether an administrator marked the machine as off."""
     karpenter: bool = False
@@ -185,8 +206,9 @@ class NodeView:
 
     @property
     def usable(self) -> bool:
-        """Whether new pods can run there for long: it is ready, and nothing takes it out of service."""
-        return self.ready and self.notice is None and not self.leaving
+        """Whether new pods can run there for long: it is ready and not cordoned, and nothing takes it out of
+        service."""
+        return self.ready and self.notice is None and not (self.leaving or self.cordoned)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -320,13 +342,15 @@ class Observed:
     watched_since: datetime | None = None
     """Since when this process polls trainers for their progress."""
     others: tuple[PodView, ...] = ()
-    """Pods of other jobs on nodes where this one is only paying for idle time."""
+    """Pods of other jobs on nodes where this one is only paying for idle time, or shares by their number."""
     cleanup: Ended | None = None
     """How the pod that deletes the checkpoints of a deleted job has ended."""
     cleaning: bool = False
     """Whether that pod exists."""
     cleanup_refused: str = ""
-    """The API server's rejection of that pod, for example in a namespace that is being deleted."""
+    """Why that pod can never be created: its namespace is being deleted."""
+    cleanup_trouble: str = ""
+    """Why that pod is rejected for now, cannot start, or how it failed last; "" where nothing is wrong."""
     annotated_at: Mapping[str, datetime] = field(default_factory=dict)
     """By UID of a pod of the current attempt: when this process first saw its deadline annotation, or first
     failed to write it. The pod's DELETE comes `Limits.annotation_lead` later."""
@@ -369,6 +393,8 @@ class Annotate:
 
     pod: PodView
     words: dict[str, str]
+    until: datetime | None = None
+    """When the pod is deleted with or without it; None: at no time."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -24,9 +24,12 @@ class Resources:
     """Bytes."""
 
     def share_of(self, node: Resources) -> Decimal:
-        """Returns the larger of both shares of a node; 0 where nothing is requested, or the node is unknown."""
+        """Returns the larger of both shares of a node; 0 where nothing is requested or known of the node."""
         pairs = ((self.cpu, node.cpu), (self.memory, node.memory))
         return max((part / whole for part, whole in pairs if whole), default=NONE)
+
+
+NO_RESOURCES: Final = Resources()
 
 
 def of_node(allocatable: Mapping[str, Any]) -> Resources:

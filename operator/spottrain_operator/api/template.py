@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from spottrain.contract import PROGRESS_PORT, Env
 
-from spottrain_operator.names import DOMAIN, QUEUE_LABEL, TRAINER_CONTAINER
+from spottrain_operator.names import DOMAIN, HOSTNAME_LABEL, QUEUE_LABEL, TRAINER_CONTAINER
 
 PROGRESS_NAME: Final = "progress"
 """Name of the port on which the trainer serves its progress."""
@@ -57,6 +57,11 @@ def template_problem(template: Mapping[str, Any]) -> str:
     for name in ("hostname", "subdomain"):
         if pod.get(name):
             return f"{path}.{name} must be absent, because the operator sets it"
+    if pod.get("nodeName"):
+        return (
+            f"{path}.nodeName must be absent, because it places pods past the scheduler, also on a node that "
+            f"ends soon or takes no pods; name the node in {path}.nodeSelector: {HOSTNAME_LABEL}"
+        )
     names = [c["name"] for c in pod["containers"]]
     if len(names) > 1 and TRAINER_CONTAINER not in names:
         return f"{path}.containers must have one named {TRAINER_CONTAINER}, the one that is judged: {names}"

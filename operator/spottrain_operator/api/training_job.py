@@ -296,6 +296,8 @@ class AttemptRecord:
     start_error_since: datetime | None = None
     """Since when the kubelet fails to start it; None without a failure, or after a later success."""
     exit_code: int | None = None
+    ran: bool | None = None
+    """Whether a container of it that can write checkpoints ran, or may have; None: no pod of it was seen."""
     start_step: int | None = None
     last_step: int | None = None
     durable_step: int | None = None
@@ -361,9 +363,11 @@ class NodeCost:
     capacity_type: str = ""
     platform: str = ""
     gpus: int = 0
-    """GPUs of the node; 0: a CPU node, which is paid for whole."""
+    """GPUs of the node."""
     used: int = 0
     """GPUs of the job's pods there, of the last attempt."""
+    fraction: Decimal = Decimal(0)
+    """The job's share of a node of which it uses no GPU, by its last attempt; 0: unknown."""
     start: datetime
     """Since when the job pays for it."""
     bound: datetime
@@ -389,8 +393,9 @@ class NodeCost:
 
     @property
     def share(self) -> Decimal:
-        """The job's share of the node, by GPUs; all of it where the job or the node has none to count."""
-        return min(Decimal(1), Decimal(self.used) / self.gpus) if self.gpus and self.used else Decimal(1)
+        """The job's share of the node: by GPUs where it uses any, else `fraction`; else all of it."""
+        share = Decimal(self.used) / self.gpus if self.gpus and self.used else self.fraction
+        return min(Decimal(1), share or Decimal(1))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

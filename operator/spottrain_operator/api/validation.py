@@ -347,7 +347,8 @@ def _known(pool: Pool, named: Mapping[str, Pool]) -> Pool:
             f"spec.capacity.pools: {pool.name} has neither platform nor preset, and the operator knows no "
             f"pool of this name ({known}; the chart's value pools names them)"
         )
-    given = {name: value for name in ("node_selector", "tolerations") if (value := getattr(pool, name))}
+    own = ("node_selector", "tolerations", "notice_seconds")
+    given = {name: value for name in own if (value := getattr(pool, name))}
     return replace(named[pool.name], **given)
 
 

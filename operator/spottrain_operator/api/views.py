@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from spottrain_operator import names
-from spottrain_operator.api import gpus, native_gangs, node_signals
+from spottrain_operator.api import gpus, native_gangs, node_signals, resources
 from spottrain_operator.api.node_pools import of_node
 from spottrain_operator.api.observed import (
     ClaimView,
@@ -57,6 +57,7 @@ def pod_view(raw: Raw) -> PodView | None:
         ip=status.get("podIP", ""),
         grace=int(spec.get("terminationGracePeriodSeconds", 30)),
         gpus=gpus.counted((trainer.get("resources") or {}).get("limits") or {}),
+        requests=resources.of_pod(spec),
         memory_limit=str(((trainer.get("resources") or {}).get("limits") or {}).get("memory", "")),
         trainer=name,
         probed=bool(trainer.get("livenessProbe") or trainer.get("startupProbe")),
@@ -78,6 +79,7 @@ def pod_view(raw: Raw) -> PodView | None:
         disrupted=_disrupted(status),
         unhealthy=_unhealthy(status, name),
         init_failure=_init_failure(status),
+        lost=_lost(status, name),
         avoids=tuple(filter(None, annotations.get(names.AVOIDS_ANNOTATION, "").split(","))),
         pinned=annotations.get(names.PINNED_ANNOTATION, ""),
         grouped=native_gangs.grouped(spec),
@@ -199,6 +201,10 @@ PROBE_KILLS: Final = ("failed liveness probe", "failed startup probe")
 PROBE_TO_KILL: Final = timedelta(seconds=5)
 """The kubelet stops a container within this time after its probe has failed. If no other container runs on,
 it stops the whole pod, and its Event does not name the probe."""
+STATUS_UNKNOWN: Final = "ContainerStatusUnknown"
+UNKNOWN_ENDS: Final = frozenset({(STATUS_UNKNOWN, 137), ("Unknown", 255)})
+"""Reason and exit code of a container that is gone: by the kubelet, and by containerd after a restart of the
+machine."""
 LONG_AGO: Final = datetime.min.replace(tzinfo=UTC)
 
 
@@ -282,6 +288,21 @@ def _init_failure(status: Raw) -> str:
     return ""
 
 
+def _lost(status: Raw, trainer: str) -> str:
+    """Returns a sentence about the trainer, or an init container before it, that the kubelet found gone.
+
+    It happens when a machine is started again, or comes back under its name as another one.
+    """
+    inits = status.get("initContainerStatuses") or ()
+    mains = (s for s in status.get("containerStatuses") or () if s["name"] == trainer)
+    for found in (*inits, *mains):
+        ended = _ended(found.get("state") or {})
+        if ended is not None and (ended.reason, ended.exit_code) in UNKNOWN_ENDS:
+            said = f": {ended.message}" if ended.reason == STATUS_UNKNOWN and ended.message else ""
+            return f"the kubelet does not know how container {found['name']} ended ({ended.reason}{said})"
+    return ""
+
+
 def _ended(state: Raw) -> Ended | None:
     ended = state.get("terminated")
     if ended is None:
@@ -293,6 +314,26 @@ def _ended(state: Raw) -> Ended | None:
         started=optional_timestamp(ended.get("startedAt")),
         finished=optional_timestamp(ended.get("finishedAt")),
     )
+
+
+def cleanup_trouble(raw: Raw, events: Iterable[Raw]) -> str:
+    """Returns why the cleanup pod cannot start, or how it failed last; "" where nothing is wrong.
+
+    events: those of the pod, in any order.
+    """
+    status = raw.get("status", {})
+    statuses: Iterable[Raw] = status.get("containerStatuses") or ()
+    found = next((s for s in statuses if s["name"] == names.ROLE_CLEANUP), {})
+    waiting = _waiting(found)
+    last = _ended(found.get("state") or {}) or _ended(found.get("lastState") or {})
+    if last is not None and last.exit_code != 0:
+        return last.message.strip()[-MAX_WORDS:] or f"exit code {last.exit_code} ({last.reason})"
+    if waiting is not None and waiting.error:
+        return f"{waiting.reason}: {waiting.message[:MAX_WORDS]}"
+    if words := _unschedulable(status):
+        return words
+    trouble = pod_events(events, names.ROLE_CLEANUP).trouble
+    return f"{trouble.reason}: {trouble.message[:MAX_WORDS]}" if trouble is not None else ""
 
 
 def cleanup_ended(raw: Raw) -> Ended | None:
@@ -338,10 +379,12 @@ def node_view(raw: Raw) -> NodeView:
         instance_type=labels.get(names.INSTANCE_TYPE_LABEL, ""),
         created=optional_timestamp(meta.get("creationTimestamp")),
         gpus=gpus.counted((raw.get("status") or {}).get("allocatable") or {}),
+        allocatable=resources.of_node((raw.get("status") or {}).get("allocatable") or {}),
         notice=_annotated_notice(annotations) or _tainted_notice(raw) or node_signals.notice(raw),
         reclaimed=node_signals.reclaimed(raw),
         save_advised=_advice(annotations) or node_signals.advice(raw),
         leaving=node_signals.leaving(raw),
+        cordoned=bool((raw.get("spec") or {}).get("unschedulable")),
         out_of_service=node_signals.out_of_service(raw),
         karpenter=names.KARPENTER_LABEL in labels,
         found=of_node(labels, (raw.get("spec") or {}).get("providerID", "")),

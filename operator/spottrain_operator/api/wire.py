@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
 from functools import cache
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final
 
 from spottrain_operator import names
 
-T = TypeVar("T")
 SPECIAL: Final = {"checkpoint_uri": "checkpointURI"}
 """JSON names that the camelCase rule does not produce."""
 
@@ -89,9 +88,3 @@ _EMPTY: Final[tuple[Any, ...]] = (None, "", [], {})
 def _fields(cls: Any) -> tuple[tuple[str, str], ...]:
     """Returns the fields of a dataclass with their names in JSON."""
     return tuple((f.name, camel(f.name)) for f in fields(cls))
-
-
-def cut(value: T, limits: Mapping[str, int]) -> T:
-    """Returns a dataclass with the texts of these fields cut to their limits, in characters."""
-    texts = {name: getattr(value, name)[:limit] for name, limit in limits.items()}
-    return cast(T, replace(cast(Any, value), **texts))

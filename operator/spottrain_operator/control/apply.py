@@ -72,7 +72,6 @@ OLD_DEFINITION = (
 )
 NAMESPACE_TERMINATING = "NamespaceTerminating"
 """The API server's cause when it rejects new objects in a namespace that is being deleted."""
-ANNOTATE_SECONDS = 1.0
 CREATED_AT_A_TIME: Final = 8
 """Maximum number of pods of one job: half of the client's creations, so that those of other jobs do not wait
 behind a gang of a thousand."""
@@ -184,6 +183,8 @@ async def apply(job: Job, plan: Plan, context: Context) -> Done | Changed | Unfi
         return Changed(why=ended.why)
     if any(isinstance(r, Failed) and r.blocks for r in early):
         return _summary(early)
+    if any(isinstance(a, Hold) for a in plan.before):
+        job = _as_held(job, context)
     written = await _write(job, plan, context)
     if isinstance(written, Changed):
         return written
@@ -193,6 +194,17 @@ async def apply(job: Job, plan: Plan, context: Context) -> Done | Changed | Unfi
     if plan.status is not None or not any(isinstance(r, Failed) for r in early):
         await _create_events(job, plan.events, context)
     return _summary([*early, *late])
+
+
+def _as_held(job: Job, context: Context) -> Job:
+    """Returns the job in the version that our change of its finalizers has made, if nothing else changed."""
+    live = context.caches.jobs.get(job.key)
+    same = live is not None and (live.generation, live.status, live.deleted) == (
+        job.generation,
+        job.status,
+        job.deleted,
+    )
+    return live if live is not None and same else job
 
 
 async def _write(job: Job, plan: Plan, context: Context) -> Done | Changed | Failed:
@@ -280,7 +292,12 @@ async def _do_all(actions: tuple[Action, ...], job: Job, context: Context) -> li
     that they need exist. Several are created at a time, so that an autoscaler sees the whole gang."""
     creates = [a for a in actions if isinstance(a, Create)]
     provides = [a for a in actions if isinstance(a, Provide)]
-    results = await _at_once([a for a in actions if not isinstance(a, Create | Provide)], job, context)
+    going = {a.pod.uid for a in actions if isinstance(a, Delete)}
+    notes = [a for a in actions if isinstance(a, Annotate) and a.pod.uid in going]
+    others = [a for a in actions if not isinstance(a, Create | Provide) and a not in notes]
+    results = await _at_once(others, job, context)
+    # After its DELETE, whose precondition is the pod's version: it is urgent and must not conflict.
+    results += await _at_once(notes, job, context)
     provided = await _at_once(provides, job, context)
     results += provided
     lacking = any(isinstance(r, Rejected | Failed) for r in provided)
@@ -385,13 +402,11 @@ async def _change_pod(action: Annotate | Delete | Release, context: Context) -> 
 
 
 async def _annotate(action: Annotate, context: Context) -> Done:
-    """Annotates with a short timeout, because a DELETE follows and a webhook may take half a minute.
-
-    A pause of the client is part of it: what is urgent waits half a second at most, which leaves as much.
-    """
+    """Annotates a pod. In a storm of notices it waits for its turn, while its DELETE can wait for it."""
     pod = action.pod
+    left = (action.until - context.now).total_seconds() if action.until is not None else None
     try:
-        async with asyncio.timeout(ANNOTATE_SECONDS):
+        async with asyncio.timeout(left):
             raw = await context.cluster.annotate_pod(
                 pod.namespace, pod.name, uid=pod.uid, annotations=action.words
             )
@@ -399,7 +414,7 @@ async def _annotate(action: Annotate, context: Context) -> Done:
         if names.DEADLINE_ANNOTATION in action.words:
             context.memory.could_not_annotate(pod, context.now)
         if isinstance(error, TimeoutError):
-            raise ApiError(0, f"no response within {ANNOTATE_SECONDS:.0f} s") from error
+            raise ApiError(0, "no response before the pod must be deleted") from error
         raise
     _remember(raw, context)
     return Done(again=True)  # its DELETE is due soon, even if the watch event is late
@@ -500,13 +515,15 @@ async def _provide(action: Provide, key: JobKey, context: Context) -> Done | Rej
 
 
 def _cleanup_refused(action: Provide, error: ApiError, context: Context) -> Done:
-    """Records a permanent rejection (the namespace is being deleted); a quota or a webhook is retried."""
+    """Records a rejection: for good (the namespace is being deleted), or until the next try."""
+    uid = action.manifest["metadata"]["labels"][names.JOB_UID_LABEL]
     if error.kind is ApiFailure.NOT_FOUND or NAMESPACE_TERMINATING in error.causes:
-        uid = action.manifest["metadata"]["labels"][names.JOB_UID_LABEL]
         context.memory.cleanup_refused[uid] = str(error)
         return Done(again=True)
-    logger.warning("the cleanup pod was rejected, and is retried: %s", error)
-    return Done()
+    words = f"the API server rejects the pod for that: {admission_words(str(error))}"
+    known = context.memory.cleanup_rejected.get(uid)
+    context.memory.cleanup_rejected[uid] = words
+    return Done(again=words != known)
 
 
 async def _check(manifest: dict[str, Any], generation: int, key: JobKey, context: Context) -> Done | Rejected:

@@ -62,6 +62,10 @@ class Newest(Generic[K, V]):
         self._removed[key] = max(version, last, self._removed.pop(key, 0))
         self._forget()
 
+    def is_removed(self, key: K) -> bool:
+        """Returns whether an object is known not to exist. Where it is only not cached, it may exist."""
+        return key in self._removed and key not in self._live
+
     @contextmanager
     def listing(self) -> Iterator[None]:
         """Within it no removal is forgotten: a LIST of any length may contain what was deleted meanwhile."""
@@ -235,6 +239,14 @@ class NodeCache(Newest[str, NodeView]):
         if (old := self.get(key)) is not None:
             self._unlist(old)
         super().remove(key, version)
+
+    def update(self, found: Collection[NodeView], absent: Collection[str]) -> None:
+        """Stores what the API server has said of nodes that were not cached."""
+        for node in found:
+            self.put(node)
+        for name in absent:
+            if name not in self._live:  # else it has come meanwhile
+                self.remove(name)
 
     def drop(self, node: NodeView) -> None:
         """Removes a node; a newer one of its name stays."""

@@ -63,7 +63,7 @@ from spottrain_operator.status.changes import (
     with_unknown_progress,
     with_vanished,
 )
-from spottrain_operator.status.conditions import with_conditions
+from spottrain_operator.status.conditions import with_conditions, with_deletion
 
 URGENT: Final = timedelta(seconds=10)
 """If the deadline is nearer than this, SIGTERM does not wait for the deadline file."""
@@ -87,7 +87,9 @@ NODES_RECHECK: Final = timedelta(seconds=30)
 # --- the status -----------------------------------------------------------------------------------------
 def settled(o: Observed, status: Status) -> Status:
     """Returns the status with all facts from pods and progress; those alone are written at intervals."""
-    if o.job.deleting or _being_checked(o, status):
+    if o.job.deleting:
+        return with_deletion(with_pods(status, o), o)
+    if _being_checked(o, status):
         return status
     return saving.with_saving(goodput.with_goodput(ledger.with_costs(_with_progress(o, status), o), o), o)
 
@@ -168,7 +170,7 @@ def after(o: Observed, status: Status, before: tuple[Action, ...]) -> Iterator[A
 def _delete_checkpoints(o: Observed) -> Iterator[Action]:
     """Creates the pod that deletes a deleted job's checkpoints, once no trainer is left."""
     wanted = o.job.holds_checkpoints and cleanup.wanted(o) and cleanup.trainers_ended(o)
-    if wanted and not o.cleaning and not cleanup.gives_up(o):
+    if wanted and not (o.cleaning or cleanup.gives_up(o) or cleanup.never_ran(o)):
         pool = capacity.pool_of(o, o.job.status)
         yield Provide(kind="pods", manifest=objects.cleanup(o.job, pool, sync_image=o.sync_image))
 

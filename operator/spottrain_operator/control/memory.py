@@ -61,6 +61,8 @@ class Learned:
     """LISTs of the job's pods, or of deleted jobs of its name."""
     nodes: tuple[NodeView, ...] = ()
     """Nodes that the cache did not have."""
+    absent_nodes: tuple[str, ...] = ()
+    """Names of nodes that do not exist."""
     events: Mapping[str, EventsRead]
     """By pod UID."""
     flavors: Mapping[str, FlavorRead] = field(default_factory=dict)
@@ -82,7 +84,9 @@ class Memory:
         self.began: datetime | None = None
         """When this process first reconciled a job."""
         self.cleanup_refused: dict[str, str] = {}
-        """By job UID: the API server's rejection of a cleanup pod."""
+        """By job UID: the API server's final rejection of a cleanup pod."""
+        self.cleanup_rejected: dict[str, str] = {}
+        """By job UID: its last rejection of a cleanup pod that may be created later."""
         self.gang_api: GangApi | None = None
         """The version of Kubernetes' own gang scheduling that this cluster serves."""
         self.flavors: dict[str, FlavorRead] = {}
@@ -166,6 +170,7 @@ class Memory:
             table.pop(key, None)
         self.ungrouped.discard(key)
         self.cleanup_refused.pop(key.uid, None)
+        self.cleanup_rejected.pop(key.uid, None)
 
 
 def remember(o: Observed, learned: Learned, caches: Caches, memory: Memory) -> None:
@@ -173,8 +178,7 @@ def remember(o: Observed, learned: Learned, caches: Caches, memory: Memory) -> N
     key = o.job.key
     for listed in learned.lists:
         caches.pods.update(listed)
-    for node in learned.nodes:
-        caches.nodes.put(node)
+    caches.nodes.update(learned.nodes, learned.absent_nodes)
     if learned.events_error is not None:
         if learned.events_error and not memory.events_failed:
             logger.warning("%s: %s", key, learned.events_error, extra=about(key))

@@ -3,6 +3,7 @@ stale."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -16,13 +17,21 @@ from spottrain_operator.api.observed import ClaimView, Limits, NodeView, Observe
 from spottrain_operator.api.prices import NO_PRICES, PriceList
 from spottrain_operator.api.training_job import AppliedDefaults, Job, JobKey
 from spottrain_operator.api.validation import parse_job, with_defaults
-from spottrain_operator.api.views import claim_view, cleanup_ended, node_view, pod_events, pod_view
+from spottrain_operator.api.views import (
+    claim_view,
+    cleanup_ended,
+    cleanup_trouble,
+    node_view,
+    pod_events,
+    pod_view,
+)
 from spottrain_operator.control.caches import Caches, Listed
 from spottrain_operator.control.memory import EventsRead, FlavorRead, Learned, Memory
 from spottrain_operator.errors import ApiError, ApiFailure, InvalidSpec
 from spottrain_operator.io.cluster import Cluster
 from spottrain_operator.names import DEFAULTS_CONFIG_MAP, JOB_UID_LABEL, Condition
 from spottrain_operator.policies import claims, ledger, placement, starting
+from spottrain_operator.policies.pod_end import trainer_ended
 
 NO_KUEUE: Final = Kueue()
 NEVER: Final = datetime.min.replace(tzinfo=UTC)
@@ -75,7 +84,7 @@ async def observe(
     current = [p for p in pods if p.attempt == job.status.attempt]
     others = await _deleted_jobs_pods(job, caches, cluster)
     predecessors = tuple(pod for listed in others for pod in listed.pods)
-    nodes, fetched = await _nodes(job, (*pods, *predecessors), caches, cluster)
+    nodes, fetched, absent = await _nodes(job, (*pods, *predecessors), caches, cluster)
     found = caches.nodes.found | memory.node_pools
     for node in fetched:
         found |= node.found
@@ -97,10 +106,10 @@ async def observe(
         kept=memory.kept.get(job.key),
         watched_since=memory.began or now,
         annotated_at=memory.annotated_at(job.key, current, now),
-        others=caches.pods.others_on(ledger.idle_nodes(job.status), job.key),
         cleaning=cleanup is not None,
         cleanup=cleanup_ended(cleanup) if cleanup is not None else None,
         cleanup_refused=memory.cleanup_refused.get(job.key.uid, ""),
+        cleanup_trouble=await _cleanup_trouble(cleanup, job, cluster, memory),
         zoned=caches.nodes.zoned(fetched),
         gang_api=None if job.key in memory.ungrouped else memory.gang_api,
         admission=await _admission(job, kueue, pods, caches, cluster, flavors),
@@ -112,10 +121,18 @@ async def observe(
     )
     events, error = await _events(observed, memory.events.get(job.key, {}), cluster)
     observed = replace(observed, heard={uid: read.events for uid, read in events.items()})
+    observed = replace(observed, others=caches.pods.others_on(ledger.shared_nodes(observed), job.key))
     read = {name: await _claim(job.key, name, cluster) for name in claims.wanted(observed)}
     observed = _remembered(replace(observed, claims=read), current, memory)
     lists = (*own, *others)
-    learned = Learned(lists=lists, nodes=fetched, events=events, events_error=error, flavors=flavors.read)
+    learned = Learned(
+        lists=lists,
+        nodes=fetched,
+        absent_nodes=absent,
+        events=events,
+        events_error=error,
+        flavors=flavors.read,
+    )
     return observed, learned
 
 
@@ -284,6 +301,22 @@ async def _cleanup(job: Job, cluster: Cluster) -> dict[str, Any] | None:
     return await cluster.get_pod(job.key.namespace, job.cleanup_name)
 
 
+async def _cleanup_trouble(cleanup: dict[str, Any] | None, job: Job, cluster: Cluster, memory: Memory) -> str:
+    """Returns why the checkpoints cannot be deleted now. Its Events are read while the pod has not begun."""
+    if cleanup is None:
+        return memory.cleanup_rejected.get(job.key.uid, "")
+    pending = cleanup.get("status", {}).get("phase", "Pending") == "Pending"
+    return cleanup_trouble(cleanup, await _events_of(cleanup["metadata"], cluster) if pending else ())
+
+
+async def _events_of(meta: Mapping[str, Any], cluster: Cluster) -> Sequence[dict[str, Any]]:
+    """Returns the Events of a pod; none where they cannot be read, which must not block a deletion."""
+    try:
+        return await cluster.pod_events(meta["namespace"], meta["uid"])
+    except ApiError:
+        return ()
+
+
 async def _deleted_jobs_pods(job: Job, caches: Caches, cluster: Cluster) -> list[Listed]:
     """Lists the pods of deleted jobs of this name, because a stale cache entry would block the job."""
     if job.status.attempt:
@@ -293,23 +326,23 @@ async def _deleted_jobs_pods(job: Job, caches: Caches, cluster: Cluster) -> list
 
 async def _nodes(
     job: Job, pods: tuple[PodView, ...], caches: Caches, cluster: Cluster
-) -> tuple[dict[str, NodeView], tuple[NodeView, ...]]:
+) -> tuple[dict[str, NodeView], tuple[NodeView, ...], tuple[str, ...]]:
     """Returns the nodes of `Observed.nodes`, by name.
 
-    A node counts as gone only if the API server confirms it. The second result are the nodes that the cache
-    did not have.
+    A node counts as gone only if the API server has confirmed it. It is asked each time for the node of a pod
+    that may run, because one of that name may be new; for the others once.
+
+    The other results: nodes that the cache did not have, and names of nodes that do not exist.
     """
     avoided = {name for pod in pods if placement.is_kept_off(pod) for name in pod.avoids}
     nodes = {**caches.nodes.noticed(), **caches.nodes.with_hostnames(avoided)}
-    named = {p.node for p in pods if p.node}
-    named |= ledger.open_nodes(job.status)
+    named = {p.node for p in pods if p.node} | ledger.open_nodes(job.status)
     named |= placement.pinned_nodes(job) | placement.faulty_nodes(job.status)
-    fetched = []
-    for name in named:
-        node = caches.nodes.get(name)
-        if node is None and (raw := await cluster.get_node(name)) is not None:
-            node = node_view(raw)
-            fetched.append(node)
-        if node is not None:
-            nodes[name] = node
-    return nodes, tuple(fetched)
+    in_use = {p.node for p in pods if not trainer_ended(p)}
+    lacking = {name for name in named if caches.nodes.get(name) is None}
+    asked = sorted(name for name in lacking if name in in_use or not caches.nodes.is_removed(name))
+    raws = await asyncio.gather(*map(cluster.get_node, asked))
+    fetched = tuple(node_view(raw) for raw in raws if raw is not None)
+    known = (caches.nodes.get(name) for name in named)
+    nodes |= {node.name: node for node in (*fetched, *known) if node is not None}
+    return nodes, fetched, tuple(sorted(set(asked) - nodes.keys()))

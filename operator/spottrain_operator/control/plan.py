@@ -7,7 +7,7 @@ writes, planning again therefore completes the rest.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import Final
@@ -28,7 +28,13 @@ from spottrain_operator.api.observed import (
     Plan,
     PodView,
 )
-from spottrain_operator.api.training_job import CHOICE_LIMIT, AttemptRecord, Status, with_record
+from spottrain_operator.api.training_job import (
+    CHOICE_LIMIT,
+    AttemptRecord,
+    FailurePolicy,
+    Status,
+    with_record,
+)
 from spottrain_operator.api.wire import deadline_annotations
 from spottrain_operator.control import follow
 from spottrain_operator.names import Cause, Condition, Reason
@@ -50,8 +56,10 @@ from spottrain_operator.policies.cause import ending_by_notice, ending_of, notic
 from spottrain_operator.policies.pod_end import saving_predecessor, trainer_ended
 from spottrain_operator.policies.termination import termination_message_of
 from spottrain_operator.status.changes import (
+    at_durable_step,
     with_condition,
     with_final_word,
+    with_heard_steps,
     with_pods,
     with_store_unreachable,
 )
@@ -63,10 +71,12 @@ MIN_GRACE: Final = 2
 """Seconds; a DELETE with less would amount to a SIGKILL."""
 
 
-def plan(o: Observed) -> Plan:
+def plan(o: Observed, rules: Sequence[Rule] | None = None) -> Plan:
+    """Plans by RULES, or by a part of them."""
     o = cost_limit.with_spending(o)
-    decision = decide(o)
-    status = follow.settled(o, decision.status)
+    decision = decide(o, RULES if rules is None else rules)
+    released = o.job.deleting and any(isinstance(a, Hold) for a in decision.before)  # then it is gone
+    status = decision.status if released else follow.settled(o, decision.status)
     changed = status != o.job.status
     before = (*follow.stale_first(o), *follow.hold_first(o), *decision.before)
     actions = tuple(follow.after(o, status, before))
@@ -83,8 +93,8 @@ def plan(o: Observed) -> Plan:
     )
 
 
-def decide(o: Observed) -> Decision:
-    found = next((d for rule in RULES if (d := rule(o)) is not None), None)
+def decide(o: Observed, rules: Sequence[Rule]) -> Decision:
+    found = next((d for rule in rules if (d := rule(o)) is not None), None)
     return found or Decision(reason="Keep", message="nothing to decide", status=o.job.status)
 
 
@@ -106,20 +116,16 @@ def leaving(o: Observed) -> Decision | None:
     if not o.job.deleting:
         return None
     decision = _keep(o, "Leaving", "the job is being deleted")
-    left = cleanup.gives_up(o)
-    if not o.job.holds_checkpoints or not (left or cleanup.trainers_ended(o)):
+    ended, left = cleanup.trainers_ended(o), cleanup.gives_up(o)
+    if not o.job.holds_checkpoints or not (left or ended):
         return decision
     kept = o.job.spec is not None and not cleanup.wanted(o)
-    if kept or cleanup.finished(o):
+    if kept or cleanup.finished(o) or (ended and cleanup.never_ran(o)):
         return replace(decision, before=(Hold(on=False),))
     if left:
         event = Event(warning=True, reason=Reason.CHECKPOINTS_LEFT, message=left)
         return replace(decision, before=(Hold(on=False),), events=(event,))
     return replace(decision, message="its checkpoints are being deleted")
-
-
-def unreadable(o: Observed) -> Decision | None:
-    return _keep(o, Reason.INVALID_SPEC, o.job.invalid) if o.job.spec is None else None
 
 
 def reported_done(o: Observed) -> Decision | None:
@@ -138,7 +144,7 @@ def attempt_over(o: Observed) -> Decision | None:
 
     It stops an attempt in which only some pods have ended.
     """
-    if _attempt_ended(o):
+    if _attempt_ended(o) or _success_unknown(o):
         return None
     if gang.done(o):
         first = gang.team(o)[0]
@@ -153,6 +159,14 @@ def attempt_over(o: Observed) -> Decision | None:
     return replace(_end_attempt(o, gang.verdict(o)), before=dead)
 
 
+def _success_unknown(o: Observed) -> bool:
+    """Returns whether an exit code of 0 cannot be judged yet: its meaning depends on checkpoint.mode."""
+    first = next((p for p in gang.team(o) if p.rank == 0 and p.sync is None), None)
+    silent = first is not None and termination_message_of(first) is None
+    ended = first.ended if first is not None else None
+    return o.job.spec is None and silent and ended is not None and ended.exit_code == 0
+
+
 def under_notice(o: Observed) -> Decision | None:
     """Annotates the pods that have a notice, and deletes them with the remaining time as grace period.
 
@@ -160,15 +174,13 @@ def under_notice(o: Observed) -> Decision | None:
     until the old ones have saved, at most until `status.gate_until`. Otherwise `attempt_over` starts it.
     """
     noticed = [(p, n) for p in gang.working(o) if (n := notice_of(p, o)) is not None]
-    if not noticed or o.job.spec is None:
+    if not noticed:
         return None
     before = tuple(action for pod, notice in noticed for action in _notify(o, pod, notice))
     keep = replace(_keep(o, Cause.SPOT_NOTICE, "the trainer is asked to save and end"), before=before)
     all_deleted = all(p.deleted is not None or any(_is_delete(a, p) for a in before) for p, _ in noticed)
     no_successor = lifecycle.halted(o) is not None or _attempt_ended(o) or _stopping(o)
-    can_wait = o.job.spec.replaces_during_notice and runtime.attached(o.job.status)
-    overlaps = can_wait and not claims.one_node_at_a_time(o) and not o.job.queue  # two would exceed its quota
-    if not all_deleted or not overlaps or no_successor:
+    if not all_deleted or no_successor or not _may_overlap(o):
         return keep
     pod, notice = noticed[0]
     gate = (pod.deleted or o.now + timedelta(seconds=_grace(o, pod, notice))) + o.limits.gate_slack
@@ -178,11 +190,21 @@ def under_notice(o: Observed) -> Decision | None:
     return replace(decision, status=replace(decision.status, gate_until=gate), before=before)
 
 
+def _may_overlap(o: Observed) -> bool:
+    """Returns whether the next attempt's pods may exist beside those that still save."""
+    if o.job.spec is None or o.job.queue:  # two would exceed its quota
+        return False
+    can_wait = o.job.spec.replaces_during_notice and runtime.attached(o.job.status)
+    return can_wait and not claims.one_node_at_a_time(o)
+
+
 def _notify(o: Observed, pod: PodView, notice: Notice) -> Iterator[Action]:
     if pod.deleted is not None:
         return
     if pod.notice is None:
-        yield Annotate(pod=pod, words=deadline_annotations(notice.deadline, notice.source))
+        words = deadline_annotations(notice.deadline, notice.source)
+        until = max(notice.deadline - follow.URGENT, o.now + follow.AT_ONCE)
+        yield Annotate(pod=pod, words=words, until=until)
     if o.now >= follow.delete_at(o, pod, notice):
         yield Delete(pod=pod, grace=_grace(o, pod, notice))
 
@@ -212,6 +234,16 @@ def stopped_by_owner(o: Observed) -> Decision | None:
 
 def _move(o: Observed) -> Ending | None:
     return None if capacity.problem(o) else capacity.moves(o) or cheapest.moves(o)
+
+
+def unreadable(o: Observed) -> Decision | None:
+    """Keeps what runs, and starts nothing, while the stored spec cannot be read.
+
+    What befalls a running attempt (a notice, its end, a hang, an eviction by its queue) is handled before.
+    """
+    if o.job.spec is not None:
+        return None
+    return replace(_keep(o, Reason.INVALID_SPEC, o.job.invalid), before=tuple(follow.advice(o)))
 
 
 def unschedulable(o: Observed) -> Decision | None:
@@ -329,11 +361,11 @@ def next_attempt(o: Observed) -> Decision | None:
 RULES: Final[tuple[Rule, ...]] = (
     finished,
     leaving,
-    unreadable,
     reported_done,
     attempt_over,
     under_notice,
     stopped_by_owner,
+    unreadable,
     unschedulable,
     not_starting,
     advised,
@@ -348,6 +380,8 @@ RULES: Final[tuple[Rule, ...]] = (
     clock_set_back,
     next_attempt,
 )
+RESCUE: Final[tuple[Rule, ...]] = (finished, leaving, under_notice, unreadable)
+"""For a job that cannot be planned: its notices are handled, and its pods are released. Nothing is judged."""
 
 
 # --- helpers of the rules -------------------------------------------------------------------------------
@@ -419,15 +453,17 @@ def _with_ending(o: Observed, status: Status, attempt: int, ending: Ending) -> S
 
 def _end_attempt(o: Observed, ending: Ending) -> Decision:
     """Ends the current attempt for any cause, counts its ending, and starts the next one or fails the job."""
-    assert o.job.spec is not None
-    policy, old = o.job.spec.failure_policy, o.job.status
-    status = _with_ending(o, with_pods(old, o), old.attempt, ending)
-    reports = o.job.spec.checkpoint.ours
+    spec, old = o.job.spec, o.job.status
+    policy = spec.failure_policy if spec is not None else FailurePolicy()
+    status = _with_ending(o, with_pods(with_heard_steps(old, o), o), old.attempt, ending)
+    reports = spec is not None and spec.checkpoint.ours
     status = restart.counted(status, ending, policy, o.now, reports=reports)
     status = capacity.with_reclaim(o, status, ending)
     if ending.cause is Cause.STORE_UNREACHABLE:
         status = with_store_unreachable(status, o, old.attempt, ending.evidence)
-    stop: tuple[str, str] | None = restart.exhausted(status, policy, ending, o.now)
+    stop: tuple[str, str] | None = None
+    if spec is not None:  # else its limits are unknown, and nothing is started anyway
+        stop = restart.exhausted(status, policy, ending, o.now)
     if ending.cause in (Cause.BAD_CONFIGURATION, Cause.DEADLINE_EXCEEDED):  # restarting will not help
         stop = (ending.reason or ending.cause, ending.evidence)
     if stop is None and (words := _starts_over(o, status, ending)):
@@ -437,13 +473,14 @@ def _end_attempt(o: Observed, ending: Ending) -> Decision:
         status = with_condition(status, Condition.INTERRUPTED, True, ending.cause, message, o=o)
     if stop is not None:
         return _failed(o, status, *stop)
+    status = at_durable_step(status)
     status = replace(status, next_start=restart.next_start(status, policy, ending, o.now, o.job.key.uid))
     halted = lifecycle.halted(o) is not None
     if halted:
         status = replace(status, active_since=None)  # the deadline does not run
     elif ending.cause is Cause.SUSPENDED:
         status = replace(status, active_since=o.now.replace(microsecond=0))  # resumed before the end
-    if halted or capacity.problem(o):
+    if halted or spec is None or capacity.problem(o):
         return Decision(reason=ending.cause, message=ending.evidence, status=status)
     return Decision(reason=ending.cause, message=ending.evidence, status=_with_next_attempt(o, status))
 

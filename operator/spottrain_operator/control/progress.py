@@ -24,9 +24,8 @@ import aiohttp
 from spottrain.contract import PROGRESS_PORT, STOP_PATH, Progress, Stop
 
 from spottrain_operator.api.observed import Limits, PodView, Sample, Silence
-from spottrain_operator.api.training_job import STATE_LIMIT, TIME_LIMIT, WARNING_LIMIT, Job, Status
-from spottrain_operator.api.validation import well_typed
-from spottrain_operator.api.wire import cut
+from spottrain_operator.api.reports import bounded
+from spottrain_operator.api.training_job import Job, Status
 from spottrain_operator.control.caches import Caches
 from spottrain_operator.control.memory import Memory
 from spottrain_operator.control.work_queue import Lane, WorkQueue
@@ -40,13 +39,6 @@ logger = logging.getLogger(__name__)
 TIMEOUT = aiohttp.ClientTimeout(total=2.0)
 LIMIT = 64 * 1024
 """Maximum bytes of a response, which comes from an untrusted container."""
-LIMITS = {
-    "state": STATE_LIMIT,
-    "durableTime": TIME_LIMIT,
-    "warning": WARNING_LIMIT,
-    "waitingFor": WARNING_LIMIT,
-    "ignoredSettings": WARNING_LIMIT,
-}
 JITTER: Final = 0.05
 """Of the interval: queries of several processes do not come together."""
 NO_RESPONSE = (aiohttp.ClientError, OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
@@ -255,7 +247,7 @@ class Poller:
             progress = Progress.from_json(text)
         except NO_RESPONSE as error:  # it may not listen yet, be gone, or be another program
             return Silence(pod_uid=pod.uid, refused=_reached(error))
-        return cut(progress, LIMITS) if well_typed(progress) else Silence(pod_uid=pod.uid, refused=True)
+        return bounded(progress) or Silence(pod_uid=pod.uid, refused=True)
 
     def _keep(self, pod: PodView, status: Status, progress: Progress) -> None:
         sample = Sample(progress=progress, at=self._now())

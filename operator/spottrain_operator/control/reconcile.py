@@ -12,7 +12,7 @@ from typing import Final
 from spottrain_operator.api.job_defaults import NO_DEFAULTS, JobDefaults
 from spottrain_operator.api.kueue import Kueue
 from spottrain_operator.api.node_pools import Pool
-from spottrain_operator.api.observed import Limits, Observed, Plan, PodView
+from spottrain_operator.api.observed import Limits, Observed, Plan, PodView, without_reports
 from spottrain_operator.api.prices import NO_PRICES, PriceList
 from spottrain_operator.api.training_job import Job, JobKey
 from spottrain_operator.control.apply import Changed, Context, Done, Unfinished, apply
@@ -20,7 +20,7 @@ from spottrain_operator.control.caches import Caches
 from spottrain_operator.control.memory import Memory, remember
 from spottrain_operator.control.observe import list_pods, observe, read_job
 from spottrain_operator.control.pacing import paced
-from spottrain_operator.control.plan import plan
+from spottrain_operator.control.plan import RESCUE, plan
 from spottrain_operator.errors import ApiError, Incomplete
 from spottrain_operator.io.cluster import Cluster
 from spottrain_operator.io.logs import about
@@ -125,21 +125,8 @@ class Reconciler:
         limited = spec is not None and spec.capacity.max_cost is not None
         large = max(_pods(observed.job), len(observed.pods)) >= LARGE
         if limited or large or cheapest.applies(observed):
-            return await asyncio.to_thread(self._planned, observed)
-        return self._planned(observed)
-
-    def _planned(self, observed: Observed) -> Plan:
-        """Plans a job; on an unexpected error the plan reports the job as invalid."""
-        try:
-            return plan(observed)
-        except Exception as error:
-            job = observed.job
-            logger.exception("%s: planning failed", job.key, extra=about(job.key))
-            words = (
-                f"the operator cannot process this spec ({type(error).__name__}: {error}); its log has more"
-            )
-            unreadable = replace(job, spec=None, invalid=job.invalid or words)
-            return plan(replace(observed, job=unreadable))
+            return await asyncio.to_thread(planned, observed)
+        return planned(observed)
 
     async def _release_orphans(self, key: JobKey) -> None:
         """Releases the pods of a deleted job; our finalizer would keep them for ever."""
@@ -158,6 +145,21 @@ class Reconciler:
         except ApiError as error:
             return "" if error.stale else f"{pod.name}: {error}"
         return ""
+
+
+def planned(o: Observed) -> Plan:
+    """Plans a job; after an unexpected error only what cannot wait (RESCUE), from what Kubernetes says alone.
+
+    The plan reports the job as invalid then.
+    """
+    try:
+        return plan(o)
+    except Exception as error:
+        logger.exception("%s: planning failed", o.job.key, extra=about(o.job.key))
+        words = f"the operator cannot process this job ({type(error).__name__}: {error}); its log has more"
+        job = replace(o.job, spec=None, invalid=o.job.invalid or words)
+        pods = tuple(map(without_reports, o.pods))
+        return plan(replace(o, job=job, pods=pods, sample=None, silence=None, heard={}), RESCUE)
 
 
 def _pods(job: Job) -> int:

@@ -46,6 +46,8 @@ SHOWN = 100
 """Maximum number of bytes of an unusable response in an error message."""
 TIMEOUT = 30.0
 """Seconds for one request; after a timeout the work queue retries."""
+ANNOTATE_SECONDS: Final = 1.0
+"""The same for an annotation of a pod: a DELETE waits for it, and a webhook may take half a minute."""
 READ_TRIES: Final = 4
 """Times that a read is sent while the API server asks to try later. A write fails: it is planned again."""
 CONNECT_SECONDS: Final = 10.0
@@ -121,7 +123,8 @@ class Cluster(Protocol):
     ) -> None:
         """Deletes a pod. A conflict: it is another pod, or it has changed since that version."""
 
-    async def annotate_pod(self, namespace: str, name: str, *, uid: str, annotations: Json) -> Json: ...
+    async def annotate_pod(self, namespace: str, name: str, *, uid: str, annotations: Json) -> Json:
+        """Annotates a pod, within ANNOTATE_SECONDS from when it is sent."""
 
     async def release_pod(self, namespace: str, name: str, *, uid: str) -> None:
         """Removes our finalizer."""
@@ -275,7 +278,7 @@ class KubeCluster:
 
     async def annotate_pod(self, namespace: str, name: str, *, uid: str, annotations: Json) -> Json:
         body = {"metadata": {"uid": uid, "annotations": annotations}}
-        return await self._patch(_pods(namespace, name), body, MERGE)
+        return await self._patch(_pods(namespace, name), body, MERGE, most=ANNOTATE_SECONDS)
 
     async def release_pod(self, namespace: str, name: str, *, uid: str) -> None:
         body = {"metadata": {"uid": uid, "$deleteFromPrimitiveList/finalizers": [names.OUTCOME_FINALIZER]}}
@@ -335,9 +338,12 @@ class KubeCluster:
         kind: str,
         query: dict[str, str] | None = None,
         priority: Priority = Priority.URGENT,
+        most: float = TIMEOUT,
     ) -> Json:
         query = {"fieldManager": names.FIELD_MANAGER, **(query or {})}
-        return await self._call("PATCH", path, query=query, body=body, kind=kind, priority=priority)
+        return await self._call(
+            "PATCH", path, query=query, body=body, kind=kind, priority=priority, most=most
+        )
 
     async def _page(
         self, path: str, query: dict[str, str], priority: Priority = Priority.BULK
@@ -366,11 +372,17 @@ class KubeCluster:
         body: Json | None = None,
         kind: str = JSON,
         seconds: float | None = None,
+        most: float = TIMEOUT,
         priority: Priority = Priority.URGENT,
     ) -> Json:
-        """Returns the parsed response. A request with a limit of its own in `seconds` is never held back."""
+        """Returns the parsed response.
+
+        Args:
+            seconds: Limit of a request that is never held back.
+            most: Limit of one that is, from when it is sent.
+        """
         held_back = seconds is None
-        limit = TIMEOUT if seconds is None else seconds
+        limit = most if seconds is None else seconds
         tries = READ_TRIES if verb == "GET" and held_back else 1
         while True:
             tries -= 1

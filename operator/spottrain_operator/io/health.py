@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from spottrain.contract import listening_socket
 
 from spottrain_operator.io.metrics import LOOP_LAG
 
@@ -28,7 +29,7 @@ class Health:
         self._beat = 0.0
 
     async def start(self, port: int, host: str = "") -> web.AppRunner:
-        """Serves on this IP address; "" for all of IPv4. Raises OSError if it cannot."""
+        """Serves on this IP address; "" for all, of IPv4 and of IPv6. Raises OSError if it cannot."""
         app = web.Application()
         app.add_routes(
             [
@@ -39,7 +40,7 @@ class Health:
         )
         runner = web.AppRunner(app, access_log=None)
         await runner.setup()
-        await web.TCPSite(runner, host or "0.0.0.0", port).start()
+        await web.SockSite(runner, listening_socket(host, port)).start()
         return runner
 
     async def measure_lag(self) -> None:

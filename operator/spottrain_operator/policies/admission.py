@@ -39,12 +39,14 @@ class Step(Enum):
 def waiting(o: Observed) -> str:
     """Returns why the job's queue lets no pod run now; "" where it does, or the job names none."""
     queue, seen = o.job.queue, o.admission or UNSEEN
-    if not queue or o.job.spec is None:
+    if not queue:
         return ""
-    asks = f"waiting for the Kueue queue {queue} to admit the job"
+    asks, found = f"waiting for the Kueue queue {queue} to admit the job", seen.workload
+    if o.job.spec is None:  # what runs goes on, unless the queue asks for its quota
+        evicted = found is not None and found.evicted and occupied(o)
+        return _said(o, found, asks) if found is not None and evicted else ""
     if seen.api is None:
         return "" if occupied(o) else f"{asks}: {seen.missing}"
-    found = seen.workload
     if found is None and asks_twice(o):
         return ""  # it asks by its pods so far; they go on, and capacity.problem lets no attempt follow
     if found is None or found.going or found.finished:

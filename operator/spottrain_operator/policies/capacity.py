@@ -73,7 +73,8 @@ def pick(o: Observed, status: Status, wanted_type: CapacityType) -> Pool:
     wanted = [p for p in pools if p.type is wanted_type] or list(pools)
     if (pool_name := survivors_pool(o, status)) in {p.name for p in wanted}:
         return next(p for p in wanted if p.name == pool_name)
-    rested = [p for p in wanted if o.now - _last_failure(p, status, o.now) >= REST]
+    dry = _dry(o, status, REST)
+    rested = [p for p in wanted if p.name not in dry and o.now - _last_failure(p, status, o.now) >= REST]
     return (rested or sorted(wanted, key=lambda p: _last_failure(p, status, o.now)))[0]
 
 
@@ -135,14 +136,30 @@ def _falls_back(spec: TrainingJobSpec, status: Status, o: Observed) -> bool:
     since = o.now - timedelta(seconds=rule.within_seconds)
     reclaims = [r for r in _spot(status) if r.cause in RECLAIMS and _end(r, o.now) >= since]
     older = [t for t in status.spot_reclaims if t >= since]
-    dry = [r for r in _spot(status) if r.cause == Cause.SCHEDULING_TIMEOUT]
-    patience = timedelta(seconds=spec.capacity.return_to_spot_after_seconds)
     spots = {p.name for p in pools_of(o) if p.type is CapacityType.SPOT}
-    all_dry = spots <= {r.pool for r in dry if o.now - _end(r, o.now) < patience}
+    all_dry = spots <= _dry(o, status, timedelta(seconds=spec.capacity.return_to_spot_after_seconds))
     if last := _moved_back(status):
         reclaims = [r for r in reclaims if r.number > last]
     many = max(len(reclaims), len(older))
     return all_dry or (rule.interruptions is not None and many >= rule.interruptions)
+
+
+def _dry(o: Observed, status: Status, recent: timedelta) -> set[str]:
+    """Returns the names of the pools that have timed out recently, or shortly before a wait that has.
+
+    So however long each of several pools is waited for, all of them are asked before one is asked again.
+    """
+    found: set[str] = set()
+    next_began: datetime | None = None
+    for record in reversed([r for r in status.attempts if r.cause and r.cause != Cause.REPLACED]):
+        end = _end(record, o.now)
+        follows = next_began is not None and next_began - end < max(recent, REST)
+        if record.cause == Cause.SCHEDULING_TIMEOUT and (follows or o.now - end < recent):
+            found.add(record.pool)
+            next_began = record.started or end
+        else:
+            next_began = None
+    return found
 
 
 def stays_on_spot(o: Observed, status: Status) -> str:
@@ -162,7 +179,8 @@ def with_reclaim(o: Observed, status: Status, ending: Ending) -> Status:
 
     `status` already includes the ending. A move back to spot clears the times before it.
     """
-    assert o.job.spec is not None
+    if o.job.spec is None:
+        return status
     if o.job.spec.capacity.type is not CapacityType.SPOT_FIRST or ending.cause is Cause.MOVED:
         return replace(status, spot_reclaims=())
     record, rule = status.current, o.job.spec.capacity.on_demand_after
@@ -204,7 +222,8 @@ def gives_up_waiting(o: Observed) -> str:
         return ""
     team, size = gang.team(o), gang.size(o)
     bound = sum(bool(p.node) for p in team)
-    words = f"{bound} of {size} pods have a node after pendingTimeoutSeconds ({_patience(o)} s)"
+    name, seconds = _patience(o)
+    words = f"{bound} of {size} pods have a node after {name} ({seconds} s)"
     waits = next((p for p in team if not p.node), None)
     if waits is None:
         refused = f": {o.refusal.message}" if o.refusal is not None else ""
@@ -229,7 +248,7 @@ def due_pending(o: Observed) -> datetime | None:
         return None
     if not (any(p.node or p.pinned for p in team) or _others(o)):
         return None
-    return _waits_for_nodes_since(o) + timedelta(seconds=_patience(o))
+    return _waits_for_nodes_since(o) + timedelta(seconds=_patience(o)[1])
 
 
 def _waits_for_nodes_since(o: Observed) -> datetime:
@@ -243,18 +262,23 @@ def _waits_for_nodes_since(o: Observed) -> datetime:
     return max(t for t in times if t is not None)
 
 
-def _patience(o: Observed) -> int:
+def _patience(o: Observed) -> tuple[str, int]:
     record = o.job.status.current
-    return patience(o, record.capacity_type if record is not None else "")
+    return _limit_of_wait(o, record.capacity_type if record is not None else "")
 
 
 def patience(o: Observed, capacity_type: str) -> int:
     """Returns for how many seconds an attempt of this type waits for nodes."""
+    return _limit_of_wait(o, capacity_type)[1]
+
+
+def _limit_of_wait(o: Observed, capacity_type: str) -> tuple[str, int]:
+    """Returns the field that limits the wait for nodes, and its seconds."""
     assert o.job.spec is not None
-    capacity, limit = o.job.spec.capacity, o.job.spec.capacity.on_demand_after.pending_seconds
-    if capacity.type.mixes and capacity_type == CapacityType.SPOT and limit is not None:
-        return min(limit, capacity.pending_timeout_seconds)
-    return capacity.pending_timeout_seconds
+    capacity, seconds = o.job.spec.capacity, o.job.spec.capacity.on_demand_after.pending_seconds
+    if capacity.type.mixes and capacity_type == CapacityType.SPOT and seconds is not None:
+        return "onDemandAfter.pendingSeconds", seconds
+    return "pendingTimeoutSeconds", capacity.pending_timeout_seconds
 
 
 def _others(o: Observed) -> Sequence[Pool]:

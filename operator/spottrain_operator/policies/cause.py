@@ -30,7 +30,7 @@ SKEW: Final = timedelta(seconds=5)
 ONE_SECOND: Final = timedelta(seconds=1)
 """Equal times in whole seconds may have occurred in either order."""
 SHUTDOWN_REASONS: Final = frozenset({"Terminated", "NodeShutdown", "Shutdown"})
-LOST_REASONS: Final = frozenset({"NodeLost"})
+LOST_REASONS: Final = frozenset({"NodeLost", "ContainerStatusUnknown"})
 SIGNALLED: Final = frozenset(
     {128 + signal.SIGTERM, 128 + signal.SIGKILL, int(ExitCode.INTERRUPTED), int(ExitCode.INTERRUPTED_LOST)}
 )
@@ -134,7 +134,17 @@ def notice_of(pod: PodView, o: Observed) -> Notice | None:
 def notices_of(pod: PodView, o: Observed) -> tuple[Notice, ...]:
     """Returns the notices for this pod, pending or past: its own, and its node's."""
     node = o.nodes.get(pod.node)
-    return tuple(n for n in (pod.notice, node.notice if node else None) if n is not None)
+    of_node = _in_its_pool(node.notice, pod, o) if node is not None and node.notice is not None else None
+    return tuple(n for n in (pod.notice, of_node) if n is not None)
+
+
+def _in_its_pool(notice: Notice, pod: PodView, o: Observed) -> Notice:
+    """Returns a node's notice with the time that the pod's pool gives, where that is longer than usual."""
+    record = o.job.status.record(pod.attempt)
+    if not notice.assumed or notice.seen is None or record is None or not record.notice_seconds:
+        return notice
+    until = notice.seen + timedelta(seconds=record.notice_seconds)
+    return replace(notice, deadline=max(notice.deadline, until))
 
 
 # --- the trainer's termination message ---------------------------------------------------------------
@@ -248,6 +258,8 @@ def _pod_reason(case: Case) -> Ending | None:
         return Ending(cause=Cause.NODE_SHUTDOWN, evidence=said)
     if pod.reason in LOST_REASONS:
         return Ending(cause=Cause.NODE_LOST, evidence=said)
+    if pod.lost and pod.reason not in ENDED_BY_KUBELET:
+        return Ending(cause=Cause.NODE_LOST, evidence=f"node {pod.node} has lost the pod: {pod.lost}")
     never_ran = pod.phase == "Failed" and pod.ended is None
     if pod.reason and pod.reason not in ENDED_BY_KUBELET and never_ran:
         # OutOfcpu, UnexpectedAdmissionError, ...: the kubelet rejected it, the trainer never ran.
@@ -337,7 +349,7 @@ def _exit_0(case: Case) -> Ending:
     if not case.managed or case.pod.rank:
         return Ending(cause=Cause.DONE, evidence="exit code 0")
     if case.word is not None:
-        words, reason = f"{case.word.message} {runtime.REMEDIES}", case.word.reason
+        words, reason = f"{case.word.message} {runtime.REMEDIES}".lstrip(), case.word.reason
     elif runtime.attached(case.o.job.status):
         words, reason = NOT_DONE_SENTENCE, Reason.NOT_DONE
     else:

@@ -1,9 +1,9 @@
 """Deletes a deleted job's checkpoints with it, if its deletionPolicy is Delete. Pure.
 
-A pod with the job's own image and identity does it, because the operator has no access to the store. It has
-DEADLINE from the deletion on. After that, or where no pod can be created (the namespace is being deleted
+A pod with the job's identity does it, because the operator has no access to the store; its image is ours. It
+has DEADLINE from the deletion on. After that, or where no pod can be created (the namespace is being deleted
 too), the job is released and its checkpoints stay, with an Event. An outage of the store therefore blocks
-no deletion.
+no deletion. A job of which no container ran has no checkpoints, and is released at once.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from spottrain_operator.api.observed import Observed
-from spottrain_operator.api.training_job import DeletionPolicy, Status
-from spottrain_operator.policies.pod_end import pod_ended
+from spottrain_operator.api.training_job import AttemptRecord, DeletionPolicy, Status
+from spottrain_operator.api.wire import rfc3339
+from spottrain_operator.names import Reason
+from spottrain_operator.policies.pod_end import may_have_run, pod_ended
 
 DEADLINE: Final = timedelta(minutes=15)
 RECHECK: Final = timedelta(seconds=5)
@@ -33,6 +35,42 @@ def wanted(o: Observed) -> bool:
 def trainers_ended(o: Observed) -> bool:
     """Returns whether no trainer of the job is left that could write a checkpoint."""
     return all(pod_ended(pod, o) for pod in o.pods)
+
+
+def never_ran(o: Observed) -> bool:
+    """Returns whether no container of the job ran, so that it has no checkpoints. Its pods have ended."""
+    records = o.job.status.attempts
+    complete = len(records) == o.job.status.attempt  # else the oldest were dropped
+    ran = any(map(_may_have_run, records)) or any(may_have_run(pod, o) for pod in o.pods)
+    return complete and not ran
+
+
+def _may_have_run(record: AttemptRecord) -> bool:
+    had_node = bool(record.node) or any(rank.node for rank in record.ranks)
+    return had_node if record.ran is None else record.ran  # None also in records of an older operator
+
+
+def state(o: Observed) -> tuple[Reason, str]:
+    """Returns what a job that is being deleted waits for, as reason and sentence."""
+    begun = "the job is being deleted"
+    if not wanted(o) or not o.job.holds_checkpoints or o.job.spec is None:
+        return Reason.BEING_DELETED, begun
+    what = f"its checkpoints at {o.job.spec.checkpoint.uri}"
+    if not trainers_ended(o):
+        then = f"its trainer ends, and then {what} are deleted (deletionPolicy Delete)"
+        return Reason.BEING_DELETED, f"{begun}: {then}"
+    if never_ran(o):
+        return Reason.BEING_DELETED, begun
+    until = due(o)
+    limit = f" until {rfc3339(until, timespec='seconds')}" if until is not None else ""
+    if not o.cleanup_trouble:
+        return Reason.DELETING_CHECKPOINTS, f"{begun}: pod {o.job.cleanup_name} deletes {what}"
+    retain = '{"spec":{"deletionPolicy":"Retain"}}'
+    patch = f"kubectl -n {o.job.key.namespace} patch trainingjob {o.job.key.name} --type merge -p '{retain}'"
+    return Reason.CANNOT_DELETE_CHECKPOINTS, (
+        f"{what} cannot be deleted: {o.cleanup_trouble[:CUT]}. It is tried{limit}, and after that they are "
+        f"left. To let the job go now and keep them: {patch}"
+    )
 
 
 def finished(o: Observed) -> bool:

@@ -61,7 +61,7 @@ def spec_size(o: Observed) -> int:
 
 def resized(o: Observed) -> Ending | None:
     """Ends an attempt whose size differs from spec.workers: the job was changed unseen while suspended."""
-    if spec_size(o) == size(o):
+    if o.job.spec is None or spec_size(o) == size(o):
         return None
     words = f"spec.workers is {spec_size(o)} now, and the attempt has {size(o)}"
     return Ending(cause=Cause.REPLACED, evidence=words)
@@ -181,8 +181,14 @@ def _named(pod: PodView, o: Observed) -> Ending:
 
 
 def _vanishings(o: Observed) -> list[Ending]:
-    gone = vanished(o)
-    words = f"the pods of ranks {', '.join(map(str, gone))} no longer exist" if size(o) > 1 else ""
-    record = o.job.status.current
-    name = record.pod if record is not None else ""
-    return [Ending(cause=Cause.POD_DELETED, evidence=words or f"pod {name} no longer exists")] if gone else []
+    match vanished(o):
+        case []:
+            return []
+        case _ if size(o) == 1:
+            record = o.job.status.current
+            words = f"pod {record.pod if record is not None else ''} no longer exists"
+        case [rank]:
+            words = f"the pod of rank {rank} no longer exists"
+        case ranks:
+            words = f"the pods of ranks {', '.join(map(str, ranks))} no longer exist"
+    return [Ending(cause=Cause.POD_DELETED, evidence=words)]

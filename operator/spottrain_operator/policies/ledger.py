@@ -8,8 +8,9 @@ A node is paid for from its creation to its deletion. Its time for a job has thr
             only if it was created for the job, because others are kept for somebody else
 
 How far each node is accounted stands in the status, so an operator that was down adds the time that it
-missed, once. A node that pods of other jobs use too is paid for by the share of its GPUs; `wholeNodes` is the
-sum without shares.
+missed, once. A node that pods of other jobs may use too is paid for by the share of its GPUs. A job without
+GPUs pays by the share of CPU or memory that it requests, the larger of both; where it requests neither, the
+jobs there pay the same. `wholeNodes` is the sum without shares.
 
 Each part goes to an attempt as well: the one whose pod was bound to the node last.
 
@@ -23,10 +24,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime, timedelta
-from decimal import Decimal
+from decimal import ROUND_UP, Decimal
 from functools import cache
 from typing import Final, TypeVar
 
+from spottrain_operator.api import resources
 from spottrain_operator.api.node_pools import CapacityType
 from spottrain_operator.api.observed import NodeView, Observed, PodView
 from spottrain_operator.api.prices import Amount, PriceList
@@ -73,7 +75,7 @@ class NodeFacts:
     capacity_type: str
     platform: str
     gpus: int
-    """GPUs of the node; 0: a CPU node, which is paid for whole."""
+    """GPUs of the node."""
     used: int
     """GPUs of the pods there of the attempt that was bound last, ended or not."""
     pod_created: datetime
@@ -82,6 +84,8 @@ class NodeFacts:
     """When that pod was bound to the node."""
     last_bound: datetime
     """When the job's last pod there was bound."""
+    fraction: Decimal = Decimal(0)
+    """The job's share of the node, where it uses no GPUs; 0: unknown."""
     first_attempt: int = 1
     """The attempt of the job's first pod there."""
     attempt: int = 1
@@ -174,6 +178,16 @@ def idle_nodes(status: Status) -> set[str]:
     return {node.name for node in nodes if node.ended is not None and not node.closed}
 
 
+def shared_nodes(o: Observed) -> set[str]:
+    """Returns the names of the nodes on which pods of other jobs count: idle ones, and shared ones."""
+    running = {pod.node for pod in o.pods if pod.node} if _uses_no_gpus(o) else set()
+    return idle_nodes(o.job.status) | running
+
+
+def _uses_no_gpus(o: Observed) -> bool:
+    return o.job.spec is not None and o.job.spec.gpus.count == 0
+
+
 def _followed(node: NodeCost) -> bool:
     """Returns whether the end of the node matters: it is paid for, or may turn out to be free."""
     return not node.closed or bool(node.paid_by)
@@ -214,7 +228,10 @@ def _facts(status: Status, o: Observed) -> Iterator[NodeFacts]:
     for name, pods in on_node.items():
         for account, own, next_one in _machines(pods, accounts.get(name, []), o.nodes.get(name), o):
             fact = _fact(name, own, account, next_one, status, o)
-            yield replace(fact, taken=_taken(others[name], fact, o)) if name in others else fact
+            beside = others.get(name, [])
+            if _uses_no_gpus(o) and next_one is None and name in o.nodes:
+                fact = replace(fact, fraction=_fraction(own, beside, o.nodes[name], fact.attempt, o))
+            yield replace(fact, taken=_taken(beside, fact, o)) if beside else fact
 
 
 def _machines(
@@ -232,6 +249,18 @@ def _machines(
     rest = [pod for pod in pods if pod not in past]
     if present or rest:
         yield present, rest, None
+
+
+def _fraction(
+    pods: Sequence[PodView], others: Sequence[PodView], node: NodeView, attempt: int, o: Observed
+) -> Decimal:
+    """Returns the share of a node that a job's pods of its last attempt there request, beside other jobs'."""
+    own = [pod for pod in pods if pod.attempt == attempt]
+    requested = resources.total(pod.requests for pod in own).share_of(node.allocatable)
+    if own and not requested:
+        beside = sum(1 for pod in others if not pod_ended(pod, o))
+        requested = Decimal(len(own)) / (len(own) + beside)
+    return requested.quantize(CENT_FRACTION, rounding=ROUND_UP)
 
 
 def _taken(others: Sequence[PodView], fact: NodeFacts, o: Observed) -> datetime | None:
@@ -339,6 +368,7 @@ def _opened(fact: NodeFacts) -> NodeCost:
         accounted=start,
         attempt=fact.first_attempt,
         used=fact.used,
+        fraction=fact.fraction,
     )
 
 
@@ -356,6 +386,7 @@ def _updated(node: NodeCost, fact: NodeFacts) -> NodeCost:
         platform=fact.platform or node.platform,
         gpus=fact.gpus or node.gpus,
         used=max(fact.used, node.used) if fact.attempt == node.attempt else fact.used or node.used,
+        fraction=fact.fraction or node.fraction,
         ended=fact.ended,
         reclaimed=fact.reclaimed or node.reclaimed,
     )
@@ -365,12 +396,13 @@ def _before_next(
     sums: Sums, before: NodeCost, node: NodeCost, fact: NodeFacts, cost: Cost
 ) -> tuple[Sums, NodeCost]:
     """Adds the time until the job's last pod was bound there, for the attempt, share and end until then."""
-    if (fact.attempt, node.used) == (before.attempt, before.used):
+    if (fact.attempt, node.used, node.fraction) == (before.attempt, before.used, before.fraction):
         return sums, node
-    until = replace(node, attempt=before.attempt, used=before.used, ended=before.ended)
+    until = replace(node, attempt=before.attempt, used=before.used, fraction=before.fraction)
+    until = replace(until, ended=before.ended)
     sums, until = _with_time(sums, until, _paid_until(until, fact, fact.last_bound), cost)
-    accounted = max(until.accounted, fact.last_bound)
-    return sums, replace(until, accounted=accounted, attempt=fact.attempt, used=node.used, ended=node.ended)
+    node = replace(until, attempt=fact.attempt, used=node.used, fraction=node.fraction, ended=node.ended)
+    return sums, replace(node, accounted=max(until.accounted, fact.last_bound))
 
 
 def _with_node(

@@ -27,8 +27,8 @@ from spottrain_operator.api import native_gangs
 from spottrain_operator.api.native_gangs import GangApi
 from spottrain_operator.api.node_pools import ChosenPool, Preset
 from spottrain_operator.api.observed import NodeView, Observed, Placement, PodView
-from spottrain_operator.api.training_job import AttemptRecord, Job, Status
-from spottrain_operator.names import Cause, Reason
+from spottrain_operator.api.training_job import AttemptRecord, Job, Status, TrainingJobSpec
+from spottrain_operator.names import HOSTNAME_LABEL, Cause, Reason
 from spottrain_operator.policies import gang
 
 FAULT_KEPT: Final = timedelta(hours=24)
@@ -38,6 +38,9 @@ PATIENCE: Final = timedelta(seconds=60)
 MOST_AVOIDED: Final = 100
 """Maximum number of nodes that a pod avoids: each is written into the pod twice, and the scheduler compares
 it with each node. On a node beyond them a pod gets that node's notice, which is no failure of the job."""
+REQUIRED: Final = "requiredDuringSchedulingIgnoredDuringExecution"
+NO_LABELS: Final = "node affinity/selector"
+"""In the scheduler's message about nodes that lack a label."""
 UNPINNED: Final = frozenset({Cause.MOVED, Cause.SCHEDULING_TIMEOUT})
 """Causes after which no rank is pinned."""
 KARPENTER: Final = "karpenter."
@@ -72,7 +75,9 @@ def to_avoid(o: Observed, status: Status) -> tuple[str, ...]:
         saving = (r.node for r in status.attempts if r.cause == Cause.SPOT_NOTICE and r.ended is None)
         saved = (o.nodes[name].hostname if name in o.nodes else name for name in saving if name)
     ending = (
-        n for n in o.nodes.values() if n.leaving or (n.notice is not None and n.notice.deadline > o.now)
+        n
+        for n in o.nodes.values()
+        if n.leaving or (n.notice is not None and (n.notice.assumed or n.notice.deadline > o.now))
     )
     hosts = (*sorted(faulty(o, status)), *saved, *(n.hostname for n in sorted(ending, key=avoid_order)))
     return tuple(sorted(tuple(dict.fromkeys(hosts))[:MOST_AVOIDED]))
@@ -169,7 +174,7 @@ def useless_pin(o: Observed, pod: PodView, hosts: Collection[str]) -> str:
     if not pod.pinned or pod.node or pod.deleted is not None or pod.queued:
         return ""
     if pod.pinned not in hosts:
-        return f"pod {pod.name} was pinned to node {pod.pinned}, which is gone or is leaving"
+        return f"pod {pod.name} was pinned to node {pod.pinned}, which is gone, leaving or cordoned"
     alone = o.job.spec is not None and not pod.grouped and native_gangs.one_by_one(o.job.spec)
     if pod.unschedulable and o.now - pod.created > PATIENCE and alone:  # otherwise it waits for the gang
         return f"pod {pod.name} was pinned to node {pod.pinned}, which has no room: {pod.unschedulable}"
@@ -212,13 +217,36 @@ def placements(
 
 
 def by_karpenter(o: Observed, pool: ChosenPool) -> bool:
-    """Returns whether Karpenter may add the nodes: it provisioned some, or the pods require its labels."""
+    """Returns whether Karpenter may add the nodes: it provisioned some, or the pods require its labels.
+
+    It adds none for a template that names its hosts.
+    """
     assert o.job.spec is not None
-    if pool.preset not in (None, Preset.KARPENTER):
+    asked = {*pool.selector, *(rule["key"] for rule in pool.rules), *asked_labels(o.job.spec)}
+    if pool.preset not in (None, Preset.KARPENTER) or HOSTNAME_LABEL in asked:
         return False  # other autoscalers handle a required rule well
-    found = {rule["key"] for rule in pool.rules}
-    asked = {*pool.selector, *found, *(o.job.spec.template["spec"].get("nodeSelector") or {})}
     return o.karpenter or pool.preset is Preset.KARPENTER or any(key.startswith(KARPENTER) for key in asked)
+
+
+def asked_labels(spec: TrainingJobSpec) -> dict[str, str]:
+    """Returns the node labels that the template requires; "" for those whose value is not one alone."""
+    pod = spec.template["spec"]
+    affinity = ((pod.get("affinity") or {}).get("nodeAffinity") or {}).get(REQUIRED) or {}
+    rules = [
+        rule
+        for term in affinity.get("nodeSelectorTerms") or ()
+        for rule in term.get("matchExpressions") or ()
+    ]
+    return {str(rule.get("key")): "" for rule in rules} | (pod.get("nodeSelector") or {})
+
+
+def asked_note(o: Observed, pool: ChosenPool, pod: PodView) -> str:
+    """Returns a note about which labels a pending pod asks for, which the scheduler does not say."""
+    if o.job.spec is None or NO_LABELS not in pod.unschedulable:
+        return ""
+    labels = asked_labels(o.job.spec) | dict(pool.selector)
+    words = [f"{key}={value}" if value else f"{key} by its affinity" for key, value in labels.items()]
+    return f" (the pod asks for nodes with {', '.join(words)})" if words else ""
 
 
 def _may_hold_more(o: Observed, pinned: Mapping[int, str]) -> bool:

@@ -18,6 +18,20 @@ def trainer_ended(pod: PodView) -> bool:
     return pod.ended is not None or pod.phase in ("Succeeded", "Failed") or never_bound
 
 
+NEVER_BEGAN: Final = frozenset({"ContainerStatusUnknown", "ContainerCannotRun", "StartError"})
+"""Reasons of a container's end where it did not run, unless it has the time of a start."""
+
+
+def may_have_run(pod: PodView, o: Observed) -> bool:
+    """Returns whether a container that can write checkpoints ran, or may have, as on a lost node."""
+    sidecar = pod.sync is not None and (pod.sync.running or pod.sync.ended is not None)
+    if pod.running_since is not None or pod.uploading is not None or sidecar:
+        return True
+    if pod.ended is not None:
+        return pod.ended.started is not None or pod.ended.reason not in NEVER_BEGAN
+    return bool(node_lost(pod, o)) and not trainer_ended(pod)
+
+
 def any_container_runs(pod: PodView) -> bool:
     """Returns whether any container runs or may run, even if the trainer has ended."""
     return pod.others_run or not trainer_ended(pod)

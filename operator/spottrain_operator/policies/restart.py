@@ -7,6 +7,7 @@ quotas use neither.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timedelta
 from itertools import takewhile
@@ -23,7 +24,7 @@ LONGEST_BACKOFF: Final = timedelta(seconds=300)
 LONGEST_STORE_BACKOFF: Final = timedelta(seconds=1800)
 """Maximum between two starts while the store does not respond: each occupies a node for some minutes."""
 BRIEF: Final = timedelta(seconds=60)
-"""A shorter attempt has most likely made no progress."""
+"""A shorter attempt has most likely made no progress, unless it is known to have."""
 UNCOUNTED: Final = frozenset(
     {
         Cause.DONE,
@@ -43,9 +44,10 @@ UNEXPLAINED: Final = frozenset(
 )
 """Endings that nobody requested: they may recur at once and without end, so they back off as well."""
 EXPLAINED: Final = frozenset({Cause.DONE, Cause.SPOT_NOTICE, Cause.REPLACED, Cause.SUSPENDED, Cause.MOVED})
-"""Endings that predict nothing about the next attempt, however early they come."""
-
-
+"""Endings that predict nothing about the next attempt, however early one comes."""
+REQUESTED: Final = frozenset({Cause.DONE, Cause.SUSPENDED})
+"""Of these, those that a person or the trainer decides. The others may recur without end: a node's notice, or
+a rule of the operator, may meet each next attempt too."""
 MAX_FAILED_STARTS: Final = 10
 """Limit of attempts in a row that could not be started; with the longest backoff about 90 minutes."""
 
@@ -167,9 +169,7 @@ def with_earlier_start(status: Status, policy: FailurePolicy, now: datetime, uid
 def _wait(status: Status, policy: FailurePolicy, ending: Ending, now: datetime, uid: str) -> timedelta:
     if ending.cause is Cause.STORE_UNREACHABLE:
         return _store_wait(status, policy, now)
-    times = status.failures if ending.charged else _unexplained_in_a_row(status, now)
-    if not ending.charged and ending.cause not in UNCOUNTED:
-        times = max(times, status.no_progress - 1)  # one may be chance, more are a livelock
+    times = status.failures if ending.charged else _uncharged_in_a_row(status, ending, now)
     if times <= 0 or policy.backoff_seconds == 0:
         return timedelta(0)
     doubled = timedelta(seconds=policy.backoff_seconds * 2 ** min(times - 1, 16))
@@ -194,14 +194,51 @@ def spread(uid: str, attempt: int) -> float:
     return int.from_bytes(hashlib.sha256(f"{uid}/{attempt}".encode()).digest()[:4]) / 2**32
 
 
-def _unexplained_in_a_row(status: Status, now: datetime) -> int:
+def _uncharged_in_a_row(status: Status, ending: Ending, now: datetime) -> int:
+    """Returns how often in a row the job was ended for nothing, so that the wait doubles with each."""
+    unexplained = _in_a_row(status, lambda r: _unexplained(r, now))
+    idle = _in_a_row(status, lambda r: _idle(r, now))
+    no_progress = status.no_progress if ending.cause not in UNCOUNTED else 0
+    return max(unexplained, idle - 1, no_progress - 1)  # of the latter one may be chance, more are a livelock
+
+
+def _in_a_row(status: Status, counts: Callable[[AttemptRecord], bool]) -> int:
     ended = [r for r in status.attempts if r.cause]
-    return sum(1 for _ in takewhile(lambda r: _unexplained(r, now), reversed(ended)))
+    return sum(1 for _ in takewhile(counts, reversed(ended)))
 
 
 def _unexplained(record: AttemptRecord, now: datetime) -> bool:
-    if record.charged or record.cause in EXPLAINED:
+    if record.charged or record.cause in EXPLAINED or _saved(record):
         return False
     if record.cause in UNEXPLAINED or record.started is None or not record.node:
         return True
-    return (record.ended or now) - record.started < BRIEF
+    return _brief(record, now)
+
+
+def _idle(record: AttemptRecord, now: datetime) -> bool:
+    """Returns whether an attempt ended soon and is not known to have done a step."""
+    stepped = (record.last_step or 0) > (record.start_step or 0)
+    ended_for_nothing = not (record.charged or record.cause in REQUESTED or stepped or _saved(record))
+    return ended_for_nothing and record.started is not None and _brief(record, now)
+
+
+def _saved(record: AttemptRecord) -> bool:
+    """Returns whether an attempt is known to have saved more steps than it began with."""
+    return record.start_step is not None and (record.durable_step or 0) > record.start_step
+
+
+def _brief(record: AttemptRecord, now: datetime) -> bool:
+    return record.started is not None and (record.ended or now) - record.started < BRIEF
+
+
+def backoff_reason(status: Status) -> str:
+    """Returns why the attempt of this status waits for its start, for a message; "" where that is unknown."""
+    before = status.record(status.attempt - 1)
+    if before is None or not before.cause:
+        return ""
+    ended = f"attempt {before.number} ended with {before.cause}"
+    if before.cause == Cause.STORE_UNREACHABLE:
+        return f"{ended}: each attempt without the store doubles the wait"
+    if before.charged:
+        return f"{ended}, failure {status.failures} of the job: each doubles the wait"
+    return f"{ended}, and no newly saved step of it is known: each such attempt in a row doubles the wait"

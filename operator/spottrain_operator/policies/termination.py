@@ -2,22 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from spottrain.contract import TerminationMessage
 
 from spottrain_operator.api.observed import Ended, PodView
-from spottrain_operator.api.training_job import REASON_LIMIT, URI_LIMIT, WARNING_LIMIT
-from spottrain_operator.api.validation import well_typed
-from spottrain_operator.api.wire import cut
-
-MESSAGE_LIMITS: Final = {
-    "reason": REASON_LIMIT,
-    "outputURI": URI_LIMIT,
-    "warning": WARNING_LIMIT,
-    "ignoredSettings": WARNING_LIMIT,
-}
-"""Character limits of the termination message's fields that the status contains."""
+from spottrain_operator.api.reports import bounded
 
 
 def termination_message_of(pod: PodView) -> TerminationMessage | None:
@@ -34,4 +22,4 @@ def _read(ended: Ended | None) -> TerminationMessage | None:
         word = TerminationMessage.from_json(ended.message) if ended and ended.message else None
     except RecursionError:  # [[[[[[...
         return None
-    return cut(word, MESSAGE_LIMITS) if word is not None and well_typed(word) else None
+    return bounded(word) if word is not None else None

@@ -11,12 +11,14 @@ from spottrain_operator.api.data_cache import DataCache
 from spottrain_operator.api.kueue import KueueApi
 from spottrain_operator.api.node_pools import ChosenPool, Pool
 from spottrain_operator.api.template import judged
-from spottrain_operator.api.training_job import Job, Status
+from spottrain_operator.api.training_job import CheckpointSpec, Job, Status
 from spottrain_operator.rendering import sync_sidecar, trainer_pod
 
 Json = dict[str, Any]
 
 VOLCANO: Final = "scheduling.volcano.sh/v1beta1"
+OUR_USER: Final = 1000
+"""User of our image."""
 CLEANUP_SECONDS: Final = 840
 """A little less than the operator's own limit for the cleanup pod (policies/cleanup.py)."""
 IDENTITY: Final = (
@@ -24,10 +26,8 @@ IDENTITY: Final = (
     "automountServiceAccountToken",
     "imagePullSecrets",
     "securityContext",
-    "volumes",
 )
-REACH: Final = ("image", "imagePullPolicy", "env", "envFrom", "securityContext", "volumeMounts")
-"""Fields of the trainer container that access to the store needs; a file:// URI needs its volumes."""
+"""Fields of the template that access to the store needs."""
 
 
 def _metadata(job: Job, name: str) -> Json:
@@ -109,18 +109,20 @@ def workload(
 
 
 def cleanup(job: Job, pool: Pool, *, sync_image: str = "") -> Json:
-    """Returns the pod that deletes a deleted job's checkpoints, with its image and identity, in its pool.
+    """Returns the pod that deletes a deleted job's checkpoints, with our image and its identity, in its pool.
 
-    Where the image may lack the runtime (checkpoint.mode Sync, runtime.inject), it is the one of ours.
+    Of the template it has only what access to the store needs: the rest may be what is wrong with the job.
     """
     assert job.spec is not None
     container = _cleaner(job, sync_image)
     template, ca = job.spec.template["spec"], job.spec.checkpoint.ca_bundle
+    mounted = {mount["name"] for mount in container["volumeMounts"]}
     body: Json = {name: copy.deepcopy(template[name]) for name in IDENTITY if name in template} | {
         "restartPolicy": "OnFailure",
         "activeDeadlineSeconds": CLEANUP_SECONDS,
         "tolerations": list(pool.tolerated),
         "containers": [container],
+        "volumes": [copy.deepcopy(v) for v in template.get("volumes") or () if v["name"] in mounted],
     }
     volumes.equip(body, container, ca.source if ca else None)
     if ca is not None:
@@ -133,26 +135,61 @@ def cleanup(job: Job, pool: Pool, *, sync_image: str = "") -> Json:
 
 
 def _cleaner(job: Job, sync_image: str) -> Json:
-    """Returns the cleanup container: the trainer's access to the store, without its GPUs and command."""
+    """Returns the cleanup container: our image with the trainer's access to the store."""
     assert job.spec is not None
     checkpoint, trainer = job.spec.checkpoint, judged(job.spec.template["spec"]["containers"])
     words = [checkpoint.uri, "--job-uid", job.key.uid, "--yes"]
     words += ["--endpoint", checkpoint.endpoint] if checkpoint.endpoint else []
-    kept: Json = {name: copy.deepcopy(trainer[name]) for name in REACH if name in trainer}
-    if checkpoint.synced or job.spec.runtime.inject:
-        mounts = sync.store_mounts(checkpoint, trainer)  # others might hide what the image needs
-        given = {} if checkpoint.synced else {"envFrom": list(trainer.get("envFrom") or ())}
-        kept = given | {
-            "image": sync_image,
-            "env": sync.variables(trainer, mounts),
-            "securityContext": sync_sidecar.security(job.spec.template["spec"]),
-            "volumeMounts": mounts,
-        }
-    container = kept | {"name": names.ROLE_CLEANUP, "command": ["spottrain", "checkpoints", "delete", *words]}
-    container["env"] = list(kept.get("env") or ())
-    little = {"cpu": "100m", "memory": "256Mi"}  # a ResourceQuota may require both
-    container["resources"] = {"requests": little, "limits": {"cpu": "1", "memory": "1Gi"}}
-    container["terminationMessagePolicy"] = "FallbackToLogsOnError"
-    if secret := checkpoint.credentials_secret_ref:
-        container["envFrom"] = [*(kept.get("envFrom") or ()), {"secretRef": {"name": secret.name}}]
-    return container
+    env = sync.variables(trainer, sync.store_mounts(checkpoint, trainer))
+    secret = checkpoint.credentials_secret_ref
+    return {
+        "name": names.ROLE_CLEANUP,
+        "image": sync_image,
+        "command": ["spottrain", "checkpoints", "delete", *words],
+        "env": env,
+        "envFrom": [*_others_env(job, trainer), *([{"secretRef": {"name": secret.name}}] if secret else ())],
+        "securityContext": _security(job),
+        "volumeMounts": _mounts(checkpoint, trainer, env),
+        "resources": {
+            "requests": {"cpu": "100m", "memory": "256Mi"},  # a ResourceQuota may require both
+            "limits": {"cpu": "1", "memory": "1Gi"},
+        },
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+    }
+
+
+def _others_env(job: Job, trainer: Json) -> list[Json]:
+    """Returns the trainer's `envFrom`, of which one that is missing by now does no harm."""
+    assert job.spec is not None
+    if job.spec.checkpoint.synced:  # there access to the store is the sidecar's alone, which does not get it
+        return []
+    given: list[Json] = copy.deepcopy(trainer.get("envFrom") or [])
+    for source in given:
+        for ref in ("secretRef", "configMapRef"):
+            if ref in source:
+                source[ref]["optional"] = True
+    return given
+
+
+def _security(job: Job) -> Json:
+    """Returns our image's security context: for files that of the trainer, else no rights at all."""
+    assert job.spec is not None
+    pod = job.spec.template["spec"]
+    if sync.uri_folder(job.spec.checkpoint):
+        return sync_sidecar.security(pod)
+    given = sync.security_context(pod) | {"runAsNonRoot": True}
+    if given.get("runAsUser") == 0:
+        given["runAsUser"] = OUR_USER
+    return sync_sidecar.security(
+        {"containers": [{"name": names.TRAINER_CONTAINER, "securityContext": given}]}
+    )
+
+
+def _mounts(checkpoint: CheckpointSpec, trainer: Json, env: list[Json]) -> list[Json]:
+    """Returns the template's mounts of a file:// URI, and of files that its variables name (credentials).
+
+    Others might hide what the image needs.
+    """
+    files = [str(e["value"]) for e in env if str(e.get("value", "")).startswith("/")]
+    named = [mount for path in files if (mount := sync.mount_of(trainer, path)) is not None]
+    return list({m["mountPath"]: m for m in (*sync.store_mounts(checkpoint, trainer), *named)}.values())

@@ -67,7 +67,10 @@ def grace_note(spec: TrainingJobSpec, pool: ChosenPool) -> str:
     if asked is None or pool.type is not CapacityType.SPOT or asked == window or spec.checkpoint.synced:
         return ""
     if asked > window:
-        return f"terminationGracePeriodSeconds {asked} is cut to {window}, the notice window of this capacity"
+        return (
+            f"terminationGracePeriodSeconds {asked} is cut to {window}, the notice window of this capacity; "
+            "where its nodes have more, set noticeSeconds of the pool"
+        )
     return (
         f"terminationGracePeriodSeconds {asked} leaves less than the {window} s that are available for saving"
     )

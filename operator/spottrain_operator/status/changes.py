@@ -21,15 +21,13 @@ from spottrain_operator.api.training_job import (
     Status,
     with_record,
 )
-from spottrain_operator.names import UNKNOWN_STATE, Condition, Reason
+from spottrain_operator.names import UNKNOWN_STATE, Cause, Condition, Reason
 from spottrain_operator.policies import runtime
-from spottrain_operator.policies.pod_end import end_time, pod_ended
+from spottrain_operator.policies.pod_end import end_time, may_have_run, pod_ended
 from spottrain_operator.policies.termination import termination_message_of
 
 N = TypeVar("N", int, float)
 MESSAGE_LIMIT = 8000
-MOST_SECONDS = 1e9
-"""No step takes longer, whatever an image reports."""
 ORDER = {str(kind): place for place, kind in enumerate(Condition)}
 """Conditions of other writers and newer operators come last; they stay unchanged."""
 
@@ -107,6 +105,7 @@ def _observed_record(record: AttemptRecord, pods: Sequence[PodView], o: Observed
         record,
         started=record.started or min(pod.created for pod in pods),
         bound=record.bound or _bound(record, pods, o),
+        ran=record.ran or any(may_have_run(pod, o) for pod in pods),
         ranks=_with_ranks(record.ranks, pods),
     )
     for pod in pods:
@@ -172,6 +171,36 @@ def with_back_fill(status: Status) -> Status:
             status = with_record(status, _with_steps(before, None, after.start_step, after.start_step))
             status = _known_durable(status, after.start_step or None)
     return status
+
+
+def with_heard_steps(status: Status, o: Observed) -> Status:
+    """Takes the steps of the trainer's last response, of which the status has only one a minute.
+
+    Where the attempt ends without a message, no later response comes.
+    """
+    progress = o.sample.progress if o.sample is not None else None
+    record = status.record(progress.attempt) if progress is not None else None
+    if progress is None or record is None:
+        return status
+    steps = _with_steps(record, progress.startStep, progress.step, progress.durableStep)
+    return _known_durable(with_record(status, steps), progress.durableStep)
+
+
+def lost_steps(status: Status, record: AttemptRecord, o: Observed) -> int:
+    """Returns how many steps of an attempt that has ended are in no checkpoint that is known."""
+    counted = o.job.spec is not None and o.job.spec.checkpoint.managed  # with mode Sync they are commits
+    if not counted or not record.cause or record.ended is None or record.cause == Cause.DONE:
+        return 0
+    saved = max(status.known_durable_step or 0, record.durable_step or 0, record.start_step or 0)
+    return max(0, (record.last_step or 0) - saved)
+
+
+def at_durable_step(status: Status) -> Status:
+    """Returns the status of a job between two attempts: its step is the one from which the next continues."""
+    shown, saved = status.progress, status.known_durable_step
+    if shown is None or shown.step is None or saved is None or shown.step <= saved:
+        return status
+    return replace(status, progress=replace(shown, step=saved))
 
 
 def _known_durable(status: Status, step: int | None) -> Status:
@@ -301,7 +330,7 @@ def _step_seconds(report: Progress | TerminationMessage, began: int) -> float | 
         seconds = report.etaSeconds / (report.totalSteps - report.step)
     else:
         return None
-    return round(seconds, 4 - math.floor(math.log10(seconds))) if 0 < seconds < MOST_SECONDS else None
+    return round(seconds, 4 - math.floor(math.log10(seconds))) if seconds > 0 else None
 
 
 def with_final_word(status: Status, o: Observed, word: TerminationMessage | None) -> Status:
@@ -340,9 +369,11 @@ def progress_due(status: Status, sample: Sample, interval: timedelta) -> bool:
 
 
 def _first_news(status: Status, progress: Progress) -> bool:
-    """Returns whether it is an attempt's first response, or the first with a step of its own."""
+    """Returns whether it is an attempt's first response, or the first with a step or a save of its own."""
     record = status.record(progress.attempt)
     if record is None or record.last_step is None:
+        return True
+    if record.durable_step is None and progress.durableStep is not None:
         return True
     began = max(record.start_step or 0, progress.startStep or 0)
     return record.last_step <= began < progress.step

@@ -13,7 +13,7 @@ from typing import Final
 from spottrain.contract import WAITING_FOR_STORE
 
 from spottrain_operator.api.observed import Observed, PodView
-from spottrain_operator.api.training_job import Status
+from spottrain_operator.api.training_job import AttemptRecord, Status
 from spottrain_operator.api.wire import rfc3339
 from spottrain_operator.names import NODE_SILENCE, UNKNOWN_STATE, Condition, Phase, Reason
 from spottrain_operator.policies import (
@@ -21,17 +21,19 @@ from spottrain_operator.policies import (
     capacity,
     cheapest,
     claims,
+    cleanup,
     cost_limit,
     gang,
     lifecycle,
     placement,
+    restart,
     runtime,
     starting,
 )
 from spottrain_operator.policies.pod_end import pod_ended, saving_predecessor
 from spottrain_operator.policies.runtime import Verdict
 from spottrain_operator.policies.termination import termination_message_of
-from spottrain_operator.status.changes import with_condition, without_condition
+from spottrain_operator.status.changes import lost_steps, with_condition, without_condition
 
 NOT_FOR_NODES = frozenset(
     {
@@ -78,6 +80,12 @@ def with_conditions(status: Status, o: Observed, *, note: str = "") -> Status:
     ready = sum(p.running_since is not None and not pod_ended(p, o) and _node_ready(p, o) for p in pods)
     shown = f"{ready}/{gang.size_of(o, status)}"
     return replace(status, phase=_phase(status, pods), ready=shown, observed_generation=o.job.generation)
+
+
+def with_deletion(status: Status, o: Observed) -> Status:
+    """Sets what a job that is being deleted shows: what it waits for."""
+    status = with_condition(status, Condition.RUNNING, False, *cleanup.state(o), o=o)
+    return status if status.terminal else replace(status, phase=Phase.STOPPING)
 
 
 def _accepted(o: Observed, note: str) -> Verdict | None:
@@ -175,7 +183,8 @@ def _scheduled(status: Status, o: Observed, pods: Sequence[PodView]) -> Verdict 
         return False, Reason.PREDECESSOR_SAVES, words
     if status.next_start is not None and status.next_start > o.now:
         when = rfc3339(status.next_start, timespec="seconds")
-        return False, Reason.WAITING_FOR_BACKOFF, f"attempt {status.attempt} starts at {when}"
+        why = f": {words}" if (words := restart.backoff_reason(status)) else ""
+        return False, Reason.WAITING_FOR_BACKOFF, f"attempt {status.attempt} starts at {when}{why}"
     if words := claims.problem(o):
         return False, Reason.WAITING_FOR_CLAIM, words
     if status.attempt and (words := _unusable_quota(status, o)):
@@ -202,6 +211,7 @@ def _placed(status: Status, o: Observed, pods: Sequence[PodView]) -> Verdict:
             + claims.note(o, stuck)
             + gang.zone_note(o, stuck)
             + placement.avoid_note(o, stuck)
+            + placement.asked_note(o, capacity.pool_of(o, status), stuck)
         )
         said = f"{stuck.unschedulable}{capacity.labels_note(status)}{note}"
         return False, Reason.UNSCHEDULABLE, f"{count}{name}{said}"
@@ -338,6 +348,8 @@ def _training(status: Status, o: Observed) -> Verdict:
 def _starting(status: Status, o: Observed, pod: PodView) -> Verdict:
     if (found := starting.blocked(o)) is not None:
         return False, found[1].reason, starting.sentence(o, status)
+    if not pod.node:
+        return False, Reason.WAITING_FOR_NODE, f"pod {pod.name} has no node yet; condition Scheduled says why"
     if pod.sync is not None and pod.sync.running:
         return _restoring(status)
     slow = f": {said}" if (said := starting.slow_step(pod, o)) else ""
@@ -390,10 +402,27 @@ def _durable(status: Status, o: Observed) -> Verdict:
     synced = _synced(o)
     warning = status.progress.warning if synced and status.progress is not None else ""
     note = f"; {warning}" if warning else ""  # such as a marker that does not come
+    note += _lost(status, o)
     if status.known_durable_step is None:
         return False, Reason.NO_CHECKPOINT, f"no checkpoint is known to be in the store{note}"
     what = "commit" if synced else "step"
     return True, Reason.DURABLE, f"{what} {status.known_durable_step} is in the store{note}"
+
+
+def _lost(status: Status, o: Observed) -> str:
+    """Returns a note about steps of the last attempt that were not saved, until they are done again."""
+    past = (r for r in reversed(status.attempts) if r.cause and r.ended is not None)
+    record, now = next(past, None), status.current
+    if record is None or not lost_steps(status, record, o):
+        return ""
+    done_again = now is not None and not now.cause and (now.last_step or 0) >= (record.last_step or 0)
+    return "" if done_again else f"; {lost_words(status, record, o)}"
+
+
+def lost_words(status: Status, record: AttemptRecord, o: Observed) -> str:
+    lost = lost_steps(status, record, o)
+    words = f"attempt {record.number} ended at step {record.last_step}, and its last {lost} step(s) are lost"
+    return words if status.terminal else f"{words} and done again"
 
 
 def _synced(o: Observed) -> bool:

@@ -9,7 +9,8 @@ from spottrain_operator.api.training_job import ConditionStatus, Status
 from spottrain_operator.names import Condition, Reason
 from spottrain_operator.policies import starting
 from spottrain_operator.rendering import trainer_pod
-from spottrain_operator.status.conditions import TIGHT, edited
+from spottrain_operator.status.changes import lost_steps
+from spottrain_operator.status.conditions import TIGHT, edited, lost_words
 
 WARN_WHEN = {
     Condition.ACCEPTED: "False",
@@ -25,7 +26,14 @@ WARN_WHEN = {
     Condition.SUCCEEDED: None,
     Condition.FAILED: "True",
 }
-LOUD = frozenset({Reason.SIDECAR_CANNOT_START, Reason.NODE_NOT_READY, Reason.STILL_TRAINING})
+LOUD = frozenset(
+    {
+        Reason.SIDECAR_CANNOT_START,
+        Reason.NODE_NOT_READY,
+        Reason.STILL_TRAINING,
+        Reason.CANNOT_DELETE_CHECKPOINTS,
+    }
+)
 """Reasons of Running that create an Event."""
 QUIET = frozenset(
     {
@@ -52,6 +60,7 @@ def events_between(o: Observed, new: Status) -> tuple[Event, ...]:
     old = o.job.status
     found = [
         *_attempt(old, new),
+        *_lost(o, old, new),
         *_restored(old, new),
         *_edited(o, old, new),
         *_grace(o, old, new),
@@ -88,6 +97,17 @@ def _attempt(old: Status, new: Status) -> list[Event]:
     record = new.current
     chose = f"; {record.capacity_type}: {record.choice}" if record is not None and record.choice else ""
     return [Event(warning=False, reason=Reason.ATTEMPT_STARTED, message=f"attempt {new.attempt}{why}{chose}")]
+
+
+def _lost(o: Observed, old: Status, new: Status) -> list[Event]:
+    """Warns once an attempt has ended with steps that are in no checkpoint."""
+    found = []
+    for record in new.attempts:
+        before = old.record(record.number)
+        known = before is not None and before.cause and before.ended is not None
+        if not known and lost_steps(new, record, o):
+            found.append(Event(warning=True, reason=Reason.STEPS_LOST, message=lost_words(new, record, o)))
+    return found
 
 
 def _restored(old: Status, new: Status) -> list[Event]:

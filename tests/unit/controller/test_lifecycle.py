@@ -7,16 +7,20 @@ from typing import Any
 
 import pytest
 from spottrain.contract import Outcome
-from spottrain_operator.api.observed import Ended, Observed, Plan, PodView, Provide
-from spottrain_operator.api.training_job import Status
+from spottrain_operator.api.node_pools import Pool
+from spottrain_operator.api.observed import Ended, Observed, Plan, PodView, Provide, Waiting
+from spottrain_operator.api.training_job import AttemptRecord, RankRecord, Status
+from spottrain_operator.api.views import cleanup_trouble
 from spottrain_operator.api.wire import rfc3339
-from spottrain_operator.names import Cause
+from spottrain_operator.names import Cause, Condition, Platform
 from spottrain_operator.policies import cleanup
 from spottrain_operator.policies.hang import LEAST_START
+from spottrain_operator.rendering import objects
 from spottrain_operator.status.changes import with_progress
 
 from tests.builders import (
     after,
+    condition,
     deleted,
     ended_pod,
     make_job,
@@ -45,6 +49,9 @@ def between_attempts(**more: Any) -> Status:
     first, second = started(2).attempts
     unseen = replace(second, started=None, ranks=(), node="")
     return replace(started(2), attempts=(first, unseen), active_since=after(-600), **more)
+
+
+POOL = Pool(name="p", platform=Platform.AWS)
 
 
 # --- suspend --------------------------------------------------------------------------------------------
@@ -190,12 +197,29 @@ def going(
     meta: dict[str, Any] = {"finalizers": FINALIZER if holds else []}
     if gone is not None:
         meta["deletionTimestamp"] = rfc3339(after(gone))
-    job = make_job(raw_spec(deletionPolicy=policy), status=started(), **meta)
-    return replace(make_observed(*pods, job=job), cleaning=more.get("cleanup") is not None, **more)
+    job = make_job(raw_spec(deletionPolicy=policy), status=more.pop("status", started()), **meta)
+    cleaning = more.pop("cleaning", more.get("cleanup") is not None)
+    return replace(make_observed(*pods, job=job), cleaning=cleaning, **more)
 
 
 def cleanup_pods(made: Plan) -> list[dict[str, Any]]:
     return [a.manifest for a in made.after if isinstance(a, Provide)]
+
+
+NO_IMAGE = Waiting(reason="ImagePullBackOff", message='Back-off pulling image "typo"', container="trainer")
+NEVER_BEGAN = make_pod(phase="Pending", running_since=None, waiting=NO_IMAGE)
+GONE = Ended(exit_code=137, reason="ContainerStatusUnknown", finished=after(-1))
+RAN = Ended(exit_code=137, reason="Error", started=after(-60), finished=after(-1))
+UNSEEN = Status(attempt=1, attempts=(AttemptRecord(number=1),))
+"""Its pod was never seen."""
+BOUND = replace(
+    UNSEEN, attempts=(AttemptRecord(number=1, node="node-a", ranks=(RankRecord(rank=0, node="node-a"),)),)
+)
+"""As an operator wrote it that did not know whether a container ran."""
+
+
+def ran(value: bool, status: Status = BOUND) -> Status:
+    return replace(status, attempts=tuple(replace(r, ran=value) for r in status.attempts))
 
 
 STUCK = make_pod(**deleted(seconds_ago=3600))
@@ -225,6 +249,53 @@ CLEANUPS: dict[str, tuple[Observed, str]] = {
     ),
     "a pod that never ends is waited for": (going(STUCK), "!holds"),
     "no longer than an outage": (going(STUCK, gone=LATE), "holds=False"),
+    "a job made suspended has nothing to delete": (going(status=Status()), "holds=False !provides !warns"),
+    "nor has one without any pod": (going(status=UNSEEN), "holds=False !provides !warns"),
+    "nor one whose image does not exist": (
+        going(ended_pod(ended=GONE, **deleted()), status=ran(False)),
+        "holds=False !provides !warns",
+    ),
+    "nor one whose command does not": (
+        going(ended_pod(ended=replace(GONE, exit_code=128, reason="StartError")), status=ran(False)),
+        "holds=False !provides !warns",
+    ),
+    "its pod must end before that": (
+        going(NEVER_BEGAN, status=BOUND),
+        "deletes=0 !holds !provides phase=Stopping Running=False/BeingDeleted",
+    ),
+    "of a pod that ended otherwise it may have": (
+        going(ended_pod(ended=RAN), status=ran(False)),
+        "provides=pods !holds",
+    ),
+    "so it may on a node that is gone": (
+        replace(going(make_pod(running_since=None, **deleted()), status=ran(False)), nodes={}),
+        "provides=pods !holds",
+    ),
+    "so it may by a record of an older operator": (going(status=BOUND), "provides=pods !holds"),
+    "so it may in an attempt that is not kept any more": (
+        going(status=replace(ran(False), attempt=2)),
+        "provides=pods !holds",
+    ),
+    "while it is cleaned the job says so": (
+        going(cleaning=True),
+        "phase=Stopping Running=False/DeletingCheckpoints !holds !warns",
+    ),
+    "what keeps it from that is said with the way out": (
+        going(cleaning=True, cleanup_trouble='CreateContainerConfigError: secret "s3" not found'),
+        "phase=Stopping Running=False/CannotDeleteCheckpoints warns=CannotDeleteCheckpoints !holds again=5",
+    ),
+    "so is a rejection": (
+        going(cleanup_trouble="the API server rejects the pod for that: exceeded quota"),
+        "Running=False/CannotDeleteCheckpoints warns=CannotDeleteCheckpoints provides=pods",
+    ),
+    "with the way out taken it goes": (
+        going(policy="Retain", cleaning=True, cleanup_trouble="exit code 1"),
+        "holds=False !warns",
+    ),
+    "without our finalizer it says that it goes": (
+        going(make_pod(), holds=False, policy="Retain"),
+        "phase=Stopping Running=False/BeingDeleted",
+    ),
 }
 
 
@@ -234,10 +305,34 @@ def test_checkpoints_are_deleted_with_their_job(name: str) -> None:
     follows(expected, observed)
 
 
-def test_the_pod_that_deletes_the_checkpoints_has_the_jobs_own_image_and_identity() -> None:
-    (pod,) = cleanup_pods(follows("", going(SAVED)))
+def test_whether_a_container_ran_is_in_the_record_before_its_pod_is_released() -> None:
+    made = follows("releases=0", going(ended_pod(ended=GONE), status=ran(False)))
+    assert made.status is None, "the job is gone at once"
+    job = Story(BOUND)
+    job.look("", NEVER_BEGAN)
+    assert job.status.attempts[0].ran is False
+    job.look("", make_pod())
+    assert job.status.attempts[0].ran is True
+    job.look("", NEVER_BEGAN)
+    assert job.status.attempts[0].ran is True
+
+
+def test_the_sentence_says_why_until_when_and_the_command_that_lets_the_job_go() -> None:
+    o = going(cleaning=True, cleanup_trouble='CreateContainerConfigError: secret "s3" not found')
+    said = condition(follows("", o), Condition.RUNNING).message
+    assert (
+        'its checkpoints at s3://bucket/run cannot be deleted: CreateContainerConfigError: secret "s3"'
+        in said
+    )
+    assert rfc3339(after(-5 + 900), timespec="seconds") in said
+    patch = """kubectl -n ns patch trainingjob job --type merge -p '{"spec":{"deletionPolicy":"Retain"}}'"""
+    assert said.endswith(patch)
+
+
+def test_the_pod_that_deletes_the_checkpoints_has_our_image_and_the_jobs_identity() -> None:
+    (pod,) = cleanup_pods(follows("", replace(going(SAVED), sync_image="registry/spottrain-sync:1")))
     container = pod["spec"]["containers"][0]
-    assert container["image"] == "example.com/train:1"
+    assert container["image"] == "registry/spottrain-sync:1"
     assert container["command"][:4] == ["spottrain", "checkpoints", "delete", "s3://bucket/run"]
     assert {"--job-uid", "uid-1"} <= set(container["command"])
     assert "spottrain.io/attempt" not in pod["metadata"]["labels"], "it is no attempt"
@@ -259,6 +354,90 @@ def test_the_event_names_what_is_left_and_the_command_before_a_long_error(why: s
     said = cleanup.gives_up(o)
     assert "spottrain checkpoints delete s3://bucket/run --job-uid uid-1" in said
     assert said.endswith("x" * cleanup.CUT) and len(said) < 1000
+
+
+def test_of_the_template_that_pod_has_access_to_the_store_and_nothing_that_may_be_missing() -> None:
+    """Such as a Secret that was deleted with the job, or a volume with data."""
+    key = {"name": "keys", "secret": {"secretName": "keys"}}
+    trainer = {
+        "name": "trainer",
+        "image": "typo",
+        "env": [
+            {"name": "GOOGLE_APPLICATION_CREDENTIALS", "value": "/keys/a.json"},
+            {"name": "WANDB", "value": "x"},
+        ],
+        "envFrom": [{"secretRef": {"name": "wandb"}}],
+        "volumeMounts": [{"name": "keys", "mountPath": "/keys"}, {"name": "data", "mountPath": "/data"}],
+    }
+    volumes = [key, {"name": "data", "persistentVolumeClaim": {"claimName": "data"}}]
+    pod = {"containers": [trainer], "volumes": volumes, "serviceAccountName": "ml"}
+    where = {"uri": "gs://bucket/run", "credentialsSecretRef": {"name": "s3"}}
+    job = make_job(raw_spec(template={"spec": pod}, checkpoint=where))
+    made = objects.cleanup(job, POOL, sync_image="ours")["spec"]
+    (cleaner,) = made["containers"]
+    assert made["serviceAccountName"] == "ml" and key in made["volumes"]
+    assert "data" not in {v["name"] for v in made["volumes"]}
+    assert {"name": "keys", "mountPath": "/keys"} in cleaner["volumeMounts"]
+    assert [e["name"] for e in cleaner["env"]] == ["GOOGLE_APPLICATION_CREDENTIALS"]
+    optional, needed = cleaner["envFrom"]
+    assert optional == {"secretRef": {"name": "wandb", "optional": True}} and needed == {
+        "secretRef": {"name": "s3"}
+    }
+    assert trainer["envFrom"] == [{"secretRef": {"name": "wandb"}}], "the job itself is left as it is"
+
+
+@pytest.mark.parametrize(
+    ("uri", "given", "user"),
+    [
+        ("s3://bucket/run", {}, None),
+        ("s3://bucket/run", {"runAsUser": 1234}, 1234),
+        ("s3://bucket/run", {"runAsUser": 0}, 1000),
+        ("file:///ckpt/run", {}, 0),
+        ("file:///ckpt/run", {"runAsUser": 1234}, 1234),
+    ],
+)
+def test_that_pod_is_root_only_where_it_deletes_files_of_an_unknown_user(
+    uri: str, given: dict[str, Any], user: int | None
+) -> None:
+    trainer = {"name": "trainer", "image": "x", "volumeMounts": [{"name": "d", "mountPath": "/ckpt"}]}
+    volumes = [{"name": "d", "persistentVolumeClaim": {"claimName": "d"}}]
+    pod = {"containers": [trainer], "volumes": volumes, "securityContext": given}
+    job = make_job(raw_spec(template={"spec": pod}, checkpoint={"uri": uri}))
+    (cleaner,) = objects.cleanup(job, POOL, sync_image="ours")["spec"]["containers"]
+    context = cleaner["securityContext"]
+    assert (context.get("runAsUser"), context["runAsNonRoot"]) == (user, user != 0)
+
+
+WAITS: dict[str, Any] = {"waiting": {"reason": "ImagePullBackOff", "message": "Back-off pulling image"}}
+FAILS: dict[str, Any] = {"terminated": {"exitCode": 1, "message": "spottrain: AccessDenied"}}
+TROUBLES = {
+    "nothing": ({"running": {}}, {}, "Running", ""),
+    "starts": ({"waiting": {"reason": "ContainerCreating"}}, {}, "Pending", ""),
+    "image": (WAITS, {}, "Pending", "ImagePullBackOff: Back-off pulling image"),
+    "failed": (FAILS, {}, "Running", "spottrain: AccessDenied"),
+    "failed before": ({"running": {}}, FAILS, "Running", "spottrain: AccessDenied"),
+    "backs off": ({"waiting": {"reason": "CrashLoopBackOff"}}, FAILS, "Running", "spottrain: AccessDenied"),
+    "done": ({"terminated": {"exitCode": 0}}, {}, "Succeeded", ""),
+}
+
+
+@pytest.mark.parametrize("name", TROUBLES)
+def test_what_keeps_the_checkpoints_from_being_deleted_is_read_from_its_pod(name: str) -> None:
+    state, last, phase, expected = TROUBLES[name]
+    container = {"name": "cleanup", "state": state, "lastState": last}
+    raw = {"status": {"phase": phase, "containerStatuses": [container]}}
+    assert cleanup_trouble(raw, ()) == expected
+
+
+def test_a_cleanup_pod_without_a_node_or_a_volume_says_that() -> None:
+    unbound = {"type": "PodScheduled", "status": "False", "message": "0/3 nodes are available"}
+    assert cleanup_trouble({"status": {"conditions": [unbound]}}, ()) == "0/3 nodes are available"
+    failed = {
+        "reason": "FailedMount",
+        "message": 'configmap "ca" not found',
+        "lastTimestamp": rfc3339(after(-1)),
+    }
+    assert cleanup_trouble({"status": {}}, [failed]) == 'FailedMount: configmap "ca" not found'
 
 
 def of_a_person(*pods: PodView, **spec: Any) -> Observed:

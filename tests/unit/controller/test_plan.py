@@ -124,14 +124,14 @@ SCENES: dict[str, tuple[Observed, str]] = {
     ),
     "a deleted job makes nothing": (
         make_observed(job=make_job(status=started(), deletionTimestamp="2026-03-01T12:00:00Z")),
-        "!creates !releases unwritten",
+        "!creates !releases phase=Stopping",
     ),
     "and lets its pods go": (
         make_observed(
             make_pod(**deleted()),
             job=make_job(status=started(), deletionTimestamp="2026-03-01T12:00:00Z"),
         ),
-        "releases=0 !creates unwritten",
+        "releases=0 !creates phase=Stopping",
     ),
 }  # fmt: skip
 

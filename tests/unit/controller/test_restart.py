@@ -23,6 +23,7 @@ from tests.builders import (
     make_node,
     make_observed,
     make_pod,
+    manifests,
     notice,
     raw_spec,
     sample,
@@ -68,7 +69,71 @@ def test_an_attempt_that_has_lasted_a_minute_is_followed_at_once_and_ends_the_ro
 
 
 def test_a_spot_notice_is_followed_at_once_however_soon_it_came() -> None:
-    assert _wait(_history(*[(Cause.SPOT_NOTICE, 5)] * 4)) == 0
+    assert _wait(_history((Cause.SPOT_NOTICE, 5))) == 0
+    assert _wait(_history(*[(Cause.SPOT_NOTICE, 61)] * 4)) == 0
+
+
+@pytest.mark.parametrize("cause", [Cause.SPOT_NOTICE, Cause.REPLACED, Cause.MOVED])
+def test_attempts_that_end_one_after_the_other_without_a_step_back_off_whatever_ends_them(
+    cause: Cause,
+) -> None:
+    """As on a node that a template pins and that has a notice."""
+    assert [_wait(_history(*[(cause, 5)] * n)) for n in (1, 2, 3, 4, 9)] == [0, 10, 20, 40, 300]
+    asked = _history((cause, 5), (Cause.SUSPENDED, 5), (cause, 5))
+    assert _wait(asked) == 0, "what a person asks for ends the row"
+
+
+def test_the_same_without_a_word_of_what_is_saved() -> None:
+    """checkpoint.mode Self, whose pods may all come to a node that ends."""
+    job, doomed = Story(_alone(started=None), checkpoint={"mode": "Self"}), (make_node(notice=notice(60)),)
+    for attempt, start in ((1, "now"), (2, "+10"), (3, "+20")):
+        pod = ended_pod(attempt, 143, created=after(-2), notice=notice(60), **deleted(1))
+        job.look(f"cause{attempt}=SpotNotice start={start}", pod, nodes=doomed)
+
+
+@pytest.mark.parametrize("cause", BRIEF_CAUSES)
+def test_an_attempt_that_has_saved_more_steps_is_followed_at_once_however_short_it_was(cause: Cause) -> None:
+    status = _history(*[(cause, 5)] * 4)
+    saved = [
+        replace(r, start_step=n * 10, durable_step=n * 10 + 7, last_step=n * 10 + 7)
+        for n, r in enumerate(status.attempts)
+    ]
+    assert _wait(replace(status, attempts=tuple(saved))) == 0
+    none_saved = (*saved[:3], replace(saved[3], durable_step=30))
+    assert _wait(replace(status, attempts=none_saved)) == 10, "and it ends the row"
+
+
+def _alone(**record: Any) -> Status:
+    first = started().attempts[0]
+    return replace(started(), attempts=(replace(first, **record),))
+
+
+def test_a_step_that_the_trainer_has_told_and_no_status_has_yet_counts_too() -> None:
+    """The status has the progress once a minute, and a pod that is killed leaves no message."""
+    heard = sample(40, startStep=0, durableStep=36)
+    gone = ended_pod(code=137, created=after(-40), **deleted())
+    job = Story(_alone(started=after(-40)))
+    made = job.look("attempt=2 durable=36 start=now", gone, sample=heard)
+    (pod,) = manifests(made)
+    env = {e["name"]: e.get("value") for e in pod["spec"]["containers"][0]["env"]}
+    assert env["SPOTTRAIN_KNOWN_DURABLE_STEP"] == "36", "and is handed to the next pod"
+
+
+@pytest.mark.parametrize(
+    ("pod", "why"),
+    [
+        (ended_pod(code=1), "attempt 1 ended with Failed, failure 1 of the job"),
+        (
+            ended_pod(code=143, created=after(-20), **deleted()),
+            "ended with PodDeleted, and no newly saved step",
+        ),
+        (told(Outcome.STORE_UNREACHABLE), "attempt 1 ended with StoreUnreachable: each"),
+    ],
+)
+def test_a_job_that_waits_for_its_next_start_says_why(pod: PodView, why: str) -> None:
+    job = Story(_alone(started=None))
+    made = job.look("Scheduled=False/WaitingForBackoff start=+10", pod)
+    assert why in condition(made, Condition.SCHEDULED).message
 
 
 @pytest.mark.parametrize(("created", "began"), [(-1, None), (-600, -600)])
@@ -78,6 +143,59 @@ def test_a_pod_that_is_deleted_before_it_has_a_node_backs_off_however_long_it_wa
     pod = make_pod(node="", phase="Pending", created=after(created), **deleted(1, 0))
     record = AttemptRecord(number=1, started=after(began) if began else None)
     Story(Status(attempt=1, attempts=(record,))).look("attempt=2 start=+10", pod)
+
+
+# --- steps that were not saved --------------------------------------------------------------------------
+LOST = {"step": 57, "durableStep": 40, "startStep": 0}
+
+
+def test_steps_that_are_lost_are_said_by_an_event_and_until_they_are_done_again() -> None:
+    job = Story()
+    end = told(Outcome.INTERRUPTED_LOST, pod=deleted(), **LOST)
+    made = job.look("attempt=2 durable=40 warns=StepsLost", end)
+    said = "attempt 1 ended at step 57, and its last 17 step(s) are lost and done again"
+    assert [e.message for e in made.events if e.reason == "StepsLost"] == [said]
+    assert condition(made, Condition.CHECKPOINT_DURABLE).message == f"step 40 is in the store; {said}"
+    assert job.status.progress is not None and job.status.progress.step == 40
+    again = replace(sample(41, 2, startStep=40, durableStep=40), at=after(10))
+    job.look("!warns=StepsLost", make_pod(2), at=10, sample=again)
+    assert said in condition(job.status, Condition.CHECKPOINT_DURABLE).message
+    done_again = replace(sample(57, 2, startStep=40, durableStep=40), at=after(90))
+    job.look("", make_pod(2), at=90, sample=done_again)
+    assert "lost" not in condition(job.status, Condition.CHECKPOINT_DURABLE).message
+
+
+@pytest.mark.parametrize(
+    ("outcome", "facts"),
+    [
+        (Outcome.INTERRUPTED, LOST | {"durableStep": 57}),
+        (Outcome.INTERRUPTED, {"startStep": 40, "step": 40, "durableStep": 40}),
+        (Outcome.DONE, LOST),
+    ],
+)
+def test_where_nothing_is_lost_nothing_is_said(outcome: Outcome, facts: dict[str, Any]) -> None:
+    Story().look("!warns=StepsLost", told(outcome, **facts))
+    own = Story(checkpoint={"mode": "Self"})
+    own.look("!warns=StepsLost", told(Outcome.INTERRUPTED_LOST, step=57, startStep=0))
+
+
+def test_a_failure_a_kill_and_a_suspension_lose_steps_aloud_too() -> None:
+    heard = sample(57, startStep=0, durableStep=40)
+    for pod in (ended_pod(code=1), ended_pod(code=137, **deleted()), make_pod(phase="Failed", **deleted())):
+        Story().look("warns=StepsLost durable=40", pod, sample=heard)
+    suspended = Story(replace(started(), active_since=after(-600)), suspend=True)
+    suspended.look("deletes=0", make_pod(), sample=heard)
+    end = told(Outcome.INTERRUPTED_LOST, pod=deleted(), **LOST)
+    suspended.look("phase=Suspended warns=StepsLost", end, at=5)
+    assert suspended.status.progress is not None and suspended.status.progress.step == 40
+
+
+def test_the_first_checkpoint_of_an_attempt_is_written_at_once() -> None:
+    job = Story()
+    job.look("CheckpointDurable=False", make_pod(), sample=sample(5, startStep=0))
+    job.look("unwritten", make_pod(), at=5, sample=replace(sample(9, startStep=0), at=after(5)))
+    saved = replace(sample(14, startStep=0, durableStep=14), at=after(10))
+    job.look("CheckpointDurable=True durable=14", make_pod(), at=10, sample=saved)
 
 
 # --- budgets --------------------------------------------------------------------------------------------
