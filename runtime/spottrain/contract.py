@@ -11,6 +11,7 @@ import ipaddress
 import json
 import math
 import re
+import socket
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from enum import IntEnum, StrEnum
@@ -109,7 +110,7 @@ class SyncEnv(StrEnum):
     PATH = "SPOTTRAIN_SYNC_PATH"
     """Absolute path of the folder that is restored and uploaded. Also on the script's container."""
     WHEN = "SPOTTRAIN_SYNC_WHEN"
-    """`SyncWhen` as JSON; absent: 30 quiet seconds."""
+    """`SyncWhen` as JSON; absent: each file says by itself whether it is whole."""
     RESULT_FILE = "SPOTTRAIN_SYNC_RESULT_FILE"
     """Path to which `SyncResult` is written as JSON once the folder is restored and the script may start."""
     LAST_EXIT = "SPOTTRAIN_SYNC_LAST_EXIT"
@@ -153,6 +154,16 @@ def bind_address(env: Mapping[str, str], default: str = "") -> str:
             "the default"
         )
     return text
+
+
+def listening_socket(host: str, port: int, backlog: int = 128) -> socket.socket:
+    """Returns a socket that listens on this IP address; "": on all, of IPv4 and of IPv6.
+
+    Raises OSError where it cannot.
+    """
+    dual = not host and socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if dual or ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family, dualstack_ipv6=dual, backlog=backlog)
 
 
 LAUNCHER: Final = "SPOTTRAIN_LAUNCHER"
@@ -216,12 +227,15 @@ class OnExisting(StrEnum):
 
 
 QUIET_SECONDS: Final = 30.0
-"""Default of `checkpoint.syncWhen.quietSeconds`."""
+"""After so long without a change a file counts as whole of which nothing else says so."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SyncWhen:
-    """`spec.checkpoint.syncWhen`: what says that a checkpoint in the folder is whole. One field is set."""
+    """`spec.checkpoint.syncWhen`: what says that a checkpoint in the folder is whole.
+
+    One field is set. Without any, each file says so by itself.
+    """
 
     quietSeconds: float | None = None
     """Nothing below the folder has changed for so long."""
@@ -229,6 +243,10 @@ class SyncWhen:
     """Name of the file that is written last. With a slash, a pattern: `checkpoint-*/trainer_state.json`."""
     renamed: str = ""
     """Pattern of files and folders that get their name by a rename when they are whole: `step_*`."""
+
+    @property
+    def each_file(self) -> bool:
+        return self == SyncWhen()
 
     def to_json(self) -> str:
         return json.dumps({k: v for k, v in asdict(self).items() if v is not None and v != ""})
@@ -241,7 +259,7 @@ class SyncWhen:
         if not isinstance(raw, dict) or len(raw) > 1 or not set(raw) <= known:
             raise ValueError(f"must be an object with one of {', '.join(sorted(known))}")
         if not raw:
-            return cls(quietSeconds=QUIET_SECONDS)
+            return cls()
         name, value = next(iter(raw.items()))
         if name == "quietSeconds":
             number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -358,6 +376,8 @@ def gpu_fault(text: str) -> str:
 
 MESSAGE_LIMIT: Final = 4096
 """Bytes of a termination message that the kubelet keeps (Kubernetes API, terminationMessagePath)."""
+MOST_BYTES_OF_CHARACTER: Final = 12
+"""Of one beyond the Basic Multilingual Plane, in JSON without other than ASCII."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -450,10 +470,10 @@ class TerminationMessage:
     def to_json(self) -> str:
         """JSON of at most MESSAGE_LIMIT bytes; only `message` is cut if it is longer."""
         values = {k: v for k, v in asdict(self).items() if v is not None and v != ""}
+        values["message"] = self.message[:MESSAGE_LIMIT]
         text = json.dumps(values)
-        while len(text.encode()) > MESSAGE_LIMIT and values.get("message"):
-            over = len(text.encode()) - MESSAGE_LIMIT
-            values["message"] = str(values["message"])[: -(over + 1)]
+        while (over := len(text) - MESSAGE_LIMIT) > 0 and values["message"]:
+            values["message"] = values["message"][: -(over // MOST_BYTES_OF_CHARACTER + 1)]
             text = json.dumps(values)
         return text
 
@@ -614,6 +634,12 @@ def term_of_key(key: str) -> int | None:
     name = key.removeprefix(CHECKPOINTS_PREFIX)
     head = name.split("-", 1)[0]
     return int(head[1:]) if key != name and head[:1] == "t" and head[1:].isdigit() else None
+
+
+def step_of_key(key: str) -> int | None:
+    """Returns the step in a checkpoint's key; None if the key has another form."""
+    found = re.match(rf"{CHECKPOINTS_PREFIX}t\d+-s(\d+)-", key)
+    return int(found[1]) if found else None
 
 
 def blobs_of(key: str) -> str:

@@ -13,6 +13,7 @@ from spottrain_operator.control.caches import Caches
 from spottrain_operator.control.memory import Memory
 from spottrain_operator.control.progress import KEPT_SECONDS, Poller
 from spottrain_operator.control.work_queue import WorkQueue
+from spottrain_operator.io.health import Health
 
 from tests.builders import KEY, NOW, make_job, make_pod, started
 
@@ -75,6 +76,39 @@ async def test_a_trainer_is_asked_over_the_connection_that_it_keeps(
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
     assert (len(made) == 1) == one_connection
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+async def test_trainer_and_operator_are_reached_by_both_kinds_of_addresses(address: str) -> None:
+    board = ProgressBoard(attempt=1)
+    board.update(state="Training", job_uid=KEY.uid)
+    port = serve(board, 0)
+    caches, memory = Caches(), Memory()
+    caches.jobs.put(make_job(status=started()))
+    caches.pods.put(make_pod(ip=address, running_since=NOW))
+    poller = Poller(
+        caches=caches,
+        memory=memory,
+        queue=WorkQueue(),
+        interval=0.02,
+        write_interval=timedelta(seconds=60),
+        now=lambda: datetime.now(UTC),
+        port=port or 0,
+    )
+    task = asyncio.create_task(poller.run())
+    try:
+        async with asyncio.timeout(10):
+            while KEY not in memory.samples:
+                await asyncio.sleep(0.005)
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    runner = await Health(alive=lambda: True, ready=lambda: True).start(0)
+    try:
+        _, writer = await asyncio.open_connection(address, runner.addresses[0][1])
+        writer.close()
+    finally:
+        await runner.cleanup()
 
 
 def test_the_operator_closes_an_unused_connection_before_the_trainer_does() -> None:

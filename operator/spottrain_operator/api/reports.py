@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields, replace
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from spottrain.contract import Progress, TerminationMessage, TimeSplit
 
@@ -46,7 +46,7 @@ def bounded(report: Report) -> Report | None:
 
 def _bounded(report: Report) -> Report:
     values = {f.name: getattr(report, f.name) for f in fields(report)}
-    changed: dict[str, object] = {}
+    changed: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(value, TimeSplit):
             changed[name] = _bounded(value)

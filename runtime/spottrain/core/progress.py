@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from socketserver import TCPServer
 from typing import Any, ClassVar, Final
 
 from spottrain.contract import (
@@ -27,6 +26,7 @@ from spottrain.contract import (
     Stop,
     TerminationMessage,
     TimeSplit,
+    listening_socket,
 )
 from spottrain.core import log
 from spottrain.core.heartbeat import Heartbeat
@@ -101,6 +101,13 @@ class ProgressFacts:
         return WAITING_FOR_STORE if self.waiting_for and self.waits else self.state
 
     @property
+    def seconds_left(self) -> float | None:
+        """Estimated seconds until the last step; None if the end or the speed is unknown."""
+        if not self.total_steps or not self.steps_per_second:
+            return None
+        return max(0, self.total_steps - self.step) / self.steps_per_second
+
+    @property
     def lost_steps(self) -> int:
         """Steps done that are in no committed checkpoint."""
         return self.step - max(self.durable_step or 0, self.start_step or 0)
@@ -130,8 +137,8 @@ def _figures_of(facts: ProgressFacts, now: float) -> Iterator[str]:
         yield f"{facts.samples_per_second:.4g} samples/s"
     elif facts.steps_per_second:
         yield f"{facts.steps_per_second:.3g} steps/s"
-    if facts.steps_per_second and facts.total_steps:
-        yield f"ETA {duration(max(0, facts.total_steps - facts.step) / facts.steps_per_second)}"
+    if facts.seconds_left is not None:
+        yield f"ETA {duration(facts.seconds_left)}"
     if facts.durable_time is None:
         yield "no checkpoint yet"
     else:
@@ -161,7 +168,8 @@ class ProgressBoard:
         if changes.get("state", self._facts.state) != self._facts.state:
             self.heartbeat.beat()
         with self._lock:
-            self._step = changes.pop("step", self._step)
+            if "step" in changes:  # else `stepped`, which takes no lock, alone writes it
+                self._step = changes.pop("step")
             self._facts = replace(self._facts, step=self._step, **changes)
 
     def stepped(self, step: int) -> None:
@@ -183,7 +191,6 @@ class ProgressBoard:
 
     def progress(self) -> Progress:
         facts = self.facts
-        left = facts.total_steps - facts.step
         finite = facts.loss is not None and math.isfinite(facts.loss)
         return Progress(
             state=facts.shown_state,
@@ -195,7 +202,7 @@ class ProgressBoard:
             loss=facts.loss if finite else None,  # JSON has no NaN
             samplesPerSecond=facts.samples_per_second,
             stepsPerSecond=facts.steps_per_second,
-            etaSeconds=left / facts.steps_per_second if facts.steps_per_second else None,
+            etaSeconds=facts.seconds_left,
             durableStep=facts.durable_step,
             durableTime=log.rfc3339(facts.durable_time) if facts.durable_time else "",
             startStep=facts.start_step,
@@ -255,7 +262,7 @@ class ProgressBoard:
         gauges: dict[str, float | None] = {
             "spottrain_attempt": facts.attempt,
             "spottrain_step": facts.step,
-            "spottrain_total_steps": facts.total_steps,
+            "spottrain_total_steps": facts.total_steps or None,
             "spottrain_loss": facts.loss,
             "spottrain_samples_per_second": facts.samples_per_second,
             "spottrain_steps_per_second": facts.steps_per_second,
@@ -404,13 +411,11 @@ class _Server(ThreadingHTTPServer):
         self._lock = threading.Lock()
         self._open: dict[socket.socket, None] = {}
         """In the order of their last requests, or of their start."""
-        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        super().__init__((host, port), handler)
-
-    def server_bind(self) -> None:
-        """Leaves out HTTPServer's query for the host's name, which may wait for a DNS server."""
-        TCPServer.server_bind(self)
-        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+        # HTTPServer's own binding asks for the host's name, which may wait for a DNS server.
+        super().__init__((host, port), handler, bind_and_activate=False)
+        self.socket.close()
+        self.socket = listening_socket(host, port)
+        self.server_address = self.socket.getsockname()
 
     def process_request(self, request: Any, client_address: Any) -> None:
         with self._lock:
@@ -462,7 +467,7 @@ def serve(
         board: What is served.
         port: 0 takes a free one.
         stop: Handles the operator's stop order; returns False if the order is not meant for this trainer.
-        host: IP address on which it listens; "" for all of IPv4.
+        host: IP address on which it listens; "" for all, of IPv4 and of IPv6.
         idle_seconds: How long a connection may be without a request.
     """
     given = {"board": board, "stop": staticmethod(stop), "idle_seconds": idle_seconds}

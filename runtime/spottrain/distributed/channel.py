@@ -37,6 +37,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from spottrain.contract import listening_socket
 from spottrain.core import log
 from spottrain.core.preemption import SIGNALS
 
@@ -171,9 +172,7 @@ class Meeting:
 
     def __init__(self, size: int, key: bytes, port: int = 0, host: str = "") -> None:
         """`host`: IP address on which it listens; "" for all. Raises OSError if it cannot."""
-        dual = not host and socket.has_dualstack_ipv6()
-        family = socket.AF_INET6 if dual or ":" in host else socket.AF_INET
-        self.server = socket.create_server((host, port), family=family, dualstack_ipv6=dual, backlog=size)
+        self.server = listening_socket(host, port, backlog=size)
         self._size = size
         self._key = key
         self._clients: set[_Client] = set()
@@ -339,7 +338,7 @@ def start_child(
 
 def to_parent(descriptor: int) -> Link:
     """In the child: ignores stop signals, which reach the whole process group, and returns the link."""
-    for signum in (*SIGNALS, signal.SIGHUP):
+    for signum in SIGNALS:
         signal.signal(signum, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     return Link(socket.socket(fileno=descriptor))

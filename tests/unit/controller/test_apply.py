@@ -17,6 +17,7 @@ from spottrain_operator.control.apply import Changed, Context, Done, Failed, Unf
 from spottrain_operator.control.service import Service
 from spottrain_operator.control.work_queue import WorkQueue
 from spottrain_operator.errors import ApiError, ApiFailure, Incomplete
+from spottrain_operator.io.cluster import ANNOTATE_SECONDS
 from spottrain_operator.names import Reason, pod_name
 from spottrain_operator.settings import Settings
 
@@ -182,8 +183,8 @@ async def test_nor_does_a_webhook_that_lets_the_annotation_hang() -> None:
     loop, began = asyncio.get_running_loop(), asyncio.get_running_loop().time()
 
     async def hang(*_: object, **__: object) -> Json:
-        await asyncio.sleep(30)
-        raise NO
+        await asyncio.sleep(ANNOTATE_SECONDS)  # the client's own limit
+        raise AWAY
 
     w.cluster.annotate_pod = hang  # type: ignore[method-assign]
     w.cluster.give_notice("node-a", 100)
@@ -192,6 +193,91 @@ async def test_nor_does_a_webhook_that_lets_the_annotation_hang() -> None:
     w.pass_time(loop.time() - began)
     await _look(w)
     assert _deleting(w) == [w.pod(1)] and loop.time() - began <= 2.5
+
+
+@virtually
+async def test_in_a_storm_the_annotation_waits_for_its_turn_while_the_delete_can_wait_for_it() -> None:
+    w = await _training()
+    loop, began = asyncio.get_running_loop(), asyncio.get_running_loop().time()
+    real = w.cluster.annotate_pod
+
+    async def slow(*names: str, **more: Any) -> Json:
+        await asyncio.sleep(wait)
+        return await real(*names, **more)
+
+    w.cluster.annotate_pod = slow  # type: ignore[method-assign]
+    wait = 15.0
+    w.cluster.give_notice("node-a", 30)
+    await _look(w)
+    assert w.caches.pods.of(KEY)[0].notice is not None and _deleting(w) == []
+    for passed in (loop.time() - began, 1):
+        w.pass_time(passed)
+        await _look(w)
+    assert _deleting(w) == [w.pod(1)]
+
+
+@virtually
+async def test_but_never_until_the_pod_can_only_be_deleted_in_a_hurry() -> None:
+    w = await _training()
+    loop, began = asyncio.get_running_loop(), asyncio.get_running_loop().time()
+
+    async def never(*_: object, **__: object) -> Json:
+        await asyncio.sleep(3600)
+        raise NO
+
+    w.cluster.annotate_pod = never  # type: ignore[method-assign]
+    w.cluster.give_notice("node-a", 30)
+    await _look(w)
+    assert 19 <= loop.time() - began <= 21, "10 s before the deadline"
+    w.pass_time(loop.time() - began)
+    await _look(w)
+    assert _deleting(w) == [w.pod(1)]
+
+
+async def test_a_pod_that_is_deleted_and_annotated_at_once_is_deleted_by_one_request() -> None:
+    w = await _training()
+    w.cluster.give_notice("node-a", 8)
+    calls: list[str] = []
+
+    def counted(name: str) -> None:
+        real = getattr(w.cluster, name)
+
+        async def call(*names: str, **more: Any) -> Any:
+            calls.append(name)
+            await asyncio.sleep(0)
+            return await real(*names, **more)
+
+        setattr(w.cluster, name, call)
+
+    for name in ("annotate_pod", "delete_pod", "get_pod"):
+        counted(name)
+    await _look(w)
+    assert calls == ["delete_pod", "annotate_pod"]
+    assert "spottrain.io/termination-deadline" in w.cluster.pods[w.pod(1)]["metadata"]["annotations"]
+
+
+async def test_a_status_is_written_in_the_same_plan_as_the_jobs_finalizer() -> None:
+    w = World({"deletionPolicy": "Delete"})
+    await w.settle()
+    job = w.cluster.jobs[KEY.name]
+    assert job["metadata"]["finalizers"]
+    job["spec"]["deletionPolicy"] = "Retain"
+    job["metadata"]["generation"] += 1
+    w.cluster._bump(job)
+    refused: list[str] = []
+    real = w.cluster.apply_status
+
+    async def written(*names: str, **more: Any) -> Json:
+        try:
+            return await real(*names, **more)
+        except ApiError as error:
+            refused.append(str(error))
+            raise
+
+    w.cluster.apply_status = written  # type: ignore[method-assign]
+    await w.settle()
+    assert not job["metadata"]["finalizers"] and w.status.observed_generation == 2
+    assert refused == []
 
 
 async def test_a_refused_delete_of_one_pod_does_not_stop_its_peers_and_is_tried_again() -> None:

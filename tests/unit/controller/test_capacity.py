@@ -84,6 +84,54 @@ def choice(status: Status, spec: Json = SPOT_FIRST) -> str:
 
 
 RECLAIMED = Cause.SPOT_NOTICE
+DRY = Cause.SCHEDULING_TIMEOUT
+SPOT_C = {"name": "c", "platform": "AWS"}
+
+
+@pytest.mark.parametrize(
+    ("capacity_type", "history", "pool"),
+    [
+        ("SpotFirst", [("a", DRY, 1)], "b"),
+        ("SpotFirst", [("a", DRY, 13), ("b", DRY, 1)], "c"),
+        ("SpotFirst", [("a", DRY, 25), ("b", DRY, 13), ("c", DRY, 1)], "od"),
+        ("Spot", [("a", DRY, 13), ("b", DRY, 1)], "c"),
+        ("Spot", [("a", DRY, 25), ("b", DRY, 13), ("c", DRY, 1)], "a"),
+        ("Spot", [("a", DRY, 25), ("b", DRY, 13), ("c", RECLAIMED, 1)], "a"),
+    ],
+)
+def test_each_pool_is_asked_before_one_is_asked_again_however_long_the_waits(
+    capacity_type: str, history: list[tuple[str, Cause, float]], pool: str
+) -> None:
+    pools = [SPOT_A, SPOT_B, SPOT_C] + [ON_DEMAND] * (capacity_type == "SpotFirst")
+    spec = {"type": capacity_type, "pools": pools, "returnToSpotAfterSeconds": 1200}
+    assert choice(past(*history), spec) == pool
+
+
+def test_a_pool_whose_nodes_give_more_time_than_usual_says_so() -> None:
+    usual = {"name": "a", "platform": "GKE"}
+    for pools, seconds in (([usual], 15), ([usual | {"noticeSeconds": 105}], 105)):
+        job = make_job(raw_spec(capacity={"pools": pools}))
+        (pod,) = manifests(plan(make_observed(job=job)))
+        assert pod["spec"]["terminationGracePeriodSeconds"] == seconds
+        assert status_of(plan(make_observed(job=job))).attempts[0].notice_seconds == seconds
+
+
+@pytest.mark.parametrize(("waited", "gives_up"), [(1799, False), (1800, True)])
+def test_pending_seconds_above_the_pending_timeout_are_waited_for(waited: int, gives_up: bool) -> None:
+    spec = SPOT_FIRST | {"onDemandAfter": {"pendingSeconds": 1800}, "pendingTimeoutSeconds": 900}
+    status = Status(attempt=1, attempts=(AttemptRecord(number=1, pool="a", capacity_type="Spot"),))
+    waits = make_pod(node="", phase="Pending", unschedulable="no nodes", created=after(-waited))
+    found = capacity.gives_up_waiting(replace(observed(status, spec), pods=(waits,)))
+    assert bool(found) == gives_up and ("onDemandAfter.pendingSeconds (1800 s)" in found) == gives_up
+
+
+@pytest.mark.parametrize(("waited", "gives_up"), [(899, False), (900, True)])
+def test_on_demand_nodes_are_waited_for_until_the_pending_timeout(waited: int, gives_up: bool) -> None:
+    spec = SPOT_FIRST | {"onDemandAfter": {"pendingSeconds": 1800}, "pendingTimeoutSeconds": 900}
+    status = Status(attempt=1, attempts=(AttemptRecord(number=1, pool="od", capacity_type="OnDemand"),))
+    waits = make_pod(node="", phase="Pending", unschedulable="no nodes", created=after(-waited))
+    found = capacity.gives_up_waiting(replace(observed(status, spec), pods=(waits,)))
+    assert bool(found) == gives_up and ("pendingTimeoutSeconds (900 s)" in found) == gives_up
 
 
 @pytest.mark.parametrize(

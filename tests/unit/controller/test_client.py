@@ -208,6 +208,33 @@ async def test_a_deletion_at_a_notice_does_not_wait_behind_bulk_creations() -> N
         assert busy == 100
 
 
+async def test_the_time_of_an_annotation_counts_from_when_it_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster_module, "ANNOTATE_SECONDS", 0.3)
+    first = asyncio.Event()
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        if request.path.endswith("/hangs"):
+            await asyncio.sleep(5)
+        if request.method == "GET":
+            await first.wait()
+        return web.json_response({"metadata": {}})
+
+    async with connected(answer) as cluster:
+        with pytest.raises(ApiError) as no:
+            await cluster.annotate_pod("ml", "hangs", uid="u", annotations={})
+        assert no.value.kind is ApiFailure.UNREACHABLE
+        others = [
+            asyncio.create_task(cluster.get_pod("ml", f"p{n}")) for n in range(AT_ONCE[Priority.URGENT])
+        ]
+        await asyncio.sleep(0)
+        waits = asyncio.create_task(cluster.annotate_pod("ml", "q", uid="u", annotations={}))
+        await asyncio.sleep(0.5)
+        assert not waits.done(), "it waits for a place"
+        first.set()
+        assert await waits == {"metadata": {}}
+        await asyncio.gather(*others)
+
+
 async def test_connections_are_kept_and_no_more_than_the_bound_are_opened() -> None:
     peers: set[Any] = set()
 

@@ -19,7 +19,7 @@ from spottrain_operator.api.wire import rfc3339
 from spottrain_operator.control.plan import plan
 from spottrain_operator.names import ATTEMPT_LABEL, JOB_UID_LABEL, OUTCOME_FINALIZER, RANK_LABEL, Cause
 
-from tests.builders import KEY, NOW, OWNER, after, make_job, make_observed, raw_spec, started, word
+from tests.builders import KEY, NOW, OWNER, after, make_job, make_observed, make_pod, raw_spec, started, word
 
 Json = dict[str, Any]
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "interruptions.md"
@@ -166,6 +166,8 @@ ROWS: dict[str, Row] = {
         node=raw_node(conditions={"Ready": "Unknown"}),
     ),
     "node-silent-yet": Row(raw_pod(deleted=40), None, NOTHING, raw_node(conditions={"Ready": "Unknown"})),
+    "status-unknown": Row(raw_pod(code=137, container_reason="ContainerStatusUnknown"), Cause.NODE_LOST),
+    "restarted-machine": Row(raw_pod(code=255, container_reason="Unknown"), Cause.NODE_LOST),
     "out-of-service": Row(
         raw_pod(), Cause.NODE_LOST, node=raw_node(taints={"node.kubernetes.io/out-of-service": "x"})
     ),
@@ -229,6 +231,40 @@ def test_the_page_has_each_row_and_no_other() -> None:
     assert {(name, cause, counts) for name, cause, counts in lines} == {
         (name, str(row.cause or "-"), charges[row.counts]) for name, row in ROWS.items()
     }
+
+
+def test_an_init_container_that_the_kubelet_found_gone_is_the_nodes_end_too() -> None:
+    pod = raw_pod(rejected=True, phase="Failed")
+    gone = {"exitCode": 137, "reason": "ContainerStatusUnknown", "message": "could not be located"}
+    pod["status"]["initContainerStatuses"] = [{"name": "fetch", "state": {"terminated": gone}}]
+    waits = {"waiting": {"reason": "PodInitializing"}}
+    pod["status"]["containerStatuses"] = [{"name": "trainer", "state": waits}]
+    made = plan(observed(Row(pod, Cause.NODE_LOST)))
+    assert made.status is not None
+    assert (made.status.attempts[0].cause, made.status.failures) == (Cause.NODE_LOST, 0)
+    assert "container fetch" in made.status.attempts[0].evidence
+
+
+@pytest.mark.parametrize("code", [137, 255])
+def test_a_pod_of_its_own_end_is_charged_for_an_exit_code_that_the_kubelet_also_makes_up(code: int) -> None:
+    made = plan(observed(Row(raw_pod(code=code, container_reason="Error"), Cause.FAILED, FAILURE)))
+    assert made.status is not None and made.status.failures == 1
+
+
+@pytest.mark.parametrize(("given", "left"), [(None, 30), (15, 30), (105, 105)])
+def test_the_time_that_the_pool_gives_counts_where_a_condition_says_none(
+    given: int | None, left: int
+) -> None:
+    record = replace(started().attempts[0], notice_seconds=given)
+    status = replace(started(), attempts=(record,))
+    node = node_view(raw_node(conditions={"GCESpotPreempting": "True"}))
+    assert node.notice is not None and node.notice.seen is not None
+    o = make_observed(
+        make_pod(), job=make_job(raw_spec(), status=status), nodes=(node,), now=node.notice.seen
+    )
+    (told,) = (a for a in plan(o).before if isinstance(a, Annotate))
+    until = rfc3339(node.notice.seen + timedelta(seconds=left), timespec="microseconds")
+    assert told.words["spottrain.io/termination-deadline"] == until
 
 
 def test_a_stale_notice_excuses_nothing() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import logging
 from dataclasses import replace
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 from spottrain_operator.api.node_pools import NOTHING
 from spottrain_operator.api.observed import NodeView, Observed, Refusal, Waiting
-from spottrain_operator.api.training_job import CostStatus, NodeCost
+from spottrain_operator.api.training_job import CostStatus, Job, NodeCost
 from spottrain_operator.control import reconcile
 from spottrain_operator.control.caches import REMEMBERED, Caches
 from spottrain_operator.control.memory import Learned, remember
@@ -84,6 +85,44 @@ async def test_pods_and_nodes_that_the_caches_lack_are_read_and_remembered() -> 
     assert (await _observed(w))[1].lists == (), "nothing is missing any more"
 
 
+async def test_lost_nodes_are_asked_for_together_and_then_only_where_a_pod_may_run() -> None:
+    w = await _running()
+    asked: list[str] = []
+    at_once = asyncio.Event()
+
+    async def get_node(name: str) -> None:
+        asked.append(name)
+        if len(asked) == 21:
+            at_once.set()
+        async with asyncio.timeout(10):
+            await at_once.wait()
+
+    w.cluster.get_node = get_node  # type: ignore[method-assign]
+    w.caches.nodes.drop(node_of(w))
+    job = w.caches.jobs.get(KEY)
+    assert job is not None
+    lost = tuple(NodeCost(name=f"lost-{n}", start=NOW, bound=NOW, accounted=NOW) for n in range(20))
+    status = replace(job.status, cost=CostStatus(state="Unknown", nodes=lost))
+    w.caches.jobs.put(replace(job, status=status, resource_version=job.resource_version + 1))
+    o, learned = await observe(
+        status_job(w),
+        caches=w.caches,
+        cluster=w.cluster,
+        memory=w.memory,
+        default_pool=w.reconciler.default_pool,
+        pools={},
+        limits=w.reconciler.limits,
+        now=w.cluster.now,
+    )
+    assert len(asked) == 21 and len(learned.absent_nodes) == 21
+    remember(o, learned, w.caches, w.memory)
+    asked.clear()
+    assert (await _observed(w))[1].absent_nodes == ("node-a",), (
+        "a machine of its pod's node's name may be new"
+    )
+    assert set(asked) == {"node-a"}
+
+
 async def test_nothing_that_was_deleted_during_an_observation_comes_back_to_the_caches() -> None:
     w = await _running()
     (pod,) = w.caches.pods.of(KEY)
@@ -122,6 +161,12 @@ async def test_nodes_that_are_read_count_in_the_same_plan() -> None:
     o, learned = await _observed(w)
     (node,) = learned.nodes
     assert o.zoned and o.karpenter and o.found == node.found != NOTHING
+
+
+def status_job(w: World) -> Job:
+    job = w.caches.jobs.get(KEY)
+    assert job is not None
+    return job
 
 
 def node_of(w: World) -> NodeView:
