@@ -106,7 +106,8 @@ class Manifest:
             "shards": [asdict(each) for each in self.shards],
             "files": [asdict(each) for each in self.files],
         }
-        return canonical(body | {"sha256": hashlib.sha256(canonical(body)).hexdigest()})
+        whole = body | {"sha256": hashlib.sha256(canonical(body)).hexdigest()}
+        return json.dumps(whole, separators=(",", ":"), allow_nan=False).encode()  # dicts keep their order
 
     @classmethod
     def from_bytes(cls, text: bytes) -> Manifest:

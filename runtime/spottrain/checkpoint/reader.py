@@ -21,7 +21,7 @@ import torch
 
 from spottrain.checkpoint.manifest import Damaged, File, Manifest, Shard, StoredTensor
 from spottrain.checkpoint.tensor_memory import byte_view
-from spottrain.checkpoint.tree import unflatten
+from spottrain.checkpoint.tree import numbers, unflatten
 from spottrain.contract import MANIFEST_NAME
 from spottrain.distributed.dtensor import Box
 from spottrain.storage.base import KeyMissing, Store, Truncated
@@ -47,10 +47,8 @@ def read_trees(store: Store, key: str, manifest: Manifest, *, rank: int = 0, wan
     """
     try:
         own = manifest.ranks[rank if rank < len(manifest.ranks) else 0]
-        needed: set[int] = set()  # numbers of the tensors that either tree refers to
-        unflatten([manifest.tree, own], needed.add)
         reading = _Reading(store, key, manifest, want or (lambda stored: None))
-        tensors = reading.tensors(sorted(needed))
+        tensors = reading.tensors(sorted(set(numbers([manifest.tree, own]))))
         return unflatten(manifest.tree, tensors.__getitem__), unflatten(own, tensors.__getitem__)
     except (KeyError, IndexError, ValueError, TypeError, AttributeError, RuntimeError) as error:
         raise Damaged(f"shards and manifest do not match ({type(error).__name__}: {error})") from error

@@ -1,25 +1,28 @@
 """What `Run(extra={...})` holds beside objects with a state: plain values, random generators, averages.
 
-Plain values are numbers, strings, tensors, and dicts and lists of them. Mutable ones (tensor, dict, list,
-deque, array), also those in a tuple, and generators are restored in place, so the script's own variable stays
-valid. Numbers and strings are immutable: read and write them as `run.extra[name]`.
+Plain values (`checkpoint.plain_values`) that can be changed, and generators, are restored in place, so the
+script's own variable stays valid. Numbers and strings are immutable: read and write them as `run.extra[name]`.
 """
 
 from __future__ import annotations
 
-import random
-from collections import deque
 from collections.abc import Iterator, Mapping
-from itertools import chain, repeat
-from typing import Any, Final
+from typing import Any
 
 import torch
 
 from spottrain.checkpoint import plain_state
+from spottrain.checkpoint.plain_values import (
+    SCALARS,
+    generator_state,
+    is_generator,
+    is_plain,
+    restored,
+    set_generator_state,
+    stored,
+)
 from spottrain.core import log
 from spottrain.techniques.ema import EMA
-
-SCALARS: Final = (bool, int, float, str)
 
 
 class Values(dict[str, Any]):
@@ -50,12 +53,12 @@ class Plain:
         self._values, self._name = values, name
 
     def state_dict(self) -> dict[str, Any]:
-        return {"value": _stored(self._values.get(self._name))}
+        return {"value": stored(self._values.get(self._name))}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Raises ValueError if type or shape differ."""
         here = self._values.get(self._name)
-        dict.__setitem__(self._values, self._name, _restored(here, state["value"]))
+        dict.__setitem__(self._values, self._name, restored(here, state["value"]))
 
 
 class Generator:
@@ -68,116 +71,27 @@ class Generator:
         return {}
 
     def own_state_dict(self) -> dict[str, Any]:
-        it = self._generator
-        if isinstance(it, torch.Generator):
-            return {"torch": it.get_state()}
-        if isinstance(it, random.Random):
-            return {"python": it.getstate()}
-        if hasattr(it, "bit_generator"):
-            return {"numpy": _lists(it.bit_generator.state)}
-        return {"numpy": _lists(it.get_state(legacy=False))}
+        return generator_state(self._generator)
 
     def load_state_dict(self, state: Mapping[str, Any], own: Mapping[str, Any] | None) -> None:
         """Raises KeyError or ValueError if the generator is of another type."""
-        it = self._generator
-        if own is None:
-            return
-        if isinstance(it, torch.Generator):
-            it.set_state(own["torch"])
-        elif isinstance(it, random.Random):
-            it.setstate(own["python"])
-        elif hasattr(it, "bit_generator"):
-            it.bit_generator.state = own["numpy"]
-        else:
-            it.set_state(own["numpy"])
+        if own is not None:
+            set_generator_state(self._generator, own)
 
 
 def adapted(values: Values, name: str) -> Plain | Generator | None:
     """Returns an object that saves and restores the value; None if the value is not plain."""
     given = values.get(name)
-    if _is_generator(given):
+    if is_generator(given):
         return Generator(given)
-    return Plain(values, name) if _is_plain(given) else None
+    return Plain(values, name) if is_plain(given) else None
 
 
 def _is_immutable(value: Any) -> bool:
     """Whether a part of the value can be restored only in `run.extra`."""
     if isinstance(value, tuple):
         return any(_is_immutable(item) for item in value)
-    return isinstance(value, SCALARS)
-
-
-def _is_generator(value: Any) -> bool:
-    return isinstance(value, torch.Generator | random.Random) or (
-        type(value).__module__.startswith("numpy.random")
-        and (hasattr(value, "bit_generator") or hasattr(value, "get_state"))
-    )
-
-
-def _is_array(value: Any) -> bool:
-    return type(value).__module__ == "numpy" and type(value).__name__ == "ndarray"
-
-
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, Mapping):
-        return all(isinstance(key, SCALARS) and _is_plain(item) for key, item in value.items())
-    if isinstance(value, list | tuple | deque):
-        return all(_is_plain(item) for item in value)
-    return value is None or isinstance(value, (*SCALARS, torch.Tensor)) or _is_array(value)
-
-
-def _stored(value: Any) -> Any:
-    """Returns the value in checkpoint form."""
-    if isinstance(value, torch.Tensor):
-        return value.detach()
-    if isinstance(value, Mapping):  # keeps the order, which a script may iterate in
-        return {"items": [[key, _stored(item)] for key, item in value.items()]}
-    if isinstance(value, list | deque):
-        return [_stored(item) for item in value]
-    if isinstance(value, tuple):
-        return tuple(_stored(item) for item in value)
-    return torch.from_numpy(value) if _is_array(value) else value
-
-
-def _restored(here: Any, saved: Any) -> Any:
-    """Returns `saved`, copied into `here` if that is mutable. Raises ValueError if they do not match."""
-    if isinstance(here, torch.Tensor):
-        with torch.no_grad():
-            return here.copy_(_like(here.shape, saved))
-    if _is_array(here):
-        here[...] = _like(here.shape, saved).numpy()
-        return here
-    if isinstance(saved, Mapping) and (here is None or isinstance(here, dict)):
-        here = {} if here is None else here
-        items = {key: _restored(here.get(key), item) for key, item in saved["items"]}
-        here.clear()
-        here.update(items)
-        return here
-    if isinstance(here, list | deque) and isinstance(saved, list):
-        befores = chain(here, repeat(None))
-        found = [_restored(before, item) for before, item in zip(befores, saved, strict=False)]
-        here.clear()
-        here.extend(found)
-        return here
-    if isinstance(here, tuple) and isinstance(saved, tuple) and len(here) == len(saved):
-        return tuple(_restored(before, item) for before, item in zip(here, saved, strict=True))
-    if here is not None and isinstance(saved, SCALARS) != isinstance(here, SCALARS) and saved is not None:
-        raise ValueError(f"it is a {type(saved).__name__} there and a {type(here).__name__} here")
-    return saved
-
-
-def _like(shape: Any, saved: Any) -> torch.Tensor:
-    if not isinstance(saved, torch.Tensor) or saved.shape != shape:
-        was = f"shape {tuple(saved.shape)}" if isinstance(saved, torch.Tensor) else type(saved).__name__
-        raise ValueError(f"it is a {was} there and a tensor of shape {tuple(shape)} here")
-    return saved
-
-
-def _lists(value: Any) -> Any:
-    """Replaces arrays in the state of a NumPy generator by lists, which it accepts too."""
-    if isinstance(value, Mapping):
-        return {key: _lists(item) for key, item in value.items()}
-    return value.tolist() if _is_array(value) else value
+    return isinstance(value, (*SCALARS, frozenset))
 
 
 # --- averages of the weights --------------------------------------------------------------------------------

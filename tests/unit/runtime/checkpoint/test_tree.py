@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+import enum
 import math
+import types
+from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from hypothesis import given, settings
@@ -14,7 +19,7 @@ from spottrain.checkpoint.layout import SHARD_BYTES
 from spottrain.checkpoint.manifest import Piece, StoredTensor
 from spottrain.checkpoint.tree import Flattened, renumber, unflatten
 
-from tests.support.snapshots import change, ordered, pack, same, unpack
+from tests.support.snapshots import change, pack, same, unpack
 from tests.unit.runtime.sentences import Told
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool]
@@ -42,7 +47,7 @@ trees = st.recursive(
 @given(trees, st.sampled_from([8, 50, SHARD_BYTES]), st.sampled_from([16, 1 << 20]))
 def test_any_tree_comes_back_as_it_was(tree: Any, shard_bytes: int, chunk_bytes: int) -> None:
     back = unpack(pack(tree, shard_bytes=shard_bytes, chunk_bytes=chunk_bytes))
-    assert same(ordered(back), ordered(tree))
+    assert same(back, tree)
 
 
 @settings(max_examples=30, deadline=None)
@@ -85,10 +90,78 @@ def test_views_with_any_strides_and_tensors_of_any_shape_come_back() -> None:
         "scalar": torch.tensor(7),
         "one": torch.ones(1),
     }
-    assert same(unpack(pack(tree)), ordered(tree))
+    assert same(unpack(pack(tree)), tree)
 
 
-@pytest.mark.parametrize("value", [{1, 2}, print, object()], ids=["set", "function", "object"])
+Pair = namedtuple("Pair", "a b")
+
+
+class Colour(enum.IntEnum):
+    RED = 1
+
+
+@dataclasses.dataclass
+class Record:
+    a: int = 1
+
+
+TYPED = {
+    "counter": Counter({30: 1, 60: 2}),
+    "ordered": OrderedDict([("z", 1), ("a", torch.ones(2))]),
+    "lists": defaultdict(list, {"a": [1]}),
+    "numbers": defaultdict(int, {3: 4}),
+    "without a factory": defaultdict(None, {"a": 1}),
+    "deque": deque([1.5, torch.ones(1)], maxlen=3),
+    "endless": deque("ab"),
+    "sets": ({1, "a", (2, 3)}, frozenset({None})),
+    "bytes": bytearray(b"ab"),
+    "complex": complex(1.5, math.inf),
+    "torch": [torch.Size((2, 3)), torch.bfloat16, torch.device("cpu")],
+    "numpy": [
+        numpy.float64(1.5),
+        numpy.int32(7),
+        numpy.bool_(True),
+        numpy.str_("a"),
+        numpy.float32(math.inf),
+    ],
+    "arrays": {"a": numpy.eye(2), "b": numpy.arange(3, dtype=numpy.uint8), "c": numpy.array(1.0)},
+    "not in order": {"z": 1, "y": {2: "a", 1: "b"}, "a": 2},
+    "keys": {(1, "a"): 1, True: 2, 1.5: 3, None: 4, numpy.int64(9): 5},
+}
+
+
+def typed(value: Any) -> Any:
+    """With the type and the order of each part."""
+    if isinstance(value, torch.Tensor | numpy.ndarray):
+        return (type(value), str(value.dtype), value.tolist())
+    if isinstance(value, dict):
+        more = getattr(value, "default_factory", None)
+        return (type(value), more, [(typed(key), typed(item)) for key, item in value.items()])
+    if isinstance(value, list | tuple | deque):
+        return (type(value), getattr(value, "maxlen", None), list(map(typed, value)))
+    return (type(value), value)
+
+
+@pytest.mark.parametrize("case", TYPED)
+def test_what_is_stored_comes_back_as_the_type_that_it_was(case: str) -> None:
+    assert typed(unpack(pack({"it": TYPED[case]}))["it"]) == typed(TYPED[case])
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        print,
+        object(),
+        Pair(1, 2),
+        Colour.RED,
+        Record(),
+        {Colour.RED: 1},
+        defaultdict(lambda: 1),
+        types.MappingProxyType({}),
+        numpy.array(["a"]),
+    ],
+    ids=["function", "object", "pair", "enum", "record", "key", "factory", "mapping", "strings"],
+)
 def test_what_cannot_be_stored_is_named_with_its_place(value: object, told: Told) -> None:
     told(lambda: Flattened({"optimizer": {"seen": value}}))
 

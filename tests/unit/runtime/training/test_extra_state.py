@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections import deque
+from collections import Counter, UserDict, defaultdict, deque, namedtuple
 from typing import Any
 
 import numpy
@@ -15,12 +15,14 @@ from spottrain.training.extra_state import Generator, Plain, Values, adapted
 
 from tests.unit.runtime.sentences import Told
 
+State = namedtuple("State", "hidden count")
+
 
 def stored(value: Any) -> Any:
     """As a checkpoint gives it back."""
     flat = Flattened(value)
     tensors = [leaf.tensor.clone() for leaf in flat.leaves]
-    return unflatten(json.loads(json.dumps(flat.plain, sort_keys=True)), tensors.__getitem__)
+    return unflatten(json.loads(json.dumps(flat.plain)), tensors.__getitem__)
 
 
 def over(value: Any, fresh: Any) -> Any:
@@ -67,6 +69,16 @@ def test_what_can_be_changed_is_restored_in_place_and_in_its_order() -> None:
     pair = (torch.zeros(1), torch.zeros(1))
     back = over((torch.ones(1), torch.ones(1)), pair)
     assert all(each is mine and each == 1 for each, mine in zip(back, pair, strict=True))
+    assert over(State(torch.ones(1), 2), State(pair[0], 0)) == State(pair[0], 2) and pair[0] == 1
+    seen = {1}
+    assert over({2, 3}, seen) is seen and seen == {2, 3}
+    counts = Counter(a=1)
+    assert over(Counter(b=-2), counts) is counts and counts == Counter(b=-2)
+    fresh = []
+    value = [Counter("ab"), deque([1], maxlen=2), {"z": {1}, "a": numpy.ones(2)}, defaultdict(list, a=[{}])]
+    back = over(value, fresh)
+    assert back is fresh and list(map(type, back)) == list(map(type, value)) and back[:2] == value[:2]
+    assert back[1].maxlen == 2 and list(back[2]) == ["z", "a"] and back[3]["new"] == []
     array = numpy.zeros((2, 2))
     assert over(numpy.eye(2), array) is array and (array == numpy.eye(2)).all()
 
@@ -102,7 +114,7 @@ def test_a_generator_goes_on_where_it_was_and_a_new_rank_keeps_its_own(make: Any
 
 
 def test_what_cannot_be_stored_is_nothing_of_this_kind() -> None:
-    for value in (object(), {"a": object()}, [{1, 2}], lambda: 1):
+    for value in (object(), {"a": object()}, [{print}], lambda: 1, UserDict(a=1)):
         assert adapted(Values({"it": value}), "it") is None
 
 
