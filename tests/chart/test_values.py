@@ -313,6 +313,42 @@ def test_an_affinity_of_ones_own_replaces_the_charts_of_that_kind_alone(objects:
     assert keys == ["kubernetes.io/hostname", "topology.kubernetes.io/zone"]
 
 
+def test_replicas_come_to_different_nodes_where_more_than_one_can_take_them(objects: list[Object]) -> None:
+    (spread,) = placement(objects)["topologySpreadConstraints"]
+    assert (spread["topologyKey"], spread["maxSkew"]) == ("kubernetes.io/hostname", 1)
+    assert spread["whenUnsatisfiable"] == "DoNotSchedule"
+    assert spread["nodeTaintsPolicy"] == "Honor", "a node with taints is none that can take them"
+    assert spread["matchLabelKeys"] == ["pod-template-hash"], (
+        "else both new ones of a rollout may share a node"
+    )
+    assert spread["labelSelector"] == find(objects, "Deployment", "spottrain-operator")["spec"]["selector"]
+
+
+def test_the_install_of_the_readme_leaves_no_image_without_its_registry() -> None:
+    """And it builds each image that a job, or `helm test`, then pulls."""
+    install = (ROOT / "README.md").read_text().partition("## Use it on your cluster")[2].partition("```\n")[0]
+    given = re.findall(r"--set (\S+)=(\S+)", install)
+    assert given and "docker build --target $image -t REGISTRY/spottrain-$image" in install
+    built = install.partition("for image in ")[2].partition(";")[0].split()
+    changed = render(*(f"{name}={json.dumps(value)}" for name, value in given))
+    containers = [c for t in pod_templates(changed).values() for c in t["spec"]["containers"]]
+    trained = next(o for o in changed if o["kind"] == "TrainingJob")["spec"]["template"]["spec"]["containers"]
+    images = {container["image"] for container in (*containers, *trained)}
+    images.add(env_of(pod_templates(changed)["operator"])["SPOTTRAIN_OPERATOR_SYNC_IMAGE"])
+    assert images == {f"REGISTRY/spottrain-{image}:{CHART_VERSION}" for image in built}
+
+
+def test_the_other_images_are_beside_the_operators_unless_they_are_named() -> None:
+    changed = render(
+        'image.operator.repository="r.example:5000/a/b/my-operator"', 'image.sync.repository="x/sync"'
+    )
+    settings = OperatorSettings.from_env(env_of(pod_templates(changed)["operator"]))
+    assert settings.sync_image == f"x/sync:{CHART_VERSION}"
+    beside = render('image.operator.repository="r.example:5000/a/b/my-operator"')
+    settings = OperatorSettings.from_env(env_of(pod_templates(beside)["operator"]))
+    assert settings.sync_image == f"r.example:5000/a/b/spottrain-sync:{CHART_VERSION}"
+
+
 def test_spread_constraints_without_a_selector_mean_the_operators_pods() -> None:
     zone = {"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"}
     other = zone | {"labelSelector": {"matchLabels": {"a": "b"}}}

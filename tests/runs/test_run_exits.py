@@ -50,7 +50,7 @@ def test_a_script_that_raises_is_a_failure_with_last_line_and_place(lab: Lab, sc
     [
         ("print(1)", 0, Outcome.UNTRAINED),
         ("import sys; sys.exit()", 0, Outcome.UNTRAINED),
-        ("import sys; sys.exit(3)", 3, Outcome.FAILED),
+        ("import sys; print('no', 'data', file=sys.stderr); print('bye'); sys.exit(3)", 3, Outcome.FAILED),
         ("import sys; sys.exit('no data')", 1, Outcome.FAILED),
     ],
 )
@@ -59,6 +59,7 @@ def test_a_script_that_ends_without_training_keeps_its_code(
 ) -> None:
     run = lab.run(script).ends(code)
     assert run.message.outcome is outcome
+    assert ("no data" in run.message.message) == (outcome is Outcome.FAILED), "the script's own last line"
     assert (run.message.reason == "NotTrained") == (outcome is Outcome.UNTRAINED)
 
 

@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 from prometheus_client import REGISTRY
 from spottrain.contract import Outcome
+from spottrain_operator.api import resources
 from spottrain_operator.api.node_pools import of_node
 from spottrain_operator.api.observed import Ended, NodeView, PodView
 from spottrain_operator.api.prices import NO_PRICES, PriceList, parse
-from spottrain_operator.api.training_job import CostStatus, GoodputStatus, Status
+from spottrain_operator.api.training_job import CostStatus, GoodputStatus, NodeCost, Status
 from spottrain_operator.api.views import node_view
 from spottrain_operator.api.wire import deadline_annotations, rfc3339
 from spottrain_operator.control.plan import plan
@@ -32,6 +33,7 @@ from tests.builders import (
     make_node,
     make_observed,
     make_pod,
+    raw_spec,
     started,
     status_of,
     word,
@@ -109,6 +111,92 @@ def test_the_end_of_an_attempt_and_of_its_node_are_written_at_once() -> None:
     assert costs(gone).time == NOW + timedelta(minutes=3), "and stays the time of the sums"
     forgotten = look(gone, nodes=(), at=NOW + timedelta(minutes=61))
     assert costs(forgotten).nodes == () and dollars(forgotten)["spent"] == "12.00"
+
+
+ON_CPU = {"template": {"spec": {"containers": [{"name": "trainer", "image": "x"}]}}, "gpusPerWorker": 0}
+
+
+def of_cpu_job(*pods: PodView, others: tuple[PodView, ...] = (), status: Status | None = None) -> NodeCost:
+    """The account of a node with 4 GPUs, 8 cores and 32 GiB on which a job without GPUs runs."""
+    roomy = node(gpus=4, allocatable=resources.of_node({"cpu": "8", "memory": "32Gi"}))
+    job = make_job(raw_spec(**ON_CPU), status=status or started())
+    seen = replace(make_observed(*pods, job=job, nodes=(roomy,)), prices=PRICES, others=others)
+    (account,) = costs(status_of(plan(seen))).nodes
+    return account
+
+
+def requesting(*containers: dict[str, str]) -> dict[str, Any]:
+    spec = {"containers": [{"resources": {"requests": amounts}} for amounts in containers]}
+    return {"bound": BOUND, "requests": resources.of_pod(spec)}
+
+
+@pytest.mark.parametrize(
+    ("requests", "share"),
+    [
+        ({"cpu": "800m", "memory": "1Gi"}, "0.1"),
+        ({"cpu": "100m", "memory": "16Gi"}, "0.5"),
+        ({"cpu": "80"}, "1"),
+        ({}, "1"),
+    ],
+)
+def test_a_job_without_gpus_pays_the_share_that_it_requests(requests: dict[str, str], share: str) -> None:
+    account = of_cpu_job(make_pod(**requesting(requests)))
+    assert account.share == Decimal(share)
+    assert account.spent == Decimal(9) * account.share, "of boot and use"
+
+
+def test_ten_jobs_that_request_nothing_pay_for_one_node_together() -> None:
+    mine = make_pod(**requesting({}))
+    others = tuple(replace(mine, uid=f"other-{n}", job=replace(KEY, uid=f"other-{n}")) for n in range(9))
+    ended = replace(others[0], uid="ended", ended=Ended(exit_code=0), phase="Succeeded")
+    assert of_cpu_job(mine, others=(*others, ended)).share == Decimal("0.1")
+
+
+def test_a_share_that_changes_counts_from_then_on() -> None:
+    mine = make_pod(**requesting({}))
+    other = replace(mine, uid="other", job=replace(KEY, uid="other"))
+    alone = of_cpu_job(mine)
+    assert alone.share == 1
+    cost = CostStatus(nodes=(alone,), spent=alone.spent, time=NOW)
+    assert of_cpu_job(mine, others=(other,), status=started(cost=cost)).spent == alone.spent
+
+
+def test_gpus_that_nobody_can_count_are_paid_for_whole() -> None:
+    """By a DRA claim, or with a device that only the template knows."""
+    claims = {"resources": {"claims": [{"name": "gpu"}]}}
+    pod = {"containers": [{"name": "trainer", "image": "x"} | claims], "resourceClaims": [{"name": "gpu"}]}
+    job = make_job(raw_spec(template={"spec": pod}), status=started())
+    roomy = node(gpus=0, allocatable=resources.of_node({"cpu": "8", "memory": "32Gi"}))
+    seen = make_observed(make_pod(**requesting({"cpu": "1"})), job=job, nodes=(roomy,))
+    (account,) = costs(status_of(plan(replace(seen, prices=PRICES)))).nodes
+    assert account.share == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("2", 2),
+        ("250m", "0.25"),
+        ("1.5Gi", 1610612736),
+        ("1e3", 1000),
+        ("1E", 10**18),
+        ("5k", 5000),
+        ("x", 0),
+        ("", 0),
+    ],
+)
+def test_amounts_of_cpu_and_memory_are_read_as_kubernetes_writes_them(text: str, number: Any) -> None:
+    assert resources.of_node({"cpu": text}).cpu == Decimal(number)
+
+
+def test_a_pod_requests_what_all_its_containers_do_and_at_least_its_largest_init_container() -> None:
+    def of(cpu: str, **more: str) -> dict[str, Any]:
+        return {"resources": {"requests": {"cpu": cpu}}} | more
+
+    sidecar = of("500m", restartPolicy="Always")
+    spec = {"containers": [of("1"), of("250m")], "initContainers": [sidecar, of("1")]}
+    assert resources.of_pod(spec).cpu == Decimal("1.75")
+    assert resources.of_pod(spec | {"initContainers": [of("4")]}).cpu == 4
 
 
 def test_an_ended_job_is_looked_at_again_until_its_node_is_gone() -> None:

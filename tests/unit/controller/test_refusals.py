@@ -262,6 +262,8 @@ async def test_only_a_namespace_that_goes_too_is_a_no_for_good_to_the_cleanup(
             await w.look()
     left = [e for e in w.cluster.events if e["reason"] == "CheckpointsLeft"]
     assert bool(left) == for_good
+    said = [e["message"] for e in w.cluster.events if e["reason"] == "CannotDeleteCheckpoints"]
+    assert len(said) == (not for_good) and all(str(error) in words for words in said)
     assert parse_job(job).holds_checkpoints != for_good
 
 

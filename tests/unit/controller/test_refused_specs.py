@@ -92,6 +92,7 @@ REFUSED: list[tuple[str, Json]] = [
     (f"{TEMPLATE}.restartPolicy", pod(restartPolicy="OnFailure")),
     (f"{TEMPLATE}.hostname", pod(hostname="me")),
     (f"{TEMPLATE}.subdomain", pod(subdomain="us")),
+    (f"{TEMPLATE}.nodeName", pod(nodeName="node-a")),
     (f"{TEMPLATE}.containers", pod(containers=[{"name": "a"}, {"name": "b"}])),
     (
         f"{TEMPLATE}.containers[1].terminationMessagePath",
