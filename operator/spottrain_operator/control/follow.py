@@ -96,8 +96,10 @@ def settled(o: Observed, status: Status) -> Status:
 
 def _with_progress(o: Observed, status: Status) -> Status:
     quiet = _with_facts(o, with_unknown_progress(status, o))
-    sample = o.sample
+    sample, record = o.sample, status.current
     if sample is None or status.terminal or sample.progress.attempt != status.attempt:
+        return quiet
+    if record is None or record.cause:  # it was heard before the attempt ended
         return quiet
     if quiet == o.job.status and not progress_due(status, sample, o.limits.progress_interval):
         return quiet

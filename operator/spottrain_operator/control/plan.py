@@ -56,7 +56,7 @@ from spottrain_operator.policies.cause import ending_by_notice, ending_of, notic
 from spottrain_operator.policies.pod_end import saving_predecessor, trainer_ended
 from spottrain_operator.policies.termination import termination_message_of
 from spottrain_operator.status.changes import (
-    at_durable_step,
+    between_attempts,
     with_condition,
     with_final_word,
     with_heard_steps,
@@ -473,7 +473,7 @@ def _end_attempt(o: Observed, ending: Ending) -> Decision:
         status = with_condition(status, Condition.INTERRUPTED, True, ending.cause, message, o=o)
     if stop is not None:
         return _failed(o, status, *stop)
-    status = at_durable_step(status)
+    status = between_attempts(status)
     status = replace(status, next_start=restart.next_start(status, policy, ending, o.now, o.job.key.uid))
     halted = lifecycle.halted(o) is not None
     if halted:

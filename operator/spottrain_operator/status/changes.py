@@ -195,12 +195,13 @@ def lost_steps(status: Status, record: AttemptRecord, o: Observed) -> int:
     return max(0, (record.last_step or 0) - saved)
 
 
-def at_durable_step(status: Status) -> Status:
-    """Returns the status of a job between two attempts: its step is the one from which the next continues."""
+def between_attempts(status: Status) -> Status:
+    """Returns the status of a job none of whose attempts runs: the next continues from the saved step."""
     shown, saved = status.progress, status.known_durable_step
-    if shown is None or shown.step is None or saved is None or shown.step <= saved:
+    if shown is None:
         return status
-    return replace(status, progress=replace(shown, step=saved))
+    step = shown.step if shown.step is None or saved is None else min(shown.step, saved)
+    return replace(status, progress=replace(shown, state="", eta_seconds=None, step=step))
 
 
 def _known_durable(status: Status, step: int | None) -> Status:

@@ -186,8 +186,10 @@ def test_a_failure_a_kill_and_a_suspension_lose_steps_aloud_too() -> None:
     suspended = Story(replace(started(), active_since=after(-600)), suspend=True)
     suspended.look("deletes=0", make_pod(), sample=heard)
     end = told(Outcome.INTERRUPTED_LOST, pod=deleted(), **LOST)
-    suspended.look("phase=Suspended warns=StepsLost", end, at=5)
-    assert suspended.status.progress is not None and suspended.status.progress.step == 40
+    suspended.look("phase=Suspended warns=StepsLost", end, at=5, sample=heard)
+    suspended.look("", end, at=9, sample=heard, spec={"activeDeadlineSeconds": 9})
+    shown = suspended.status.progress
+    assert shown is not None and (shown.step, shown.state) == (40, ""), "whatever was heard before its end"
 
 
 def test_the_first_checkpoint_of_an_attempt_is_written_at_once() -> None:
