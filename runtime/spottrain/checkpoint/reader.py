@@ -73,14 +73,14 @@ def read_whole(store: Store, key: str, manifest: Manifest, shard: Shard) -> byte
         part = memoryview(body)[begin : begin + manifest.chunk_bytes]
         fetch_chunk(store, key, manifest, shard, number, part)
 
-    with ThreadPoolExecutor(CONNECTIONS) as pool:
-        list(pool.map(fetch, range(len(shard.chunks))))
+    _in_parallel([partial(fetch, number) for number in range(len(shard.chunks))])
     return body
 
 
 def read_files(store: Store, key: str, manifest: Manifest, folder: Path) -> None:
-    """Writes the files of a checkpoint of kind "folder" into `folder`. Raises Damaged."""
+    """Writes the files of a checkpoint of kind "folder" into `folder`; reads in parallel. Raises Damaged."""
     shards = {shard.name: shard for shard in manifest.shards}
+    reads: list[Callable[[], None]] = []
     for file in manifest.files:
         shard = shards.get(file.shard)
         if shard is None:
@@ -88,8 +88,33 @@ def read_files(store: Store, key: str, manifest: Manifest, folder: Path) -> None
         target = folder / _safe(file)
         target.parent.mkdir(parents=True, exist_ok=True)
         with target.open("wb") as out:
-            for body in read_shard(store, key, manifest, shard):
-                out.write(body)
+            out.truncate(shard.bytes)
+        reads += [
+            partial(_copy_chunk, store, key, manifest, shard, number, target)
+            for number in range(len(shard.chunks))
+        ]
+    _in_parallel(reads)
+
+
+def _copy_chunk(store: Store, key: str, manifest: Manifest, shard: Shard, number: int, target: Path) -> None:
+    """Writes one chunk to its place in `target`."""
+    buffer = bytearray(_chunk_length(manifest, shard, number))
+    fetch_chunk(store, key, manifest, shard, number, memoryview(buffer))
+    with target.open("r+b") as out:
+        out.seek(number * manifest.chunk_bytes)
+        out.write(buffer)
+
+
+def _in_parallel(reads: Iterable[Callable[[], None]]) -> None:
+    """Runs the reads, CONNECTIONS at a time, which bounds the memory. Raises the first one's error."""
+    with ThreadPoolExecutor(CONNECTIONS) as pool:
+        futures = [pool.submit(read) for read in reads]
+        try:
+            for future in futures:
+                future.result()
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
 
 
 def fetch_folder(store: Store, key: str, manifest: Manifest, folder: Path, rank: int = 0) -> None:
@@ -104,14 +129,6 @@ def fetch_folder(store: Store, key: str, manifest: Manifest, folder: Path, rank:
             raise
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
-
-
-def read_shard(store: Store, key: str, manifest: Manifest, shard: Shard) -> Iterator[bytes]:
-    """Yields the chunks of one shard in order, each verified. Raises Damaged."""
-    for number in range(len(shard.chunks)):
-        buffer = bytearray(_chunk_length(manifest, shard, number))
-        fetch_chunk(store, key, manifest, shard, number, memoryview(buffer))
-        yield bytes(buffer)
 
 
 def fetch_chunk(
@@ -161,21 +178,14 @@ class _Reading:
 
     def tensors(self, numbers: list[int]) -> dict[int, torch.Tensor]:
         found = {number: self._prepare(self._manifest.tensors[number]) for number in numbers}
-        tasks = [
-            (shard, number, sinks)
+        reads = [
+            partial(self._fetch, shard, number, sinks)
             for shard in self._manifest.shards
             for number, sinks in self._chunks(shard, self._sinks.pop(shard.name, []))
         ]
         if self._sinks:
             raise Damaged(f"the manifest has tensors in {', '.join(self._sinks)}, which it does not list")
-        with ThreadPoolExecutor(CONNECTIONS) as pool:
-            futures = [pool.submit(self._fetch, *task) for task in tasks]
-            try:
-                for future in futures:
-                    future.result()
-            except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
+        _in_parallel(reads)
         for act in self._after:
             act()
         return found

@@ -6,12 +6,14 @@ Scripts call `seed()` too, so that the model's initial weights are the same in e
 from __future__ import annotations
 
 import atexit
+import copy
 import gc
 import os
 import random
 import re
 import sys
 import time
+from collections.abc import Iterable, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -48,6 +50,15 @@ def float32_matmul() -> str:
     if hasattr(matmul, "fp32_precision"):
         return str(matmul.fp32_precision)
     return "none" if torch.get_float32_matmul_precision() == "highest" else "tf32"
+
+
+def set_float32_matmul(wanted: str) -> None:
+    """Sets what `float32_matmul` has returned."""
+    matmul: Any = torch.backends.cuda.matmul
+    if hasattr(matmul, "fp32_precision"):
+        matmul.fp32_precision = wanted
+    else:
+        torch.set_float32_matmul_precision("high" if wanted == "tf32" else "highest")
 
 
 def seed(default: int = 0) -> int:
@@ -176,12 +187,6 @@ def _raw_random_state() -> dict[str, Any]:
     return state
 
 
-def saved_buffers(model: torch.nn.Module) -> list[torch.Tensor]:
-    """Returns the buffers that are part of the model's state dict."""
-    saved = model.state_dict(keep_vars=True)
-    return [buffer for name, buffer in model.named_buffers() if name in saved]
-
-
 def set_random_state(state: dict[str, Any]) -> None:
     random.setstate(state["python"])
     torch.set_rng_state(state["torch"])
@@ -191,30 +196,72 @@ def set_random_state(state: dict[str, Any]) -> None:
         sys.modules["numpy"].random.set_state(state["numpy"])
 
 
+def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Returns whether two states of `random_state` are equal."""
+    pairs = [(each, other.get(name)) for name, each in one.items()]
+    return all(torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b for a, b in pairs)
+
+
 class Boundary:
     """State that the forward passes of a partial step change: random state, buffers such as running means.
 
-    Captured before a step of several micro-batches, and restored when a stop interrupts it.
+    Captured before a step of several micro-batches, and restored when a stop interrupts it. `modules`: all
+    modules of the model.
     """
 
-    def __init__(self, buffers: list[torch.Tensor]) -> None:
+    def __init__(self, modules: Iterable[torch.nn.Module]) -> None:
         self._random = _raw_random_state()
-        self._buffers = [(buffer, buffer.clone()) for buffer in buffers]
+        self._buffers = [(module._buffers, dict(module._buffers)) for module in modules]
+        found = (each for _, named in self._buffers for each in named.values() if each is not None)
+        self._copies = [(each, each.clone()) for each in found if not overlaps(each)]
 
     def restore(self) -> None:
         set_random_state(self._random)
-        for buffer, before in self._buffers:
-            buffer.copy_(before)
+        for buffers, before in self._buffers:  # some may have been replaced, or have come into being
+            buffers.clear()
+            buffers.update(before)
+        for buffer, copy in self._copies:
+            buffer.copy_(copy)
+
+
+def overlaps(tensor: torch.Tensor) -> bool:
+    """Whether several elements are in one place of memory, as in a tensor made by `expand`."""
+    if tensor.layout is not torch.strided or not tensor.numel():
+        return False
+    return tensor.numel() > span(tensor)
+
+
+def span(tensor: torch.Tensor) -> int:
+    """Returns how many elements of memory there are from the tensor's first to its last."""
+    return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def to_device(value: Any, device: torch.device) -> Any:
-    """Moves every tensor in nested tuples, lists and dicts; other values stay as they are."""
+    """Moves every tensor in nested mappings, lists and tuples, and each object that has `to(device)`.
+
+    Other values stay as they are.
+    """
     if isinstance(value, torch.Tensor):
         return value.to(device, non_blocking=device.type == "cuda")
-    if isinstance(value, dict):
-        return {key: to_device(item, device) for key, item in value.items()}
+    if callable(getattr(value, "to", None)) and not isinstance(value, type):
+        return value.to(device)  # such as BatchEncoding of transformers, or PackedSequence
+    if isinstance(value, Mapping):
+        moved = {key: to_device(item, device) for key, item in value.items()}
+        return moved if isinstance(value, dict) else _like(value, moved)
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*(to_device(item, device) for item in value))
     if isinstance(value, list | tuple):
         return type(value)(to_device(item, device) for item in value)
     return value
+
+
+def _like(value: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
+    """Returns a mapping of the type of `value` with these items; a dict if the type cannot be made so."""
+    try:
+        if isinstance(value, MutableMapping):  # which may have attributes beside its items
+            clone = copy.copy(value)
+            clone.update(items)
+            return clone
+        return type(value)(items)  # type: ignore[call-arg]
+    except TypeError:
+        return items

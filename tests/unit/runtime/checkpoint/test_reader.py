@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 import math
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from spottrain.checkpoint.manifest import FOLDER, Damaged, File, Manifest, canonical
-from spottrain.checkpoint.reader import fetch_folder, read_files, read_manifest, read_shard, read_trees
+from spottrain.checkpoint.reader import (
+    CONNECTIONS,
+    fetch_folder,
+    read_files,
+    read_manifest,
+    read_trees,
+    read_whole,
+)
 from spottrain.contract import MANIFEST_NAME
 from spottrain.errors import CheckpointError
 
@@ -44,15 +52,15 @@ SHARD = KEY + "r00000-00.safetensors"
 def test_a_byte_that_was_flipped_in_a_shard_is_noticed_by_shard_and_chunk(data: st.DataObject) -> None:
     store = pack(TREE, chunk_bytes=16)
     manifest, body = read_manifest(store, KEY), store.bodies[SHARD]
-    assert b"".join(read_shard(store, KEY, manifest, manifest.shards[0])) == body
+    assert read_whole(store, KEY, manifest, manifest.shards[0]) == body
     header = 8 + int.from_bytes(body[:8], "little")
     at = data.draw(st.integers(0, len(body) - 1))
     bit = data.draw(st.integers(0, 7))
     store.bodies[SHARD] = body[:at] + bytes([body[at] ^ (1 << bit)]) + body[at + 1 :]
     says = rf"r00000-00.safetensors has a wrong checksum in chunk {at // 16}$"
     with pytest.raises(Damaged, match=says):
-        list(read_shard(store, KEY, manifest, manifest.shards[0]))
-    if at >= header:  # of which only `read_shard` reads anything
+        read_whole(store, KEY, manifest, manifest.shards[0])
+    if at >= header:  # of which only `read_whole` reads anything
         with pytest.raises(Damaged, match=says):
             unpack(store)
 
@@ -200,6 +208,34 @@ def test_a_folder_comes_back_as_it_was(tmp_path: Path) -> None:
     read_files(store, KEY, read_manifest(store, KEY), tmp_path)
     found = {p.relative_to(tmp_path).as_posix(): p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
     assert found == dict(files)
+
+
+class Together(Memory):
+    """Answers no read of the first CONNECTIONS before all of these are in flight."""
+
+    def __init__(self, bodies: dict[str, bytes]) -> None:
+        super().__init__(bodies)
+        self._all, self._lock = threading.Barrier(CONNECTIONS), threading.Lock()
+        self._began = self._here = self.most = 0
+
+    def read_into(self, key: str, offset: int, buffer: memoryview) -> None:
+        with self._lock:
+            self._began, self._here = self._began + 1, self._here + 1
+            self.most, first = max(self.most, self._here), self._began <= CONNECTIONS
+        if first:
+            self._all.wait(10)
+        super().read_into(key, offset, buffer)
+        with self._lock:
+            self._here -= 1
+
+
+def test_files_of_a_folder_and_parts_of_one_file_are_read_at_the_same_time(tmp_path: Path) -> None:
+    small = [(f"rng-{number}", b"0123") for number in range(CONNECTIONS - 2)]
+    files = [*small, ("model", bytes(range(40))), ("last", b"01")]
+    store = Together(folder(*files).bodies)
+    read_files(store, KEY, read_manifest(store, KEY), tmp_path)
+    assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == dict(files)
+    assert store.most == CONNECTIONS, "which bounds the memory"
 
 
 @pytest.mark.parametrize("path", ["../out", "/etc/out", "a/../../out", "", "deep/.."])
