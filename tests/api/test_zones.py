@@ -1,4 +1,4 @@
-"""Gangs in zones with the real kube-scheduler: all ranks have a node, whichever is scheduled first."""
+"""The real kube-scheduler: gangs in zones, whichever rank is scheduled first, and the operator's replicas."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from spottrain_operator.names import GPU_RESOURCE, PINNED_ANNOTATION
 
 from tests.api.kube import MERGE, Json, Kube, wait_for
 from tests.builders import word
-from tests.native.stage import Stage
+from tests.native.stage import POOL_LABEL, Stage
+from tests.support.helm import find, render
 
 SAVED = word(Outcome.INTERRUPTED, step=9, durableStep=9, startStep=0)
 
@@ -59,6 +60,40 @@ def test_the_last_node_of_the_zone_takes_both_ranks_where_it_has_room(stage: Sta
     stage.add_gpu_node("b", cpu="800")
     reclaim_first(stage, pods)
     assert stage.wait_bound(2, 2) == [last, last]
+
+
+def test_the_operators_replicas_share_a_node_only_where_no_other_can_take_them(stage: Stage) -> None:
+    """Also in a rollout: of the old ones one was on each node, so that both new ones had the same room."""
+    first, second = (stage.add_gpu_node("a") for _ in range(2))
+    tainted = stage.add_gpu_node("a")
+    taints = {"spec": {"taints": [{"key": "nvidia.com/gpu", "value": "x", "effect": "NoSchedule"}]}}
+    stage.kube.call("PATCH", f"/api/v1/nodes/{tainted}", taints, kind=MERGE)
+    old = [replica(stage, "old", number) for number in range(2)]
+    assert sorted(old) == [first, second]
+    assert sorted(replica(stage, "new", number) for number in range(2)) == [first, second]
+    cordon = [
+        {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}
+    ]  # the node controller's part
+    cordoned = {"spec": {"unschedulable": True, "taints": cordon}}
+    stage.kube.call("PATCH", f"/api/v1/nodes/{first}", cordoned, kind=MERGE)
+    assert [replica(stage, "next", number) for number in range(2)] == [second, second]
+
+
+def replica(stage: Stage, version: str, number: int) -> str:
+    """Creates a pod of the operator, as its Deployment does; the node to which it comes."""
+    deployment = find(render(), "Deployment", "spottrain-operator")
+    template: Json = deployment["spec"]["template"]
+    labels = template["metadata"]["labels"] | {"pod-template-hash": version}
+    name, spec = f"operator-{version}-{number}", template["spec"] | {"serviceAccountName": "default"}
+    spec |= {"nodeSelector": {POOL_LABEL: stage.namespace}}
+    pods = f"/api/v1/namespaces/{stage.namespace}/pods"
+    stage.kube.call("POST", pods, {"metadata": {"name": name, "labels": labels}, "spec": spec})
+
+    def bound() -> str:
+        pod = stage.kube.get(f"{pods}/{name}")
+        return str((pod or {"spec": {}})["spec"].get("nodeName", ""))
+
+    return str(wait_for(f"{name} to have a node", bound))
 
 
 def begun(stage: Stage) -> list[Json]:
