@@ -343,14 +343,16 @@ class CheckpointManager:
             self.settle(may if self.context.world.first else left())  # rank 0 decides for all ranks
         if board.facts.durable_step == step:
             return
-        save = take()
+        save, logged = take(), ""
         while board.facts.durable_step != step:
             try:
                 self._write(save, left, again=True)
             except Exception as error:
                 if isinstance(error, RunError) and not isinstance(error, StoreUnavailable):
                     raise
-                log.unhindered("save-failed", step=step, error=str(error), seconds_left=left())
+                if str(error) != logged:  # else a full disk would fill the log, too
+                    logged = str(error)
+                    log.unhindered("save-failed", step=step, error=logged, seconds_left=left())
                 if left() < 2 * RETRY_SECONDS:
                     raise StoreUnavailable(f"step {step} could not be saved in time: {error}") from error
                 time.sleep(RETRY_SECONDS)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import _signal  # type: ignore[import-not-found]
 
 # Before all else (core/startup_signals.py): at PID 1 the kernel discards a signal that has no handler yet.
-_signal.pthread_sigmask(_signal.SIG_BLOCK, (_signal.SIGTERM, _signal.SIGINT))
+_signal.pthread_sigmask(_signal.SIG_BLOCK, (_signal.SIGTERM, _signal.SIGINT, _signal.SIGHUP))
 
 import os  # noqa: E402
 import sys  # noqa: E402

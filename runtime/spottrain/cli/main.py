@@ -24,9 +24,11 @@ from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 from spottrain.cli import profile
+from spottrain.cli.last_line import LastLine
+from spottrain.cli.output import named_by_flags
 from spottrain.contract import LOG_FORMAT, Env, OnExisting, Outcome, Reason
 from spottrain.core.process_start import process_start
-from spottrain.core.run_config import LOG_FORMATS
+from spottrain.core.run_config import LOG_FORMATS, RunConfig
 from spottrain.core.startup_signals import hold_signals, release_signals
 from spottrain.errors import ConfigurationError, RunError
 from spottrain.integrations import attach
@@ -76,7 +78,7 @@ def main(argv: list[str] | None = None) -> int:
         if gang.workers > 1:
             meet(gang, os.environ)  # it also returns on a stop, and the code below ends this process
     except RunError as error:
-        return _failed(use(Session(os.environ)), error, "")
+        return _refused(use(Session(os.environ)), error)
     waited = time.monotonic() - began
     ranks = [gang.rank(number) for number in range(gang.nproc)]
     outputs = capture(os.environ, ranks, command.script, parent=True)
@@ -95,14 +97,16 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run_here(session: Session, command: Command) -> int:
+    last_line = LastLine()
     try:
         session.prepare(command.script)
         session.script = command.script
         attach.install(session)
+        last_line.follow()
         _run(command)
         code: int = session.end_of_script()
     except SystemExit as exit_:
-        code = _exit_of_script(session, exit_)
+        code = _exit_of_script(session, exit_, last_line.text)
     except BaseException as error:  # any exception of the script
         code = _failed(session, error, command.script)
     if session.must_leave(code):
@@ -123,21 +127,25 @@ def _read_command(argv: list[str]) -> Command:
     commands.add_parser("sync", help="keep a folder of any program's checkpoints in a store")
     commands.add_parser("checkpoints", help="inspect and manage checkpoints: list, verify, prune, copy, ...")
     commands.add_parser("inject", help="write the runtime to a folder, for an image that lacks it")
-    names = _add_flags(run)
+    parser.add_argument("--version", action=_Version, nargs=0, help="show the version")
+    flags = _add_flags(run)
     profile.add_flags(profiled)
     _add_flags(profiled)
     values = vars(parser.parse_args(argv))
     module = values["script"] if values["module"] else ""
     if module:
         values["script"] = _file_of_module(module)
-    os.environ.update({name: values[name] for name in names if values[name] is not None})
-    if values["command"] == "profile":
-        os.environ.update(profile.settings(values, os.environ, time.time()))
+    given = {name: flag for name, flag in flags.items() if values[name] is not None}
+    os.environ.update({name: values[name] for name in given})
+    with named_by_flags(given):
+        if values["command"] == "profile":
+            os.environ.update(profile.settings(values, os.environ, time.time()))
+        RunConfig.from_env(os.environ, script=values["script"])  # before ranks are started
     return Command(values["script"], module, values["args"], values["nproc"])
 
 
-def _add_flags(parser: argparse.ArgumentParser) -> list[str]:
-    """Adds the flags. Returns the names of those that are set as environment variables."""
+def _add_flags(parser: argparse.ArgumentParser) -> dict[str, str]:
+    """Adds the flags. Returns those that are set as environment variables, by the variable's name."""
     place = "folder, s3://bucket/prefix or gs://bucket/prefix (default: checkpoints/<script>)"
     interval = "time or steps between saves: auto, 500steps, 90s, 10m (default) or 1h"
     on_existing = (
@@ -175,7 +183,17 @@ def _add_flags(parser: argparse.ArgumentParser) -> list[str]:
     parser.add_argument("-m", dest="module", action="store_true", help=module)
     parser.add_argument("script", metavar="SCRIPT", help="path of the script; with -m, the name of a module")
     parser.add_argument("args", metavar="ARGS", nargs=argparse.REMAINDER, help="arguments of the script")
-    return [Env.AUTO_ATTACH, *(name for _, name, _, _ in flags)]
+    return {Env.AUTO_ATTACH: attach.FLAG, **{name: flag for flag, name, _, _ in flags}}
+
+
+class _Version(argparse.Action):
+    """Prints the version. It is looked up only now: that takes as long as the other imports together."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        from importlib.metadata import version
+
+        print(f"spottrain {version('spottrain')}")
+        parser.exit()
 
 
 class _Parser(argparse.ArgumentParser):
@@ -242,12 +260,18 @@ def _run(command: Command) -> None:
         runpy.run_path(command.script, run_name="__main__")
 
 
+def _refused(session: Session, error: RunError) -> int:
+    """Says what is wrong with the command, before anything was started."""
+    print(f"spottrain: {error}", file=sys.stderr)
+    return session.conclude(session.ending_of(error), logged=False)
+
+
 def _failed(session: Session, error: BaseException, script: str) -> int:
     show(error, lambda: traceback.print_exception(error))
     return session.fail(error, script)
 
 
-def _exit_of_script(session: Session, exit_: SystemExit) -> int:
+def _exit_of_script(session: Session, exit_: SystemExit, last_line: str) -> int:
     """Returns the exit code after SystemExit: of our own end, or of the script's sys.exit."""
     if session.message is not None:
         return session.conclude(Ending(session.message.outcome, ""))  # waits for a thread that writes it
@@ -255,12 +279,13 @@ def _exit_of_script(session: Session, exit_: SystemExit) -> int:
     foreign = session.complete is not None and type(exit_) not in (SystemExit, RunEnded)
     usual = exit_.code is None or exit_.code == 0
     if (foreign or not usual) and session.broken_by_stop(exit_):
-        return _exit_of_script(session, exit_)
+        return _exit_of_script(session, exit_, last_line)
     if usual:
         return session.end_of_script()
     code = exit_.code if isinstance(exit_.code, int) else 1
     if not isinstance(exit_.code, int):
         print(exit_.code, file=sys.stderr)
-    words = f"The script ended itself: sys.exit({exit_.code!r})."
+    last = f" Its last line: {last_line}" if last_line and isinstance(exit_.code, int) else ""
+    words = f"The script ended itself: sys.exit({exit_.code!r}).{last}"
     session.conclude(Ending(Outcome.FAILED, words, Reason.SCRIPT_FAILED))
     return code

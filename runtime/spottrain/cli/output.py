@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +19,18 @@ class Answer:
     """False: exit code 1."""
     body: Iterable[bytes] | None = None
     """Raw bytes in place of `lines`, too many to hold in memory."""
+
+
+@contextmanager
+def named_by_flags(given: Mapping[str, str]) -> Iterator[None]:
+    """Has errors name the flag that the user gave. `given`: flags by the environment variables they set."""
+    try:
+        yield
+    except ConfigurationError as error:
+        words = str(error)
+        for name in sorted(given, key=len, reverse=True):  # one name may begin with another
+            words = words.replace(name, given[name])
+        raise ConfigurationError(words, reason=error.reason) from error
 
 
 def size(number: int) -> str:

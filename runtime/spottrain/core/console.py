@@ -86,6 +86,12 @@ class ConsoleHandler(logging.Handler):
             stream.write(line.encode("ascii", "backslashreplace").decode())
         stream.flush()
 
+    @property
+    def on_terminal(self) -> bool:
+        """Whether a person reads both the log and standard error in a terminal."""
+        both = is_terminal(sys.stdout) and is_terminal(sys.stderr)
+        return both and _format(terminal=True) is text
+
     # --- in a terminal ----------------------------------------------------------------------------------
     def start_terminal(self, progress: Callable[[int], str] | None, *, shared: bool = False) -> None:
         """Keeps the lines of all code of this process whole, if standard output is a terminal.

@@ -22,6 +22,9 @@ STEP: Final = "step"
 STEP_DIGITS: Final = {"loss": ".9g", "lr": ".6g", "samples_per_second": ".1f"}
 """Formats of a step's figures; nine digits distinguish any two fp32 losses."""
 
+LONGEST_VALUE: Final = 4096
+"""Characters of a text in a line."""
+
 FIELD: Final = re.compile(r"\{(\w+)(?::(\w+))?\}")
 
 INFO: Final[Mapping[str, str]] = {
@@ -49,7 +52,7 @@ INFO: Final[Mapping[str, str]] = {
     "committed": "Saved step {step} in {seconds:duration}[, {bytes:size}] ({key})",
     "trained": "Trained {step} steps; the job is done when the script ends",
     "done": "Training is done after {step} steps[; weights: {output}]",
-    "end": "Ended ({outcome}, exit code {code}): {message}",
+    "end": "Ended ({outcome}, exit code {code})[: {message}]",
     # a stop
     "abandoning": "Abandoning the upload of step {step} for a newer one",
     "released": "Released the checkpoint URI",
@@ -197,10 +200,18 @@ class Event:
 
     @property
     def known(self) -> dict[str, Any]:
-        return {key: value for key, value in self.facts.items() if value is not None}
+        return {key: _cut(value) for key, value in self.facts.items() if value is not None}
 
     def __str__(self) -> str:
         return sentence(self)
+
+
+def _cut(value: object) -> object:
+    """Shortens a text, such as an error that quotes a whole document: a line of 1 MB hides all others."""
+    text = str(value) if isinstance(value, str | BaseException) else ""
+    if len(text) <= LONGEST_VALUE:
+        return value
+    return f"{text[:LONGEST_VALUE]}... ({len(text)} characters)"
 
 
 def event_of(record: logging.LogRecord) -> Event:

@@ -1,4 +1,4 @@
-"""Detects that a run must end: SIGTERM, SIGINT or the deadline file, whichever comes first.
+"""Detects that a run must end: SIGTERM, SIGINT, SIGHUP or the deadline file, whichever comes first.
 
 It is set up before any slow import, so only the standard library is used here. The signal handler only sets
 a flag. The training loop polls `stopping`. Where the main thread cannot poll (an import, data preparation, a
@@ -21,7 +21,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Final
 
-from spottrain.core import log
+from spottrain.core import log, startup_signals
+from spottrain.errors import ConfigurationError
 
 POLL_SECONDS: Final = 0.25
 """How often the files are read; each read is a stat and a few bytes."""
@@ -29,7 +30,7 @@ FORCED_EXIT_SHARE: Final = 0.9
 """Share of the budget after which the exit is forced, so that the termination message precedes SIGKILL."""
 LEAST_BUDGET: Final = 2.0
 """Minimum seconds for a save, even if the deadline has passed: the time of SIGKILL is not known exactly."""
-SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+SIGNALS: Final = tuple(map(signal.Signals, startup_signals.SIGNALS))
 NAMES: Final = {signum.name for signum in SIGNALS}
 
 
@@ -97,7 +98,7 @@ class Preemption:
 
     @property
     def signal_arrived(self) -> bool:
-        """Whether SIGTERM or SIGINT is among the requests to stop."""
+        """Whether a signal is among the requests to stop."""
         return self._signal_seen
 
     @property
@@ -111,7 +112,7 @@ class Preemption:
         """Seconds until the forced exit."""
         return self.forced_exit_at - time.time()
 
-    def _share_spent(self) -> float:
+    def share_spent(self) -> float:
         """Share of the time from the signal to the forced exit that has passed."""
         if self.signalled_at is None:
             return 0.0
@@ -120,13 +121,23 @@ class Preemption:
     def install(self) -> None:
         """Installs the signal handlers and starts the watcher thread.
 
+        A script's own use of SIGHUP, such as to read its settings again, stays. Raises ConfigurationError
+        outside of the main thread.
         It also reads the deadline file: the kernel drops a SIGTERM that PID 1 gets before `hold_signals`.
         """
+        if (here := threading.current_thread()) is not threading.main_thread():
+            raise ConfigurationError(
+                f"spottrain is first used in the thread {here.name}, but Python lets only the main thread "
+                "handle SIGTERM: make the Trainer, Run or callback in the main thread, or start the script "
+                "with spottrain run"
+            )
         self._wakeup, signal_end = socket.socketpair()
         self._wakeup.setblocking(False)
         signal_end.setblocking(False)
         self._signal_end = signal_end
-        self._before = {signum: signal.signal(signum, self._handle) for signum in SIGNALS}
+        own = signal.getsignal(signal.SIGHUP) not in (signal.SIG_DFL, self._handle)
+        taken = [signum for signum in SIGNALS if not (own and signum == signal.SIGHUP)]
+        self._before = {signum: signal.signal(signum, self._handle) for signum in taken}
         # The wake-up socket wakes the watcher even while the main thread is inside a long C call.
         self._wakeup_before = signal.set_wakeup_fd(signal_end.fileno(), warn_on_full_buffer=False)
         os.register_at_fork(
@@ -172,7 +183,7 @@ class Preemption:
         SIGTERM in that time would make a finished run look like a lost one.
         """
         if not self.given_back:
-            for signum in SIGNALS:
+            for signum in self._before:
                 signal.signal(signum, signal.SIG_IGN)
 
     def _hold(self) -> None:
@@ -188,9 +199,10 @@ class Preemption:
         inherited = signal.set_wakeup_fd(-1)
         if inherited != self._signal_end.fileno():  # set by other code
             signal.set_wakeup_fd(inherited)
-        for signum, usual in ((signal.SIGTERM, signal.SIG_DFL), (signal.SIGINT, signal.default_int_handler)):
+        for signum in self._before:
             if signal.getsignal(signum) == self._handle:
-                signal.signal(signum, usual)
+                interrupts = signum == signal.SIGINT
+                signal.signal(signum, signal.default_int_handler if interrupts else signal.SIG_DFL)
         self._release()
 
     def let_end(self, end: Callable[[], None] | None, *, after: float = 0.0) -> None:
@@ -274,6 +286,6 @@ class Preemption:
     def _end_when_endable(self, over: threading.Event) -> None:
         while not over.is_set():
             with self._turn:
-                if self._ending is not None and self._share_spent() >= self._ending_after:
+                if self._ending is not None and self.share_spent() >= self._ending_after:
                     self._ending()
             time.sleep(0.05)

@@ -1,4 +1,4 @@
-"""Holds SIGTERM and SIGINT back while the command starts. Imported and called before anything else.
+"""Holds SIGTERM, SIGINT and SIGHUP back while the command starts. Imported and called before anything else.
 
 The command's imports take 0.2 s, or seconds where the container has a tenth of a core. A signal during that
 time would end the process or, at PID 1, be discarded by the kernel. A held signal waits until its handler is
@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]  # the built-in part of `signal`: `signal` imports enum
 
-SIGNALS = (_signal.SIGTERM, _signal.SIGINT)
+# SIGHUP: the terminal is gone, such as with a lost ssh session. Under `nohup` it is ignored, and stays so.
+_IGNORED = _signal.getsignal(_signal.SIGHUP) == _signal.SIG_IGN
+SIGNALS = (_signal.SIGTERM, _signal.SIGINT, *(() if _IGNORED else (_signal.SIGHUP,)))
 
 
 def hold_signals() -> None:

@@ -33,7 +33,7 @@ from spottrain.distributed.stop_agreement import GO_ON, Orders, StopAgreement, a
 from spottrain.errors import OutOfMemory, PeerLost, RunError, StoreError
 from spottrain.lifecycle import endings
 from spottrain.lifecycle.endings import Ending
-from spottrain.lifecycle.notice_budget import NoticeBudget
+from spottrain.lifecycle.notice_budget import NoticeBudget, StepTimes
 from spottrain.lifecycle.rank_reports import request_restart
 from spottrain.lifecycle.save_interval import (
     Losses,
@@ -55,8 +55,14 @@ SETTLE_SECONDS: Final = 60.0
 """Seconds for an upload in progress to finish when the script fails."""
 REST_SHARE: Final = 0.5
 """Share of a notice that the script gets for what it does after its training."""
+LONG_STEPS: Final = 2.0
+"""A loop that is this many steps' time away from its last step is taken to do something else."""
 MEASURED_AFTER: Final = 3
 """Steps of this attempt after which a step no longer includes compilation."""
+
+
+class _Moved(Exception):
+    """The training thread has changed the state while another thread copied it."""
 
 
 class Coordinator:
@@ -80,9 +86,12 @@ class Coordinator:
         self._interval = SaveInterval(session.run.interval, self._auto_seconds)
         self._advice = RebalanceAdvice(lambda: session.preemption.advised)
         self._steps_here = 0
-        self._step_seconds = 0.0
+        self._steps = StepTimes()
+        """Of this attempt, without its first step."""
         self._stepped: float | None = None
         self._skipped_for: int | None = None
+        self._still: Callable[[], bool] = lambda: True
+        """Whether the state that was copied is that of the last step."""
         self._budget: NoticeBudget | None = None
         """The budget that was logged last."""
         self._warning = session.board.facts.warning
@@ -233,9 +242,15 @@ class Coordinator:
         if self._stepped is not None:
             seconds = now - self._stepped
             self.trained += seconds
-            self._step_seconds += 0.2 * (seconds - self._step_seconds) if self._step_seconds else seconds
+            self._steps.add(seconds)
         self._stepped = now
         self._steps_here += 1
+
+    @property
+    def next_step_is_near(self) -> bool:
+        """Whether the loop is likely to come to the end of a step soon; after a stop request."""
+        away = time.perf_counter() - (self._stepped or 0.0)
+        return away < LONG_STEPS * self._steps.typical and self.session.preemption.share_spent() < REST_SHARE
 
     def _save_due(self) -> bool:
         """Decides on rank 0 whether to save now."""
@@ -286,6 +301,8 @@ class Coordinator:
         """Copies everything that the next step depends on."""
         assert self.checkpoints is not None
         save = self.kind.take(self.checkpoints, self.step, best=best)
+        if not self._still():
+            raise _Moved
         save.productive = self.clock.done
         return save
 
@@ -321,7 +338,7 @@ class Coordinator:
         budget = NoticeBudget(
             bytes=saver.bytes,
             bandwidth=saver.bandwidth,
-            step_seconds=self._step_seconds,
+            step_seconds=self._steps.typical,
             copy_seconds=saver.copy_seconds,
             grace=grace,
         )
@@ -371,19 +388,17 @@ class Coordinator:
 
     def end_without(self, error: RunError) -> NoReturn:
         """Ends the process when a peer is lost or this rank cannot continue: no step can be computed."""
-        text, outcome = str(error), error.outcome
+        then = ""
         if isinstance(error, OutOfMemory):
             by_itself = request_restart(self.session.env) or Env.JOB_UID in self.session.env
-            text += "" if by_itself else ": start it again (spottrain run --nproc does that by itself)"
+            then = "" if by_itself else ": start it again (spottrain run --nproc does that by itself)"
         if isinstance(error, PeerLost):
             if self.checkpoints is not None:
                 self.checkpoints.release()
         else:
             self.give_up()  # the others wait for this rank, so an upload in progress may finish
-        lost = self.session.board.facts.lost_steps > 0  # read after the upload, which may have saved steps
-        if outcome is Outcome.INTERRUPTED_LOST and not lost:
-            outcome = Outcome.INTERRUPTED
-        self.session.end_now(Ending(outcome, text, error.reason))
+        # Only now: the upload may have saved steps.
+        self.session.end_now(self.session.ending_of(error).then(then))
 
     # --- end ----------------------------------------------------------------------------------------
     def finish(
@@ -565,10 +580,18 @@ class Coordinator:
         text = f"Interrupted at step {self.step}, before a step was done; nothing was lost."
         self.session.end_now(Ending(Outcome.INTERRUPTED, text))
 
-    def save_and_end_now(self) -> NoReturn:
-        """Saves and ends the process while the training thread waits for data at a step boundary."""
+    def save_and_end_now(self, still: Callable[[], bool] = lambda: True) -> None:
+        """Saves and ends the process while the training thread is between two steps.
+
+        `still`: whether the state is that of the last step. If it is not after the copy, this returns, and
+        the training thread saves at the end of its step.
+        """
+        self._still = still
         try:
             ending = self._save_and_release()
+        except _Moved:
+            self._still = lambda: True
+            return self.session.board.update(state="Training")
         except Exception as error:
             self.give_up()
             if isinstance(error, RunError):

@@ -60,6 +60,13 @@ def done_before(uri: str, trained: int, *, total: int, wanted: int) -> Ending:
     )
 
 
+NO_STEP: Final = (
+    "and no save began, because the training thread came to the end of no step in the notice and the step "
+    "before could not be saved from outside"
+)
+"""Why a stop saved nothing although the store responded."""
+
+
 # --- interrupted ----------------------------------------------------------------------------------------
 def interrupted(facts: ProgressFacts, why_lost: str) -> Ending:
     """A stop without a save. `why_lost`: why the steps since the last commit, if any, were not saved."""
@@ -75,9 +82,10 @@ def interrupted_before_training(script: str) -> Ending:
         return Ending(Outcome.INTERRUPTED, "Interrupted before the training began; nothing was lost.")
     return Ending(
         Outcome.INTERRUPTED_LOST,
-        f"Interrupted, and nothing that {script} has done was saved: it does not use spottrain, "
-        "so the next start begins from scratch. Train with spottrain.Trainer, or add spottrain.Run "
-        "to the loop (docs/own-loop.md).",
+        f"Interrupted. {script} does not use spottrain, which has therefore saved nothing of it. Whether it "
+        "goes on from files of its own is up to the script: to keep these in a store, and have them back at "
+        "the next start, use spottrain sync (docs/sync.md); or train with spottrain.Trainer, or add "
+        "spottrain.Run to the loop (docs/own-loop.md).",
     )
 
 

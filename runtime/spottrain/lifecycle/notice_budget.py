@@ -5,15 +5,33 @@ seconds = one step + copy + 1.2 x bytes / bandwidth + 2
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
+from statistics import median_low
 from typing import Final
 
 MARGIN: Final = 1.2
 """Safety factor on the upload time: a shared network is slower at times."""
 COMMIT_SECONDS: Final = 2.0
 """Seconds for the manifest and HEAD: a few round trips, one of them retried."""
+STEPS_MEASURED: Final = 15
 FULL_SHARE: Final = 0.8
 """Share of the notice period. A save estimated to take more may not fit."""
+
+
+class StepTimes:
+    """The time of a step: the median of the last ones. An evaluation between two of them does not count."""
+
+    def __init__(self) -> None:
+        self._last: deque[float] = deque(maxlen=STEPS_MEASURED)
+
+    def add(self, seconds: float) -> None:
+        self._last.append(seconds)
+
+    @property
+    def typical(self) -> float:
+        """Seconds; 0 before the first step."""
+        return median_low(self._last) if self._last else 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -17,6 +17,8 @@ from spottrain.core import log
 
 AGENT_MARK: Final = "TORCHELASTIC_RUN_ID"
 AGENT_TIMEOUT: Final = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
+AGENT_PROGRAMS: Final = re.compile(r"torchrun|torch[./]distributed|accelerate")
+"""Found in the command line of torchrun's agent, whatever has started it."""
 AGENT_DEFAULT: Final = 30.0
 """Seconds from torchrun's SIGTERM to its SIGKILL (torch 2.15, torch/distributed/launcher/api.py)."""
 DEAF: Final = ("sh", "bash", "dash", "ash", "busybox", "ksh", "zsh", "accelerate")
@@ -56,6 +58,34 @@ def grace_warning(grace: float, env: Mapping[str, str]) -> str:
         f"torchrun kills its processes {limit:g} s after SIGTERM, although the grace is {grace:g} s: set "
         f"{AGENT_TIMEOUT}={grace:.0f}, or start torchrun with --shutdown-timeout {grace:.0f}"
     )
+
+
+def restarts_left(env: Mapping[str, str]) -> int:
+    """Returns how often torchrun will start its ranks again (--max-restarts); 0 without torchrun."""
+    counts = [env.get(f"TORCHELASTIC_{name}", "") for name in ("MAX_RESTARTS", "RESTART_COUNT")]
+    most, done = (int(text) if text.isdecimal() else 0 for text in counts)
+    return max(0, most - done) if AGENT_MARK in env else 0
+
+
+def restart_warning(env: Mapping[str, str]) -> str:
+    """Returns what to change if torchrun starts its ranks again by itself; else ""."""
+    if not restarts_left(env):
+        return ""
+    return (
+        "torchrun starts its ranks again in this pod, whatever ended them, and nobody counts these starts: "
+        "give it --max-restarts 0, which is its default; the next attempt starts them again"
+    )
+
+
+def end_agent(env: Mapping[str, str], command: str | None = None) -> None:
+    """Ends torchrun, if it would start the ranks again after a stop that it does not know of.
+
+    `command`: of the parent.
+    """
+    parent = os.getppid()
+    command = _command_of(parent) if command is None else command
+    if restarts_left(env) and AGENT_PROGRAMS.search(command):
+        os.kill(parent, signal.SIGTERM)
 
 
 def warn_if_init_is_deaf() -> None:

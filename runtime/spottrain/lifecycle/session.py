@@ -146,7 +146,7 @@ class Session:
             worker=int(self.env.get(Env.WORKER_INDEX) or 0),
         )
         self._clear_message_of_last_round()
-        self._warn_of_torchrun_timeout()
+        self._warn_of_torchrun()
         if Env.JOB_UID in self.env:  # a pod, where the kubelet signals only PID 1
             parent_signals.warn_if_init_is_deaf()
         if self.run.progress_port is not None and self.world.first_here:
@@ -252,7 +252,9 @@ class Session:
             self.end_now(self.interrupted_after_training())
         if self.unfinished is None and not self.board.facts.lost_steps:
             self.end_idle()
-        self.end_now(endings.interrupted(self.board.facts, "and the save did not finish in time"))
+        saving = self.board.facts.state == "Saving"
+        why = "and the save did not finish in time" if saving else endings.NO_STEP
+        self.end_now(endings.interrupted(self.board.facts, why))
 
     def broken_by_stop(self, error: BaseException, script: str = "") -> bool:
         """Whether the script raised `error` because of a stop.
@@ -262,6 +264,8 @@ class Session:
         counts as its consequence. A real bug of the script recurs in the next attempt and counts as a failure
         there.
         """
+        if self.unfinished is not None:
+            self.preemption.let_end(None)  # another thread may be saving
         known = self.message is not None or isinstance(error, RunError) or fault_behind(error)
         if known or not self._was_told_to_stop():
             return False
@@ -291,13 +295,22 @@ class Session:
 
             error = peer_lost(error, self.world, self.peer_gone) or error
         if isinstance(error, RunError) and not fault:
-            return self.conclude(Ending.of(error))
+            return self.conclude(self.ending_of(error), shown=True)
         if not fault:
             self.broken_by_stop(error, script)  # its message comes first and stays
         return self.conclude(endings.raised(error, script, fault))
 
+    def ending_of(self, error: RunError) -> Ending:
+        """A lost peer, or memory that was short, costs only the steps that no checkpoint has."""
+        ending, lost = Ending.of(error), self.board.facts.lost_steps > 0
+        if ending.outcome is Outcome.INTERRUPTED_LOST and not lost:
+            return replace(ending, outcome=Outcome.INTERRUPTED)
+        return ending
+
     def end_of_script(self) -> ExitCode:
         """Writes the termination message of a script that ended by itself."""
+        if self.message is not None:  # such as of a training in another thread than the main one
+            return self.conclude(Ending(self.message.outcome, ""))
         if self.complete is not None and not self.completed:
             try:
                 self.complete()
@@ -307,6 +320,7 @@ class Session:
             return self.conclude(self.done)
         if self.unfinished is None:
             return self._end_untrained()
+        self.preemption.let_end(None)  # another thread may be saving
         try:
             if self.script and self.finish_ended_loop():  # at exit of the interpreter no thread may start
                 return self.conclude(self.done)
@@ -328,8 +342,12 @@ class Session:
         peerless = self.world.distributed and code != ExitCode.DONE
         return self.preemption.stopping or code == ExitCode.SUPERSEDED or peerless or log.stuck
 
-    def conclude(self, ending: Ending) -> ExitCode:
-        """Writes the termination message, unless there is one, and returns the matching exit code."""
+    def conclude(self, ending: Ending, *, shown: bool = False, logged: bool = True) -> ExitCode:
+        """Writes the termination message, unless there is one, and returns the matching exit code.
+
+        `shown`: whether its text is on standard error already. `logged`: False for a command that is refused.
+        """
+        first = self.message is None
         with self._message_lock:
             if self.message is None:
                 if ending.outcome in (Outcome.DONE, Outcome.UNTRAINED) and (lack := not_made(self.env)):
@@ -339,21 +357,30 @@ class Session:
                 self.message = self._message_of(ending)
                 rank_reports.report_outcome(self.env, self.message.outcome)
                 self._write_message(self.message)  # first: writing to the log may block
-                log.unhindered(
-                    "end",
-                    outcome=self.message.outcome,
-                    code=int(EXIT_CODE_OF[self.message.outcome]),
-                    reason=self.message.reason or None,
-                    step=self.message.step,
-                    durable_step=self.message.durableStep,
-                    durable_seconds=self.message.durableSeconds,
-                    message=self.message.message,
-                )
+                if logged:
+                    self._log_end(self.message, "" if shown and log.console.on_terminal else None)
             outcome = self.message.outcome
         for each in self.at_end:
             with contextlib.suppress(Exception):  # the process ends in any case
                 each(outcome, self.preemption.seconds_left())
+        untold = self.preemption.stopping and not self.preemption.signal_arrived
+        if first and untold and self.world.first_here:
+            parent_signals.end_agent(self.env)
         return EXIT_CODE_OF[outcome]
+
+    @staticmethod
+    def _log_end(message: TerminationMessage, text: str | None) -> None:
+        """Logs the end. `text`: replaces that of the message."""
+        log.unhindered(
+            "end",
+            outcome=message.outcome,
+            code=int(EXIT_CODE_OF[message.outcome]),
+            reason=message.reason or None,
+            step=message.step,
+            durable_step=message.durableStep,
+            durable_seconds=message.durableSeconds,
+            message=message.message if text is None else text,
+        )
 
     @property
     def done(self) -> Ending:
@@ -407,10 +434,12 @@ class Session:
         found = self.outage.through("GET HEAD", lambda: store.get(HEAD_KEY))
         return Head.from_json(found.body).attempt + 1 if found else 1
 
-    def _warn_of_torchrun_timeout(self) -> None:
+    def _warn_of_torchrun(self) -> None:
         if warning := parent_signals.grace_warning(run_config.grace_seconds(self.env), self.env):
             log.event("grace-shortened", why=warning)
             self.board.update(warning=warning)
+        if self.world.first_here and (text := parent_signals.restart_warning(self.env)):
+            log.event("advice", about="torchrun", text=text)
 
     def _use_cache_dir(self) -> None:
         """Sets cache folders before torch and others are imported, which read the variables only once."""

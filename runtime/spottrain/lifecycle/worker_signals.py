@@ -1,7 +1,7 @@
 """Makes DataLoader workers ignore stop signals, and ends them with the process.
 
 A stop reaches every process of the group. The trainer still needs its workers for the current step, so they
-ignore SIGTERM and SIGINT.
+ignore SIGTERM, SIGINT and SIGHUP.
 """
 
 from __future__ import annotations
@@ -18,16 +18,18 @@ from weakref import WeakSet
 
 from torch.utils.data import DataLoader
 
+from spottrain.core.preemption import SIGNALS
+
 _OPEN: Final[WeakSet[Any]] = WeakSet()
 """Loader iterators that may have workers."""
 
 
 def ignore_signals(_worker: int = 0) -> None:
-    """A `worker_init_fn` that ignores SIGTERM and SIGINT: the current step still needs the worker."""
+    """A `worker_init_fn` that ignores stop signals: the current step still needs the worker."""
     signal.set_wakeup_fd(-1)  # inherited by fork: a worker's signal must not wake the trainer
-    for signum in (signal.SIGTERM, signal.SIGINT):
+    for signum in SIGNALS:
         signal.signal(signum, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM, signal.SIGINT))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
 
 def _ignore_signals_then(after: Callable[[int], Any], worker: int) -> None:
@@ -131,7 +133,7 @@ def _end_the_rest() -> None:
 @contextmanager
 def signals_held() -> Iterator[None]:
     """Blocks signals until forked workers ignore them. Other threads still receive them."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT))
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         yield
     finally:

@@ -191,6 +191,7 @@ class Engine:
 
     def give_up(self) -> None:
         """Ends without a result: waits for an upload in progress, then releases HEAD."""
+        self.session.preemption.let_end(None)  # another thread may be saving
         self.ended = True
         self.coordinator.give_up()
         self.close()

@@ -27,8 +27,11 @@ from spottrain.lifecycle.session import Session
 from spottrain.lifecycle.worker_signals import protect
 from spottrain.training import job_settings
 from spottrain.training.engine import Engine, require_finite
+from spottrain.training.finished_step import FinishedStep, FinishedSteps
 
 _TENSOR: Final = "tensor of a batch"
+POLL_SHARE: Final = 0.1
+"""Share of a notice in which the loop may come to the end of a step by itself."""
 
 
 class LoopPosition:
@@ -162,6 +165,10 @@ class Loop:
         self._drawn: list[Any] = []
         """The batch that `ahead` has drawn last, unless the position in the data is enough to draw it."""
         self._partial: _Partial | None = None
+        self._finished: FinishedSteps | None = None
+        """Set where another thread can save: with one rank, and a position that costs little to note."""
+        self._saved_step: FinishedStep | None = None
+        """The step that another thread saves."""
 
     # --- public ---------------------------------------------------------------------------------------
     @property
@@ -296,7 +303,7 @@ class Loop:
             TrainingFailed: the loss is NaN or infinite.
         """
         self._require_open()
-        self.session.preemption.let_end(None)  # from here on there is work to lose
+        self._keep_from_others()  # from here on there is work to lose
         if self.done:
             self._engine.close()  # a profile is still being stored
             raise ConfigurationError(
@@ -314,7 +321,30 @@ class Loop:
             self._engine.stop()
         if self.done and self._endless:
             self._output = self.finish()  # now: a loop that ignores the result trains on
+        self._give_to_others()
         return not self.done
+
+    def _give_to_others(self) -> None:
+        """Lets another thread save this step, should a stop come while the loop does something else."""
+        stored = self._engine.coordinator.checkpoints is not None
+        if self._finished is not None and stored and not self._engine.ended:
+            self._finished.keep(self._place, self._drawn)
+            self.session.preemption.let_end(self._save_from_other_thread, after=POLL_SHARE)
+
+    def _keep_from_others(self) -> None:
+        """Waits for another thread that saves the last step, which then ends the process."""
+        self.session.preemption.let_end(None)
+        if self._finished is not None:
+            self._finished.forget()
+
+    def _save_from_other_thread(self) -> None:
+        """Saves the last finished step and ends the process, unless the loop has changed its state."""
+        coordinator, finished = self._engine.coordinator, self._finished
+        if finished is None or coordinator.next_step_is_near or not finished.unchanged:
+            return
+        self._saved_step = finished.last
+        coordinator.save_and_end_now(still=lambda: finished.unchanged)
+        self._saved_step = None
 
     def _require_position(self) -> None:
         """Raises ConfigurationError for a loop that starts at 0 in each attempt.
@@ -570,6 +600,7 @@ class Loop:
         return not self._moved
 
     def _note_move(self, *_: Any) -> None:
+        self._keep_from_others()
         self._moved = True
 
     def _begin(
@@ -605,20 +636,27 @@ class Loop:
         groups = self._torch_optimizers[0].param_groups if self._torch_optimizers else []
         return float(groups[0]["lr"]) if groups and "lr" in groups[0] else None
 
-    def _progress(self) -> dict[str, Any]:
-        self._read_loss()
+    def _place(self) -> dict[str, Any]:
+        """Returns the position, as far as it is the same on all ranks."""
         return {
             "step": self._step,
             "passes": self._passes,
             "epoch": self._epoch,
             "epoch_began": self._epoch_began,
-            **self._engine.coordinator.record(),
             "data": self._data.state() if self._data.shared else None,
         }
 
+    def _progress(self) -> dict[str, Any]:
+        self._read_loss()
+        saved = self._saved_step
+        return self._engine.coordinator.record() | (self._place() if saved is None else saved.progress)
+
     def _own(self) -> dict[str, Any]:
-        data = None if self._data.shared else self._data.state()
-        return {"random": devices.random_state(), "data": data, "ahead": _with_devices(self._drawn)}
+        data, saved = None if self._data.shared else self._data.state(), self._saved_step
+        random, drawn = (
+            (devices.random_state(), self._drawn) if saved is None else (saved.random, saved.drawn)
+        )
+        return {"random": random, "data": data, "ahead": _with_devices(drawn)}
 
     def _load_progress(self, saved: Mapping[str, Any], own: Mapping[str, Any], new_rank: bool) -> None:
         """Raises CheckpointError if the position in the data does not fit."""

@@ -29,6 +29,7 @@ from spottrain.techniques.gradient_compression import Compression
 from spottrain.techniques.trackers import Trackers
 from spottrain.training import job_settings
 from spottrain.training.extra_state import AveragePosition, Values, adapted, final_weights
+from spottrain.training.finished_step import FinishedSteps, with_groups
 from spottrain.training.loop import Loop, has_state
 
 ONLY: Final = "main"
@@ -118,7 +119,15 @@ class Run(Loop):
                 *(plain_state.buffers(each, f"modules.{name}") for name, each in self._modules.items()),
             ),
         )
-        module = torch.nn.ModuleList([self._model, *self._modules.values()])
+        modules = [self._model, *self._modules.values()]
+        module = torch.nn.ModuleList(modules)
+        if not session.world.distributed and self._data.shared:
+            self._finished = FinishedSteps(
+                modules=modules,
+                optimizers=self._optimizers,
+                objects={name: each for name, each in self._objects.items() if not _is_scaler(name)},
+                loose=lambda: self._loose.values(),
+            )
         self._begin(StateCheckpoints(state), module, list(self._optimizers.values()))
 
     @property
@@ -180,15 +189,19 @@ class Run(Loop):
         self._saves += 1
         if self._saves == 2:  # the first call only measures the size
             self._tell_unread()
+        saved = self._saved_step
+        copies = {} if saved is None else saved.objects
+        optimizers = {n: plain_state.optimizer_state(self._model, o) for n, o in self._optimizers.items()}
         return {
             MODEL: plain_state.model_state(self._model),
             "optimizers": {
-                name: plain_state.optimizer_state(self._model, each)
-                for name, each in self._optimizers.items()
+                name: optimizer if saved is None else with_groups(optimizer, saved.groups[name])
+                for name, optimizer in optimizers.items()
             },
             "loose": {name: each.detach() for name, each in self._loose.items()},
             "modules": {name: plain_state.model_state(each) for name, each in self._modules.items()},
-            "objects": {name: each.state_dict() for name, each in self._objects.items()},
+            "objects": copies
+            | {n: each.state_dict() for n, each in self._objects.items() if n not in copies},
             "progress": self._progress(),
         }
 
@@ -226,7 +239,10 @@ class Run(Loop):
 
     def _own(self) -> dict[str, Any]:
         with_own = {name: each for name, each in self._objects.items() if hasattr(each, "own_state_dict")}
-        return super()._own() | {"objects": {name: each.own_state_dict() for name, each in with_own.items()}}
+        copies = {} if self._saved_step is None else self._saved_step.own
+        return super()._own() | {
+            "objects": copies | {n: each.own_state_dict() for n, each in with_own.items() if n not in copies}
+        }
 
     def _load_loose(self, name: str, parameter: torch.nn.Parameter, saved: torch.Tensor) -> None:
         if parameter.shape != saved.shape:

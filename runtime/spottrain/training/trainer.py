@@ -53,6 +53,7 @@ from spottrain.training.data_parallel import Replica, clip
 from spottrain.training.engine import Engine, require_finite
 from spottrain.training.evaluation import Evaluation, EvaluationSchedule
 from spottrain.training.phases import TrainerPhases
+from spottrain.training.script_functions import checked_loss, checked_metrics, checked_weight
 
 Loss = Callable[[torch.nn.Module, Any], torch.Tensor]
 Metrics = Callable[[torch.nn.Module, Any], Mapping[str, Any]]
@@ -199,8 +200,9 @@ class Trainer:
         self.settings = resolve(self.session.run.training, **script)
         require_positive(log_every=log_every, eval_every=eval_every)
         require_kinds(model, optimizer)
-        self.loss_fn, self.loss_weight = loss_fn, loss_weight
-        self.metrics, self.log_every = metrics, log_every
+        self.loss_fn, self.log_every = checked_loss(loss_fn), log_every
+        self.loss_weight = None if loss_weight is None else checked_weight(loss_weight)
+        self.metrics = None if metrics is None else checked_metrics(metrics)
         whole = outside_parameters.of_trainer(model, optimizer, extra, {"loss": loss_fn, "metrics": metrics})
         self._set_up_model(whole, optimizer, learning_rate, device)
         self._make_batches(

@@ -319,6 +319,19 @@ def test_head_is_asked_for_as_long_as_the_notice_lasts(tmp_path: Path) -> None:
     assert len(before_end) == 2 and all(p is not None and 20 < p < 27 for p in before_end)
 
 
+@pytest.mark.usefixtures("small_shards")
+def test_a_save_at_a_notice_that_fails_again_and_again_for_one_reason_says_so_once(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    it, _ = make(tmp_path, {"r00000-00.safetensors": 20, "manifest.json": 20})
+    it.context.preemption._note_signal(15)
+    it.save_before_end(taking(it, 5), 5)
+    it.release()
+    assert it.context.board.facts.durable_step == 5
+    failed = [line for line in capfd.readouterr().out.splitlines() if "event=save-failed" in line]
+    assert ["safetensors" in line for line in failed] == [True, False]
+
+
 @pytest.mark.parametrize(
     ("left", "running", "one_save", "gets"),
     [
@@ -371,6 +384,6 @@ def test_what_a_commit_in_a_notice_replaces_is_deleted_by_the_successor(tmp_path
     steps = {key.split("-")[1] for key in store.list("checkpoints/")}
     assert steps == {f"s00000000{n}" for n in (1, 2, 3, 4)}
     successor = attempt(store, 2)
-    successor.claim()
+    successor.choice.restore(successor.claim())
     wait_for(lambda: len({key.split("-")[1] for key in store.list("checkpoints/")}) == 3)
     successor.release()

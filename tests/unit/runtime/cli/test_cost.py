@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -461,6 +462,34 @@ def test_kubectl_s_own_words_are_shown_before_ours(
     theirs, ours = err.splitlines()
     assert not out and theirs == "Error from server (NotFound): no gpt here"
     assert ours.startswith("spottrain: `kubectl get trainingjobs.spottrain.io gpt` ended with exit code 1")
+
+
+LOGGED = (
+    "E1126 07:57:21.123456   12345 memcache.go:265] couldn't get current server API group list: "
+    'Get "http://localhost:8080/api?timeout=30s": dial tcp 127.0.0.1:8080: connect: connection refused'
+)
+REFUSED = "The connection to the server localhost:8080 was refused - did you specify the right host or port?"
+
+
+@pytest.mark.parametrize(
+    ("printed", "shown"),
+    [([LOGGED] * 5 + [REFUSED], [REFUSED]), ([LOGGED] * 2, [LOGGED]), (["Error: x", LOGGED], ["Error: x"])],
+)
+def test_of_a_kubectl_that_finds_no_cluster_its_message_is_shown_and_not_its_log(
+    fake: Callable[[str], None], capsys: pytest.CaptureFixture[str], printed: list[str], shown: list[str]
+) -> None:
+    fake("".join(f"echo {shlex.quote(line)} >&2\n" for line in printed) + "exit 1")
+    assert cost.main([]) == 1
+    *theirs, ours = capsys.readouterr().err.splitlines()
+    assert theirs == shown and ours.startswith("spottrain: `kubectl get")
+
+
+def test_a_login_that_waits_for_an_answer_is_shown_before_the_end_of_its_line(
+    fake: Callable[[str], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake('printf \'Enter the code: \' >&2; printf \'{"kind": "List", "items": []}\'')
+    assert cost.main([]) == 0
+    assert capsys.readouterr().err == "Enter the code: "
 
 
 def test_an_answer_of_kubectl_that_is_no_json(fake: Callable[[str], None], told: Told) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+from collections.abc import Callable
 
 import pytest
 from spottrain.core.log_format import (
@@ -102,6 +103,13 @@ def test_json_keeps_types_and_is_json_for_every_number() -> None:
         "loss": "nan",
         "path": "a\nb",
     }
+
+
+@pytest.mark.parametrize("write", [logfmt, json_line, text])
+@pytest.mark.parametrize("long", ["x" * 1_000_000, ValueError("x" * 1_000_000)])
+def test_a_text_of_a_megabyte_is_cut_in_its_line(write: Callable[[Event, int], str], long: object) -> None:
+    line = write(event("end", message=long, error=long), logging.INFO)
+    assert len(line) < 10_000 and "x... (1000000 characters)" in line
 
 
 @pytest.mark.parametrize(

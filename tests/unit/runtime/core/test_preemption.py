@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import signal
+import threading
 import time
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 from spottrain.core.preemption import Preemption
+from spottrain.errors import ConfigurationError
 
 GRACE = 30.0
 
@@ -71,3 +73,18 @@ def test_without_a_limit_a_deadline_counts_for_ever(clock: Clock) -> None:
     found.stop_by(clock.now + 10, "operator")
     clock.now += 10**6
     assert found.stopping
+
+
+def test_outside_the_main_thread_it_is_refused_with_what_to_do() -> None:
+    refused: list[str] = []
+
+    def install() -> None:
+        try:
+            Preemption(grace=GRACE).install()
+        except ConfigurationError as error:
+            refused.append(str(error))
+
+    worker = threading.Thread(target=install, name="trains")
+    worker.start()
+    worker.join()
+    assert ["in the thread trains" in each and "spottrain run" in each for each in refused] == [True]

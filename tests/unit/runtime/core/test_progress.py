@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import struct
 import threading
@@ -13,7 +14,7 @@ from http.client import HTTPConnection
 from typing import Any
 
 import pytest
-from spottrain.contract import STOP_PATH, WAITING_FOR_STORE, Progress, Stop
+from spottrain.contract import MESSAGE_LIMIT, STOP_PATH, WAITING_FOR_STORE, Outcome, Progress, Stop
 from spottrain.core.progress import MAX_CONNECTIONS, ProgressBoard, serve
 
 
@@ -165,3 +166,50 @@ def test_while_the_store_is_waited_for_that_is_the_state_whatever_comes_after() 
     assert board.progress().state == "Restoring" and board.progress().waitingFor, "it goes on, and says so"
     board.update(waiting_for="")
     assert board.progress().state == "Restoring"
+
+
+# --- what the training writes meanwhile -----------------------------------------------------------------
+class Interrupted(ProgressBoard):
+    """Another thread counts a step just after an update has read the step."""
+
+    armed = False
+
+    @property
+    def _step(self) -> int:
+        found = self.__dict__["step of this moment"]
+        if self.armed:
+            self.armed = False
+            self.stepped(found + 1)
+        return int(found)
+
+    @_step.setter
+    def _step(self, value: int) -> None:
+        self.__dict__["step of this moment"] = value
+
+
+def test_a_step_that_is_counted_during_an_update_is_not_lost() -> None:
+    board = Interrupted()
+    board.update(state="Training")
+    board.stepped(8)
+    board.armed = True
+    board.update(durable_step=7)
+    assert (board.facts.step, board.facts.durable_step) == (9, 7)
+
+
+@pytest.mark.parametrize(
+    ("total", "speed", "left"), [(0, 5.0, None), (100, None, None), (100, 5.0, 16.0), (10, 5.0, 0.0)]
+)
+def test_the_time_left_is_told_where_the_end_and_the_speed_are_known(
+    total: int, speed: float | None, left: float | None
+) -> None:
+    board = ProgressBoard()
+    board.update(total_steps=total, step=20, steps_per_second=speed)
+    assert board.progress().etaSeconds == left
+    assert ("spottrain_total_steps" in board.metrics()) == bool(total)
+
+
+@pytest.mark.parametrize("character", ["x", "ä", "€", "\U0001f680", '"'])
+def test_a_long_error_is_cut_to_what_the_kubelet_keeps_and_its_begin_stays(character: str) -> None:
+    text = ProgressBoard().message(Outcome.FAILED, "begin" + 1_000_000 * character).to_json()
+    assert MESSAGE_LIMIT - 12 <= len(text.encode()) <= MESSAGE_LIMIT
+    assert json.loads(text)["message"].startswith(f"begin{character}")

@@ -1,0 +1,207 @@
+"""The last finished step of a custom loop, for a save that another thread makes.
+
+A loop may do something else for minutes between two steps, such as a validation, or wait for data. A stop
+that comes meanwhile saves the step before, although the script may have gone on since: it has drawn random
+numbers, or its scheduler has stepped. So after each step the small part of the state is copied. The tensors
+of the modules are too large for that; the save is made only if they have not changed since.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+
+from spottrain.core import device as devices
+from spottrain.techniques.ema import EMA
+
+COPIED_BYTES: Final = 2**20
+"""Limit of the tensors and arrays in the copied part of the state."""
+COPIED_VALUES: Final = 10_000
+"""Limit of its other values, such as of a list of losses."""
+LARGEST_SHARE: Final = 0.02
+"""Share of the training's time that the copies may take."""
+FREE_SECONDS: Final = 0.001
+"""A copy that takes no longer is made after each step, however short the steps are."""
+MEASURED: Final = 8
+"""The shortest of so many copies is the time of one: other processes only lengthen it."""
+
+Record = tuple[list[tuple[int, int]], list[torch.Tensor]]
+"""Version and address of each tensor, and one element of each, by device."""
+
+
+class TensorRecorder:
+    """Records what shows a change of tensors: their versions and addresses, and one element of each.
+
+    The element shows what writes through `tensor.data`, which leaves the version as it is: averaged weights
+    are often put in the place of a model's own in that way.
+    """
+
+    def __init__(self) -> None:
+        self._places: list[tuple[int, int]] = []
+        self._elements: dict[torch.device, list[torch.Tensor]] = {}
+        """Views of one element each, as bytes."""
+
+    def record(self, tensors: list[torch.Tensor]) -> Record:
+        places = [(id(each), each.data_ptr() if _is_plain(each) else 0) for each in tensors]
+        if places != self._places:
+            self._places, self._elements = places, {}
+            for each in filter(_is_plain, tensors):
+                if each.numel():
+                    middle = each.detach()[tuple(size // 2 for size in each.shape)]
+                    self._elements.setdefault(each.device, []).append(middle.reshape(1).view(torch.uint8))
+        versions = [each._version for each in tensors]
+        seen = list(zip(versions, (address for _, address in places), strict=True))
+        return seen, [torch.cat(each) for each in self._elements.values()]
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    kind = type(tensor) in (torch.Tensor, torch.nn.Parameter)
+    return kind and tensor.layout is torch.strided and tensor.device.type != "meta"
+
+
+def _same(one: Record, other: Record) -> bool:
+    return one[0] == other[0] and all(map(torch.equal, one[1], other[1]))
+
+
+class TooLarge(Exception):
+    """A state is too large to be copied after each step."""
+
+
+class _Copier:
+    def __init__(self) -> None:
+        self._bytes, self._values = COPIED_BYTES, COPIED_VALUES
+
+    def copied(self, value: Any) -> Any:
+        """Returns a copy that later changes of the value do not reach. Raises TooLarge."""
+        if value is None or isinstance(value, bool | int | float | str):
+            self._take(values=1)
+            return value
+        if isinstance(value, torch.Tensor):
+            self._take(bytes=value.nbytes)
+            return value.detach().clone()
+        if type(value) in (list, tuple):
+            return type(value)(self.copied(each) for each in value)
+        if type(value) is dict:
+            return {key: self.copied(each) for key, each in value.items()}
+        if isinstance(value, Mapping | list | tuple | set | frozenset):
+            self._take(values=len(value))
+        self._take(bytes=getattr(value, "nbytes", 0), values=1)
+        return copy.deepcopy(value)
+
+    def _take(self, *, bytes: int = 0, values: int = 0) -> None:
+        self._bytes -= bytes
+        self._values -= values
+        if min(self._bytes, self._values) < 0:
+            raise TooLarge
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FinishedStep:
+    """The copies that were made at the end of a step."""
+
+    random: dict[str, Any]
+    """As `devices.random_state` returns it."""
+    progress: dict[str, Any]
+    drawn: list[Any]
+    groups: dict[str, list[dict[str, Any]]]
+    """Of each optimizer: its parameter groups, without the parameters."""
+    objects: dict[str, Any]
+    own: dict[str, Any]
+    tensors: Record
+    averaged: list[int]
+
+
+class FinishedSteps:
+    """Keeps the last finished step. `objects`: what has a state besides modules and optimizers, by name."""
+
+    def __init__(
+        self,
+        *,
+        modules: Iterable[torch.nn.Module],
+        optimizers: Mapping[str, torch.optim.Optimizer],
+        objects: Mapping[str, Any],
+        loose: Callable[[], Iterable[torch.Tensor]],
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._modules, self._optimizers, self._loose = list(modules), optimizers, loose
+        self._averages = [each for each in objects.values() if isinstance(each, EMA)]
+        self._objects = {name: each for name, each in objects.items() if not isinstance(each, EMA)}
+        self._recorder, self._clock = TensorRecorder(), clock
+        self._tensors: list[torch.Tensor] = []
+        self._seconds: deque[float] = deque(maxlen=MEASURED)
+        self._not_before = 0.0
+        self.last: FinishedStep | None = None
+
+    def forget(self) -> None:
+        """Forgets it: the next step has changed the state, or is about to."""
+        self.last = None
+
+    def keep(self, progress: Callable[[], dict[str, Any]], drawn: list[Any]) -> None:
+        """Keeps the step that is finished now, unless copying its state takes too long."""
+        began = self._clock()
+        if began < self._not_before:
+            return
+        try:
+            self.last = self._copy(progress(), drawn)
+        except TooLarge:
+            self.last = None
+        self._seconds.append(self._clock() - began)
+        seconds = min(self._seconds)
+        if len(self._seconds) == MEASURED and seconds > FREE_SECONDS:
+            self._not_before = began + seconds / LARGEST_SHARE
+
+    def _copy(self, progress: dict[str, Any], drawn: list[Any]) -> FinishedStep:
+        copied = _Copier().copied
+        with_own = {name: each for name, each in self._objects.items() if hasattr(each, "own_state_dict")}
+        if not self._tensors:
+            self._tensors = self._all_tensors()
+        return FinishedStep(
+            random=devices.random_state(),
+            progress=copied(progress),
+            drawn=list(drawn),
+            groups={name: copied(_groups(each)) for name, each in self._optimizers.items()},
+            objects={name: copied(each.state_dict()) for name, each in self._objects.items()},
+            own={name: copied(each.own_state_dict()) for name, each in with_own.items()},
+            tensors=self._recorder.record(self._tensors),
+            averaged=[each.updated for each in self._averages],
+        )
+
+    @property
+    def unchanged(self) -> bool:
+        """Whether the tensors are still those of the last finished step."""
+        if self.last is None:
+            return False
+        tensors = self._all_tensors()
+        same = len(tensors) == len(self._tensors) and all(map(_is, tensors, self._tensors))
+        return (
+            same
+            and _same(self.last.tensors, self._recorder.record(tensors))
+            and self.last.averaged == [each.updated for each in self._averages]
+        )
+
+    def _all_tensors(self) -> list[torch.Tensor]:
+        found = [each for module in self._modules for each in (*module.parameters(), *module.buffers())]
+        averages = [tensor for each in self._averages for tensor in each.by_weight().values()]
+        return [*found, *self._loose(), *averages]
+
+
+def _is(one: object, other: object) -> bool:
+    return one is other
+
+
+def _groups(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    return [
+        {key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups
+    ]
+
+
+def with_groups(state: dict[str, Any], groups: list[dict[str, Any]]) -> dict[str, Any]:
+    """Returns an optimizer's state with these values in its parameter groups."""
+    pairs = zip(state["param_groups"], groups, strict=True)
+    return state | {"param_groups": [kept | {"params": now["params"]} for now, kept in pairs]}
