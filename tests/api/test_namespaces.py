@@ -1,18 +1,20 @@
-"""Several watched namespaces, of which the operator may not read one: the others go on."""
+"""Several watched namespaces, of which the operator may not read one, or one is deleted: the others go on."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from localcluster.apiserver import ApiServer
+from spottrain.contract import Outcome
 
 from tests.api import chart
-from tests.api.kube import Kube, wait_for
+from tests.api.kube import Kube, jobs, wait_for
 from tests.api.scene import OperatorProcess, Scene
+from tests.builders import word
 
 RELEASE = "spottrain-two"
 ACCOUNT = f"{RELEASE}-operator"
-KEPT, GONE = "kept", "gone"
+KEPT, GONE, DELETED = "kept", "gone", "deleted"
 
 
 def test_a_namespace_that_is_refused_does_not_stop_the_others_and_is_followed_when_it_can_be_read_again(
@@ -41,3 +43,24 @@ def test_a_namespace_that_is_refused_does_not_stop_the_others_and_is_followed_wh
             operator.log.read_text().count(f"the trainingjobs of {GONE} cannot be listed; all others go on")
             == 1
         )
+
+
+def test_a_job_does_not_hold_up_the_end_of_its_namespace_whose_role_binding_goes_first(
+    server: ApiServer, kube: Kube, tmp_path: Path
+) -> None:
+    kube.make_namespace(DELETED)
+    chart.install(kube, "operator", f'watchNamespaces=["{DELETED}"]', release=RELEASE)
+    config = chart.kubeconfig(kube, server.kubeconfig, ACCOUNT, tmp_path)
+    scene = Scene(kube=kube, namespace=DELETED, job="job")
+    path = jobs(DELETED, "job")
+    with OperatorProcess(kubeconfig=config, namespace=DELETED) as operator:
+        operator.wait_ready()
+        pod = scene.run(deletionPolicy="Delete")
+        scene.end(pod, 0, word(Outcome.DONE, step=3, durableStep=3))
+        scene.wait_condition("Succeeded", "True")
+        wait_for("the pod to be let go", lambda: not scene.pods() or "finalizers" not in scene.pods()[0])
+        kube.call("DELETE", f"/api/v1/namespaces/{DELETED}")
+        kube.call("DELETE", f"{chart.RBAC}/namespaces/{DELETED}/rolebindings/{ACCOUNT}")
+        kube.call("DELETE", path)
+        wait_for("the job to be gone", lambda: kube.get(path) is None)
+        assert "delete them with spottrain checkpoints delete s3://bucket/run" in operator.log.read_text()

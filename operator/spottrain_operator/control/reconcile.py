@@ -15,16 +15,17 @@ from spottrain_operator.api.node_pools import Pool
 from spottrain_operator.api.observed import Limits, Observed, Plan, PodView, without_reports
 from spottrain_operator.api.prices import NO_PRICES, PriceList
 from spottrain_operator.api.training_job import Job, JobKey
+from spottrain_operator.api.validation import parse_job
 from spottrain_operator.control.apply import Changed, Context, Done, Unfinished, apply
 from spottrain_operator.control.caches import Caches
 from spottrain_operator.control.memory import Memory, remember
 from spottrain_operator.control.observe import list_pods, observe, read_job
 from spottrain_operator.control.pacing import paced
 from spottrain_operator.control.plan import RESCUE, plan
-from spottrain_operator.errors import ApiError, Incomplete
+from spottrain_operator.errors import ApiError, ApiFailure, Incomplete
 from spottrain_operator.io.cluster import Cluster
 from spottrain_operator.io.logs import about
-from spottrain_operator.policies import cheapest
+from spottrain_operator.policies import cheapest, cleanup
 
 logger = logging.getLogger(__name__)
 AT_ONCE = timedelta(0)
@@ -61,6 +62,16 @@ class Reconciler:
             return None
         if (pause := self._pause(job)) > AT_ONCE:
             return pause
+        try:
+            return await self._reconcile(job)
+        except ApiError as error:
+            if error.kind is not ApiFailure.FORBIDDEN or not await self._ends_with_its_namespace(job):
+                raise
+            await self._let_go(job)
+            return None
+
+    async def _reconcile(self, job: Job) -> timedelta | None:
+        key = job.key
         observed, learned = await observe(
             job,
             caches=self.caches,
@@ -115,6 +126,24 @@ class Reconciler:
         else:
             self.caches.jobs.delete(key)
         return self.caches.jobs.get(key)
+
+    async def _ends_with_its_namespace(self, job: Job) -> bool:
+        """Returns whether the job is deleted with its namespace, and waits for our finalizer.
+
+        Our RoleBinding is deleted with the namespace too, maybe first: then nothing else is in reach.
+        """
+        if not job.deleting or not job.holds_checkpoints:
+            return False
+        namespace = await self.cluster.get_namespace(job.key.namespace)
+        return namespace is not None and "deletionTimestamp" in namespace["metadata"]
+
+    async def _let_go(self, job: Job) -> None:
+        key, uri = job.key, job.spec.checkpoint.uri if job.spec is not None else "URI"
+        raw = await self.cluster.hold_job(key.namespace, key.name, uid=key.uid, on=False)
+        self.caches.jobs.put(parse_job(raw))
+        by_hand = cleanup.DELETE.format(uri=uri, uid=key.uid)
+        words = "%s: its namespace is deleted with it, so its checkpoints are left; delete them with %s"
+        logger.warning(words, key, by_hand, extra=about(key))
 
     async def _plan(self, observed: Observed) -> Plan:
         """Plans a job; in a thread where the plan may compute for some tenths of a second.

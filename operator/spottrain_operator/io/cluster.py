@@ -84,6 +84,8 @@ class Cluster(Protocol):
 
     async def get_node(self, name: str) -> Json | None: ...
 
+    async def get_namespace(self, name: str) -> Json | None: ...
+
     async def get_pod(self, namespace: str, name: str) -> Json | None: ...
 
     async def get_claim(self, namespace: str, name: str) -> Json | None: ...
@@ -197,6 +199,9 @@ class KubeCluster:
 
     async def get_node(self, name: str) -> Json | None:
         return await self._get(f"/api/v1/nodes/{name}")
+
+    async def get_namespace(self, name: str) -> Json | None:
+        return await self._get(f"/api/v1/namespaces/{name}")
 
     async def get_pod(self, namespace: str, name: str) -> Json | None:
         return await self._get(_pods(namespace, name))

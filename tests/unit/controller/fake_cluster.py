@@ -150,6 +150,9 @@ class FakeCluster:
     async def get_node(self, name: str) -> Json | None:
         return copied(self.nodes.get(name))
 
+    async def get_namespace(self, name: str) -> Json | None:
+        return copied(self.others.get(f"namespaces/{name}"))
+
     async def get_pod(self, namespace: str, name: str) -> Json | None:
         return copied(self.pods.get(name))
 
