@@ -220,8 +220,8 @@ class Boundary:
         for buffers, before in self._buffers:  # some may have been replaced, or have come into being
             buffers.clear()
             buffers.update(before)
-        for buffer, copy in self._copies:
-            buffer.copy_(copy)
+        for buffer, kept in self._copies:
+            buffer.copy_(kept)
 
 
 def overlaps(tensor: torch.Tensor) -> bool:
