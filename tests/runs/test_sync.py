@@ -31,6 +31,7 @@ from spottrain.contract import (
 )
 from spottrain.storage.local import FolderStore
 from spottrain.sync.manifest import SyncManifest
+from spottrain.sync.record import notes_of
 
 from tests.support.heavy import sample
 from tests.support.ports import free_port
@@ -92,7 +93,7 @@ class Place:
         ours |= {
             Env.TERMINATION_MESSAGE: str(self.message),
             Env.GRACE_SECONDS: "20",
-            "PYTHONPATH": str(self.root / "quick"),
+            "PYTHONPATH": os.pathsep.join([str(self.root / "quick"), *sys.path]),
         }
         ours |= env or {}
         command = [
@@ -405,13 +406,13 @@ def test_a_stop_during_a_restore_ends_it_and_nothing_half_restored_is_left(place
     store.put(key, replace(small, files={"a": many}).to_bytes())  # 4 GiB: its restore takes a while
     place.folder = place.root / "other" / "ckpt"
     process = place.start(*shell(f"touch {place.root / 'began'}"))
-    wait((place.folder / ".spottrain-sync/incoming/0").exists, "the download")
+    wait((notes_of(place.folder) / "incoming/0").exists, "the download")
     process.terminate()
     code, output = place.ended(process)
     assert code == 75 and "before the folder was restored" in output, output
     assert place.told().outcome is Outcome.INTERRUPTED
     assert not (place.folder / "a").exists() and not (place.root / "began").exists()
-    assert not (place.folder / ".spottrain-sync/incoming").exists()
+    assert not notes_of(place.folder).exists()
     store.put(key, small.to_bytes())
     assert place.run(*shell('test $SPOTTRAIN_RESUMED = true -a -s "$SPOTTRAIN_SYNC_PATH/a"'))[0] == 0
 

@@ -66,7 +66,7 @@ INFO: Final[Mapping[str, str]] = {
     # a synced folder
     "sync-committed": "Saved checkpoint {step} of the folder in {seconds:duration}, {bytes:size}, of which "
     "{sent:size} were sent ({key})",
-    "sync-replaced": "Moved {files} files that the checkpoint does not have so out of {folder}",
+    "sync-replaced": "Moved {files} files that the checkpoint does not have so from {folder} to {place}",
     "sync-skipped": "Checkpoint {step} is not restored: {why}",
     # the store
     "store-reachable": "{store} responds again",
@@ -121,6 +121,11 @@ WARNINGS: Final[Mapping[str, str]] = {
     "sync-little-room": "The file system of {folder} has {bytes:size} left",
     "sync-record-not-written": "{folder} has no record of what is in it, so a later start may refuse "
     "it: {error}",
+    "sync-notes-inside": "Its own notes are in {folder}, where a script may list them: the folder is a mount "
+    "of its own, or its parent cannot be written, and it has no extended attributes. Take a folder in it",
+    "sync-not-watched": "Writes to {folder} are seen by looks alone: {why}",
+    "sync-writes-lost": "Too many writes to {folder} at once: a file that does not say whether it is whole "
+    "counts as whole after 30 s without a change",
     "sync-left-running": "The command has ended, and processes that it had started run on: they have "
     "{seconds:duration} to end",
     "sync-owners-lost": "Restored files keep this process's user: {path} cannot be given to "

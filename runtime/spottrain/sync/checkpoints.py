@@ -27,8 +27,8 @@ from spottrain.errors import CheckpointError, ConfigurationError, RunError
 from spottrain.storage.base import Changed, Store, never
 from spottrain.sync.blobs import Named, unnamed
 from spottrain.sync.manifest import OtherKind, SyncManifest, read_manifest
-from spottrain.sync.record import Record, Start, decide
-from spottrain.sync.restore import adopt, explained, first_that_counts, restore
+from spottrain.sync.record import Record, Start, decide, notes_of
+from spottrain.sync.restore import REPLACED, adopt, explained, first_that_counts, restore
 from spottrain.sync.tree import FolderError, Kind, Node, Tree, look
 from spottrain.sync.upload import Contents, Known
 from spottrain.sync.whole import restores
@@ -205,17 +205,25 @@ class FolderCheckpoints:
             movable = partial(restores, self._when)
             moved = restore(self._store, manifest, self._root, movable=movable, cancelled=cancelled)
             if moved:
-                log.event("sync-replaced", files=moved, folder=self._root)
+                log.event(
+                    "sync-replaced", files=moved, folder=self._root, place=notes_of(self._root) / REPLACED
+                )
             log.event("restored", step=manifest.step, key=key, seconds=time.time() - began)
         self._contents.add(manifest.blobs)
         self._known, self.committed = adopt(manifest, look(self._root))
 
     # --- commits ----------------------------------------------------------------------------------------
+    def stored(self, path: str) -> bool:
+        """Whether the content of a file is in the store as `committed` has it."""
+        return path in self._known
+
     def commit(
         self,
         tree: Tree,
         same: Callable[[], bool],
         *,
+        kept: frozenset[str] = frozenset(),
+        logs: frozenset[str] = frozenset(),
         at_end: bool = False,
         cancelled: Callable[[], bool] = never,
         patience: float | None = None,
@@ -225,6 +233,8 @@ class FolderCheckpoints:
         Args:
             tree: What is whole.
             same: Whether the folder still holds it; called when all is sent.
+            kept: Paths whose content stays that of the newest checkpoint (see `stored`).
+            logs: Paths that may grow meanwhile.
             at_end: See `SyncManifest`.
             cancelled: Whether to give up.
             patience: Seconds to wait for HEAD.
@@ -237,7 +247,9 @@ class FolderCheckpoints:
         self.step += 1
         key = self._owner.new_key(self.step)
         self._sent_in_vain = True
-        sent = self._contents.send(self._root, tree, self._known, blobs_of(key), cancelled)
+        sent = self._contents.send(
+            self._root, tree, self._known, blobs_of(key), cancelled, kept=kept, logs=logs
+        )
         if not same():
             raise Changed("the folder")
         manifest = SyncManifest(

@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -54,6 +55,10 @@ POLL_SECONDS: Final = 0.1
 STALE_SECONDS: Final = 60.0
 """A deadline that passed so long ago is void. A sidecar outlives it where the node was not taken away."""
 RELEASE_SECONDS: Final = 5.0
+COMMAND_REACTION: Final = 0.5
+"""Seconds after which it is known that the command has ended."""
+SIDECAR_REACTION: Final = 5.0
+"""The same of a container beside this one: the kubelet tells it by SIGTERM."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -170,6 +175,7 @@ class Program:
             self._board,
             self._left,
             grace=self.preemption.grace,
+            reaction=COMMAND_REACTION if self._words else SIDECAR_REACTION,
         )
         if self._words:
             return self._with_command(self._watcher, settings, result)
@@ -250,7 +256,7 @@ class Program:
         if child.running:
             seconds = max(min(self._left(), self.preemption.grace), 0.0) / 2
             log.event("sync-left-running", seconds=seconds)
-            child.end(seconds, watcher.step)
+            child.end(seconds, partial(watcher.step, alive=False))
 
     def _as_sidecar(self, watcher: Watcher) -> int:
         told: Ending | None = None
@@ -272,11 +278,13 @@ class Program:
         watcher = self._watcher
         failure = watcher.failure if watcher is not None else None
         stored = watcher.newest if watcher is not None else None
-        newest = f"checkpoint {stored}" if stored else "no checkpoint"
+        newest = f"checkpoint {stored}" if stored else "nothing"
+        missing = watcher.left_out() if watcher is not None and not covered else ""
+        left_out = f" Not stored: {missing}." if missing else ""
         if code and not stopped:
             return Ending(
                 Outcome.FAILED,
-                f"The command ended with {code}; {newest} is the newest that is stored.",
+                f"The command ended with {code}. Stored: {newest}.{left_out}",
                 Reason.SCRIPT_FAILED,
             )
         if covered:
@@ -286,8 +294,7 @@ class Program:
                 return Ending(Outcome.INTERRUPTED_LOST, "Interrupted, and the folder is empty.")
             words = "The folder is empty" if empty else f"All of the folder is stored as {newest}"
             return Ending(outcome, f"{'Interrupted. ' if stopped else ''}{words}.")
-        why = f": {failure}" if failure else ", for nothing said that it is whole"
-        text = f"What the folder holds beyond {newest} is not stored{why}."
+        text = f"Stored: {newest}.{left_out}"
         if stopped:
             return Ending(Outcome.INTERRUPTED_LOST, f"Interrupted. {text}")
         if isinstance(failure, StoreUnavailable):

@@ -1,19 +1,27 @@
-"""What the folder holds, as a file in it: so that no start takes a person's files for its own."""
+"""What the folder was filled from: so that no start takes a person's files for its own.
+
+It is an attribute of the folder, or where there are none a file: a script that lists its folder sees its own
+files alone.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
+import re
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
+from spottrain.core import log
 from spottrain.errors import ConfigurationError
 from spottrain.sync.tree import PRIVATE
 
 NAME: Final = "record.json"
+ATTRIBUTE: Final = "user.spottrain.sync"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,20 +33,70 @@ class Record:
     """Whether the restore is over; false: it was cut off, and is done again."""
 
     def write(self, root: Path) -> None:
-        folder = root / PRIVATE
-        folder.mkdir(exist_ok=True)
-        fresh = folder / f"{NAME}.new"
-        with fresh.open("w") as file:
-            json.dump(asdict(self), file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(fresh, folder / NAME)
+        text = json.dumps(asdict(self))
+        old = root / PRIVATE / NAME
+        try:
+            _set_attribute(root, text)
+        except (OSError, AttributeError):
+            folder = notes_of(root)
+            folder.mkdir(exist_ok=True)
+            fresh = folder / f"{NAME}.new"
+            with fresh.open("w") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(fresh, folder / NAME)
+            if folder.parent == root:
+                log.event("sync-notes-inside", folder=folder)
+                return
+        with contextlib.suppress(OSError):  # of an earlier version
+            old.unlink()
+            old.parent.rmdir()
 
     @classmethod
     def read(cls, root: Path) -> Record | None:
-        with contextlib.suppress(OSError, ValueError, TypeError):
-            return cls(**json.loads((root / PRIVATE / NAME).read_text()))
+        for source in (_attribute, _in_file(notes_of(root)), _in_file(root / PRIVATE)):
+            with contextlib.suppress(OSError, AttributeError, ValueError, TypeError):
+                return cls(**json.loads(source(root)))
         return None
+
+
+def notes_of(root: Path) -> Path:
+    """Returns the place for half-done downloads and replaced files: a folder beside `root`.
+
+    It is in `root` where a rename cannot come from outside: a mount, or a parent that is not ours to write.
+    """
+    real = root.resolve()
+    if _is_mount(real) or not os.access(real.parent, os.W_OK | os.X_OK):
+        return root / PRIVATE
+    return real.with_name(f".{real.name}{PRIVATE}")
+
+
+def _is_mount(folder: Path) -> bool:
+    """Bind mounts count, which `os.path.ismount` does not know."""
+    try:
+        mounts = Path("/proc/self/mountinfo").read_text(errors="surrogateescape")
+    except OSError:
+        return folder.is_mount()
+    escaped = re.sub(r"[ \t\n\\]", lambda found: f"\\{ord(found[0]):03o}", str(folder))
+    return any(line.split()[4] == escaped for line in mounts.splitlines())
+
+
+def _set_attribute(root: Path, text: str) -> None:
+    folder = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.setxattr(folder, ATTRIBUTE, text.encode())
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _attribute(root: Path) -> str:
+    return os.getxattr(root, ATTRIBUTE).decode()
+
+
+def _in_file(folder: Path) -> Callable[[Path], str]:
+    return lambda root: (folder / NAME).read_text()
 
 
 class Start(StrEnum):

@@ -1,8 +1,9 @@
 """Makes the folder equal to a checkpoint. Everything is downloaded and verified before anything is replaced.
 
 A file of the folder that is not in the checkpoint, or differs from it, is never deleted: it is moved to
-`.spottrain-sync/replaced/N`, where each restore has a number of its own. Where a pattern says what is a
-checkpoint, files of other names stay in their place, unless the checkpoint has another content for them.
+`replaced/N` in the folder of `record.notes_of`, where each restore has a number of its own. Where a pattern
+says what is a checkpoint, files of other names stay in their place, unless the checkpoint has another content
+for them.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from spottrain.core import log
 from spottrain.errors import ConfigurationError
 from spottrain.storage.base import Cancelled, KeyMissing, Store, Truncated, never
 from spottrain.sync.manifest import StoredFile, SyncManifest, digest_of
-from spottrain.sync.tree import PRIVATE, FolderError, Kind, Node, Owner, Tree, look
+from spottrain.sync.record import notes_of
+from spottrain.sync.tree import FolderError, Kind, Node, Owner, Tree, look
 from spottrain.sync.upload import Known
 
 WINDOW: Final = 4 << 20
@@ -62,7 +64,8 @@ def restore(
     same = {path for path, file in files if _equal(root / path, tree.get(path), file, manifest, cancelled)}
     missing = {path: file for path, file in manifest.files.items() if path not in same}
     _require_room(root, sum(file.size for file in missing.values()))
-    incoming = root / PRIVATE / INCOMING
+    notes = notes_of(root)
+    incoming = notes / INCOMING
     shutil.rmtree(incoming, ignore_errors=True)
     incoming.mkdir(parents=True)
     try:
@@ -73,6 +76,8 @@ def restore(
         return moved
     finally:
         shutil.rmtree(incoming, ignore_errors=True)
+        with contextlib.suppress(OSError):  # it holds replaced files
+            notes.rmdir()
 
 
 def _equal(
@@ -106,7 +111,7 @@ def _require_room(root: Path, bytes: int) -> None:
             f"no room to restore the checkpoint into {root}: it needs {bytes / 1e9:.2f} GB and "
             f"{free / 1e9:.2f} GB are free, so {(bytes - free) / 1e9:.2f} GB are missing; nothing was "
             f"written. Use a larger volume, keep fewer checkpoints in the folder, or delete what earlier "
-            f"restores have moved to {root / PRIVATE / REPLACED}"
+            f"restores have moved to {notes_of(root) / REPLACED}"
         )
 
 
@@ -209,7 +214,7 @@ def _write_all(file: int, view: memoryview, offset: int) -> None:
 
 def _move_away(root: Path, tree: Tree, stays: Callable[[str], bool]) -> int:
     """Moves all that does not stay to a folder of its own; returns how many files and links."""
-    replaced = _unused(root / PRIVATE / REPLACED)
+    replaced = _unused(notes_of(root) / REPLACED)
     moved = 0
     gone: set[str] = set()
     for path, node in tree.items():

@@ -13,7 +13,8 @@ from typing import Final
 from spottrain.errors import RunError
 
 PRIVATE: Final = ".spottrain-sync"
-"""Folder of our own notes and half-done downloads, at the top of the folder; it is never uploaded."""
+"""Name, or its end, of a folder with our own notes and half-done downloads (`record.notes_of`). It is never
+uploaded."""
 
 
 PERMISSIONS: Final = 0o777
@@ -77,6 +78,11 @@ def node_of(found: os.stat_result, path: str = "") -> Node | None:
         stamp=stamp,
         owner=owner,
     )
+
+
+def grown(before: Node, now: Node) -> bool:
+    """Whether it may be the same file with more at its end."""
+    return now.kind is Kind.FILE and now.inode == before.inode and now.size >= before.size
 
 
 def look(root: Path) -> dict[str, Node]:

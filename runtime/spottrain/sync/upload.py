@@ -22,7 +22,7 @@ from spottrain.contract import CHUNK_BYTES
 from spottrain.storage.base import Cancelled, Changed, FilePart, Store, never
 from spottrain.storage.requests import SLICE
 from spottrain.sync.manifest import StoredFile, digest_of
-from spottrain.sync.tree import FolderError, Kind, Node, Tree, node_of
+from spottrain.sync.tree import FolderError, Kind, Node, Tree, grown, node_of
 
 CONNECTIONS: Final = 6
 SETTLED_NS: Final = 2 * 10**9
@@ -54,6 +54,7 @@ class Sent:
 class _Part:
     path: str
     node: Node
+    may_grow: bool
     number: int
     offset: int
     bytes: int
@@ -94,21 +95,34 @@ class Contents:
         known: Mapping[str, Known],
         place: str,
         cancelled: Callable[[], bool] = never,
+        *,
+        kept: Collection[str] = (),
+        logs: Collection[str] = (),
     ) -> Sent:
-        """Stores the files of `tree`; new contents at keys below `place`. `known`: files by path.
+        """Stores the files of `tree`; new contents at keys below `place`.
 
-        Raises Changed, Cancelled, FolderError or StoreError.
+        Args:
+            root: The folder.
+            tree: What to store.
+            known: Files by path, as they are stored.
+            place: Beginning of keys.
+            cancelled: Whether to give up.
+            kept: Paths that are taken from `known`, whatever the folder has there.
+            logs: Paths that may grow meanwhile: what they had in `tree` is stored.
+
+        Raises:
+            Changed, Cancelled, FolderError, StoreError: Not all is stored.
         """
         files = {path: node for path, node in tree.items() if node.kind is Kind.FILE}
         chunks: dict[str, list[str]] = {
             path: [""] * -(-node.size // self.chunk_bytes)
             for path, node in files.items()
-            if not _is_known(path, node, known)
+            if path not in kept and not _is_known(path, node, known)
         }
         self._sending = {}
         self._sent = 0
         began = time.monotonic()
-        self._work_off(root, self._parts(files, chunks), chunks, place, cancelled)
+        self._work_off(root, self._parts(files, chunks, logs), chunks, place, cancelled)
         stored = {
             path: StoredFile(
                 size=node.size, mode=node.mode, mtime_ns=node.mtime_ns, chunks=tuple(chunks[path])
@@ -119,12 +133,19 @@ class Contents:
         }
         return Sent(files=stored, bytes=self._sent, seconds=time.monotonic() - began)
 
-    def _parts(self, files: Tree, wanted: Collection[str]) -> Iterator[_Part]:
+    def _parts(self, files: Tree, wanted: Collection[str], logs: Collection[str]) -> Iterator[_Part]:
         for path in wanted:
             node = files[path]
             for number, offset in enumerate(range(0, node.size, self.chunk_bytes)):
                 size = min(self.chunk_bytes, node.size - offset)
-                yield _Part(path=path, node=node, number=number, offset=offset, bytes=size)
+                yield _Part(
+                    path=path,
+                    node=node,
+                    may_grow=path in logs,
+                    number=number,
+                    offset=offset,
+                    bytes=size,
+                )
 
     def _work_off(
         self,
@@ -162,7 +183,8 @@ class Contents:
         with _opened(root, part) as file:
 
             def changed() -> bool:
-                return node_of(os.fstat(file)) != part.node
+                now = node_of(os.fstat(file))
+                return now != part.node and not (part.may_grow and now is not None and grown(part.node, now))
 
             digest = self._digest(file, part)
             if changed():

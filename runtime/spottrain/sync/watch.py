@@ -12,21 +12,28 @@ from typing import Final
 from spottrain.contract import SyncWhen
 from spottrain.core import log
 from spottrain.core.progress import ProgressBoard
+from spottrain.core.text import counted
 from spottrain.errors import RunError, StoreUnavailable, Superseded
 from spottrain.lifecycle.notice_budget import NoticeBudget
 from spottrain.storage.base import Cancelled, Changed
 from spottrain.sync.budget import Bandwidth, commit_seconds
 from spottrain.sync.checkpoints import Commit, FolderCheckpoints
+from spottrain.sync.saves import Saves
 from spottrain.sync.tree import Kind, Tree, leads_out, look
-from spottrain.sync.whole import first_view, has_files, judge, same
+from spottrain.sync.whole import Verdict, first_view, has_files, judge, same
+from spottrain.sync.writes import Writes
 
 LOOK_SECONDS: Final = 1.0
 """Between two looks; more if a look at many files takes long."""
+EARLY_SECONDS: Final = 0.2
+"""The same where the kernel has told of a write."""
 LOOK_SHARE: Final = 0.1
 """Largest share of the time that looks may take."""
 CHECK_SECONDS: Final = 30.0
 """Between two readings of HEAD without a commit."""
-TELL_SECONDS: Final = 600.0
+MOST_NAMED: Final = 3
+"""Files that a message names."""
+TELL_SECONDS: Final = 300.0
 """After so long without a commit, although something has changed, the reason is logged."""
 RETRY_SECONDS: Final = 5.0
 LOW_ROOM: Final = 0.12
@@ -40,6 +47,7 @@ class Watcher:
 
     Args:
         left: Returns the seconds in which a commit must be done; infinite while no end is near.
+        reaction: Seconds after which the death of the program is known for certain.
         clock: Monotonic seconds.
     """
 
@@ -52,6 +60,7 @@ class Watcher:
         left: Callable[[], float],
         *,
         grace: float,
+        reaction: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.failure: RunError | None = None
@@ -65,9 +74,19 @@ class Watcher:
         self._left = left
         self._grace = grace
         self._clock = clock
-        self._view = first_view(look(root), when, clock())
+        self._saves = Saves(root, reaction) if when.each_file else None
+        self._writes = Writes(root, clock)
+        self._writes_known = 0
+        if self._saves is not None:
+            self._writes.start()
+        tree = look(root)
+        self._view = first_view(tree, when, clock())
+        if self._saves is not None:
+            self._saves.look(tree, {}, clock())
+        self._lived_at = clock()
+        """When the program was known to live last."""
         self._bandwidth = Bandwidth()
-        self._look_at = self._try_at = float("-inf")
+        self._look_at = self._look_early_at = self._try_at = float("-inf")
         self._check_at = float("-inf")
         self._tell_at = clock() + TELL_SECONDS
         self._told: set[str] = set()
@@ -77,28 +96,33 @@ class Watcher:
 
     @property
     def covered(self) -> bool:
-        """Whether the newest checkpoint holds all that was seen in the folder."""
-        return self._view.tree == self._checkpoints.committed
+        """Whether the newest checkpoint holds all that counts of what was seen in the folder."""
+        return not self._unstored() if self._saves is not None else self._all_stored
 
     @property
     def empty(self) -> bool:
         return not has_files(self._view.tree)
 
-    def step(self) -> None:
-        """Looks if it is time to, and commits what is whole. Raises Superseded."""
+    def step(self, *, alive: bool = True) -> None:
+        """Looks if it is time to, and commits what is whole. Raises Superseded.
+
+        `alive`: whether the program is known to live.
+        """
         now = self._clock()
-        if now < self._look_at:
+        if alive:
+            self._lived_at = now
+        if now < self._look_at and not (now >= self._look_early_at and self._written()):
             return
         if not self._look():
             return self._tell(str(self.failure))
-        verdict = judge(self._when, self._view, self._checkpoints.committed, self._clock())
+        verdict = self._judge(self._clock())
         if verdict.tree is not None and now >= self._try_at:
-            self._try(verdict.tree)
+            self._try(verdict)
         self._tell(verdict.why or (str(self.failure) if verdict.tree and self.failure else ""))
         self._check()
 
     def last(self, *, everything: bool, at_end: bool, until: Callable[[], bool]) -> bool:
-        """Commits what is left, once the script has ended. Returns whether all of the folder is durable.
+        """Commits what is left, once the script has ended. Returns whether all that counts is durable.
 
         Args:
             everything: Whether the folder counts as whole; otherwise only what a rule says is whole.
@@ -108,22 +132,59 @@ class Watcher:
         ended = self._clock()
         while True:
             if self._look():
-                verdict = judge(self._when, self._view, self._checkpoints.committed, ended)
-                tree = verdict.tree
-                rest = tree is None and everything and not self.covered and not self.empty
+                verdict = self._judge(ended, ended=True)
+                rest = verdict.tree is None and everything and not self._all_stored and not self.empty
                 if rest:
-                    tree = self._view.tree
-                if tree is None:
+                    verdict = Verdict(tree=self._view.tree)
+                if verdict.tree is None:
                     return self.covered or self.empty
-                if self._try(tree, at_end=at_end and rest, all_of_it=rest):
+                if self._try(verdict, at_end=at_end and rest, all_of_it=rest):
                     continue
             if until():
                 return False
             time.sleep(LOOK_SECONDS)
 
+    def left_out(self) -> str:
+        """Returns which files are not stored, and why not."""
+        paths = self._unstored()
+        named = [f"{path} {self._reason(path)}".rstrip() for path in paths[:MOST_NAMED]]
+        more = f" and {counted(len(paths) - MOST_NAMED, 'other')}" if len(paths) > MOST_NAMED else ""
+        why = f": {self.failure}" if self.failure else ""
+        return f"{', '.join(named)}{more}{why}"
+
     # --- internal ---------------------------------------------------------------------------------------
+    @property
+    def _all_stored(self) -> bool:
+        return self._view.tree == self._checkpoints.committed
+
+    def _unstored(self) -> list[str]:
+        committed = self._checkpoints.committed
+        if self._saves is not None:
+            return self._saves.unstored(committed)
+        return [
+            path
+            for path, node in self._view.tree.items()
+            if node.kind is not Kind.FOLDER and node != committed.get(path)
+        ]
+
+    def _reason(self, path: str) -> str:
+        if self._saves is not None:
+            return self._saves.reason(path, self._lived_at)
+        return "" if self.failure else "(nothing said that it is whole)"
+
+    def _judge(self, now: float, *, ended: bool = False) -> Verdict:
+        committed = self._checkpoints.committed
+        if self._saves is None:
+            return judge(self._when, self._view, committed, now)
+        return self._saves.judge(committed, self._checkpoints.stored, self._lived_at, ended=ended)
+
+    def _written(self) -> bool:
+        """Whether a write was seen since the last look."""
+        return self._writes.count() != self._writes_known
+
     def _look(self) -> bool:
         began = self._clock()
+        self._writes_known, writes = self._writes.count(), self._writes.now()
         try:
             tree = look(self._root)
         except RunError as error:
@@ -132,21 +193,37 @@ class Watcher:
             return False
         now = self._clock()
         self._view = self._view.then(tree, self._when, now)
+        if self._saves is not None:
+            self._saves.look(tree, writes, now)
         self._look_at = now + max(LOOK_SECONDS, (now - began) / LOOK_SHARE)
+        self._look_early_at = now + max(EARLY_SECONDS, (now - began) / LOOK_SHARE)
         return True
 
-    def _try(self, tree: Tree, *, at_end: bool = False, all_of_it: bool = False) -> bool:
-        """Commits `tree`. Returns whether it is committed. Raises Superseded.
+    def _try(self, verdict: Verdict, *, at_end: bool = False, all_of_it: bool = False) -> bool:
+        """Commits what was selected. Returns whether it is committed. Raises Superseded.
 
         Whether it fits into the time that is left is not foretold: how much of it is new to the store shows
         only when it is read. `all_of_it`: nothing else may have come into the folder meanwhile.
         """
+        tree = verdict.tree
+        assert tree is not None
         self._warn_of_links(tree)
         self._board.update(state="Saving")
+        numbers = self._saves.numbers() if self._saves is not None else {}
+
+        def unchanged() -> bool:
+            if not self._look():
+                return False
+            if self._saves is not None and not all_of_it:
+                return self._saves.same(verdict, numbers)
+            return same(tree, self._view.tree, all_of_it=all_of_it)
+
         try:
             done = self._checkpoints.commit(
                 tree,
-                lambda: self._look() and same(tree, self._view.tree, all_of_it=all_of_it),
+                unchanged,
+                kept=verdict.kept,
+                logs=verdict.logs,
                 at_end=at_end,
                 cancelled=lambda: self._left() <= 0,
                 patience=max(1.0, min(PATIENCE, self._left())),
@@ -170,6 +247,8 @@ class Watcher:
     def _committed(self, done: Commit, *, at_end: bool) -> None:
         self.failure = None
         self.newest = done.step
+        if self._saves is not None:
+            self._saves.committed()
         self._settled()
         self._check_at = self._clock() + CHECK_SECONDS
         self._bandwidth = self._bandwidth.after(done.sent, done.sent_seconds)

@@ -48,6 +48,10 @@ class Verdict:
     """What to commit; None: nothing, now."""
     why: str = ""
     """What stands against a commit although something has changed; "" if nothing has."""
+    kept: frozenset[str] = frozenset()
+    """Paths of `tree` whose content is that of the newest checkpoint, and not the folder's."""
+    logs: frozenset[str] = frozenset()
+    """Paths of `tree` that may grow meanwhile."""
 
 
 def judge(when: SyncWhen, view: View, committed: Tree, now: float) -> Verdict:

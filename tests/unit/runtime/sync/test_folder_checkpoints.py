@@ -21,7 +21,7 @@ from spottrain.sync.budget import Bandwidth
 from spottrain.sync.checkpoints import Commit, FolderCheckpoints
 from spottrain.sync.manifest import StoredFile, SyncManifest
 from spottrain.sync.program import make_folder
-from spottrain.sync.record import Record, Start, decide
+from spottrain.sync.record import Record, Start, decide, notes_of
 from spottrain.sync.restore import first_that_counts
 from spottrain.sync.tree import PRIVATE, look
 
@@ -375,7 +375,7 @@ def test_with_a_pattern_a_restore_moves_only_what_has_its_name(
     for path in ("step_1/extra", "step_2/half", "logs/train", "metrics.csv"):
         first.write(path, b"mine")
     again = place.attempt(folder=first.folder, when=when).restored()
-    replaced = again.folder / PRIVATE / "replaced/1"
+    replaced = notes_of(again.folder) / "replaced/1"
     assert {str(f.relative_to(replaced)) for f in replaced.rglob("*") if f.is_file()} == moved
     stay = {"step_1/weights", "step_1/extra", "step_2/half", "logs/train", "metrics.csv"} - moved
     assert {path for path, node in look(again.folder).items() if node.size} == stay
@@ -393,7 +393,7 @@ def test_with_a_pattern_what_is_in_the_way_of_a_restored_file_is_moved(place: Pl
     again = place.attempt(folder=first.folder, when=SyncWhen(renamed="out/step_*")).restored()
     assert (again.folder / "metrics.csv").read_bytes() == b"all of it"
     assert (again.folder / "out/step_1").read_bytes() == b"1"
-    replaced = again.folder / PRIVATE / "replaced/1"
+    replaced = notes_of(again.folder) / "replaced/1"
     assert (replaced / "metrics.csv").read_bytes() == b"half" and (replaced / "out").is_file()
 
 
@@ -457,7 +457,7 @@ def test_files_that_differ_are_moved_away_and_never_deleted(place: Place) -> Non
     first.write("e/more", b"2")
     again = place.attempt(folder=first.folder).restored()
     assert sorted(content(again.folder)) == ["a", "d", "d/same"]
-    moved = again.folder / PRIVATE / "replaced"
+    moved = notes_of(again.folder) / "replaced"
     assert (moved / "1/a").read_bytes() == b"half" and (moved / "1/e/more").read_bytes() == b"2"
     again.write("a", b"third")
     place.attempt(folder=first.folder).restored()

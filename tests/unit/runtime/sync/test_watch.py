@@ -157,7 +157,7 @@ def test_a_checkpoint_that_never_becomes_whole_is_a_warning_until_there_is_one(
     for number in range(62):
         scene.write("log", str(number))
         scene.step(watcher, 10)
-    assert scene.board.facts.warning == f"No checkpoint for 600 s: {why}."
+    assert scene.board.facts.warning == f"No checkpoint for 300 s: {why}."
     scene.write("step_1")
     scene.write("latest")
     scene.step(watcher)
@@ -190,7 +190,7 @@ def test_a_file_that_changes_each_time_it_is_read_is_a_warning(scene: Scene) -> 
     scene.store.during = lambda: scene.write("step_1", f"content {next(number)}")  # type: ignore[method-assign]
     for _ in range(62):
         assert scene.step(watcher, 10) == []
-    assert "No checkpoint for 600 s: the folder changed while it was read" in scene.board.facts.warning
+    assert "No checkpoint for 300 s: the folder changed while it was read" in scene.board.facts.warning
     scene.store.during = lambda: None  # type: ignore[method-assign]
     assert scene.step(watcher, 10) == ["step_1"] and scene.board.facts.warning == ""
 

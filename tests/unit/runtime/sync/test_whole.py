@@ -114,8 +114,8 @@ def test_an_old_checkpoint_that_is_deleted_before_the_next_is_there_stays_stored
 
 # --- words ----------------------------------------------------------------------------------------------
 def test_the_rule_is_read_from_json() -> None:
-    assert SyncWhen.from_json("") == QUIET
-    for when in (QUIET, LATEST, STATES, STEPS):
+    assert SyncWhen.from_json("").each_file and not QUIET.each_file
+    for when in (SyncWhen(), QUIET, LATEST, STATES, STEPS):
         assert SyncWhen.from_json(when.to_json()) == when
 
 

@@ -1,0 +1,337 @@
+"""The default rule: which files are whole, each by itself, and which save is complete.
+
+A file is whole if its format says so, or if it was closed after writing and the program lived on. Of another
+format where no close can be seen it is whole after 30 s without a change.
+
+What is written at about the same time is one save. It is complete once all of it is whole and nothing more
+was written for a moment. If the files are those of the last save, it is complete at once; if some of those
+are missing, the moment is longer.
+
+A log is text that grows, or TensorBoard's: any beginning of it is as good as the whole, and no save waits for
+it. A file that stays open, or cut off, is left as the checkpoint before has it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from spottrain.contract import QUIET_SECONDS
+from spottrain.sync.formats import says_whole
+from spottrain.sync.tree import Kind, Node, Tree, grown
+from spottrain.sync.whole import TEMPORARY, Verdict, has_files
+from spottrain.sync.writes import Write
+
+LULL: Final = 2.0
+"""Seconds without a change after which a save is complete."""
+SHORT_LULL: Final = 0.4
+"""The same where a program has saved for `BUSY` without any longer one."""
+BUSY: Final = 5.0
+MISSED: Final = 10.0
+"""The same where files are missing that the last save had."""
+HELD: Final = 60.0
+"""After so long no save waits for a file that is open, or cut off."""
+GROWTHS: Final = 3
+"""After so many looks at which a text had grown at its end, it is a log."""
+TENSORBOARD: Final = "tfevents"
+HEAD: Final = 512
+TAIL: Final = 64
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Seen:
+    node: Node
+    since: float
+    """When a look saw this node first."""
+    write: Write | None = None
+    """Its last write; None where only looks have seen it."""
+    format: bool | None = None
+    """What its format says."""
+
+    @property
+    def number(self) -> int:
+        return self.write.number if self.write is not None else 0
+
+    @property
+    def begun(self) -> float:
+        return self.since if self.write is None else self.write.began
+
+    @property
+    def changed(self) -> float:
+        return self.since if self.write is None else max(self.write.changed, self.write.closed or 0.0)
+
+
+class Saves:
+    """What was seen of the files of `root`. Seconds are of one monotonic clock.
+
+    Args:
+        root: The folder.
+        reaction: Seconds after which the death of the program is known for certain.
+    """
+
+    def __init__(self, root: Path, reaction: float) -> None:
+        self._root = root
+        self._reaction = reaction
+        self._tree: Tree = {}
+        self._seen: dict[str, _Seen] = {}
+        self._logs = _Logs(root)
+        self._cycle: set[str] = set()
+        """Names that were written since one of them was written twice."""
+        self._last: set[str] = set()
+        """Those of the time before."""
+        self._waiting: float | None = None
+        """Since when whole files wait for a commit."""
+        self._looked = False
+
+    def look(self, tree: Tree, writes: Mapping[str, Write], now: float) -> None:
+        """Takes a look at the folder. `writes`: as they were known before the look."""
+        for path, node in tree.items():
+            if node.kind is not Kind.FOLDER:
+                self._take(path, node, writes.get(path), now)
+        self._tree = tree
+        self._seen = {path: seen for path, seen in self._seen.items() if path in tree}
+        self._looked = True
+
+    def _take(self, path: str, node: Node, write: Write | None, now: float) -> None:
+        before = self._seen.get(path)
+        if before is not None and before.node != node and write is not None and write.number == before.number:
+            write = None  # a change that the kernel did not tell of
+        if before is not None and before.node == node and before.write == write:
+            return
+        begun = write.began if write is not None else now
+        if before is None or before.write is None or write is None:
+            again = before is None or now - before.changed > LULL
+        else:
+            again = begun != before.write.began
+        if again and self._looked and not self._logs.is_one(path):
+            self._written(path if before is not None else shape(path))
+        since = now if before is None or before.node != node else before.since
+        if node.kind is Kind.FILE:
+            self._logs.look(path, before.node if before is not None else None, node)
+        self._seen[path] = _Seen(node=node, since=since, write=write, format=self._format(path, node))
+
+    def _format(self, path: str, node: Node) -> bool | None:
+        if node.kind is not Kind.FILE:
+            return True
+        try:
+            return says_whole(self._root / path)
+        except OSError:
+            return None
+
+    def _written(self, name: str) -> None:
+        if name in self._cycle:
+            self._last, self._cycle = self._cycle, set()
+        self._cycle.add(name)
+
+    # --- verdicts ---------------------------------------------------------------------------------------
+    def judge(
+        self, committed: Tree, stored: Callable[[str], bool], now: float, *, ended: bool = False
+    ) -> Verdict:
+        """Returns what to commit.
+
+        Args:
+            committed: What the newest checkpoint has.
+            stored: Whether the content of a path is in it as `committed` says.
+            now: The last time at which the program was known to live.
+            ended: Whether it has ended since.
+        """
+        changed = self.changed(committed)
+        logs = {path for path in changed if self._logs.is_one(path)}
+        lasting = {path for path in self._seen if not _temporary(path) and not self._logs.is_one(path)}
+        torn = {path for path in changed - logs if not self._whole(path, now)}
+        fresh = changed - logs - torn
+        if not fresh:
+            self._waiting = None
+            if not (ended and logs and not torn):
+                return Verdict(why=self._why(sorted(torn)[0], now) if torn else "")
+        elif self._waiting is None:
+            self._waiting = now
+        busy = self._waiting is not None and now - self._waiting >= BUSY
+        done = self._finished(fresh, torn, committed, quick=busy or ended)
+        held = fresh | torn if done else {path for path in torn if self._held(path, now)}
+        held = {path for path in held - done if path not in committed or stored(path)}
+        if not done and torn - held:
+            return Verdict(why=self._why(sorted(torn - held)[0], now))
+        if not done and fresh and not self._complete(fresh, lasting, committed, now, busy, ended):
+            return Verdict(why="files are written so often that at no moment all of them are whole")
+        tree = self._without(held, committed)
+        if not has_files(tree):
+            return Verdict()
+        kept = frozenset(path for path in held if path in tree)
+        return Verdict(tree=tree, kept=kept, logs=frozenset(logs & tree.keys()))
+
+    def changed(self, committed: Tree) -> set[str]:
+        """Returns files and links that the newest checkpoint has not, or has otherwise."""
+        return {
+            path
+            for path, seen in self._seen.items()
+            if seen.node != committed.get(path) and not _temporary(path)
+        }
+
+    def unstored(self, committed: Tree) -> list[str]:
+        """Returns the paths of those, without logs."""
+        return sorted(path for path in self.changed(committed) if not self._logs.is_one(path))
+
+    def reason(self, path: str, now: float) -> str:
+        """Returns what is the matter with a file, such as "cut off"; "" if it is whole."""
+        seen = self._seen[path]
+        if self._whole(path, now):
+            return ""
+        if seen.write is not None and seen.write.closed is None:
+            return "was still being written"
+        return "is cut off" if seen.format is False else "was written just before the end"
+
+    def committed(self) -> None:
+        """Notes that what was selected is stored."""
+        self._waiting = None
+
+    def numbers(self) -> dict[str, int]:
+        """Returns a number by path, which is another one after each write."""
+        return {path: seen.number for path, seen in self._seen.items()}
+
+    def same(self, verdict: Verdict, numbers: Mapping[str, int]) -> bool:
+        """Whether what was selected is what it was before it was read. A file may be gone since."""
+        assert verdict.tree is not None
+        for path, node in verdict.tree.items():
+            seen = self._seen.get(path)
+            if seen is None or path in verdict.kept:
+                continue
+            if path in verdict.logs:
+                if not grown(node, seen.node):
+                    return False
+            elif (seen.node, seen.number) != (node, numbers.get(path)):
+                return False
+        return True
+
+    # --- internal ---------------------------------------------------------------------------------------
+    def _whole(self, path: str, now: float) -> bool:
+        seen = self._seen[path]
+        if seen.format is not None:
+            return seen.format
+        if seen.write is None:
+            return now - seen.since >= QUIET_SECONDS
+        return seen.write.closed is not None and now - seen.write.closed >= self._reaction
+
+    def _held(self, path: str, now: float) -> bool:
+        seen = self._seen[path]
+        return now - (seen.begun if seen.format is None else seen.changed) > HELD
+
+    def _finished(self, fresh: set[str], torn: set[str], committed: Tree, *, quick: bool) -> set[str]:
+        """Returns the files of new checkpoints that are finished, where all that has changed is new ones.
+
+        A checkpoint is a folder at the top, or with `quick` a file there, beside others of its shape. It is
+        finished if it has the files of another one, or if another one was begun after it.
+        """
+        files: dict[str, set[str]] = {}
+        for path in self._seen.keys() | {path for path, node in committed.items() if node.kind is Kind.FILE}:
+            unit, _, name = path.partition("/")
+            files.setdefault(unit, set()).add(name)
+        old = {path.partition("/")[0] for path in committed}
+        changed = fresh | torn
+        new = {path.partition("/")[0] for path in changed}
+        alike = {
+            unit: [each for each in files if each != unit and shape(each) == shape(unit)] for unit in new
+        }
+        if new & old or not all(alike.values()) or not (quick or all("/" in path for path in changed)):
+            return set()
+        ends = {
+            unit: [self._seen[path] for path in changed if path.partition("/")[0] == unit] for unit in new
+        }
+        begun = {unit: min(each.begun for each in seen) for unit, seen in ends.items()}
+        finished = set()
+        for unit, seen in ends.items():
+            later = any(begun[each] > max(one.changed for one in seen) for each in alike[unit] if each in new)
+            if later or any(files[each] <= files[unit] for each in alike[unit]):
+                finished.add(unit)
+        finished -= {path.partition("/")[0] for path in torn}
+        return {path for path in fresh if path.partition("/")[0] in finished}
+
+    def _complete(
+        self, fresh: set[str], lasting: set[str], committed: Tree, now: float, busy: bool, ended: bool
+    ) -> bool:
+        """Whether no more of this save is to come."""
+        had = {path for path, node in committed.items() if node.kind is not Kind.FOLDER}
+        had = {path for path in had if not self._logs.is_one(path)}
+        if len(lasting | had) == 1 and (had or ended):
+            return True
+        quiet = now - max(self._seen[path].changed for path in fresh)
+        names = {name for path in lasting | had for name in (path, shape(path))}
+        now_written, last_written = self._cycle & names, self._last & names
+        if now_written & last_written and last_written - now_written:
+            return quiet >= MISSED
+        if now_written == last_written and not any("#" in name for name in now_written):
+            return True
+        return quiet >= (SHORT_LULL if busy else max(LULL, self._reaction))
+
+    def _without(self, held: set[str], committed: Tree) -> dict[str, Node]:
+        """Returns the folder, with what is held as it was committed, and without new empty folders."""
+        files = {
+            path: committed.get(path) if path in held else seen.node
+            for path, seen in self._seen.items()
+            if not _temporary(path)
+        }
+        kept = {path: node for path, node in files.items() if node is not None}
+        full = {path[:at] for path in kept for at, sign in enumerate(path) if sign == "/"}
+        folders = {
+            path: node
+            for path, node in self._tree.items()
+            if node.kind is Kind.FOLDER and (path in full or path in committed)
+        }
+        return dict(sorted((folders | kept).items()))
+
+    def _why(self, path: str, now: float) -> str:
+        seen = self._seen[path]
+        if seen.write is not None and seen.write.closed is None:
+            return f"{path} was open for writing"
+        if seen.format is False:
+            return f"{path} was cut off"
+        return f"{path} changed more often than every {QUIET_SECONDS:g} s, and nobody told that it was closed"
+
+
+def shape(path: str) -> str:
+    """Returns the path with # for each number of its first part: what one step's file has in common with
+    the next one's."""
+    first, slash, rest = path.partition("/")
+    return re.sub(r"\d+", "#", first) + slash + rest
+
+
+def _temporary(path: str) -> bool:
+    return any(mark in path for mark in TEMPORARY)
+
+
+class _Logs:
+    """Tells the files that only grow at their end."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._growths: dict[str, int] = {}
+        self._tails: dict[str, bytes] = {}
+
+    def is_one(self, path: str) -> bool:
+        return TENSORBOARD in path or self._growths.get(path, 0) >= GROWTHS
+
+    def look(self, path: str, before: Node | None, node: Node) -> None:
+        if before is not None and node.size == before.size and node.inode == before.inode:
+            return
+        tail = self._tails.pop(path, b"")
+        try:
+            with (self._root / path).open("rb") as file:
+                head = file.read(HEAD)
+                longer = before is not None and grown(before, node) and bool(tail)
+                if longer and before is not None:
+                    file.seek(max(before.size - TAIL, 0))
+                    longer = file.read(len(tail)) == tail
+                file.seek(max(node.size - TAIL, 0))
+                self._tails[path] = file.read(min(TAIL, node.size))
+        except OSError:
+            head, longer = b"", False
+        text = head[:1] not in (b"{", b"[") and _is_text(head) and _is_text(self._tails.get(path, b""))
+        self._growths[path] = self._growths.get(path, 0) + 1 if longer and text else 0
+
+
+def _is_text(part: bytes) -> bool:
+    """Whether it is UTF-8; a character may be cut at either end."""
+    return b"\0" not in part and part.decode(errors="replace").count("\ufffd") <= 6
