@@ -120,7 +120,7 @@ def cleanup(job: Job, pool: Pool, *, sync_image: str = "") -> Json:
     body: Json = {name: copy.deepcopy(template[name]) for name in IDENTITY if name in template} | {
         "restartPolicy": "OnFailure",
         "activeDeadlineSeconds": CLEANUP_SECONDS,
-        "tolerations": list(pool.tolerated),
+        "tolerations": [*(template.get("tolerations") or ()), *pool.tolerated],
         "containers": [container],
         "volumes": [copy.deepcopy(v) for v in template.get("volumes") or () if v["name"] in mounted],
     }

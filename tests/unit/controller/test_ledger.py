@@ -62,7 +62,7 @@ def test_a_pod_on_a_shared_node_pays_its_share_of_the_gpus() -> None:
     costs = summed((65, [replace(NODE, used=2)]))
     assert lines(costs) == ("0.08", "1.50", "0.00", "1.58") and cents(costs.whole_nodes) == "6.30"
     cpu = summed((65, [replace(NODE, gpus=0, used=0)]))
-    assert lines(cpu) == ("0.30", "6.00", "0.00", "6.30"), "a CPU node is paid for whole"
+    assert lines(cpu) == ("0.30", "6.00", "0.00", "6.30"), "without a known share it pays for the whole node"
     claimed = summed((65, [replace(NODE, used=0)]))
     assert lines(claimed) == lines(cpu), "and so is one whose GPUs nobody can count, as with DRA"
 
