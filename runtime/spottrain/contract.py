@@ -12,9 +12,10 @@ import json
 import math
 import re
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from enum import IntEnum, StrEnum
+from pathlib import PurePosixPath
 from typing import Any, Final
 
 
@@ -120,7 +121,10 @@ class SyncEnv(StrEnum):
     RESUMED = "SPOTTRAIN_RESUMED"
     """`true` or `false`, for the script: whether the folder holds a restored checkpoint.
 
-    The operator sets it where it knows; `spottrain sync -- COMMAND` always does."""
+    The operator sets it where it knows, or with `resumeArgs`; `spottrain sync -- COMMAND` always does. On
+    the sidecar: what the script was told. If a restore finds otherwise, the script does not start."""
+    RESUME_ARGS = "SPOTTRAIN_SYNC_RESUME_ARGS"
+    """Arguments that COMMAND gets in addition where a checkpoint was restored, quoted as in a shell."""
 
 
 PROFILE: Final = "SPOTTRAIN_PROFILE"
@@ -305,6 +309,28 @@ class SyncResult:
         return json.dumps(asdict(self))
 
 
+SHELLS: Final = frozenset({"ash", "bash", "dash", "ksh", "sh", "zsh"})
+
+
+def loses_arguments(words: Sequence[str]) -> str:
+    """Returns TEXT of `sh -c TEXT` where arguments after the command do not reach its program; else ""."""
+    shell = next((at for at, word in enumerate(words) if PurePosixPath(word).name in SHELLS), len(words))
+    rest, text = list(words[shell + 1 :]), False
+    while rest and rest[0].startswith("-"):
+        option = rest.pop(0)
+        text = text or re.fullmatch("-[a-zA-Z]*c[a-zA-Z]*", option) is not None
+        if re.fullmatch("-[a-zA-Z]*o", option):  # its value
+            rest = rest[1:]
+    passes = len(rest) > 1 and ("$@" in rest[0] or "$*" in rest[0])  # the word after the text is $0
+    return rest[0] if text and rest and not passes else ""
+
+
+ARGUMENTS_OF_SHELL: Final = (
+    "the arguments would go to the shell and not to the program; write its command without a shell, or as "
+    """sh -c 'python train.py "$@"' sh"""
+)
+
+
 class CompileCacheMode(StrEnum):
     """Values of Env.COMPILE_CACHE."""
 
@@ -338,6 +364,8 @@ class Reason(StrEnum):
     CHECKPOINT_INCOMPATIBLE = "CheckpointIncompatible"
     CHECKPOINT_ARCHIVED = "CheckpointArchived"
     """The objects were moved to an archive storage class and must be restored first."""
+    CHECKPOINT_FOUND = "CheckpointFound"
+    """A folder's checkpoint is in the store that the script was not told of; the next attempt's is."""
     PEER_LOST = "PeerLost"
     """Another rank of the gang is gone; this one ended because it cannot compute without it."""
     DATA_CACHE_FULL = "DataCacheFull"

@@ -7,7 +7,15 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
-from spottrain.contract import PODINFO_DIR, PROGRESS_PORT, Env, SyncEnv, SyncWhen
+from spottrain.contract import (
+    ARGUMENTS_OF_SHELL,
+    PODINFO_DIR,
+    PROGRESS_PORT,
+    Env,
+    SyncEnv,
+    SyncWhen,
+    loses_arguments,
+)
 
 from spottrain_operator.api import volumes
 from spottrain_operator.api.template import judged, trainer_path
@@ -105,10 +113,19 @@ def problem(spec: TrainingJobSpec) -> str:
     if any(c.get("name") == SYNC_CONTAINER for c in (*pod["containers"], *(pod.get("initContainers") or ()))):
         return f"no container of spec.template.spec may be named {SYNC_CONTAINER}: that is the operator's"
     if not checkpoint.synced:
-        if checkpoint.sync_path or checkpoint.sync_when is not None:
-            return f"spec.checkpoint.syncPath and syncWhen need mode Sync, and mode is {checkpoint.mode}"
+        if checkpoint.sync_path or checkpoint.sync_when is not None or checkpoint.resume_args:
+            fields = "syncPath, syncWhen and resumeArgs"
+            return f"spec.checkpoint.{fields} need mode Sync, and mode is {checkpoint.mode}"
         return ""
-    checks = (_spec_problem, _path_problem, _pod_problem, _uri_problem, _mounts_problem, _variables_problem)
+    checks = (
+        _spec_problem,
+        _args_problem,
+        _path_problem,
+        _pod_problem,
+        _uri_problem,
+        _mounts_problem,
+        _variables_problem,
+    )
     return next((words for check in checks if (words := check(spec))), "")
 
 
@@ -127,6 +144,24 @@ def _spec_problem(spec: TrainingJobSpec) -> str:
         SyncWhen.from_json(when_of(spec.checkpoint))
     except ValueError as error:
         return f"spec.checkpoint.syncWhen {error}"
+    return ""
+
+
+def _args_problem(spec: TrainingJobSpec) -> str:
+    """Arguments replace those of an image, which are not known here."""
+    pod = spec.template["spec"]
+    trainer, where = judged(pod["containers"]), trainer_path(pod)
+    words = [str(word) for kind in ("command", "args") for word in trainer.get(kind) or ()]
+    if not spec.checkpoint.resume_args:
+        return ""
+    if not words:
+        return (
+            f"{where}.command or args is needed with spec.checkpoint.resumeArgs, because arguments replace "
+            "those of the image; write the image's entry point or its arguments there"
+        )
+    if text := loses_arguments(words):
+        what = "command" if trainer.get("command") else "args"
+        return f"{where}.{what} with {text!r} and spec.checkpoint.resumeArgs: {ARGUMENTS_OF_SHELL}"
     return ""
 
 

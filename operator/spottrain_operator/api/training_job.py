@@ -116,6 +116,7 @@ class CheckpointSpec:
     mode: CheckpointMode = CheckpointMode.RUNTIME
     sync_path: str = ""
     sync_when: SyncWhen | None = None
+    resume_args: tuple[str, ...] = ()
     uri: str = ""
     interval: str = "10m"
     keep: int = 3

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Final
 
 from spottrain.contract import Outcome, TerminationMessage
+from spottrain.contract import Reason as TrainerReason
 
 from spottrain_operator.api.observed import Ending, PodView
 from spottrain_operator.names import Cause, Reason
@@ -44,6 +45,8 @@ def refusal(pod: PodView) -> Ending | None:
 
 def refused(word: TerminationMessage | None) -> Ending | None:
     """Returns what a sidecar's termination message means for the attempt, if it has given up."""
+    if word is not None and word.reason == TrainerReason.CHECKPOINT_FOUND:
+        return Ending(cause=Cause.INTERRUPTED, evidence=word.message, reason=word.reason)
     cause = REFUSALS.get(word.outcome) if word is not None else None
     if word is None or cause is None:
         return None

@@ -54,6 +54,8 @@ def add(body: Json, trainer: Json, job: Job, status: Status, image: str) -> None
         trainer["volumeMounts"].append(mounts[-1])
         body["volumes"].append({"name": names.SYNC_CONTAINER, "emptyDir": {}})
     body["volumes"].append({"name": STATE_VOLUME, "emptyDir": {}})
+    if _resumed(spec, status) == "true" and spec.checkpoint.resume_args:
+        trainer["args"] = [*(trainer.get("args") or ()), *spec.checkpoint.resume_args]
     podinfo = next(m for m in trainer["volumeMounts"] if volumes.clean(m["mountPath"]) == PODINFO_DIR)
     state = {"name": STATE_VOLUME, "mountPath": volumes.TMP_DIR}
     container = access(spec, image, body) | {
@@ -133,6 +135,8 @@ def environment(job: Job, status: Status, grace_seconds: int) -> dict[str, str]:
         SyncEnv.RESULT_FILE: RESULT_FILE,
         SyncEnv.LAST_EXIT: _last_exit(status),
     }
+    if checkpoint.resume_args:  # the script's arguments are chosen before it is known what is restored
+        values[SyncEnv.RESUMED] = _resumed(job.spec, status)
     return variables.given(values)
 
 
@@ -156,9 +160,10 @@ def of_script(job: Job, status: Status) -> dict[str, str]:
 def _resumed(spec: TrainingJobSpec, status: Status) -> str:
     """Returns whether the folder is restored, or "" where only the sidecar knows.
 
-    An earlier attempt may have committed what the operator has not seen.
+    An earlier attempt may have committed what the operator has not seen. With `resumeArgs` that is "false":
+    a sidecar that finds a checkpoint then ends the attempt, and the next one knows.
     """
     if status.known_durable_step is not None:
         return "true"
     first = status.attempt <= 1 and spec.checkpoint.on_existing is not OnExisting.RESUME
-    return "false" if first else ""
+    return "false" if first or spec.checkpoint.resume_args else ""

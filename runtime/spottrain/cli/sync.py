@@ -18,6 +18,7 @@ ABOUT = """Restores the newest checkpoint of a folder from a store, starts COMMA
 there once it is whole. COMMAND needs nothing of spottrain. Ctrl-C stops it; the same command resumes. Without
 COMMAND it watches until it is told to stop. Each option's environment variable is in brackets."""
 QUIET = "quiet"
+RESUME_ARGS = "--resume-args"
 
 
 def main(argv: Sequence[str]) -> int:
@@ -33,7 +34,7 @@ def read_command(argv: Sequence[str], env: MutableMapping[str, str]) -> list[str
     """Sets the environment variables of the options. Returns COMMAND. Raises ConfigurationError."""
     words = list(argv)
     at = words.index("--") if "--" in words else len(words)
-    values = vars(_parser().parse_args(words[:at]))
+    values = vars(_parser().parse_args(_with_values(words[:at])))
     if at < len(words) and not words[at + 1 :]:
         raise ConfigurationError("there is no command after --; name one, or leave -- out")
     when = values.pop("when")
@@ -41,6 +42,15 @@ def read_command(argv: Sequence[str], env: MutableMapping[str, str]) -> list[str
     if when is not None:
         env[SyncEnv.WHEN] = when_of(when)
     return words[at + 1 :]
+
+
+def _with_values(words: Sequence[str]) -> list[str]:
+    """Lets the value of --resume-args begin with -, which argparse takes for an option."""
+    found = list(words)
+    if RESUME_ARGS in found[:-1]:
+        at = found.index(RESUME_ARGS)
+        found[at : at + 2] = [f"{RESUME_ARGS}={found[at + 1]}"]
+    return found
 
 
 def when_of(text: str) -> str:
@@ -68,11 +78,13 @@ def _parser() -> argparse.ArgumentParser:
     usage = "spottrain sync PATH --to URI [options] [-- COMMAND...]"
     parser = _Parser(prog="spottrain sync", usage=usage, description=ABOUT)
     on_existing = "if another job left checkpoints there: fail (default), resume from them, or start fresh"
+    resume = "what COMMAND gets in addition where a checkpoint was restored, such as '--resume ckpt.pt'"
     flags = (
         ("--to", Env.CHECKPOINT_URI, "URI", "s3://bucket/prefix, gs://bucket/prefix or a folder"),
         ("--endpoint", Env.CHECKPOINT_ENDPOINT, "URL", "URL of an S3-compatible server"),
         ("--keep", Env.CHECKPOINT_KEEP, "N", "number of checkpoints to keep, at least 2 (default 3)"),
         ("--on-existing", Env.CHECKPOINT_ON_EXISTING, None, on_existing),
+        (RESUME_ARGS, SyncEnv.RESUME_ARGS, "ARGS", resume),
         ("--log-format", LOG_FORMAT, None, "default: text in a terminal, logfmt elsewhere"),
     )
     choices = {"--on-existing": [each.lower() for each in OnExisting], "--log-format": list(LOG_FORMATS)}
@@ -81,6 +93,8 @@ def _parser() -> argparse.ArgumentParser:
         parser.add_argument(
             flag, dest=name, metavar=metavar, choices=choices.get(flag), help=f"{text} [{name}]"
         )
-    about = "what says that a checkpoint is whole: quiet=SECONDS (default 30), marker=NAME or renamed=NAME"
+    about = (
+        "what says that a checkpoint is whole: quiet=SECONDS, marker=NAME or renamed=NAME; default: each file"
+    )
     parser.add_argument("--when", metavar="RULE", help=f"{about} [{SyncEnv.WHEN}]")
     return parser

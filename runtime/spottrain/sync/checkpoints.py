@@ -16,6 +16,7 @@ from spottrain.contract import (
     CHUNK_BYTES,
     MANIFEST_NAME,
     LastExit,
+    Outcome,
     Reason,
     SyncResult,
     SyncWhen,
@@ -47,6 +48,20 @@ class Commit:
     sent: int
     """Bytes that the store did not hold yet."""
     sent_seconds: float
+
+
+class CheckpointFound(RunError):
+    """There is a checkpoint to restore, and the script was told that there is none."""
+
+    outcome = Outcome.INTERRUPTED
+    reason = Reason.CHECKPOINT_FOUND
+
+    def __init__(self, step: int) -> None:
+        super().__init__(
+            f"Checkpoint {step} is in the store, which was not known when this attempt's pod was made. The "
+            "next attempt restores it, and its script gets checkpoint.resumeArgs"
+        )
+        self.step = step
 
 
 class FolderCheckpoints:
@@ -112,17 +127,22 @@ class FolderCheckpoints:
         log.event("claimed", term=claim.term, step=self.step or None)
         return True
 
-    def restore(self, *, again: bool = False, cancelled: Callable[[], bool] = never) -> SyncResult:
+    def restore(
+        self, *, again: bool = False, told: bool | None = None, cancelled: Callable[[], bool] = never
+    ) -> SyncResult:
         """Makes the folder equal to the newest checkpoint that counts, and deletes unused contents.
 
         A damaged checkpoint is skipped.
 
         Args:
             again: Whether this pod has restored the folder before, whatever the script has made of it since.
+            told: Whether the script was told that there is a checkpoint; None: it was told nothing.
             cancelled: Whether to give up.
 
         Raises:
-            CheckpointError: No checkpoint can be used, and not all can be read. Nothing was overwritten.
+            CheckpointError: No checkpoint can be used, and not all can be read, or the script was told of
+                one. Nothing was overwritten.
+            CheckpointFound: The script was told of none. Nothing was restored.
             Cancelled: The next start restores once more.
         """
         found = self._record if again else Record.read(self._root)
@@ -130,7 +150,13 @@ class FolderCheckpoints:
         begin = decide(found, self._record, empty=empty, stored=bool(self._resumable), folder=self._root)
         with explained(self._root):
             write = begin is Start.RESTORE
-            result = self._restored(write=write, cancelled=cancelled) or SyncResult(resumed=False)
+            found_one = self._restored(write=write, told=told, cancelled=cancelled)
+            if told and found_one is None:
+                raise CheckpointError(
+                    f"{self._store.uri} has no checkpoint that counts, and the script was told of one",
+                    reason=Reason.CHECKPOINT_MISSING,
+                )
+            result = found_one or SyncResult(resumed=False)
             self._record.write(self._root)
         self._sweep()
         return result
@@ -140,12 +166,16 @@ class FolderCheckpoints:
         assert self._claim is not None, "restore comes after claim"
         return self._claim.resume
 
-    def _restored(self, *, write: bool, cancelled: Callable[[], bool]) -> SyncResult | None:
+    def _restored(
+        self, *, write: bool, told: bool | None, cancelled: Callable[[], bool]
+    ) -> SyncResult | None:
         """Restores, or with `write` false only compares the folder with its newest checkpoint."""
         failures: list[str] = []
         newest = self._resumable[0].key if self._resumable else ""
         while chosen := first_that_counts(self._readable(failures), newest, self._last_exit, self._skip):
             key, manifest = chosen
+            if told is False:
+                raise CheckpointFound(manifest.step)
             try:
                 self._fill(key, manifest, write=write, cancelled=cancelled)
             except Damaged as error:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import signal
 import stat
 import threading
@@ -23,6 +24,7 @@ from typing import Final
 from spottrain.checkpoint.head.owner import ClaimPolicy, Identity
 from spottrain.checkpoint.head.state import Head
 from spottrain.contract import (
+    ARGUMENTS_OF_SHELL,
     EXIT_CODE_OF,
     HEAD_KEY,
     Env,
@@ -34,6 +36,7 @@ from spottrain.contract import (
     SyncResult,
     SyncWhen,
     TerminationMessage,
+    loses_arguments,
 )
 from spottrain.core import log, progress, run_config
 from spottrain.core.preemption import Preemption
@@ -46,7 +49,7 @@ from spottrain.lifecycle.outage_report import watched
 from spottrain.storage.base import Cancelled, Store
 from spottrain.storage.open import open_store
 from spottrain.storage.outage import Outage, Silence
-from spottrain.sync.checkpoints import FolderCheckpoints
+from spottrain.sync.checkpoints import CheckpointFound, FolderCheckpoints
 from spottrain.sync.command import Command
 from spottrain.sync.tree import look
 from spottrain.sync.watch import Watcher
@@ -68,6 +71,9 @@ class Settings:
     config: run_config.RunConfig
     result_file: Path | None = None
     last_exit: LastExit | None = None
+    resume_args: tuple[str, ...] = ()
+    told: bool | None = None
+    """What the script was told of whether its folder is restored, by the operator."""
 
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> Settings:
@@ -89,6 +95,8 @@ class Settings:
             config=config,
             result_file=Path(result) if result else None,
             last_exit=_last_exit(env),
+            resume_args=_resume_args(env),
+            told=None if env.get(SyncEnv.RESUMED) is None else env[SyncEnv.RESUMED] == "true",
         )
 
 
@@ -107,6 +115,16 @@ def _last_exit(env: Mapping[str, str]) -> LastExit | None:
     except ValueError as error:
         raise ConfigurationError(
             f"{SyncEnv.LAST_EXIT}={text!r} must be ATTEMPT:EXITCODE, such as 2:0"
+        ) from error
+
+
+def _resume_args(env: Mapping[str, str]) -> tuple[str, ...]:
+    text = env.get(SyncEnv.RESUME_ARGS, "")
+    try:
+        return tuple(shlex.split(text))
+    except ValueError as error:
+        raise ConfigurationError(
+            f"{SyncEnv.RESUME_ARGS}={text!r} (--resume-args) is not quoted as in a shell: {error}"
         ) from error
 
 
@@ -147,7 +165,7 @@ class Program:
         self.preemption.let_end(self._pass_on)
         self.preemption.install()
         try:
-            return self._run(Settings.from_env(self._env))
+            return self._run(self._settings())
         except RunError as error:
             if self._child is not None:
                 self._child.end(self.preemption.grace)
@@ -156,6 +174,15 @@ class Program:
     def refuse(self, error: RunError) -> int:
         """Ends before it began, because of the command line. Returns the exit code."""
         return self._end(Ending.of(error))
+
+    def _settings(self) -> Settings:
+        """Raises ConfigurationError, also where the arguments of a resume would not reach the program."""
+        settings = Settings.from_env(self._env)
+        if settings.resume_args and not self._words:
+            raise ConfigurationError("--resume-args needs a COMMAND after --, which gets them")
+        if settings.resume_args and (text := loses_arguments(self._words)):
+            raise ConfigurationError(f"--resume-args with the command {text!r}: {ARGUMENTS_OF_SHELL}")
+        return settings
 
     def _run(self, settings: Settings) -> int:
         try:
@@ -217,7 +244,12 @@ class Program:
             return None
         self._board.update(state="Restoring")
         again = settings.result_file is not None and settings.result_file.exists()
-        result = self._checkpoints.restore(again=again, cancelled=self._stopping)
+        told = None if again or self._words else settings.told
+        try:
+            result = self._checkpoints.restore(again=again, told=told, cancelled=self._stopping)
+        except CheckpointFound as found:
+            self._board.update(step=found.step, durable_step=found.step)
+            raise
         self._outage.patient = False
         step = result.step or None
         self._board.update(
@@ -236,7 +268,8 @@ class Program:
             SyncEnv.PATH: str(settings.folder),
             Env.ATTEMPT: str(self._board.facts.attempt),
         }
-        self._child = child = Command(self._words, {**self._env, **told})
+        more = settings.resume_args if result.resumed else ()
+        self._child = child = Command([*self._words, *more], {**self._env, **told})
         while child.code is None:
             watcher.step()
             child.wait(POLL_SECONDS)

@@ -185,6 +185,13 @@ REFUSED: list[tuple[str, Json]] = [
     (URI, sync(uri="file:///ckpt/store")),
     (URI, sync(uri="file:///store") | DEMAND),
     (SYNC_PATH, sync(syncWhen={"marker": "latest"}, mode="Runtime")),
+    (SYNC_PATH, sync(resumeArgs=["--resume"], mode="Runtime")),
+    (f"{TRAINER}.command", sync(resumeArgs=["--resume"]) | pod({"command": None})),
+    *(
+        (f"{TRAINER}.{kind}", sync(resumeArgs=["--resume"]) | pod({"command": None, kind: words}))
+        for kind in ("command", "args")
+        for words in (["sh", "-c", "python train.py"], ["/bin/bash", "-eo", "pipefail", "-c", "a \"$@\""])
+    ),
     (f"{TRAINER}.env", sync() | env("SPOTTRAIN_RESUMED")),
     (f"{TEMPLATE}.containers", sync() | pod(containers=[{"name": "trainer"}, {"name": "beside"}])),
     # --- spec.runtime.inject ---

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from spottrain.contract import Env, LastExit, Outcome, Progress, SyncEnv
+from spottrain.contract import Reason as TrainerReason
 from spottrain_operator.api.node_pools import Pool
 from spottrain_operator.api.observed import Delete, Ended, Observed, PodView, Sample, SyncView
 from spottrain_operator.api.training_job import AttemptRecord, Job, Status
@@ -118,6 +119,41 @@ def test_the_script_is_told_whether_it_resumes_where_that_is_known(
 ) -> None:
     script = env(rendered(spec({"onExisting": existing}), status)["containers"][0])
     assert script.get(SyncEnv.RESUMED) == told
+
+
+@pytest.mark.parametrize(
+    ("existing", "status", "resumes"),
+    [
+        ("Fail", Status(attempt=1), False),
+        ("Resume", Status(attempt=1), False),
+        ("Fail", Status(attempt=2), False),
+        ("Fail", Status(attempt=2, known_durable_step=3), True),
+    ],
+)
+def test_the_arguments_of_a_resume_are_added_where_a_checkpoint_is_known_and_the_sidecar_is_told(
+    existing: str, status: Status, resumes: bool
+) -> None:
+    checkpoint = {"onExisting": existing, "resumeArgs": ["--init_from=resume", "--x"]}
+    given: Json = {"command": ["python", "train.py"], "args": ["--lr", "1"]}
+    body = rendered(spec(checkpoint, trainer=given), status)
+    script = body["containers"][0]
+    assert script["args"] == ["--lr", "1"] + (["--init_from=resume", "--x"] if resumes else [])
+    assert script["command"] == given["command"]
+    assert env(script)[SyncEnv.RESUMED] == env(sidecar(body))[SyncEnv.RESUMED] == str(resumes).lower()
+    assert SyncEnv.RESUMED not in env(sidecar(rendered(status=status)))
+
+
+def test_an_attempt_whose_sidecar_finds_a_checkpoint_that_was_not_known_is_followed_by_one_that_resumes() -> (
+    None
+):
+    job = Story(**spec({"resumeArgs": ["--resume"]}, trainer={"args": ["train.py"]}))
+    reason = TrainerReason.CHECKPOINT_FOUND
+    pod = given_up(Outcome.INTERRUPTED, reason=reason, message="Checkpoint 4 is in the store", durableStep=4)
+    job.look("stopping1=Interrupted deletes=0", pod)
+    gone = replace(pod, phase="Failed", running_since=None, **deleted(5))
+    job.look("attempt=2 failures=0 durable=4 cause1=Interrupted", gone)
+    script = rendered(spec({"resumeArgs": ["--resume"]}, trainer={"args": ["train.py"]}), job.status)
+    assert script["containers"][0]["args"] == ["train.py", "--resume"]
 
 
 def test_the_variables_that_mounts_and_other_variables_name_are_the_sidecars_too() -> None:
