@@ -181,6 +181,17 @@ def test_after_exit_code_0_everything_is_stored_and_comes_back(place: Place) -> 
     assert place.told().outcome is Outcome.FAILED
 
 
+def test_a_script_sees_its_own_files_alone_and_the_arguments_of_a_resume(place: Place) -> None:
+    text = 'echo "sees: "$(ls -A "$SPOTTRAIN_SYNC_PATH")" $*"; echo 1 >> "$SPOTTRAIN_SYNC_PATH/a"; exit '
+    words = ("--resume-args", "--resume 'a b'", "--", "sh", "-c")
+    code, output = place.run(*words, f"{text} 0", "sh", "train")
+    assert code == 0 and "sees:  train\n" in output, output
+    (place.folder / "a").write_text("other")
+    code, output = place.run(*words, f"{text} 9", "sh", "train")
+    assert code == 9 and "sees: a train --resume a b\n" in output, output
+    assert (notes_of(place.folder) / "replaced/1/a").read_text() == "other", "nothing is deleted"
+
+
 def test_a_command_that_fails_commits_only_what_is_whole(place: Place) -> None:
     code, output = place.run(
         *QUICK,
@@ -367,6 +378,61 @@ def test_killed_at_random_points_a_restart_finds_a_whole_state(place: Place, kil
         newest = max(found)
 
 
+# One file, rewritten in place again and again: a zip, as torch.save writes it. Reading it checks its CRC.
+REWRITE = """
+import os, pathlib, sys, time, zipfile
+path, size = pathlib.Path(os.environ["SPOTTRAIN_SYNC_PATH"]) / "ckpt.pt", int(sys.argv[1])
+assert [each.name for each in path.parent.iterdir()] in ([], ["ckpt.pt"])
+step = 0
+if path.exists():
+    with zipfile.ZipFile(path) as file:
+        body = file.read("data")
+    step = int.from_bytes(body[:8], "little")
+    assert body == body[:8] * (size // 8)
+print("begins at", step, *sys.argv[2:], flush=True)
+while True:
+    step += 1
+    with zipfile.ZipFile(path, "w") as file, file.open("data", "w") as member:
+        for _ in range(8):
+            member.write(step.to_bytes(8, "little") * (size // 64))
+    time.sleep(0.3)
+"""
+
+
+@pytest.mark.parametrize(
+    ("kills", "size"), [(3, 2**22), pytest.param(200, 200 * 10**6, marks=pytest.mark.heavy)]
+)
+def test_a_file_that_is_rewritten_in_place_comes_back_whole_after_kills_at_random_points(
+    place: Place, kills: int, size: int
+) -> None:
+    chance = random.Random(int(os.environ.get("SEED", "1")))
+    command = ("--resume-args", "--resume", "--", sys.executable, "-c", REWRITE, str(size))
+    begun = [-1]
+    for _ in range(kills):
+        number = place.commits()
+        process = place.start(*command)
+        place.wait_for_commit(number + 1)
+        time.sleep(chance.uniform(0, 1.0))
+        (child,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        victims = chance.choice([[process.pid], [int(child)], [process.pid, int(child)]])
+        for pid in victims:
+            os.kill(pid, signal.SIGKILL)
+        output, _ = process.communicate()
+        assert "Traceback" not in output, output
+        (line,) = [line.split() for line in output.splitlines() if line.startswith("begins at")]
+        begun.append(int(line[2]))
+        assert begun[-1] > begun[-2] and line[3:] == (["--resume"] if begun[-2] >= 0 else []), output
+        if chance.random() < 0.5:
+            place.folder = place.root / f"node-{begun[-1]}" / "ckpt"
+    process = place.start(*command)
+    place.wait_for_commit(place.commits() + 1)
+    number = place.commits()
+    wait(lambda: place.commits() > number, "the save after that")
+    process.terminate()
+    code, output = place.ended(process)
+    assert code == 75 or (code == 79 and "Not stored: ckpt.pt" in output), output
+
+
 def process_ended(folder: Path) -> None:
     """Waits until nobody writes: the command dies with its parent, but not in the same moment."""
     before: object = None
@@ -497,11 +563,14 @@ def test_after_a_deadline_that_took_nothing_away_the_end_stores_everything(
     [
         (("--when", "often"), "--when 'often' is not valid"),
         (("--", "no-such-program"), "cannot be started"),
+        (("--resume-args", "--resume", *shell("python train.py")), "would go to the shell"),
         *sample(
             [
                 (("--when", "marker=../x"), "must be a path below the folder"),
                 (("--keep", "1"), "must be a whole number, at least 2"),
                 (("--",), "there is no command after --"),
+                (("--resume-args", "x"), "--resume-args needs a COMMAND after --"),
+                (("--resume-args", "'", "--", "true"), "is not quoted as in a shell"),
                 (("--to", "ftp://x"), "is not valid: use s3://"),
             ]
         ),

@@ -197,9 +197,9 @@ def _add_copy(verbs: Verbs) -> None:
 
 
 def _add_export(verbs: Verbs) -> None:
-    about = "Writes the model's weights as one safetensors file."
+    about = "Writes the model's weights as one safetensors file, or the folder that spottrain sync has stored."
     verb = _verb(verbs, "export", about, lambda store, given: export(store, given.step, given.to))
-    about = "a file that does not exist yet"
+    about = "a file, or a folder, that does not exist yet"
     verb.add_argument("--to", required=True, type=_file, metavar="FILE", help=about)
     about = f"a number, {NEWEST}, {BEST}, or {FINAL} (the weights of a finished run); default {NEWEST}"
     verb.add_argument("--step", type=_step(NEWEST, BEST, FINAL), default=NEWEST, help=about)

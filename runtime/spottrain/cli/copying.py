@@ -9,11 +9,13 @@ from spottrain.checkpoint.head.admin import Adopting, term_for_copy
 from spottrain.checkpoint.head.owner import Walker, fresh_nonce
 from spottrain.checkpoint.head.state import Entry
 from spottrain.checkpoint.manifest import Damaged
+from spottrain.cli import synced
 from spottrain.cli.output import Answer, size
 from spottrain.cli.reading import Shards, choose, head_of, manifest_of
-from spottrain.contract import CHUNK_BYTES, MANIFEST_NAME, Reason, checkpoint_key
+from spottrain.contract import CHUNK_BYTES, MANIFEST_NAME, Reason, blobs_of, checkpoint_key
 from spottrain.errors import CheckpointError, ConfigurationError, StoreError
 from spottrain.storage.base import Store
+from spottrain.sync.manifest import SyncManifest
 
 
 def copy(source: Store, target: Store, which: str) -> Answer:
@@ -24,24 +26,30 @@ def copy(source: Store, target: Store, which: str) -> Answer:
     walker = Walker(target)
     key = checkpoint_key(term_for_copy(walker.read()), entry.step, fresh_nonce())
     try:
-        _objects(source, entry, target, key)
+        folder = _objects(source, entry, target, key)
     except BaseException:
         # HEAD does not name them, and no change of HEAD was requested, so it never will.
         with contextlib.suppress(StoreError):
-            target.delete(target.list(key))
+            target.delete([*target.list(key), *target.list(blobs_of(key))])
         raise
     walker.change(Adopting(entry=replace(entry, key=key, keptAs=""), job=f"copy:{source.uri}"))
     line = (
         f"copied step {entry.step}, {size(entry.bytes)}, to {target.uri}; a job resumes from there with "
-        "checkpoint.onExisting: Resume (spottrain run --on-existing resume)"
+        f"checkpoint.onExisting: Resume (spottrain {'sync' if folder else 'run'} --on-existing resume)"
     )
     facts = {"from": source.uri, "to": target.uri, "step": entry.step, "key": key, "bytes": entry.bytes}
-    return Answer(facts=facts, lines=[line])
+    return Answer(facts=facts, lines=[line, *(synced.note(folder) if folder else ())])
 
 
-def _objects(source: Store, entry: Entry, target: Store, key: str) -> None:
-    """Copies the objects, with one shard at a time in memory and the manifest last."""
+def _objects(source: Store, entry: Entry, target: Store, key: str) -> SyncManifest | None:
+    """Copies the objects, with one shard at a time in memory and the manifest last.
+
+    Returns the manifest of a folder that `spottrain sync` has stored.
+    """
     try:
+        if (folder := synced.folder_of(source, entry)) is not None:
+            synced.copy(source, folder, target, key)
+            return folder
         manifest, text = manifest_of(source, entry.key)
         shards = Shards(source, entry.key, manifest)
         for shard in manifest.shards:
@@ -56,3 +64,4 @@ def _objects(source: Store, entry: Entry, target: Store, key: str) -> None:
             reason=Reason.CHECKPOINT_DAMAGED,
         ) from error
     target.put_if_absent(key + MANIFEST_NAME, text)
+    return None

@@ -1,4 +1,5 @@
-"""`spottrain checkpoints export`: writes the model's weights as one safetensors file with plain names.
+"""`spottrain checkpoints export`: writes the model's weights as one safetensors file with plain names. Of a
+folder that `spottrain sync` has stored it writes the folder.
 
 It uses no pickle: every framework reads safetensors, and reading it executes no code.
 """
@@ -28,6 +29,7 @@ from spottrain.checkpoint.manifest import (
     model_tensors,
     names_beside,
 )
+from spottrain.cli import synced
 from spottrain.cli.output import Answer, size
 from spottrain.cli.reading import WIDTHS, Shards, choose, head_of, manifest_of
 from spottrain.contract import CHUNK_BYTES, FINAL_PREFIX, MANIFEST_NAME, Reason
@@ -42,15 +44,17 @@ FINAL: Final = "final"
 
 
 def export(store: Store, which: str, target: Path) -> Answer:
-    """Writes the weights to `target`. Raises CheckpointError if they are damaged; then no file is left."""
+    """Writes to `target`. Raises CheckpointError if the checkpoint is damaged; then nothing is left."""
     if target.exists():
-        raise ConfigurationError(f"{target} exists already and is not overwritten; give another file name")
+        raise ConfigurationError(f"{target} exists already and is not overwritten; give another name")
     if which == FINAL:
         if (final := _final_of(store)) is None:
             raise ConfigurationError(f"there are no final weights at {store.uri}: no run there has finished")
         return _exported(target, f"the final weights of step {final.step}", final.step, final.write)
     entry = choose(head_of(store), which)
     try:
+        if (folder := synced.folder_of(store, entry)) is not None:
+            return synced.write(store, entry, folder, target)
         manifest, _ = manifest_of(store, entry.key)
     except Damaged as error:
         raise _damaged(f"step {entry.step}", error) from error

@@ -116,6 +116,8 @@ class Watcher:
         if not self._look():
             return self._tell(str(self.failure))
         verdict = self._judge(self._clock())
+        if verdict.why and self._saves is not None:  # it may be whole in a moment
+            self._look_at = self._look_early_at
         if verdict.tree is not None and now >= self._try_at:
             self._try(verdict)
         self._tell(verdict.why or (str(self.failure) if verdict.tree and self.failure else ""))

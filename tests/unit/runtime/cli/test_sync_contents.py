@@ -81,3 +81,46 @@ def test_prune_deletes_contents_where_no_checkpoint_of_a_folder_is_left(place: P
     place.store.put("blobs/t000001-s000000001-x/" + "0" * 64, b"x")
     assert place("prune", "--orphans", "--yes").code == 0
     assert not blobs(place)
+
+
+# --- reading ----------------------------------------------------------------------------------------------
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path: (folder / path).read_bytes() for path, node in look(folder).items() if node.size}
+
+
+def test_export_writes_the_folder_and_claims_nothing(place: Place, tmp_path: Path) -> None:
+    synced(place, tmp_path / "one", b"1", b"2" * 5000)
+    before = place.store.get("HEAD")
+    target = tmp_path / "out"
+    answer = place("export", "--to", str(target))
+    assert (answer.code, answer.err) == (0, "") and "1 file of step 2" in answer.out
+    assert contents(target) == {"file": b"2" * 5000} and before == place.store.get("HEAD")
+    assert place("export", "--step", "1", "--to", str(target)).code == 1, "it is there already"
+    assert place("export", "--step", "1", "--to", str(tmp_path / "old")).code == 0
+    assert contents(tmp_path / "old") == {"file": b"1"}
+    place.store.delete(sorted(blobs(place)))
+    answer = place("export", "--to", str(tmp_path / "damaged"))
+    assert answer.code == 1 and "cannot be exported" in answer.err
+    assert not [each for each in tmp_path.iterdir() if "damaged" in each.name]
+
+
+def test_copy_makes_a_uri_from_which_a_folder_is_restored(place: Place, tmp_path: Path) -> None:
+    synced(place, tmp_path / "one", b"1", b"22")
+    target = FolderStore(tmp_path / "target")
+    answer = place("copy", "--to", str(tmp_path / "target"), "--step", "1")
+    assert (answer.code, answer.err) == (0, "") and "spottrain sync --on-existing resume" in answer.out
+    (tmp_path / "two").mkdir()
+    who, policy = Identity(job_uid="B", job="b", attempt=1), ClaimPolicy(on_existing=OnExisting.RESUME)
+    checkpoints = FolderCheckpoints(tmp_path / "two", target, who, policy, keep=2, run="B")
+    assert checkpoints.claim(0.0, never, 5.0) and checkpoints.restore().resumed
+    assert contents(tmp_path / "two") == {"file": b"1"}
+    assert len(target.list(BLOBS_PREFIX)) == 1
+
+
+def test_a_copy_of_a_damaged_folder_leaves_nothing(place: Place, tmp_path: Path) -> None:
+    synced(place, tmp_path / "one", b"1" * 10)
+    (blob,) = blobs(place)
+    place.store.put(blob, b"2" * 10)
+    answer = place("copy", "--to", str(tmp_path / "target"))
+    assert answer.code == 1 and "cannot be copied" in answer.err
+    assert FolderStore(tmp_path / "target").list("") == []
