@@ -197,7 +197,7 @@ def _add_copy(verbs: Verbs) -> None:
 
 
 def _add_export(verbs: Verbs) -> None:
-    about = "Writes the model's weights as one safetensors file, or the folder that spottrain sync has stored."
+    about = "Writes the model's weights as one safetensors file, or the folder that spottrain sync stored."
     verb = _verb(verbs, "export", about, lambda store, given: export(store, given.step, given.to))
     about = "a file, or a folder, that does not exist yet"
     verb.add_argument("--to", required=True, type=_file, metavar="FILE", help=about)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
 from spottrain.checkpoint.head.state import Entry
 from spottrain.cli.output import Answer, size
@@ -15,9 +16,9 @@ from spottrain.storage.base import Store
 from spottrain.sync.manifest import OtherKind, SyncManifest, digest_of, read_manifest
 from spottrain.sync.restore import explained, read_content, restore
 
-AT_END = (
-    "It was stored when its program had ended, and the exit code is not known here: if the program was killed "
-    "in a save, its last file may be cut off"
+AT_END: Final = (
+    "It was stored when its program had ended, and the exit code is not known here: if the program was "
+    "killed in a save, its last file may be cut off"
 )
 
 

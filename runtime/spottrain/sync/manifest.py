@@ -166,5 +166,5 @@ def read_manifest(store: Store, key: str) -> SyncManifest:
     """Raises Damaged if it is missing or invalid, OtherKind, or CheckpointError if of another format."""
     found = store.get(key + MANIFEST_NAME)
     if found is None:
-        raise Damaged("the manifest is missing")
+        raise Damaged(f"{MANIFEST_NAME} is missing")
     return SyncManifest.from_bytes(found.body)
