@@ -1,7 +1,8 @@
 """The default rule: which files are whole, each by itself, and which save is complete.
 
-A file is whole if its format says so, or if it was closed after writing and the program lived on. Of another
-format where no close can be seen it is whole after 30 s without a change.
+A file is whole if its format says so, or if it was closed after writing and its writer lived on: it renamed
+the file, or the program still ran a moment later. Of another format where no close can be seen it is whole
+after 30 s without a change.
 
 What is written at about the same time is one save. It is complete once all of it is whole and nothing more
 was written for a moment. If the files are those of the last save, it is complete at once; if some of those
@@ -213,7 +214,8 @@ class Saves:
             return seen.format
         if seen.write is None:
             return now - seen.since >= QUIET_SECONDS
-        return seen.write.closed is not None and now - seen.write.closed >= self._reaction
+        closed = seen.write.closed
+        return closed is not None and (seen.write.renamed or now - closed >= self._reaction)
 
     def _held(self, path: str, now: float) -> bool:
         seen = self._seen[path]

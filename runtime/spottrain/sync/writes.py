@@ -48,6 +48,8 @@ class Write:
     changed: float
     closed: float | None = None
     """When it was closed after writing; None: it is open."""
+    renamed: bool = False
+    """Whether it got its name after that: its writer has outlived the close."""
 
 
 class Writes:
@@ -129,8 +131,11 @@ class Writes:
             known = self._arrive(path, cookie)
             if mask & IS_FOLDER:
                 self._watch(path)
-            elif not known:  # from elsewhere, under its last name
-                self._note(path, closed=True)
+            elif not known:  # from elsewhere
+                now = self._clock()
+                self._found[path] = Write(
+                    number=self._next(), began=now, changed=now, closed=now, renamed=True
+                )
         elif mask & IS_FOLDER:
             if mask & CREATE:
                 self._watch(path)
@@ -166,7 +171,10 @@ class Writes:
         if known != cookie:
             return False
         for rest, write in found.items():
-            self._found[path + rest] = replace(write, number=self._next(), changed=self._clock())
+            renamed = write.closed is not None
+            self._found[path + rest] = replace(
+                write, number=self._next(), changed=self._clock(), renamed=renamed
+            )
         return True
 
     def _watch(self, folder: str) -> None:
