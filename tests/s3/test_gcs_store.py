@@ -428,14 +428,14 @@ CREATED = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length:
 def test_no_credentials_are_denied_with_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "missing.json"))
     with pytest.raises(StoreDenied, match="GOOGLE_APPLICATION_CREDENTIALS"):
-        open_store("gs://bucket/p")
+        open_store("gs://bucket/p").probe()
 
 
 def test_a_key_file_that_is_none_is_denied_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "key.json").write_text("{}")
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "key.json"))
     with pytest.raises(StoreDenied, match="no credentials for gs://bucket/p"):
-        open_store("gs://bucket/p")
+        open_store("gs://bucket/p").probe()
 
 
 def test_a_uri_without_a_bucket_is_a_bad_configuration() -> None:

@@ -112,7 +112,7 @@ def test_a_key_that_is_not_there_and_an_object_too_short_are_told_apart(direct: 
 def test_stat_says_the_size_or_none(direct: S3Store) -> None:
     direct.upload("k", memoryview(BODY))
     assert direct.stat("k") == Stat(
-        bytes=len(BODY), storage_class="STANDARD", archived=False, restoring=False
+        bytes=len(BODY), storage_class="STANDARD", archived=False, restoring=False, modified=0.0
     )
     assert direct.stat("other") is None
 

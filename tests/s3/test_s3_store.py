@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import pytest
+from spottrain.checkpoint.head.owner import HeadOwner, Identity
+from spottrain.cli.checkpoints import main
+from spottrain.cli.reading import open_existing
+from spottrain.contract import Env
 from spottrain.errors import BucketNotFound, StoreDenied, StoreUnavailable, StoreUnsuitable
 from spottrain.storage.base import AlreadyExists, Object
 from spottrain.storage.open import open_store
-from spottrain.storage.s3 import S3Store
+from spottrain.storage.s3 import S3Store, checksum
 
 from tests.support import s3server, storepromises
-from tests.support.faultproxy import Fault, FaultProxy, Plan, Request, Treatment
+from tests.support.faultproxy import Fault, FaultProxy, Plan, Request, Treatment, error
+from tests.support.headcheckpoints import save
 from tests.support.s3server import S3Server
 
 
@@ -21,6 +26,10 @@ def only(fault: Fault, *numbers: int, method: str = "") -> Plan:
         return Treatment(fault=fault if hit else Fault.NONE)
 
     return treat
+
+
+def puts(request: Request, body: bytes) -> bool:
+    return request.headers.get("x-amz-checksum-sha256") == checksum(memoryview(body))
 
 
 @pytest.fixture
@@ -191,6 +200,65 @@ def test_a_store_that_ignores_conditions_is_unsuitable(proxied: S3Store, proxy: 
     proxy.reset(only(Fault.CONDITION_IGNORED))
     with pytest.raises(StoreUnsuitable, match="If-None-Match"):
         proxied.probe()
+
+
+@pytest.mark.parametrize(
+    ("body", "condition"),
+    [(b"2", "If-None-Match"), (b"4", "If-Match"), (b"5", "If-Match on PUT where there is no object")],
+)
+def test_a_store_that_ignores_one_condition_alone_is_unsuitable(
+    proxied: S3Store, proxy: FaultProxy, body: bytes, condition: str
+) -> None:
+    """The last is a bug that servers have had: HEAD could come back after its removal."""
+    done = b'HTTP/1.1 200 OK\r\nETag: "any"\r\nContent-Length: 0\r\nConnection: close\r\n\r\n'
+    proxy.reset(
+        lambda request: Treatment(fault=Fault.ANSWER if puts(request, body) else Fault.NONE, answer=done)
+    )
+    with pytest.raises(StoreUnsuitable, match=f"ignores {condition}"):
+        proxied.probe()
+
+
+def test_a_store_that_refuses_if_match_without_an_object_by_412_passes_the_probe(
+    proxied: S3Store, proxy: FaultProxy
+) -> None:
+    def treat(request: Request) -> Treatment:
+        return Treatment(fault=Fault.ANSWER if puts(request, b"5") else Fault.NONE, answer=error(412))
+
+    proxy.reset(treat)
+    proxied.probe()
+
+
+def encrypted(request: Request) -> Treatment:
+    """A bucket whose policy denies what does not name SSE-S3."""
+    creates = request.method == "PUT" and "partNumber=" not in request.path
+    denied = creates and request.headers.get("x-amz-server-side-encryption") != "AES256"
+    return Treatment(fault=Fault.ANSWER if denied else Fault.NONE, answer=error(403))
+
+
+def test_a_bucket_that_demands_encryption_is_told_and_can_be_used(proxy: FaultProxy, bucket: str) -> None:
+    proxy.reset(encrypted)
+    with pytest.raises(StoreDenied, match=r"checkpoint\.encryption\.kmsKey .* to AES256"):
+        open_store(f"s3://{bucket}/p", proxy.endpoint()).probe()
+    it = open_store(f"s3://{bucket}/p", proxy.endpoint(), kms_key="AES256")
+    it.probe()
+    it.upload("large", memoryview(bytes(40 * 2**20)))
+    assert it.list("") == ["large"]
+
+
+def test_commands_write_to_a_bucket_that_demands_encryption(
+    proxy: FaultProxy, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the variable that the cleanup pod has, too."""
+    monkeypatch.setenv(Env.CHECKPOINT_KMS_KEY, "AES256")
+    proxy.reset(encrypted)
+    it = open_existing(f" s3://{bucket}/p ", proxy.endpoint())
+    owner = HeadOwner(it, Identity(job_uid="A", job="digits", attempt=1))
+    owner.claim()
+    save(it, owner, 3)
+    it.delete(["HEAD"])
+    assert main(["repair", f"s3://{bucket}/p", "--endpoint", proxy.endpoint()]) == 0
+    assert main(["delete", f"s3://{bucket}/p", "--endpoint", proxy.endpoint(), "--yes"]) == 0
+    assert it.list("") == ["HEAD"]
 
 
 @pytest.mark.parametrize("fault", [Fault.REPLY_CUT, Fault.REPLY_STALLS])

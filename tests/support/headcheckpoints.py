@@ -103,11 +103,18 @@ def _shard(tensors: dict[str, list[Any]]) -> tuple[bytes, dict[str, int]]:
 
 
 def save(
-    store: Store, owner: HeadOwner, step: int, *, best: bool = False, keep: int = 3, time: float = 1000.0
+    store: Store,
+    owner: HeadOwner,
+    step: int,
+    *,
+    best: bool = False,
+    keep: int = 3,
+    time: float = 1000.0,
+    tree: Any = None,
 ) -> Entry:
     """Uploads and commits a checkpoint as a job would; deletes nothing."""
     key = owner.new_key(step)
-    size = Made(step=step).put(store, key)
+    size = Made(step=step, tree=tree).put(store, key)
     entry = Entry(key=key, step=step, time=time, bytes=size, keptAs="best" if best else "")
     owner.commit(entry, keep)
     return entry

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from spottrain.checkpoint.head.compare_and_swap import Finished, Put, Step, begin
-from spottrain.checkpoint.head.state import Claiming, Identity
+from spottrain.checkpoint.head.state import Claiming, Identity, beyond
 from spottrain.errors import RunError
 
 from tests.support.headrules import Violation, check_tenures, demand
-from tests.support.headworld import NAMES, Ids, Process, Rules, Scenario, Store, World
+from tests.support.headworld import NAMES, Ids, Process, Rules, Scenario, Store, World, whole
 
 State = tuple[int, ...]
 """store, flying, faults left, crashes left, whether HEAD may yet vanish, then the processes; all interned."""
@@ -170,7 +170,11 @@ class Explorer:
             self._claimable.add(store)
             owner = store.head.jobUID if store.head else "A"
             newcomer = Identity(job_uid=owner, job="newcomer", attempt=99)
-            self._finishes(begin(Claiming(who=newcomer), "newcomer"), store, by_rule=False)
+            lost = self.scenario.vanish or "copy" in self.scenario.tools  # a copy that was cut short
+            claim = Claiming(who=newcomer, remains=whole(store))
+            self._finishes(
+                begin(claim, "newcomer"), store, by_rule=lost and bool(beyond(claim.remains, store.head))
+            )
 
     def _finishes(self, step: Step, store: Store, *, by_rule: bool) -> None:
         """`by_rule`: whether a refusal is an end, too."""

@@ -115,6 +115,12 @@ def check_copied(entry: Entry | None, head: Head | None) -> None:
     demand(head is not None and entry.key in head.keys, "it believes its copy in HEAD, and it is not")
 
 
+def check_start(first: Head | None, claimed: Head, whole: Iterable[str]) -> None:
+    """A run that begins at step 0 has not overlooked what an earlier HEAD named."""
+    overlooked = first.keys.intersection(whole) if first is not None and claimed.term == 1 else ()
+    demand(not overlooked, f"a run starts over beside {len(overlooked)} checkpoints")
+
+
 def check_end(phase: str, tenure: Tenure | None, error: RunError, head: Head | None) -> None:
     """A process that believes to be superseded is right."""
     if isinstance(error, Superseded) and tenure is not None:

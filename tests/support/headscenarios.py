@@ -109,7 +109,7 @@ COPIED_AGAIN = Scenario(
     faults=1,
 )
 VANISH_SWEPT = replace(
-    VANISH, name="somebody deletes HEAD while another sweeps", sweep=True, faults=0, head=head(5)
+    VANISH, name="somebody deletes HEAD while another sweeps", sweep=True, faults=0, head=head()
 )
 SCENARIOS = [
     SUCCESSION,

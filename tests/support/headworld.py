@@ -16,7 +16,7 @@ States are tuples of small integers (every part is interned), so that a million 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -56,13 +56,21 @@ from spottrain.checkpoint.head.state import (
     Intent,
     Releasing,
     Tenure,
+    beyond,
     orphans,
     present,
 )
 from spottrain.contract import checkpoint_key
 from spottrain.errors import RunError, Superseded
 
-from tests.support.headrules import Violation, check_change, check_copied, check_end, check_finished
+from tests.support.headrules import (
+    Violation,
+    check_change,
+    check_copied,
+    check_end,
+    check_finished,
+    check_start,
+)
 
 UNCONDITIONAL: Final = "any ETag"
 """`if_match` of a PUT without a condition; only a broken protocol sends it."""
@@ -75,7 +83,9 @@ TOOLS: Final = ("pruning", "copying")
 class Rules:
     """The protocol under test; a mutant replaces one part."""
 
-    claiming: Callable[[Identity, ClaimPolicy], Intent] = lambda who, policy: Claiming(who=who, policy=policy)
+    claiming: Callable[[Identity, ClaimPolicy, Collection[str]], Intent] = lambda who, policy, remains: (
+        Claiming(who=who, policy=policy, remains=remains)
+    )
     committing: Callable[[Tenure, Entry, int], Intent] = lambda tenure, entry, keep: Committing(
         tenure=tenure, entry=entry, keep=keep
     )
@@ -116,8 +126,8 @@ class Scenario:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Process:
     index: int
-    phase: str = "claim"
-    """claim, restore, sweep, read, delete, idle, shard, manifest, commit, prune, release, ended; of a tool:
+    phase: str = "look"
+    """look, claim, restore, sweep, read, delete, idle, shard, manifest, commit, prune, release, ended; of a tool:
     look_to_prune, pruning, drop, tidy, tidy_read, tidy_delete, look_to_copy, shard, manifest, copying."""
     step: Step | None = None
     tenure: Tenure | None = None
@@ -178,8 +188,7 @@ class World:
         head = self.scenario.head
         parts = frozenset(part for key in (head.keys if head else ()) for part in parts_of(key))
         return Store(head=head, parts=parts), tuple(
-            self._walk(Process(index=i), "claim", self.rules.claiming(who, self.scenario.policy(i)))
-            for i, who in enumerate(self.scenario.people)
+            Process(index=i) for i in range(len(self.scenario.people))
         ) + tuple(
             Process(index=i, phase=f"look_to_{tool}")
             for i, tool in enumerate(self.scenario.tools, len(self.scenario.people))
@@ -259,6 +268,13 @@ class World:
             return ended(process, "released")
         return replace(process, phase="restore" if process.phase == "claim" else "prune", entry=None)
 
+    def _look(self, process: Process, store: Store) -> Iterator[Move]:
+        remains = whole(store)
+        if not self.scenario.vanish:  # those of HEAD's past change no decision: fewer states
+            remains = tuple(beyond(remains, store.head))
+        who, policy = self.scenario.people[process.index], self.scenario.policy(process.index)
+        yield Move("look", self._walk(process, "claim", self.rules.claiming(who, policy, remains)), store)
+
     def _walk(self, process: Process, phase: str, intent: Intent) -> Process:
         nonce = self.rules.nonce(NAMES[process.index], process.bodies)
         step = begin(intent, nonce, process.known)
@@ -273,6 +289,7 @@ class World:
         for entry in entries[: 2 if self.scenario.fall_back else 1]:
             yield Move(f"restore {entry.step}", replace(after, at_step=entry.step), store)
         if not entries:
+            check_start(self.scenario.head, process.known.head, whole(store))
             yield Move("start afresh", after, store)
 
     def _sweep(self, process: Process, store: Store) -> Iterator[Move]:
@@ -389,6 +406,11 @@ class World:
             return replace(process, step=None, phase="drop", keys=done.dropped)
         check_copied(process.entry, store.head)
         return ended(process, "copied")
+
+
+def whole(store: Store) -> tuple[str, ...]:
+    """Keys of the checkpoints that have a manifest, as `owner.whole_checkpoints` finds them."""
+    return tuple(sorted(part.removesuffix("manifest") for part in store.parts if part.endswith("manifest")))
 
 
 def ended(process: Process, how: str) -> Process:

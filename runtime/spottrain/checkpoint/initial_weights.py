@@ -24,6 +24,7 @@ from typing import Any, Final, Protocol
 
 import torch
 
+from spottrain.checkpoint.head.owner import without_head
 from spottrain.checkpoint.head.state import Entry, Head, HeadState
 from spottrain.checkpoint.layout import grouped
 from spottrain.checkpoint.manifest import FOLDER, Damaged, Manifest, model_numbers, names_beside
@@ -319,8 +320,7 @@ class OtherRun:
         found = self._store.get(HEAD_KEY)
         if found is None:
             raise CheckpointError(
-                "there is no HEAD object, so no run has saved checkpoints there; check the URI, or, for a "
-                "folder with weights, give its path and no URI",
+                f"{without_head(self._store)}; for a folder with weights give its path and no URI",
                 reason=Reason.CHECKPOINT_MISSING,
             )
         return Head.from_json(found.body)

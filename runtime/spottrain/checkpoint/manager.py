@@ -106,6 +106,8 @@ class CheckpointManager:
         self.saver = Saver(context.world, control, transfer, pin=torch.cuda.is_available())
         self._released = not context.world.first  # the other ranks have nothing to release
         self.choice = CheckpointSelection(context, store, control)
+        if context.world.first:
+            self.choice.on_settled = lambda: threading.Thread(target=self._sweep, daemon=True).start()
         self.on_durable: Callable[[], None] = lambda: None
         """Called after each commit, on the thread that made it."""
         self._save: Save | None = None
@@ -442,13 +444,16 @@ class CheckpointManager:
         return max(preemption.seconds_left() - RETRY_SECONDS, 0.0) if preemption.stopping else None
 
     def _watch(self) -> None:
-        """Sweeps once, then re-reads HEAD periodically; ends the process when a newer attempt owns HEAD."""
-        self._quietly(self._owner.sweep_orphans)
-        self._quietly(lambda: self.store.sweep_uploads(CHECKPOINTS_PREFIX, self._owner.outlived))
+        """Re-reads HEAD periodically; ends the process when a newer attempt owns HEAD."""
         while not self._released:
             time.sleep(self._watch_seconds)
             if not self._released:  # after the release a successor may own HEAD
                 self._quietly(self._owner.check)
+
+    def _sweep(self) -> None:
+        """Deletes what earlier attempts left. Not before HEAD has proved to be the one of what is there."""
+        self._quietly(self._owner.sweep_orphans)
+        self._quietly(lambda: self.store.sweep_uploads(CHECKPOINTS_PREFIX, self._owner.outlived))
 
     def _quietly(self, act: Callable[[], object]) -> None:
         try:

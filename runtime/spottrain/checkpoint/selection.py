@@ -43,6 +43,8 @@ class CheckpointSelection:
         self.store = store
         self._control = control
         self.damaged: set[str] = set()
+        self.on_settled: Callable[[], None] = lambda: None
+        """Called once a checkpoint that HEAD names was read, or if HEAD names none."""
 
     def restore(self, claim: Claim, want: Want | None = None) -> Restored | None:
         """Returns the newest intact checkpoint, the same one on all ranks; None if there is none yet.
@@ -76,6 +78,7 @@ class CheckpointSelection:
             found, why = self._try(entry, kind, read)
             if not (why := self._first_failure(why)):
                 log.event("restored", step=entry.step, key=entry.key, seconds=time.time() - began)
+                self.on_settled()
                 return found
             log.event("damaged", step=entry.step, key=entry.key, error=why)
             reasons.append(f"step {entry.step}: {why}")
@@ -87,6 +90,7 @@ class CheckpointSelection:
                 "from older versions, or use another URI",
                 reason=Reason.CHECKPOINT_DAMAGED,
             )
+        self.on_settled()
         return None
 
     def _try(

@@ -23,14 +23,14 @@ from spottrain.cli.listing import listing
 from spottrain.cli.logs import logs
 from spottrain.cli.output import Answer
 from spottrain.cli.pruning import prune
-from spottrain.cli.reading import BEST, NEWEST, open_existing
+from spottrain.cli.reading import BEST, NEWEST, open_existing, open_there
 from spottrain.cli.release import release
+from spottrain.cli.repairing import repair
 from spottrain.cli.storage_lifecycle import FEWEST_DAYS, lifecycle
 from spottrain.cli.verifying import ALL, verify
 from spottrain.core.uri import is_path
 from spottrain.errors import RunError
 from spottrain.storage.base import Store
-from spottrain.storage.open import open_store
 
 if TYPE_CHECKING:
     Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -78,6 +78,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_copy(verbs)
     _add_export(verbs)
     _add_release(verbs)
+    _add_repair(verbs)
     _add_delete(verbs)
     _add_logs(verbs)
     _add_lifecycle(verbs)
@@ -186,7 +187,7 @@ def _add_prune(verbs: Verbs) -> None:
 
 def _add_copy(verbs: Verbs) -> None:
     def run(store: Store, given: argparse.Namespace) -> Answer:
-        return copy(store, open_store(given.to, given.to_endpoint or given.endpoint), given.step)
+        return copy(store, open_there(given.to, given.to_endpoint or given.endpoint), given.step)
 
     verb = _verb(verbs, "copy", "Copies one checkpoint to another URI, to move or branch a run.", run)
     about = "target: empty, or of a job that is done"
@@ -208,6 +209,11 @@ def _add_export(verbs: Verbs) -> None:
 def _add_release(verbs: Verbs) -> None:
     about = "Frees a URI whose owner died without releasing it."
     _add_yes(_verb(verbs, "release", about, lambda store, given: release(store, sure=given.yes)))
+
+
+def _add_repair(verbs: Verbs) -> None:
+    about = "Makes HEAD again, where it was removed or is broken, from the checkpoints that are there."
+    _verb(verbs, "repair", about, lambda store, given: repair(store))
 
 
 def _add_delete(verbs: Verbs) -> None:

@@ -6,8 +6,8 @@ import contextlib
 from dataclasses import replace
 
 from spottrain.checkpoint.head.admin import Adopting, term_for_copy
-from spottrain.checkpoint.head.owner import Walker, fresh_nonce
-from spottrain.checkpoint.head.state import Entry
+from spottrain.checkpoint.head.owner import Walker, fresh_nonce, remains
+from spottrain.checkpoint.head.state import Entry, require_head_of
 from spottrain.checkpoint.manifest import Damaged
 from spottrain.cli import synced
 from spottrain.cli.output import Answer, size
@@ -23,8 +23,10 @@ def copy(source: Store, target: Store, which: str) -> Answer:
     if source.uri == target.uri:
         raise ConfigurationError(f"source and target are the same: {source.uri}")
     entry = choose(head_of(source), which)
-    walker = Walker(target)
-    key = checkpoint_key(term_for_copy(walker.read()), entry.step, fresh_nonce())
+    walker, there = Walker(target), remains(target)
+    head = walker.read()
+    require_head_of(there, head)
+    key = checkpoint_key(term_for_copy(head), entry.step, fresh_nonce())
     try:
         folder = _objects(source, entry, target, key)
     except BaseException:

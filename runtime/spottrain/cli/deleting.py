@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Final
 
 from spottrain.checkpoint.head.admin import Deleting, leftovers, require_ended
-from spottrain.checkpoint.head.owner import Walker
-from spottrain.checkpoint.head.state import Head, folder_of
+from spottrain.checkpoint.head.owner import Walker, whole_checkpoints
+from spottrain.checkpoint.head.state import Head, folder_of, require_head_of
 from spottrain.cli.contents import named
 from spottrain.cli.output import Answer, confirm
 from spottrain.cli.reading import head_of
@@ -32,14 +32,17 @@ BESIDE: Final = (LOGS_PREFIX, PROFILES_PREFIX, COMPILE_CACHE_PREFIX, OUT_OF_MEMO
 def delete(store: Store, job_uid: str = "", *, earlier_jobs: bool = False, sure: bool = False) -> Answer:
     """Deletes a job's objects. Raises ConfigurationError if another job owns the URI.
 
-    Objects of earlier jobs stay, unless `earlier_jobs`. If there is no HEAD, nothing is deleted. Without
-    `job_uid` it is the last owner's, and that job must not own HEAD any more.
+    Objects of earlier jobs stay, unless `earlier_jobs`. If HEAD was removed, or is older than checkpoints
+    that are there, nothing is deleted, and CheckpointError is raised. Without `job_uid` it is the last
+    owner's, and that job must not own HEAD any more.
     """
+    whole = whole_checkpoints(store)  # before HEAD is read
     keys = store.list(CHECKPOINTS_PREFIX)  # before HEAD is read
     rest = [key for folder in BESIDE for key in store.list(folder)]  # before another job can claim HEAD
     stored = store.list(BLOBS_PREFIX)  # of folders: earlier jobs' checkpoints may name some
     walker = Walker(store)
     head = walker.read()
+    require_head_of(whole, head)
     if head is None:
         text = f"nothing to delete: there is no HEAD object at {store.uri}"
         return Answer(facts={"uri": store.uri, "objects": 0}, lines=[text])

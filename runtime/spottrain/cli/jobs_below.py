@@ -62,6 +62,7 @@ def place(uri: str) -> Place:
     """Returns the scheme and the parts of a URI or path, the same for all spellings that `open_store` takes
     for one place. On S3 a `//` within a prefix is a place of its own; here it counts as the same, so that
     nothing in use is taken for unused."""
+    uri = uri.strip()
     if is_path(uri):
         return _folder(uri)
     try:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from spottrain.checkpoint.head.admin import leftovers
-from spottrain.checkpoint.head.owner import Walker
+from spottrain.checkpoint.head.owner import Walker, without_head
 from spottrain.checkpoint.head.state import Entry, Head, folder_of
 from spottrain.checkpoint.manifest import Damaged
 from spottrain.cli.output import Answer, size, table
@@ -128,7 +128,7 @@ def _entry_facts(seen: Inventory, entry: Entry, now: float) -> dict[str, Any]:
 
 def _head_lines(store: Store, head: Head | None) -> list[str]:
     if head is None:
-        return [f"{store.uri}: no HEAD object; no job has used this URI"]
+        return [str(without_head(store))]
     owner = f"job {head.job} (UID {head.jobUID}, attempt {head.attempt}, term {head.term})"
     return [f"{store.uri}: {head.state}; {'owner' if head.state == 'active' else 'last owner'}: {owner}"]
 
@@ -159,7 +159,7 @@ def _unnamed_lines(seen: Inventory) -> list[str]:
 
     lines = []
     for keys, what in (
-        (seen.orphans, "orphans, used by no checkpoint"),
+        (seen.orphans, "orphans, used by no checkpoint" if seen.head else "without HEAD"),
         (seen.under_way, "being uploaded, or left by a dead owner"),
     ):
         if keys:

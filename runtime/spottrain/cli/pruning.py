@@ -9,12 +9,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from spottrain.checkpoint.head.admin import Pruning, leftovers, prunable, require_idle
-from spottrain.checkpoint.head.owner import Walker
+from spottrain.checkpoint.head.owner import Walker, without_head
 from spottrain.checkpoint.head.state import Entry, Head
 from spottrain.cli import contents
 from spottrain.cli.listing import Inventory, look
 from spottrain.cli.output import Answer, confirm, size
-from spottrain.cli.reading import NO_HEAD
 from spottrain.cli.verifying import OK, problems_of
 from spottrain.contract import CHECKPOINTS_PREFIX
 from spottrain.core.text import counted
@@ -40,7 +39,7 @@ def prune(
         raise ConfigurationError("nothing to prune was named; give --keep N, --orphans, or both")
     seen = look(store)
     if seen.head is None:
-        raise ConfigurationError(NO_HEAD.format(store.uri))
+        raise without_head(store)
     require_idle(seen.head)
     doomed, bad = _doomed(store, seen, seen.head, keep, verify=verify, earlier_jobs=earlier_jobs)
     unused = seen.orphans if orphans else ()

@@ -6,18 +6,16 @@ import hashlib
 import os
 from math import prod
 from typing import Final
-from urllib.parse import unquote, urlsplit
 
-from spottrain.checkpoint.head.owner import Walker
+from spottrain.checkpoint.head.owner import Walker, without_head
 from spottrain.checkpoint.head.state import Entry, Head
 from spottrain.checkpoint.manifest import Damaged, Manifest, Shard
-from spottrain.contract import MANIFEST_NAME, Reason
-from spottrain.core.uri import is_path
+from spottrain.contract import MANIFEST_NAME, Env, Reason
+from spottrain.core.uri import folder_of, given
 from spottrain.errors import ConfigurationError
 from spottrain.storage.base import KeyMissing, Store, Truncated
 from spottrain.storage.open import open_store
 
-NO_HEAD: Final = "there is no HEAD object at {}, so no job has saved checkpoints there; check the URI"
 NEWEST: Final = "newest"
 BEST: Final = "best"
 WIDTHS: Final = {
@@ -43,11 +41,18 @@ WIDTHS: Final = {
 
 def open_existing(uri: str, endpoint: str | None) -> Store:
     """Opens an existing store: an absent folder is a mistyped URI, not an empty store."""
-    local = unquote(urlsplit(uri).path) if uri.startswith("file:///") else ""
-    folder = uri if is_path(uri) else local
-    if folder and _absent(folder):
+    uri = given(uri, "URI")
+    folder = folder_of(uri)
+    if folder is not None and _absent(folder):
         raise ConfigurationError(f"there is no folder {folder}; check the URI")
-    return open_store(uri, endpoint)
+    return open_there(uri, endpoint)
+
+
+def open_there(uri: str, endpoint: str | None) -> Store:
+    """Opens a store, which may be empty, with the settings of S3 that the environment gives."""
+    style, key = (os.environ.get(name, "") for name in (Env.CHECKPOINT_PATH_STYLE, Env.CHECKPOINT_KMS_KEY))
+    path_style = {"true": True, "false": False}.get(style)
+    return open_store(given(uri, "URI"), endpoint, path_style=path_style, kms_key=key or None)
 
 
 def _absent(folder: str) -> bool:
@@ -63,7 +68,7 @@ def _absent(folder: str) -> bool:
 def head_of(store: Store) -> Head:
     head = Walker(store).read()
     if head is None:
-        raise ConfigurationError(NO_HEAD.format(store.uri))
+        raise without_head(store)
     return head
 
 

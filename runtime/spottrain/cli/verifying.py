@@ -32,16 +32,18 @@ def verify(store: Store, which: str = ALL) -> Answer:
     """Verifies checkpoints. Raises StoreError if the store does not respond: then the state is unknown."""
     head = head_of(store)
     entries = head.checkpoints if which == ALL else (choose(head, which),)
-    found = []
-    for entry in entries:
-        condition, problems = problems_of(store, entry)
-        place = {"step": entry.step, "key": entry.key, "bytes": entry.bytes}
-        found.append(place | {"condition": condition, "problems": problems})
+    found = [checked(store, entry) for entry in entries]
     bad = sum(each["condition"] != OK for each in found)
-    lines = [line for each in found for line in _lines(each)]
+    lines = [line for each in found for line in lines_of(each)]
     total = counted(len(found), "checkpoint")
     lines.append(f"{bad} of {total} cannot be used" if bad else f"{total} ok")
     return Answer(facts={"uri": store.uri, "checkpoints": found, "unusable": bad}, lines=lines, ok=not bad)
+
+
+def checked(store: Store, entry: Entry) -> dict[str, Any]:
+    condition, problems = problems_of(store, entry)
+    place = {"step": entry.step, "key": entry.key, "bytes": entry.bytes}
+    return place | {"condition": condition, "problems": problems}
 
 
 def problems_of(store: Store, entry: Entry) -> tuple[str, list[str]]:
@@ -92,6 +94,6 @@ def _wrong_size(store: Store, key: str, shard: Shard) -> str | None:
     return None
 
 
-def _lines(facts: dict[str, Any]) -> list[str]:
+def lines_of(facts: dict[str, Any]) -> list[str]:
     name = f"step {facts['step']} ({facts['key']}), {size(facts['bytes'])}"
     return [f"{facts['condition']:8}  {name}", *(f"          {text}" for text in facts["problems"])]

@@ -1,9 +1,10 @@
-"""Cores and memory that this container may use and does use, not the host's. Does not import torch."""
+"""Cores and memory that this container may use, not the host's, and its volumes. Does not import torch."""
 
 from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,9 @@ from typing import Final
 CGROUPS: Final = Path("/sys/fs/cgroup")
 MEMBERSHIP: Final = Path("/proc/self/cgroup")
 MEMINFO: Final = Path("/proc/meminfo")
+MOUNTS: Final = Path("/proc/self/mountinfo")
+NO_VOLUMES: Final = ("dev", "proc", "sys")
+"""Folders of each container that are mounts and hold no files of a user."""
 UNLIMITED: Final = 1 << 60
 """cgroup v1 writes about 2^63 where there is no limit."""
 V1: Final = ("memory.limit_in_bytes", "memory.usage_in_bytes")
@@ -153,3 +157,19 @@ def _text(path: Path) -> str:
         return path.read_text().strip()
     except OSError:
         return ""
+
+
+# --- volumes ------------------------------------------------------------------------------------------
+def on_volume(folder: Path, mounts: Path = MOUNTS) -> bool:
+    """Whether a folder, which need not exist yet, is below the mount of a volume; True if that is unknown."""
+    lines = _text(mounts).splitlines()
+    points = [Path(re.sub(r"\\(\d{3})", _character, line.split()[4])) for line in lines]
+    where = folder.resolve()
+    above = [each for each in points if where.is_relative_to(each)]
+    nearest = max(above, key=lambda each: len(each.parts), default=None)
+    return nearest is None or (len(nearest.parts) > 1 and nearest.parts[1] not in NO_VOLUMES)
+
+
+def _character(octal: re.Match[str]) -> str:
+    """Returns the character of an escape in mountinfo, such as \\040 for a space."""
+    return chr(int(octal[1], 8))

@@ -22,10 +22,10 @@ from spottrain.contract import (
     bind_address,
     library_homes,
 )
-from spottrain.core import log
+from spottrain.core import container, log
 from spottrain.core.log_format import AUTO, FORMATS
 from spottrain.core.training_spec import Training
-from spottrain.core.uri import is_path, same_place
+from spottrain.core.uri import folder_of, given, is_path, same_place
 from spottrain.errors import ConfigurationError
 
 T = TypeVar("T")
@@ -36,6 +36,8 @@ DEFAULT_KEEP: Final = 3
 LOG_FORMATS: Final = (AUTO, *FORMATS)
 DEFAULT_GRACE: Final = 30.0
 """Kubernetes' default of terminationGracePeriodSeconds."""
+IN_POD: Final = "KUBERNETES_SERVICE_HOST"
+"""Kubernetes sets this environment variable in every container."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -149,14 +151,18 @@ class RunConfig:
         """Reads the operator's variables. Without a job UID this is a local run of `script`."""
         local = Env.JOB_UID not in env
         name = name_of(script)
-        uri = env.get(Env.CHECKPOINT_URI) or (f"checkpoints/{name}" if local else None)
+        uri = _uri(env, Env.CHECKPOINT_URI)
+        if uri is not None:
+            _require_durable(env, uri)
+        elif local:
+            uri = f"checkpoints/{name}"
         return cls(
             job=env.get(Env.JOB_NAME) or name,
             namespace=env.get(Env.JOB_NAMESPACE, ""),
             job_uid=env.get(Env.JOB_UID) or f"local-{name}",
             attempt=_read(env, Env.ATTEMPT, _count(1), None if local else 1),
             checkpoint_uri=uri,
-            endpoint=env.get(Env.CHECKPOINT_ENDPOINT) or None,
+            endpoint=_uri(env, Env.CHECKPOINT_ENDPOINT),
             interval=Interval.parse(env.get(Env.CHECKPOINT_INTERVAL) or DEFAULT_INTERVAL),
             keep=_read(env, Env.CHECKPOINT_KEEP, _count(2), DEFAULT_KEEP),
             keep_best=_read(env, Env.CHECKPOINT_KEEP_BEST, _either("true", "false"), True),
@@ -189,8 +195,23 @@ def bind_address_of(env: Mapping[str, str]) -> str:
         raise ConfigurationError(str(error)) from error
 
 
+def _uri(env: Mapping[str, str], name: str) -> str | None:
+    text = env.get(name, "")
+    return given(text, name) if text else None
+
+
+def _require_durable(env: Mapping[str, str], uri: str) -> None:
+    """Raises ConfigurationError if a folder is lost with the pod that this process runs in."""
+    if IN_POD in env and (folder := folder_of(uri)) is not None and not container.on_volume(Path(folder)):
+        raise ConfigurationError(
+            f"{Env.CHECKPOINT_URI} (checkpoint.uri, --checkpoint) is {uri}, a folder on no volume of this "
+            "pod, so the checkpoints are lost with the pod: use s3://bucket/prefix or gs://bucket/prefix, or "
+            "a folder below the mountPath of a volume"
+        )
+
+
 def _init_from(env: Mapping[str, str], uri: str | None) -> InitFrom | None:
-    source = env.get(Env.INIT_FROM, "")
+    source = _uri(env, Env.INIT_FROM)
     ignore = tuple(name for part in env.get(Env.INIT_IGNORE, "").split(",") if (name := part.strip()))
     if not source:
         if ignore:

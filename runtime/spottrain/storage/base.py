@@ -10,7 +10,7 @@ Every store has the same four kinds of result:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 Body = bytes | bytearray | memoryview
@@ -62,6 +62,8 @@ class Stat:
     """Whether it must be restored before it can be read."""
     restoring: bool
     """Whether such a restore is in progress."""
+    modified: float = field(compare=False)
+    """Unix seconds."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

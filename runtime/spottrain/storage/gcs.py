@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import functools
 import hashlib
 import io
 import itertools
@@ -56,6 +57,7 @@ from spottrain.storage.requests import (
     digests,
     pause,
     probe_conditions,
+    seconds,
 )
 
 WRITE_ID: Final = "spottrain-write"
@@ -73,6 +75,13 @@ NO_PROJECT: Final = "none"
 NO_LOOKUPS: Final = "DISABLE_GCS_PYTHON_CLIENT_OTEL_BUCKET_METADATA"
 """Otherwise the library asks for the bucket's location in background threads, for traces that are not used
 here, and with a permission that is not required here."""
+GOOGLE: Final = "https://storage.googleapis.com"
+METADATA_SERVER: Final = frozenset({"GCE_METADATA_HOST", "GCE_METADATA_IP", "GCE_METADATA_ROOT"})
+"""Environment variables that name a metadata server."""
+IDENTITY: Final = (
+    "give the service account an identity (GKE Workload Identity), or set GOOGLE_APPLICATION_CREDENTIALS to "
+    "a key file"
+)
 POLICY: Final = "give it roles/storage.objectUser on the bucket"
 FAILURES: Final = (
     api.GoogleAPICallError,
@@ -123,15 +132,20 @@ class GCSStore:
         self._retry = _Retry(_passes, first_pause, LONGEST_PAUSE, timeout=retry_seconds)
         self._chunk_bytes = chunk_bytes
         self._whole = threading.BoundedSemaphore(WHOLE_AT_ONCE)
-        options = {"api_endpoint": endpoint} if endpoint else None
+        self.endpoint = endpoint or GOOGLE
+        self._options = {"api_endpoint": endpoint} if endpoint else None
+        self._credentials = credentials
         os.environ.setdefault(NO_LOOKUPS, "true")
+
+    @functools.cached_property
+    def _client(self) -> Any:
+        """Made by the first request. While it has no credentials, each request fails and may be retried."""
         with self._translating(""):
-            self._client = storage.Client(NO_PROJECT, credentials, client_options=options)
-        self._bucket = self._client.bucket(bucket)
+            return storage.Client(NO_PROJECT, self._credentials, client_options=self._options)
 
     @property
-    def endpoint(self) -> str:
-        return str(self._client.api_endpoint)
+    def _bucket(self) -> Any:
+        return self._client.bucket(self._name)
 
     def get(self, key: str) -> Object | None:
         blob = self._blob(key)
@@ -221,7 +235,11 @@ class GCSStore:
             return None
         # Objects of the class ARCHIVE, too, can be read at once.
         return Stat(
-            bytes=int(found.size), storage_class=str(found.storage_class), archived=False, restoring=False
+            bytes=int(found.size),
+            storage_class=str(found.storage_class),
+            archived=False,
+            restoring=False,
+            modified=seconds(found.updated),
         )
 
     def sweep_uploads(self, prefix: str, doomed: Callable[[str], bool]) -> builtins.list[str]:
@@ -347,10 +365,9 @@ def _translated(error: BaseException, place: str) -> Exception:
     if isinstance(error, api.GoogleAPICallError):
         return _from_reply(error, f"{place}: {error.code} {error.message}")
     if isinstance(error, auth.GoogleAuthError) and not isinstance(error, auth.TransportError):
-        return StoreDenied(
-            f"no credentials for {place} ({error}); give the service account an identity (GKE Workload "
-            "Identity), or set GOOGLE_APPLICATION_CREDENTIALS to a key file"
-        )
+        if _may_come(error):
+            return StoreUnavailable(f"no credentials for {place} yet: {error}; if this lasts, {IDENTITY}")
+        return StoreDenied(f"no credentials for {place} ({error}); {IDENTITY}")
     if isinstance(error, requests.exceptions.SSLError) and "CERTIFICATE_VERIFY_FAILED" in str(error):
         return ConfigurationError(
             f"the certificate for {place} is not trusted ({error}); name the file with its CA in "
@@ -359,6 +376,13 @@ def _translated(error: BaseException, place: str) -> Exception:
     if isinstance(error, requests.exceptions.InvalidURL | requests.exceptions.MissingSchema):
         return ConfigurationError(f"{place} cannot be used: {error}; check the endpoint")
     return StoreUnavailable(f"{place} did not respond: {error}")
+
+
+def _may_come(error: auth.GoogleAuthError) -> bool:
+    """Whether what issues credentials, such as a node's metadata server, does not respond yet."""
+    unreachable = isinstance(error.__cause__, auth.TransportError) or error.retryable
+    named = not METADATA_SERVER.isdisjoint(os.environ)
+    return unreachable or (named and isinstance(error, auth.DefaultCredentialsError))
 
 
 def _from_reply(error: api.GoogleAPICallError, what: str) -> Exception:

@@ -122,10 +122,12 @@ class FolderStore:
         with self._translating(key):
             try:
                 with self._opened(key) as file:
-                    size = os.fstat(file.fileno()).st_size
+                    found = os.fstat(file.fileno())
             except KeyMissing:
                 return None
-        return Stat(bytes=size, storage_class="", archived=False, restoring=False)
+        return Stat(
+            bytes=found.st_size, storage_class="", archived=False, restoring=False, modified=found.st_mtime
+        )
 
     def sweep_uploads(self, prefix: str, doomed: Callable[[str], bool]) -> builtins.list[str]:
         """Deletes all abandoned temporary files; which keys they were for is not known."""

@@ -26,8 +26,8 @@ def open_store(
         uri: The checkpoint URI.
         endpoint: URL of a server of that protocol; None means AWS, or Google.
         path_style: S3 only: puts the bucket into the path; None: if there is an endpoint.
-        kms_key: S3 only: ID or ARN of the key for SSE-KMS (`default`: the account's own key; None: the
-            bucket's setting).
+        kms_key: S3 only: ID or ARN of the key for SSE-KMS (`default`: the account's own key; `AES256`: S3's
+            own keys, SSE-S3; None: the bucket's setting).
 
     Raises:
         ConfigurationError: The URI is not understood, or its client library is not installed.

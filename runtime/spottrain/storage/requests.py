@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import hashlib
 import io
 import os
@@ -11,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Final, TypeVar
 
 from spottrain.errors import StoreUnavailable, StoreUnsuitable
-from spottrain.storage.base import AlreadyExists, Changed, FilePart, PreconditionFailed, Store
+from spottrain.storage.base import AlreadyExists, Changed, FilePart, KeyMissing, PreconditionFailed, Store
 
 T = TypeVar("T")
 CHANCE: Final = random.SystemRandom()
@@ -114,6 +115,11 @@ def digests(view: memoryview, chunk_bytes: int) -> list[str]:
     return [hashlib.sha256(view[start : start + chunk_bytes]).hexdigest() for start in starts]
 
 
+def seconds(moment: datetime.datetime | None) -> float:
+    """Unix seconds; 0 where a server does not say when."""
+    return moment.timestamp() if moment is not None else 0.0
+
+
 def pause(failures: int) -> float:
     """Seconds before the next try: doubled each time, and random so that clients do not retry in step."""
     return CHANCE.uniform(0, min(2.0 ** (failures - 1), LONGEST_PAUSE))
@@ -131,7 +137,7 @@ def probe_conditions(
     def require_refused(condition: str, write: Callable[[], str]) -> None:
         try:
             write()
-        except (AlreadyExists, PreconditionFailed):
+        except (AlreadyExists, KeyMissing, PreconditionFailed):
             return
         raise StoreUnsuitable(
             f"{place(key)} ignores {condition}, so two attempts could overwrite each other's "
@@ -143,6 +149,8 @@ def probe_conditions(
         require_refused(absent, lambda: store.put_if_absent(key, b"2"))
         store.put_if_match(key, b"3", first)  # not at once after the first: GCS limits writes of one object
         require_refused(match, lambda: store.put_if_match(key, b"4", first))
+        store.delete([key])
+        require_refused(f"{match} where there is no object", lambda: store.put_if_match(key, b"5", first))
     finally:
         store.delete([key])
 

@@ -49,6 +49,7 @@ from spottrain.storage.requests import (
     Stopped,
     digests,
     probe_conditions,
+    seconds,
     slices,
     tried,
 )
@@ -59,6 +60,8 @@ DELETE_BATCH: Final = 1000
 """Keys per DeleteObjects request (S3 API limit)."""
 DEFAULT_KEY: Final = "default"
 """`kms_key` value for the account's own key."""
+S3_KEYS: Final = "AES256"
+"""`kms_key` value for S3's own keys (SSE-S3), which a bucket policy may demand to be named."""
 ARCHIVES: Final = frozenset({"GLACIER", "DEEP_ARCHIVE"})
 WRITE_ID: Final = "spottrain-write"
 """User metadata key that identifies the writer of an object."""
@@ -140,6 +143,8 @@ class S3Store:
         except PreconditionFailed as refused:
             if key == HEAD_KEY:  # tried once; `checkpoint.head` handles a lost response itself
                 raise
+            if self.stat(key) is None:  # servers refuse with 404 or 412
+                raise KeyMissing(str(self._place(key))) from refused
             with contextlib.suppress(AlreadyExists):
                 return self.own(key, write_id)
             raise refused
@@ -201,6 +206,7 @@ class S3Store:
             storage_class=storage_class,
             archived=shut or bool(reply.get("ArchiveStatus")),
             restoring='ongoing-request="true"' in restore,
+            modified=seconds(reply.get("LastModified")),
         )
 
     def sweep_uploads(self, prefix: str, doomed: Callable[[str], bool]) -> builtins.list[str]:
@@ -328,6 +334,8 @@ class S3Store:
 def _encryption(kms_key: str | None) -> dict[str, str]:
     if kms_key is None:
         return {}
+    if kms_key == S3_KEYS:
+        return {"ServerSideEncryption": S3_KEYS}
     return {"ServerSideEncryption": "aws:kms"} | ({} if kms_key == DEFAULT_KEY else {"SSEKMSKeyId": kms_key})
 
 

@@ -13,6 +13,7 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError
 
 from spottrain.errors import ConfigurationError
+from spottrain.storage.s3_credentials import LateCredentials
 
 POOL: Final = 32
 """Connections that a client keeps."""
@@ -35,13 +36,16 @@ class Clients:
 def clients(
     place: str, *, endpoint: str | None, path_style: bool | None, head_timeout: float, timeout: float
 ) -> Clients:
-    """Creates the clients. Credentials (web identity included) and region: the SDK's standard chain.
+    """Creates the clients. Credentials (`s3_credentials`) and region: the SDK's standard chain.
 
     Timeouts are seconds without a byte.
     """
     style = {None: "path" if endpoint else "auto", True: "path", False: "virtual"}[path_style]
     try:
         session = Session()
+        core = session._session  # boto3 has no public way to give it credentials that are looked up later
+        provider = core.get_component("credential_provider")
+        core._credentials = LateCredentials(provider.load_credentials)
         _check_authorities(session, endpoint)
         steady = _client(session, endpoint, style, timeout)
         return Clients(

@@ -6,6 +6,7 @@ import json
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import urllib3.exceptions
@@ -21,11 +22,18 @@ from spottrain.errors import (
     StoreUnsuitable,
 )
 from spottrain.storage.base import KeyMissing, PreconditionFailed, Truncated
+from spottrain.storage.s3_credentials import may_come
 
 POLICY: Final = (
     "check that its policy allows s3:ListBucket and s3:ListBucketMultipartUploads on the bucket, and "
     "s3:GetObject, s3:PutObject, s3:AbortMultipartUpload and s3:DeleteObject on the prefix"
 )
+ENCRYPTION: Final = (
+    "; if the bucket's policy demands encryption, set checkpoint.encryption.kmsKey "
+    "(SPOTTRAIN_CHECKPOINT_KMS_KEY) to AES256, or to the key that it names"
+)
+"""Added where a write is denied: no response of S3 says which statement of a policy denied it."""
+WRITES: Final = frozenset({"PutObject", "CreateMultipartUpload"})
 DENIED: Final[Mapping[str, str]] = {
     "AccessDenied": POLICY,
     "InvalidAccessKeyId": "the store does not know this AWS_ACCESS_KEY_ID; check it, and the endpoint",
@@ -39,6 +47,10 @@ DENIED: Final[Mapping[str, str]] = {
 KMS: Final = (
     "check checkpoint.encryption.kmsKey, that the key is enabled and in the bucket's region, and that the "
     "role may kms:GenerateDataKey and kms:Decrypt with it"
+)
+GIVE: Final = (
+    "set checkpoint.credentialsSecretRef, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or give the service "
+    "account a role"
 )
 WEB_IDENTITY: Final = (
     "check AWS_ROLE_ARN and AWS_WEB_IDENTITY_TOKEN_FILE, and that the role trusts this service account"
@@ -57,6 +69,8 @@ BY_TIER: Final = frozenset({"ARCHIVE_ACCESS", "DEEP_ARCHIVE_ACCESS"})
 RESTORED_DAYS: Final = 7
 PASSING: Final = frozenset({"RequestTimeout", "BadDigest", "XAmzContentSHA256Mismatch", "OperationAborted"})
 """4xx codes where a retry may succeed."""
+STS_PASSING: Final = frozenset({"Throttling", "IDPCommunicationError", "ExpiredTokenException"})
+"""Codes of AssumeRoleWithWebIdentity where a retry may succeed: the token in the file is replaced in time."""
 NO_CREDENTIALS: Final = (
     boto.NoCredentialsError,
     boto.PartialCredentialsError,
@@ -99,13 +113,17 @@ def translate(error: Exception, place: RequestTarget) -> Exception:
         return ConfigurationError(
             f"the certificate of {place} is not trusted ({error}); name the file with its CA in AWS_CA_BUNDLE"
         )
+    if isinstance(error, boto.CredentialRetrievalError) and may_come(error):
+        return StoreUnavailable(f"no credentials for {place} yet: {error}; if this lasts, {GIVE}")
     if isinstance(error, NO_CREDENTIALS):
-        return StoreDenied(
-            f"no credentials for {place} ({error}); set checkpoint.credentialsSecretRef, AWS_ACCESS_KEY_ID "
-            "and AWS_SECRET_ACCESS_KEY, or give the service account a role"
-        )
+        return StoreDenied(f"no credentials for {place} ({error}); {GIVE}")
     if isinstance(error, NO_ANSWER):
         return StoreUnavailable(f"{place} did not respond: {error}")
+    if isinstance(error, FileNotFoundError) and Path(error.filename or "").parent.is_dir():
+        return StoreUnavailable(
+            f"no credentials for {place} yet: {error.filename}: {error.strerror}; if this lasts, "
+            f"{WEB_IDENTITY}"
+        )
     if isinstance(error, OSError) and error.filename:
         return StoreDenied(f"no credentials for {place}: {error.filename}: {error.strerror}; {WEB_IDENTITY}")
     return ConfigurationError(f"{place} cannot be used: {error}")
@@ -145,12 +163,15 @@ def _from_reply(error: boto.ClientError, place: RequestTarget) -> Exception:
         return PreconditionFailed(what)
     if code in GONE or (status == 404 and error.operation_name == "HeadObject"):  # whose reply has no code
         return KeyMissing(what)
-    return _refused(code, status, what)
+    refused = _refused(code, status, what)
+    if code == "AccessDenied" and error.operation_name in WRITES:
+        return StoreDenied(f"{refused}{ENCRYPTION}")
+    return refused
 
 
 def _role_error(status: int, code: str, what: str) -> RunError:
     """Error for a failed web identity: STS issued no credentials."""
-    if status >= 500 or status == 429 or code in ("Throttling", "IDPCommunicationError"):
+    if status >= 500 or status == 429 or code in STS_PASSING:
         return StoreUnavailable(f"STS failed: {what}")
     return StoreDenied(f"STS refused the role for {what}; {WEB_IDENTITY}")
 

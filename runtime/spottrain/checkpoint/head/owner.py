@@ -46,12 +46,23 @@ from spottrain.checkpoint.head.state import (
     Intent,
     Releasing,
     Tenure,
+    folder_of,
     gate_is_open,
     orphans,
     present,
+    require_head_of,
 )
-from spottrain.contract import CHECKPOINTS_PREFIX, HEAD_KEY, checkpoint_key, term_of_key
-from spottrain.errors import StoreUnavailable
+from spottrain.contract import (
+    CHECKPOINTS_PREFIX,
+    FINAL_PREFIX,
+    HEAD_KEY,
+    MANIFEST_NAME,
+    Reason,
+    checkpoint_key,
+    step_of_key,
+    term_of_key,
+)
+from spottrain.errors import CheckpointError, ConfigurationError, StoreUnavailable
 from spottrain.storage.base import AlreadyExists, KeyMissing, PreconditionFailed, Store, never
 
 __all__ = ["Claim", "ClaimPolicy", "Entry", "HeadOwner", "Identity"]
@@ -81,6 +92,33 @@ class Claim:
         return cls(
             term=facts["term"], resume=tuple(Entry(**each) for each in facts["resume"]), done=facts["done"]
         )
+
+
+def whole_checkpoints(store: Store) -> list[str]:
+    """Returns the keys of the checkpoints that have a manifest, which is written last. Raises StoreError."""
+    keys = store.list(CHECKPOINTS_PREFIX)
+    return [
+        folder
+        for key in keys
+        if step_of_key(folder := folder_of(key)) is not None and key == folder + MANIFEST_NAME
+    ]
+
+
+def remains(store: Store) -> list[str]:
+    """Returns the keys that HEAD must account for (see `require_head_of`). Raises StoreError."""
+    return whole_checkpoints(store) + store.list(FINAL_PREFIX)
+
+
+def without_head(store: Store) -> CheckpointError | ConfigurationError:
+    """Returns the error for a URI at which there is no HEAD object."""
+    try:
+        require_head_of(whole_checkpoints(store), None)
+    except CheckpointError as error:
+        return error
+    return ConfigurationError(
+        f"there is no HEAD object at {store.uri}, so no job has saved checkpoints there; check the URI",
+        reason=Reason.CHECKPOINT_MISSING,
+    )
 
 
 class Walker:
@@ -174,6 +212,7 @@ class HeadOwner:
         self._policy = policy or ClaimPolicy()
         self._walker = walker or Walker(store)
         self._lock = threading.Lock()
+        self._remains: list[str] | None = None
         self._tenure: Tenure | None = None
         self._known: Found | None = None
         """HEAD as last seen; None while the outcome of a write is unknown."""
@@ -182,10 +221,12 @@ class HeadOwner:
     def wait_at_gate(self, until: float, stopping: Callable[[], bool] = never) -> bool:
         """Waits until the predecessor has released HEAD, or `until` (Unix seconds; 0: does not wait).
 
-        Returns False if stopped meanwhile: then nothing may be claimed.
+        Returns False if stopped meanwhile: then nothing may be claimed. Also lists what HEAD must account
+        for: here a signal may end the process while the store does not respond.
         """
         while not stopping():
             if self._walker.clock() >= until or self._gate_is_open(until):
+                self._remains = remains(self._store)
                 return True
             self._walker.sleep(GATE_POLL)
         return False
@@ -193,10 +234,12 @@ class HeadOwner:
     def claim(self, stopping: Callable[[], bool] = never, *, patience: float | None = None) -> Claim | None:
         """Claims HEAD. Returns None if stopped first.
 
-        Raises Superseded, ConfigurationError (another job's HEAD, lost checkpoints), StoreError.
+        Raises Superseded, ConfigurationError (another job's HEAD, lost checkpoints), CheckpointError (HEAD
+        was removed, or cannot be read), StoreError.
         """
         with self._lock:
-            intent = Claiming(who=self._who, policy=self._policy)
+            there = remains(self._store) if self._remains is None else self._remains
+            intent = Claiming(who=self._who, policy=self._policy, remains=there)
             finished = self._walker.change(intent, stopping=stopping, patience=patience)
             if finished is None:
                 return None

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any, Final, Protocol, TypeVar
 
-from spottrain.contract import CHECKPOINTS_PREFIX, OnExisting, Reason, term_of_key
+from spottrain.contract import CHECKPOINTS_PREFIX, OnExisting, Reason, step_of_key, term_of_key
 from spottrain.core.text import counted
 from spottrain.errors import CheckpointError, ConfigurationError, Superseded
 
@@ -27,6 +27,10 @@ BEST: Final = "best"
 """`keptAs` of the job's best checkpoint so far; at most one entry has it (see `Committing`)."""
 KEPT_FOR_JOB: Final = "job:"
 """Prefix of `keptAs` on entries that an earlier job left at this URI (see `Claiming`)."""
+MAKE_AGAIN: Final = (
+    "spottrain checkpoints repair URI makes HEAD again from the checkpoints that are there; or use another "
+    "URI"
+)
 
 
 class HeadState(StrEnum):
@@ -106,8 +110,7 @@ class Head:
             )
         except (ValueError, KeyError, TypeError, OverflowError) as error:
             raise CheckpointError(
-                f"HEAD cannot be read ({type(error).__name__}: {error}); nothing was changed. Restore "
-                "the object from a backup or an older version, or use another URI."
+                f"HEAD cannot be read ({type(error).__name__}: {error}); nothing was changed. {MAKE_AGAIN}"
             ) from error
 
 
@@ -184,8 +187,11 @@ class Claiming:
 
     who: Identity
     policy: ClaimPolicy = ClaimPolicy()
+    remains: Collection[str] = ()
+    """See `require_head_of`."""
 
     def decide(self, head: Head | None, nonce: str) -> Head | None:
+        require_head_of(self.remains, head)
         if head is not None:
             self._refuse(head)
             if head.jobUID == self.who.job_uid and head.state is HeadState.DONE:
@@ -245,7 +251,7 @@ class Claiming:
             raise ConfigurationError(
                 f"step {known} of {self.who.job} is known to be durable, but HEAD is absent or lists "
                 "no checkpoint of it; refusing to start from the beginning. Check the URI, or "
-                "restore HEAD from an older version",
+                "restore the objects from older versions",
                 reason=Reason.CHECKPOINT_MISSING,
             )
 
@@ -317,10 +323,43 @@ def present(head: Head | None) -> Head:
     if head is None:
         raise CheckpointError(
             "HEAD was deleted while this process was using it; it is not written again, because "
-            "whoever deleted it may have started another run. Restore it, or use another URI",
+            f"whoever deleted it may have started another run. {MAKE_AGAIN}",
             reason=Reason.CHECKPOINT_MISSING,
         )
     return head
+
+
+def beyond(remains: Collection[str], head: Head | None) -> list[str]:
+    """Returns those of these keys that cannot be of this HEAD's own past (see `require_head_of`)."""
+    return [key for key in remains if head is None or (term_of_key(key) or 0) > head.term]
+
+
+def require_head_of(remains: Collection[str], head: Head | None) -> None:
+    """Raises CheckpointError if HEAD was removed, or replaced by an older version.
+
+    A run writes HEAD before anything else, and HEAD's term is at least that of each checkpoint. A claim that
+    started over would sweep these checkpoints, and its end would replace these final weights.
+
+    Args:
+        remains: Keys of the checkpoints that have a manifest, and of all objects of final weights. They must
+            be listed before HEAD is read.
+    """
+    if not (lost := beyond(remains, head)):
+        return
+    steps = sorted((step for key in lost if (step := step_of_key(key)) is not None), reverse=True)
+    if not steps:
+        raise CheckpointError(
+            f"there is no HEAD object at the checkpoint URI, but {lost[0]} is: a run has ended there, or it "
+            "is somebody else's. The end of a new run would replace it; move it away, or use another URI",
+            reason=Reason.CHECKPOINT_MISSING,
+        )
+    found = f"{counted(len(steps), 'checkpoint')} (step {', '.join(map(str, steps))})"
+    what = "that are newer than its HEAD" if head else "but no HEAD object"
+    raise CheckpointError(
+        f"the checkpoint URI has {found} {what}. Nothing was changed, because a run that starts without them "
+        f"would delete them. {MAKE_AGAIN}",
+        reason=Reason.CHECKPOINT_MISSING,
+    )
 
 
 def deleted(head: Head) -> ConfigurationError:

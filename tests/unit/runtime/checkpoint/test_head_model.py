@@ -90,6 +90,10 @@ def claiming_whatever_the_attempt(intent: Claiming, head: Head | None, nonce: st
     return replace(head, attempt=intent.who.attempt, term=head.term + 1, nonce=nonce, state=HeadState.ACTIVE)
 
 
+def claiming_whatever_is_there(intent: Claiming, head: Head | None, nonce: str) -> Head | None:
+    return replace(intent, remains=()).decide(head, nonce)
+
+
 def committing_whoever_owns(intent: Committing, head: Head | None, nonce: str) -> Head | None:
     return replace(present(head), nonce=nonce, checkpoints=(intent.entry, *present(head).checkpoints[:1]))
 
@@ -196,6 +200,7 @@ MUTANTS = {
     "pruning goes by step": (FALL_BACK, broken(committing=pruning_by_step)),
     "HEAD is written without If-Match": (SUCCESSION, Rules(request=without_if_match)),
     "a claim ignores the attempt": (TWO_ATTEMPTS, broken(claiming=claiming_whatever_the_attempt)),
+    "a claim starts over where HEAD is gone": (VANISH, broken(claiming=claiming_whatever_is_there)),
     "a commit ignores who owns HEAD": (SUCCESSION, broken(committing=committing_whoever_owns)),
     "no answer counts as done": (SUCCESSION, Rules(on=optimistic)),
     "no answer counts as failed": (SUCCESSION, Rules(on=pessimistic(NoAnswer))),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from spottrain.core.container import ContainerMemory, cores, memory, memory_here, memory_limit
+from spottrain.core.container import ContainerMemory, cores, memory, memory_here, memory_limit, on_volume
 
 
 def written(folder: Path, files: dict[str, str]) -> Path:
@@ -139,3 +139,14 @@ def test_where_there_is_neither_proc_nor_a_cgroup_nothing_is_known(tmp_path: Pat
 def test_the_machine_of_this_test_is_known() -> None:
     found = memory_here()
     assert found is not None and 0 < found.used < found.limit
+
+
+def test_what_lies_on_a_volume_is_told_from_what_dies_with_the_container(tmp_path: Path) -> None:
+    points = ["/", "/proc", "/dev/shm", "/data", r"/my\040volume", "/etc/hosts"]
+    lines = [f"{n} 1 0:{n} / {point} rw,relatime - ext4 /dev/a rw" for n, point in enumerate(points)]
+    mounts = written(tmp_path, {"mountinfo": "\n".join(lines)}) / "mountinfo"
+    for folder in ("/data", "/data/run/x", "/my volume/x"):
+        assert on_volume(Path(folder), mounts), folder
+    for folder in ("/", "/opt/app/checkpoints", "/database", "/data/../x", "/dev/shm/x", "/proc/1"):
+        assert not on_volume(Path(folder), mounts), folder
+    assert on_volume(Path("/x"), tmp_path / "absent")

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 from spottrain.contract import LOG_FORMAT, Env
+from spottrain.core import container
 from spottrain.core import device as devices
-from spottrain.core.run_config import InitFrom, Interval, RunConfig, grace_seconds
+from spottrain.core.run_config import IN_POD, InitFrom, Interval, RunConfig, grace_seconds
 from spottrain.core.training_spec import Training
 from spottrain.core.uri import same_place
 from spottrain.errors import ConfigurationError
@@ -72,6 +73,15 @@ def test_bad_training_settings(text: str, told: Told) -> None:
         {Env.INIT_FROM: "s3://b/p/"},
         {Env.INIT_IGNORE: "head.*"},
         {Env.HANG_TIMEOUT: "soon"},
+        {Env.CHECKPOINT_URI: "   "},
+        {Env.CHECKPOINT_URI: "s3://b/a\nb"},
+        {Env.CHECKPOINT_URI: "s3://b/${RUN}"},
+        {Env.CHECKPOINT_URI: "$(PREFIX)/run"},
+        {Env.CHECKPOINT_URI: "s3//b/x"},
+        {Env.CHECKPOINT_URI: "~nobody-of-this-name/x"},
+        {Env.CHECKPOINT_ENDPOINT: "\t"},
+        {Env.INIT_FROM: " "},
+        {Env.INIT_FROM: " s3://b/p\n"},
     ],
     ids=lambda env: " ".join(map("=".join, env.items())),
 )
@@ -98,6 +108,40 @@ def test_in_a_pod_without_a_uri_nothing_is_saved_and_on_a_laptop_a_folder_is_use
     assert RunConfig.from_env({Env.JOB_UID: "u"}, script="a/b.py").checkpoint_uri is None
     laptop = RunConfig.from_env({}, script="a/b.py")
     assert (laptop.checkpoint_uri, laptop.job_uid, laptop.attempt) == ("checkpoints/b", "local-b", None)
+
+
+@pytest.mark.parametrize(
+    ("text", "uri"),
+    [
+        (" s3://b/x", "s3://b/x"),
+        ("s3://b/x\n", "s3://b/x"),
+        ("\ts3://b/x\r\n", "s3://b/x"),
+        ("\N{NO-BREAK SPACE}s3://b/x", "s3://b/x"),
+        ('"s3://b/x"', "s3://b/x"),
+        ("' gs://b/x '", "gs://b/x"),
+        ("~/x", "/home/me/x"),
+        (" ~", "/home/me"),
+        ("runs/a b", "runs/a b"),
+    ],
+)
+def test_a_uri_is_read_as_it_was_meant(text: str, uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    env: dict[str, str] = {Env.CHECKPOINT_URI: text}
+    assert RunConfig.from_env(env, script="train.py").checkpoint_uri == uri
+    given = RunConfig.from_env(IN_A_POD | {Env.INIT_FROM: text}, script="train.py").init_from
+    assert given is not None and given.source == uri
+
+
+@pytest.mark.parametrize("uri", ["runs/x", "/data/x", "file:///data/x", "~/x"])
+def test_in_a_pod_a_folder_that_dies_with_it_is_refused(
+    uri: str, told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    pod: dict[str, str] = {IN_POD: "10.0.0.1", Env.CHECKPOINT_URI: uri}
+    monkeypatch.setattr(container, "on_volume", lambda folder: False)
+    told(lambda: RunConfig.from_env(pod, script="train.py"))
+    monkeypatch.setattr(container, "on_volume", lambda folder: True)
+    assert RunConfig.from_env(pod, script="train.py").checkpoint_uri
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("", 30.0), ("nonsense", 30.0), ("0", 30.0), ("15", 15.0)])

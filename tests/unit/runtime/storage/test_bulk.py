@@ -38,7 +38,9 @@ def test_an_upload_is_read_back_whole_and_in_ranges(folder: FolderStore) -> None
     into = bytearray(b"#" * 120)
     folder.read_into("a/k", 1000, memoryview(into)[10:-10])
     assert into == b"#" * 10 + BODY[1000:1100] + b"#" * 10
-    assert folder.stat("a/k") == Stat(bytes=len(BODY), storage_class="", archived=False, restoring=False)
+    assert folder.stat("a/k") == Stat(
+        bytes=len(BODY), storage_class="", archived=False, restoring=False, modified=0.0
+    )
 
 
 def test_an_empty_body_has_no_chunks(folder: FolderStore) -> None:

@@ -1,0 +1,145 @@
+"""`spottrain checkpoints repair`: makes HEAD again from the checkpoints that are there.
+
+For a URI whose HEAD was removed, cannot be read, or was replaced by an older version. What only HEAD knew is
+lost: whose the checkpoints are, so a job needs onExisting: Resume to go on from them, and which of them
+earlier jobs left.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from spottrain.checkpoint.head.owner import fresh_nonce, whole_checkpoints, without_head
+from spottrain.checkpoint.head.state import BEST, Entry, Head, HeadState, beyond, folder_of
+from spottrain.checkpoint.manifest import Damaged
+from spottrain.cli.output import Answer
+from spottrain.cli.reading import manifest_of
+from spottrain.cli.verifying import DAMAGED, checked, lines_of
+from spottrain.contract import (
+    CHECKPOINTS_PREFIX,
+    FINAL_PREFIX,
+    HEAD_KEY,
+    MANIFEST_NAME,
+    Reason,
+    step_of_key,
+    term_of_key,
+)
+from spottrain.core.text import counted
+from spottrain.errors import CheckpointError, ConfigurationError
+from spottrain.storage.base import AlreadyExists, KeyMissing, PreconditionFailed, Store
+
+REPAIRED: Final = "repaired"
+"""`jobUID` in a HEAD that was made again. No job has this UID."""
+
+
+def repair(store: Store) -> Answer:
+    """Writes HEAD, conditionally. Raises RunError if HEAD is fine, or if no checkpoint can be read.
+
+    HEAD then names all checkpoints that have a manifest, newest first. Damaged ones too: a resume passes over
+    them, and nothing deletes what a person may yet restore.
+    """
+    keys = store.list(CHECKPOINTS_PREFIX)  # before HEAD is read (see `require_head_of`)
+    whole = sorted(whole_checkpoints(store), key=_order, reverse=True)
+    found = store.get(HEAD_KEY)
+    seen = _parsed(found.body) if found is not None else None
+    if seen is not None and not beyond(whole, seen):
+        raise ConfigurationError(
+            f"there is nothing to repair: HEAD at {store.uri} can be read, and no checkpoint is newer than "
+            "it; spottrain checkpoints list URI shows what it names"
+        )
+    if not whole:
+        raise without_head(store)
+    entries = _marked(store, [_entry(store, key, keys) for key in whole], seen)
+    facts = [checked(store, entry) for entry in entries]
+    lines = [line for each in facts for line in lines_of(each)]
+    if all(each["condition"] == DAMAGED for each in facts):
+        raise CheckpointError(
+            "\n".join([*lines, f"none of them can be used; HEAD at {store.uri} was not changed"]),
+            reason=Reason.CHECKPOINT_DAMAGED,
+        )
+    terms = [term_of_key(key) or 0 for key in keys] + ([seen.term] if seen is not None else [])
+    head = Head(
+        jobUID=REPAIRED,
+        job=seen.job if seen is not None else REPAIRED,
+        attempt=1,
+        term=max(terms) + 1,  # whoever owned the HEAD that was lost can commit nothing more
+        nonce=fresh_nonce(),
+        state=HeadState.DONE if _finished_with(store) == whole[0] else HeadState.RELEASED,
+        checkpoints=entries,
+    )
+    _write(store, head, found.etag if found is not None else None)
+    lines.append(
+        f"HEAD names {counted(len(whole), 'checkpoint')} again, newest first; a job resumes from there with "
+        "checkpoint.onExisting: Resume (spottrain run --on-existing resume)"
+    )
+    return Answer(facts={"uri": store.uri, "state": head.state, "checkpoints": facts}, lines=lines)
+
+
+def _order(key: str) -> tuple[int, int]:
+    """Orders by time: within a claim steps grow, and a later claim may have fallen back to an earlier one."""
+    return term_of_key(key) or 0, step_of_key(key) or 0
+
+
+def _parsed(body: bytes) -> Head | None:
+    """Returns HEAD; None if it cannot be read. Raises ConfigurationError if it is of a newer format."""
+    try:
+        return Head.from_json(body)
+    except CheckpointError:
+        return None
+
+
+def _entry(store: Store, key: str, keys: Sequence[str]) -> Entry:
+    stats = {each: store.stat(each) for each in keys if folder_of(each) == key}
+    written = stats[key + MANIFEST_NAME]
+    return Entry(
+        key=key,
+        step=step_of_key(key) or 0,
+        time=written.modified if written is not None else 0.0,
+        bytes=sum(stat.bytes for stat in stats.values() if stat is not None),
+    )
+
+
+def _marked(store: Store, entries: Sequence[Entry], seen: Head | None) -> tuple[Entry, ...]:
+    """Returns the entries with the marks that the HEAD there gave them; without one, marks the best one."""
+    if seen is not None:
+        marks = {entry.key: entry.keptAs for entry in seen.checkpoints}
+    else:
+        best = _best_step(store, entries[0].key)
+        marks = {next((entry.key for entry in entries if entry.step == best), ""): BEST}
+    return tuple(replace(entry, keptAs=marks.get(entry.key, "")) for entry in entries)
+
+
+def _best_step(store: Store, key: str) -> int | None:
+    """Returns the step of the best checkpoint, as the newest one records it (see `training.evaluation`)."""
+    try:
+        tree = manifest_of(store, key)[0].tree
+        progress = tree["progress"]
+        return int(progress["best_step"]) if progress["best"] == progress["best_kept"] else None
+    except (Damaged, CheckpointError, KeyError, TypeError):
+        return None
+
+
+def _finished_with(store: Store) -> str:
+    """Returns the key of the checkpoint whose run has left final weights; "" if there are none."""
+    found = store.get(FINAL_PREFIX + MANIFEST_NAME)
+    try:
+        facts: Any = json.loads(found.body) if found is not None else {}
+        return str(facts["checkpoint"])
+    except (ValueError, KeyError, TypeError):
+        return ""
+
+
+def _write(store: Store, head: Head, etag: str | None) -> None:
+    try:
+        if etag is None:
+            store.put_if_absent(HEAD_KEY, head.to_json())
+        else:
+            store.put_if_match(HEAD_KEY, head.to_json(), etag)
+    except (AlreadyExists, PreconditionFailed, KeyMissing):
+        raise ConfigurationError(
+            f"HEAD at {store.uri} changed while this command was running, so it was not written; check with "
+            "spottrain checkpoints list URI"
+        ) from None
