@@ -7,7 +7,8 @@ may change their order within a group.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Final
 
 import torch
@@ -15,6 +16,8 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from spottrain.checkpoint.manifest import EMA, MODEL, StoredTensor
 from spottrain.contract import Reason
+from spottrain.core import device as devices
+from spottrain.core import log
 from spottrain.distributed.dtensor import Box, box_of, is_sharded, like
 from spottrain.errors import CheckpointError, ConfigurationError
 
@@ -37,6 +40,24 @@ def plain(model: torch.nn.Module) -> torch.nn.Module:
         return plain(model.module)
     inner = getattr(model, "_orig_mod", None)
     return plain(inner) if isinstance(inner, torch.nn.Module) else model
+
+
+def wrappers(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
+    """Yields what DDP and torch.compile have wrapped around the plain model, from the outside."""
+    inner = model.module if isinstance(model, DistributedDataParallel) else getattr(model, "_orig_mod", None)
+    if isinstance(inner, torch.nn.Module):
+        yield model
+        yield from wrappers(inner)
+
+
+def is_compiled(model: torch.nn.Module) -> bool:
+    """Whether torch.compile has wrapped it, maybe inside of DDP."""
+    return any(hasattr(each, "_orig_mod") for each in wrappers(model))
+
+
+def replica(model: torch.nn.Module) -> DistributedDataParallel | None:
+    """Returns the DDP around the plain model, if there is one."""
+    return next((each for each in wrappers(model) if isinstance(each, DistributedDataParallel)), None)
 
 
 def clean(name: str) -> str:
@@ -64,8 +85,53 @@ def load_model(model: torch.nn.Module, saved: Mapping[str, Any]) -> str | None:
     here = inner.state_dict()
     mismatch = explain_mismatch(saved, {clean(name): value for name, value in here.items()})
     if mismatch is None:
-        inner.load_state_dict({name: _like(here[name], saved[clean(name)]) for name in here})
+        with _buffers_apart(inner, saved):
+            inner.load_state_dict({name: _like(here[name], saved[clean(name)]) for name in here})
     return mismatch
+
+
+@contextmanager
+def _buffers_apart(model: torch.nn.Module, saved: Mapping[str, Any]) -> Iterator[None]:
+    """Context to load buffers of which several share memory, as views do, or elements of one do (`expand`).
+
+    Afterwards the same buffers are one tensor as when it was saved, and views of one memory still are.
+    """
+    places = [
+        (module, name, clean(f"{path}.{name}".lstrip(".")))
+        for path, module in model.named_modules(remove_duplicate=False)
+        for name, buffer in module._buffers.items()
+        if buffer is not None and name not in module._non_persistent_buffers_set
+    ]
+    overlapping, first = [], dict[int, torch.Tensor]()
+    of_saved = dict[int, tuple[torch.nn.Module, str]]()
+    for module, name, path in places:
+        buffer, tensor = module._buffers[name], saved.get(path)
+        if not isinstance(buffer, torch.Tensor) or not isinstance(tensor, torch.Tensor):
+            continue
+        if first.setdefault(id(buffer), tensor) is not tensor:  # one tensor here, and two in the checkpoint
+            module._buffers[name] = buffer = buffer.clone()
+        if devices.overlaps(buffer):
+            overlapping.append((module, name, buffer))
+            module._buffers[name] = buffer.clone(memory_format=torch.contiguous_format)
+    yield
+    for module, name, buffer in overlapping:
+        loaded = module._buffers[name]
+        assert loaded is not None
+        _write_overlapping(buffer, loaded)
+        if torch.equal(buffer, loaded):  # else it was no such view any more when it was saved
+            module._buffers[name] = buffer
+    for module, name, path in places:
+        tensor = saved.get(path)
+        if isinstance(tensor, torch.Tensor):
+            other, its_name = of_saved.setdefault(id(tensor), (module, name))
+            module._buffers[name] = other._buffers[its_name]
+
+
+def _write_overlapping(tensor: torch.Tensor, values: torch.Tensor) -> None:
+    reach = devices.span(tensor)
+    memory = tensor.as_strided((reach,), (1,))
+    places = torch.arange(reach, device=tensor.device).as_strided(tensor.shape, tensor.stride())
+    memory.put_(places.reshape(-1), values.reshape(-1))
 
 
 def explain_mismatch(saved: Mapping[str, Any], here: Mapping[str, Any]) -> str | None:
@@ -92,40 +158,98 @@ def _shape(value: Any) -> str:
 
 
 # --- optimizer --------------------------------------------------------------------------------------
-def optimizer_state(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Returns `Optimizer.state_dict` with parameter names in place of parameter numbers."""
+def group_names(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[list[str]]:
+    """Returns the names of the parameters of each parameter group."""
+    names = iter(_names(model, optimizer).values())
+    return [[next(names) for _ in group["params"]] for group in optimizer.param_groups]
+
+
+def optimizer_state(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, made: Sequence[Sequence[str]] | None = None
+) -> dict[str, Any]:
+    """Returns `Optimizer.state_dict` with parameter names in place of parameter numbers.
+
+    `made`: the `group_names` of the optimizer as the script made it, if the training may have changed them.
+    """
     names = _names(model, optimizer)
+    trained = {id(each) for each in parameters_of(optimizer)}
+    left = {each: state for each, state in optimizer.state.items() if id(each) not in trained}
+    for each in left:  # of a group that was removed: torch's state_dict() fails
+        del optimizer.state[each]
     raw = optimizer.state_dict()
-    return {
-        "state": {names[number]: values for number, values in raw["state"].items()},
-        "param_groups": [
-            group | {"params": [names[n] for n in group["params"]]} for group in raw["param_groups"]
-        ],
-    }
+    optimizer.state.update(left)
+    groups = [group | {"params": [names[n] for n in group["params"]]} for group in raw["param_groups"]]
+    state = {names[number]: values for number, values in raw["state"].items()}
+    if left:
+        of_model = {id(each): clean(name) for name, each in plain(model).named_parameters()}
+        state |= {of_model[id(each)]: values for each, values in left.items() if id(each) in of_model}
+    changed = {} if made in (None, [group["params"] for group in groups]) else {"made": made}
+    return {"state": state, "param_groups": groups, **changed}
 
 
 def load_optimizer(
     model: torch.nn.Module, optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]
 ) -> str | None:
-    """Loads optimizer state. Returns None, or a sentence why it does not fit; then nothing was changed."""
+    """Loads optimizer state. Returns None, or a sentence why it does not fit; then nothing was changed.
+
+    Parameter groups that training has changed since the script made the optimizer are rebuilt.
+    """
+    here = group_names(model, optimizer)
+    made = saved.get("made", [group["params"] for group in saved["param_groups"]])
+    if list(map(sorted, made)) != list(map(sorted, here)):
+        return _explain_groups(list(map(sorted, made)), list(map(sorted, here)))
+    parameters = {clean(name): each for name, each in plain(model).named_parameters()}
+    parameters |= dict(zip(_names(model, optimizer).values(), parameters_of(optimizer), strict=True))
+    if "made" in saved:
+        absent = [
+            name for group in saved["param_groups"] for name in group["params"] if name not in parameters
+        ]
+        if absent:
+            return f"its optimizer trains {absent[0]}, which the model here does not have"
+        _rebuild_groups(optimizer, saved["param_groups"], parameters)
     names = _names(model, optimizer)
     numbers = {name: number for number, name in names.items()}
-    before = [sorted(group["params"]) for group in saved["param_groups"]]
-    groups = optimizer.state_dict()["param_groups"]
-    now = [sorted(names[n] for n in group["params"]) for group in groups]
-    if before != now:
-        return _explain_groups(before, now)
-    parameters = {names[n]: p for n, p in enumerate(parameters_of(optimizer))}
-    state = {
-        numbers[name]: {key: _like(parameters[name], value) for key, value in values.items()}
+    whole = {
+        name: {key: _like(parameters[name], value) for key, value in values.items()}
         for name, values in saved["state"].items()
+        if name in parameters
     }
+    state = {numbers[name]: values for name, values in whole.items() if name in numbers}
+    groups = optimizer.state_dict()["param_groups"]
     merged = [
         {**theirs, "params": mine["params"]}
         for mine, theirs in zip(groups, saved["param_groups"], strict=True)
     ]
     optimizer.load_state_dict({"state": state, "param_groups": merged})
+    for name in (each for each in whole if each not in numbers):  # of a group that training has removed
+        optimizer.state[parameters[name]] = devices.to_device(whole[name], parameters[name].device)
     return None
+
+
+def _rebuild_groups(
+    optimizer: torch.optim.Optimizer,
+    saved: Sequence[Mapping[str, Any]],
+    parameters: Mapping[str, torch.nn.Parameter],
+) -> None:
+    """Makes the groups that training has made. Code that runs again and adds one of them finds it there."""
+    known = {id(each) for each in parameters_of(optimizer)}
+    optimizer.param_groups[:] = [
+        {**group, "params": [parameters[name] for name in group["params"]]} for group in saved
+    ]
+    sets = [{id(each) for each in group["params"]} for group in optimizer.param_groups]
+    fresh = [each for each in sets if not each & known]
+    add = optimizer.add_param_group
+
+    def add_param_group(group: dict[str, Any]) -> None:
+        given = group["params"]
+        group["params"] = [given] if isinstance(given, torch.Tensor) else list(given)
+        found = {id(each) for each in group["params"]}
+        if found not in fresh:
+            return add(group)
+        fresh.remove(found)
+        log.event("override", setting="param_groups", checkpoint="there", script="added again")
+
+    optimizer.add_param_group = add_param_group  # type: ignore[assignment,method-assign]
 
 
 def _explain_groups(before: list[list[str]], now: list[list[str]]) -> str:

@@ -36,8 +36,7 @@ def rehearsal(model: torch.nn.Module) -> Iterator[None]:
         ConfigurationError: a pass changed weights that were not copied, as far as a sample of each shows.
     """
     inner = plain(model)
-    before = Boundary([buffer for buffer in inner.buffers() if buffer is not None])
-    buffers = [(module, dict(module._buffers)) for module in inner.modules()]
+    before = Boundary(inner.modules())
     modes = [(module, module.training) for module in inner.modules()]
     weights = _Weights(inner)
     gradients = [(parameter, parameter.grad) for parameter in inner.parameters()]
@@ -54,8 +53,6 @@ def rehearsal(model: torch.nn.Module) -> Iterator[None]:
         weights.restore()
         for module, training in modes:
             module.training = training
-        for module, own in buffers:
-            module._buffers.update(own)  # also buffers that were reassigned
         before.restore()
 
 

@@ -243,6 +243,11 @@ def attach(
     ddp: Any = getattr(model, "_orig_mod", model)
     if not _useful(ddp, kind):
         return Compression("none")
+    if ddp._comm_hooks:
+        raise ConfigurationError(
+            f"gradient compression {kind!r}: the DistributedDataParallel has a communication hook already, "
+            "and it takes one: leave one of the two out"
+        )
     if kind == "bf16":
         from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
-from spottrain.checkpoint import outside_parameters
+from spottrain.checkpoint import outside_parameters, plain_state
 from spottrain.core import log
 from spottrain.core.training_settings import WARM_UPS, Settings, log_value, require_whole
 from spottrain.core.training_spec import OPTIMIZERS, MLflowSpec, TensorBoardSpec, WandBSpec, problem
@@ -219,6 +219,14 @@ def require_kinds(model: object, optimizer: object) -> None:
             raise ConfigurationError(
                 f"Trainer({name}=...) is a {type(value).__name__}: give it a torch {kind.__name__}"
             )
+
+
+def require_compiled_once(model: torch.nn.Module, settings: Settings) -> None:
+    if settings.compile and plain_state.is_compiled(model):
+        raise ConfigurationError(
+            "compile is set, and Trainer(model=...) is compiled already: give it the plain model, or leave "
+            "out compile=True (spec.training.compile)"
+        )
 
 
 def require_own_parameters(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from spottrain.checkpoint import outside_parameters
+from spottrain.checkpoint.plain_state import replica
 from spottrain.distributed.dtensor import any_sharded, is_sharded, local
 from spottrain.distributed.process_group import default_device, give_buffers, join, of_first
 from spottrain.distributed.world import World
@@ -54,25 +55,32 @@ def shard(model: torch.nn.Module, layers: Iterable[type[torch.nn.Module]] = ()) 
 class Replica:
     """The model of this rank: `outer` is the one to call, wrapped in DDP if needed; `module` the plain one.
 
+    `given`: the model as the script has wrapped it, whose DDP and torch.compile stay as they are.
+
     Extra modules (`outside_parameters.ModelWithExtras`) are not part of DDP or FSDP2. The methods here
     average their gradients, and copy rank 0's parameters and buffers to all ranks.
     """
 
     def __init__(
-        self, model: torch.nn.Module, world: World, device: torch.device, *, deterministic: bool
+        self,
+        model: torch.nn.Module,
+        given: torch.nn.Module,
+        world: World,
+        device: torch.device,
+        *,
+        deterministic: bool,
     ) -> None:
         self.module = outside_parameters.inner(model)
-        self.outer: torch.nn.Module = self.module
+        self.outer = given
         self._world, self._others = world, outside_parameters.others(model)
         for parameter in self._beside():
             of_first(parameter.detach(), world)
-        model, sharded = self.module, any_sharded(self.module)
-        if world.distributed and not sharded:
+        if world.distributed and not any_sharded(self.module) and replica(given) is None:
             # After the first step DDP reorders its buckets by use. With three or more ranks, sums then differ
             # from those right after a resume; find_unused_parameters prevents the reordering.
             keep_order = deterministic and world.size > 2
             self.outer = DistributedDataParallel(
-                model,
+                given,
                 device_ids=[device] if device.type == "cuda" else None,
                 gradient_as_bucket_view=True,
                 find_unused_parameters=keep_order,

@@ -100,8 +100,8 @@ def cursor_of(data: Any) -> Cursor | None:
 class _Partial(devices.Boundary):
     """State to undo a partial step. `at`: position in the data; `drawn`: batches of `Loop.ahead`."""
 
-    def __init__(self, buffers: list[torch.Tensor], at: Any, drawn: list[Any]) -> None:
-        super().__init__(buffers)
+    def __init__(self, modules: Iterable[torch.nn.Module], at: Any, drawn: list[Any]) -> None:
+        super().__init__(modules)
         self.at, self.drawn = at, drawn
 
 
@@ -403,7 +403,7 @@ class Loop:
         cursor = self._data.cursor
         at = None if cursor is None else cursor.position  # it moves on when an epoch begins
         if self._partial is None or self._partial.at != at:
-            self._partial = _Partial(devices.saved_buffers(self._module), at, self._drawn)
+            self._partial = _Partial(self._module.modules(), at, self._drawn)
 
     def batches(self, loader: Iterable[Any]) -> Iterator[Any]:
         """Yields batches, pass after pass, until `max_steps` are done.

@@ -17,7 +17,9 @@ import torch
 
 from spottrain.checkpoint import outside_parameters, plain_state
 from spottrain.checkpoint.kinds import StateCheckpoints, TrainingState
+from spottrain.checkpoint.live_state import LiveState
 from spottrain.checkpoint.manifest import MODEL, StoredTensor
+from spottrain.checkpoint.model_watch import ModelWatch
 from spottrain.checkpoint.reader import Want
 from spottrain.core import log
 from spottrain.distributed.dtensor import Box
@@ -108,6 +110,17 @@ class Run(Loop):
         self._require_whole(scheduler)
         self._average_position = AveragePosition(self._emas())
         self._engine.join()
+        self._made = {n: plain_state.group_names(self._model, each) for n, each in self._optimizers.items()}
+        parts = {MODEL: self._model, **self._modules}
+        self._live = LiveState(parts, self._optimizers)
+        given = model.values() if isinstance(model, Mapping | torch.nn.ModuleDict) else [model]
+        self._watch = ModelWatch(
+            parts,
+            self._optimizers,
+            replicas=session.world.distributed and any(map(plain_state.replica, given)),
+            over=lambda: self._engine.ended or self._ended_by_itself,
+            failed=self._engine.failed,
+        )
         state = TrainingState(
             shared=self._shared,
             own=self._own,
@@ -190,8 +203,12 @@ class Run(Loop):
         if self._saves == 2:  # the first call only measures the size
             self._tell_unread()
         saved = self._saved_step
+        self._watch.require_unchanged()
         copies = {} if saved is None else saved.objects
-        optimizers = {n: plain_state.optimizer_state(self._model, o) for n, o in self._optimizers.items()}
+        optimizers = {
+            name: plain_state.optimizer_state(self._model, each, self._made[name])
+            for name, each in self._optimizers.items()
+        }
         return {
             MODEL: plain_state.model_state(self._model),
             "optimizers": {
@@ -223,6 +240,7 @@ class Run(Loop):
         self._require_same_names(tree["modules"], self._modules, optional=True)
         self._require_same_names(tree["objects"], self._objects, optional=True)
         for name, parameter in self._loose.items():
+        self._live.load(own.get("live", {}))
             self._load_loose(name, parameter, tree["loose"][name])
         self._require(plain_state.load_model(self._model, tree[MODEL]))
         for name, optimizer in self._optimizers.items():
@@ -241,7 +259,8 @@ class Run(Loop):
         with_own = {name: each for name, each in self._objects.items() if hasattr(each, "own_state_dict")}
         copies = {} if self._saved_step is None else self._saved_step.own
         return super()._own() | {
-            "objects": copies | {n: each.own_state_dict() for n, each in with_own.items() if n not in copies}
+            "live": self._live.state(),
+            "objects": copies | {n: each.own_state_dict() for n, each in with_own.items() if n not in copies},
         }
 
     def _load_loose(self, name: str, parameter: torch.nn.Parameter, saved: torch.Tensor) -> None:
@@ -318,6 +337,7 @@ class Run(Loop):
         if self.session.world.first:
             self._average_position.counted(self._step)
 
+        self._live.note()
     def _final(self) -> Mapping[str, Any]:
         weights = final_weights(self._model, self._emas(), tell=self.session.world.first)
         return weights | self._trained_beside()

@@ -16,13 +16,14 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LRScheduler
 
 from spottrain.checkpoint import outside_parameters, plain_state
 from spottrain.checkpoint.kinds import StateCheckpoints, TrainingState
+from spottrain.checkpoint.live_state import LiveState
 from spottrain.checkpoint.manifest import BESIDE, MODEL
 from spottrain.checkpoint.manifest import EMA as EMA_STATE
+from spottrain.checkpoint.model_watch import ModelWatch
 from spottrain.core import device as devices
 from spottrain.core import log
 from spottrain.core.time_split import WAITING
@@ -37,6 +38,7 @@ from spottrain.data import Batches, Dataset, Step, Stream
 from spottrain.data.source import size_of, source
 from spottrain.diagnostics.step_timer import StepTimer
 from spottrain.distributed import process_group
+from spottrain.distributed.dtensor import any_sharded
 from spottrain.errors import ConfigurationError, RunError
 from spottrain.lifecycle.session import Session, current
 from spottrain.techniques import accumulation, compilation, gradient_compression, schedules
@@ -88,7 +90,7 @@ class Trainer:
     that `spottrain.shard` was called on with FSDP2. `spec.training` of the manifest wins over the arguments.
 
     Args:
-        model: any torch module; moved to the device.
+        model: any torch module; moved to the device. DDP and torch.compile around it stay as they are.
         optimizer: an optimizer over the model's parameters, or its name: "adamw", "sgd" or "adafactor".
         train_dataset: a map-style dataset (`len`, `[i]`), or a loader of this rank's micro-batches that can
             resume (torchdata's StatefulDataLoader; see `spottrain.data`).
@@ -200,6 +202,8 @@ class Trainer:
         self.settings = resolve(self.session.run.training, **script)
         require_positive(log_every=log_every, eval_every=eval_every)
         require_kinds(model, optimizer)
+        components.require_compiled_once(model, self.settings)
+        self._given = model
         self.loss_fn, self.log_every = checked_loss(loss_fn), log_every
         self.loss_weight = None if loss_weight is None else checked_weight(loss_weight)
         self.metrics = None if metrics is None else checked_metrics(metrics)
@@ -224,6 +228,16 @@ class Trainer:
         self.last_loss = torch.tensor(0.0)
         self.saved_compression: tuple[Any, Any] | None = None
         """State in the checkpoint: shared, and this rank's own."""
+        named = {plain_state.OPTIMIZER: self.optimizer}
+        self._made = plain_state.group_names(self.model, self.optimizer)
+        self._live = LiveState({MODEL: self.model}, named)
+        self._watch = ModelWatch(
+            {MODEL: self.model},
+            named,
+            replicas=self.session.world.distributed and not any_sharded(self.model),
+            over=lambda: self._engine.ended,
+            failed=self._engine.failed,
+        )
 
     def _set_up_model(
         self,
@@ -326,7 +340,7 @@ class Trainer:
         stopping, world = self.session.preemption, self.session.world
         stopped = False
         self._assemble()
-        buffers = devices.saved_buffers(self.model)
+        modules = list(self.model.modules())
         self._evaluate()
         while self.step < self.total_steps and not self._over:
             self.intact = True
@@ -334,7 +348,7 @@ class Trainer:
                 step, micro_batches = self._awaited(lambda: next(steps))
             self._replica.give_buffers()
             several = len(step.shares) > 1 or self.settings.micro_batch_size == AUTO
-            before = devices.Boundary(buffers) if several else None
+            before = devices.Boundary(modules) if several else None
             loss, failed = torch.zeros((), device=self.device), None
             try:
                 for number, (batch, share) in enumerate(self._fetched(micro_batches), 1):
@@ -356,6 +370,7 @@ class Trainer:
             stopping.let_end(None)  # from here on there is work to lose
             moved = self._update()
             self.step += 1
+            self._live.note()
             self.batches.done(step)
             self.last_loss = loss
             if not self._engine.metrics.began:
@@ -490,10 +505,11 @@ class Trainer:
     def _shared_state(self) -> dict[str, Any]:
         """State that is equal on all ranks. Raises TrainingFailed if the loss is NaN or infinite."""
         require_finite(float(self.last_loss), self.step)
+        self._watch.require_unchanged()
         return {
             MODEL: plain_state.model_state(self.model),
             BESIDE: outside_parameters.beside(self.model),
-            plain_state.OPTIMIZER: plain_state.optimizer_state(self.model, self.optimizer),
+            plain_state.OPTIMIZER: plain_state.optimizer_state(self.model, self.optimizer, self._made),
             "kind": type(self.optimizer).__name__,
             EMA_STATE: None if self.ema is None else self.ema.state_dict(),
             "schedule": self.schedule.state_dict(),
@@ -517,10 +533,12 @@ class Trainer:
             "loss": float(self.last_loss),
             "data": self.batches.state_dict() if self.batches.per_rank else None,
             COMPRESSION: self.compression.own_state_dict(),
+            "live": self._live.state(),
         }
 
     def _load_state(self, tree: dict[str, Any], own: dict[str, Any], new_rank: bool) -> None:
         """Restores it. Raises CheckpointError if it is from another model, optimizer or kind of data."""
+        self._live.load(own.get("live", {}))
         was, now = tree.get("kind"), type(self.optimizer).__name__
         mismatch = None if was in (None, now) else f"its optimizer is {was}, and here it is {now}"
         mismatch = mismatch or plain_state.load_model(self.model, tree[MODEL])
@@ -572,7 +590,7 @@ class Trainer:
         self._weighing = self._make_weighing()
         self._timer = self._start()
         deterministic = settings.deterministic
-        self._replica = Replica(self.model, world, self.device, deterministic=deterministic)
+        self._replica = Replica(self.model, self._given, world, self.device, deterministic=deterministic)
         if self.ema is not None and not self.ema.updated:
             self.ema.begin()  # only now do all ranks have rank 0's weights
         self.compression = self._compress_gradients()
@@ -581,7 +599,7 @@ class Trainer:
         self._compiled: Any = self._replica.outer
         if settings.compile:
             self._compiled = compilation.compiled(self._replica.outer, settings.compile_mode)
-        self._cold = settings.compile and world.distributed
+        self._cold = world.distributed and (settings.compile or plain_state.is_compiled(self._given))
 
     def _loss_of(self, model: torch.nn.Module, batch: Any) -> torch.Tensor:
         """The script's loss, called with the model alone, without its extras."""
@@ -653,8 +671,9 @@ class Trainer:
         """Sets how ranks exchange gradients, and times it."""
         outer, kind = self._replica.outer, self.settings.gradient_compression
         around: Callable[..., Any] = self._timer.timed
-        if kind == "none" and isinstance(outer, DistributedDataParallel):
-            outer.register_comm_hook(None, around())
+        ddp = plain_state.replica(outer)
+        if kind == "none" and ddp is not None and not ddp._comm_hooks:
+            ddp.register_comm_hook(None, around())
         return gradient_compression.attach(
             outer,
             kind,

@@ -1,0 +1,157 @@
+"""Refuses changes of model and optimizers during the training that no resume could bring back.
+
+A resume runs the script up to its loop and then loads the checkpoint. Parameters that the loop puts into the
+model later, and an optimizer that the loop makes later, do not exist then.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import torch
+from torch.nn.modules.module import (
+    register_module_module_registration_hook,
+    register_module_parameter_registration_hook,
+)
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from spottrain.checkpoint import outside_parameters
+from spottrain.checkpoint.plain_state import clean, plain
+from spottrain.distributed.dtensor import any_sharded
+from spottrain.errors import ConfigurationError
+
+SHOWN: Final = 3
+Form = tuple[int, torch.dtype, torch.Size] | None
+"""Identity, dtype and shape of a parameter; None under FSDP, which replaces parameters by itself."""
+
+
+class ModelWatch:
+    """Looks before each step of any optimizer, and in `require_unchanged`.
+
+    Modules and optimizers are given by name, as they are before the loop. `replicas`: whether DDP wraps them.
+    `over`: whether the training is done, so that an export may change the model. `failed` is called with an
+    error before it is raised.
+    """
+
+    def __init__(
+        self,
+        modules: Mapping[str, torch.nn.Module],
+        optimizers: Mapping[str, torch.optim.Optimizer],
+        *,
+        replicas: bool,
+        over: Callable[[], bool],
+        failed: Callable[[BaseException], None],
+    ) -> None:
+        self._modules = {name: plain(module) for name, module in modules.items()}
+        self._optimizers, self._over, self._failed = dict(optimizers), over, failed
+        self._parts = {id(part): part for module in self._modules.values() for part in module.modules()}
+        self._by_fsdp = any(
+            any_sharded(part, recurse=False) or type(part).__name__ == "FullyShardedDataParallel"
+            for part in self._parts.values()
+        )
+        self._parameters = {
+            id(each): each for module in self._modules.values() for each in module.parameters()
+        }
+        self._forms, self._loose, self._groups = self._forms_now(), self._loose_now(), self._groups_now()
+        self._not_averaged = [
+            each for each in self._parameters.values() if replicas and not each.requires_grad
+        ]
+        self._registered = False
+        """Whether a module or a parameter was put into the model since the last look."""
+        own = weakref.ref(self)  # the hooks are torch's, of all modules and optimizers of this process
+
+        def registered(module: torch.nn.Module, *_: Any) -> None:
+            if (watch := own()) is not None and id(module) in watch._parts:
+                watch._registered = True
+
+        def step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+            if not torch.compiler.is_compiling() and (watch := own()) is not None and not watch._over():
+                watch._before_step(optimizer)
+
+        for handle in (
+            register_module_parameter_registration_hook(registered),
+            register_module_module_registration_hook(registered),
+            register_optimizer_step_pre_hook(step),
+        ):
+            weakref.finalize(self, handle.remove)
+
+    def require_unchanged(self) -> None:
+        """Raises ConfigurationError if the model has other parameters, or the optimizers train others."""
+        if self._over():
+            return
+        self._registered, self._groups = False, self._groups_now()
+        forms = self._forms_now()
+        found = [f"{name} is gone" for name in self._forms if name not in forms]
+        found += [f"{name} is new" for name in forms if name not in self._forms]
+        found += [
+            f"{name} is another tensor, or has another type"
+            for name, form in forms.items()
+            if form != self._forms.get(name, form)
+        ]
+        if found:
+            more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
+            self._refuse(
+                f"the parameters of the model have changed since the training began: "
+                f"{', '.join(found[:SHOWN])}{more}. A script that resumes makes the model as it was then, "
+                "and could not load the checkpoint. Change the model before the loop, and in the loop only "
+                "values: for pruning prune.identity(module, 'weight') before, and "
+                "module.weight_mask.copy_(mask) in it"
+            )
+        before, now = ({id(each): each for each in of.values()} for of in (self._loose, self._loose_now()))
+        if changed := [(before | now)[each] for each in before.keys() ^ now.keys()]:
+            self._refuse(
+                "the optimizers have changed since the training began: "
+                f"{outside_parameters.describe(changed)} is not a parameter of the model, so a script that "
+                "resumes could not find it. Keep it in an optimizer from before the loop to its end, with "
+                "requires_grad=False while it is not trained"
+            )
+
+    def _before_step(self, optimizer: torch.optim.Optimizer) -> None:
+        known = self._optimizers.values()
+        if not any(optimizer is each or optimizer.state is each.state for each in known):
+            self._require_no_part(optimizer)
+            return
+        if self._registered or self._groups != self._groups_now():
+            self.require_unchanged()
+        late = [each for each in self._not_averaged if each.requires_grad and each.grad is not None]
+        if late:
+            self._refuse(
+                f"{outside_parameters.describe(late)} is trained now, and was not when "
+                "DistributedDataParallel took the model, which therefore does not average its gradients: "
+                "each rank would train other weights. Freeze parameters after that, and give "
+                "DistributedDataParallel find_unused_parameters=True"
+            )
+
+    def _require_no_part(self, optimizer: torch.optim.Optimizer) -> None:
+        trained = (each for group in optimizer.param_groups for each in group["params"])
+        if any(id(each) in self._parameters for each in trained):
+            self._refuse(
+                f"{type(optimizer).__name__} trains parameters of the model and was not given to the "
+                "training, so its state would not be saved. Make every optimizer before the loop and give "
+                "them all: Run(optimizer={'first': first, 'second': second}). To change a setting in the "
+                "loop, write it into optimizer.param_groups"
+            )
+
+    def _refuse(self, text: str) -> None:
+        error = ConfigurationError(text)
+        self._failed(error)
+        raise error
+
+    # --- what is there now ------------------------------------------------------------------------------
+    def _forms_now(self) -> dict[str, Form]:
+        named = {
+            clean(f"{root}.{name}"): each
+            for root, module in self._modules.items()
+            for name, each in module.named_parameters()
+        }
+        if self._by_fsdp:
+            return dict.fromkeys(named)
+        return {name: (id(each), each.dtype, each.shape) for name, each in named.items()}
+
+    def _loose_now(self) -> dict[str, torch.nn.Parameter]:
+        return outside_parameters.loose(self._optimizers, self._modules.values())
+
+    def _groups_now(self) -> list[int]:
+        return [len(group["params"]) for each in self._optimizers.values() for group in each.param_groups]
