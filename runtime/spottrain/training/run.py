@@ -109,7 +109,6 @@ class Run(Loop):
             self._add(kind, given)
         self._require_whole(scheduler)
         self._average_position = AveragePosition(self._emas())
-        self._engine.join()
         self._made = {n: plain_state.group_names(self._model, each) for n, each in self._optimizers.items()}
         parts = {MODEL: self._model, **self._modules}
         self._live = LiveState(parts, self._optimizers)
@@ -121,6 +120,7 @@ class Run(Loop):
             over=lambda: self._engine.ended or self._ended_by_itself,
             failed=self._engine.failed,
         )
+        self._engine.join()
         state = TrainingState(
             shared=self._shared,
             own=self._own,
@@ -202,8 +202,8 @@ class Run(Loop):
         self._saves += 1
         if self._saves == 2:  # the first call only measures the size
             self._tell_unread()
-        saved = self._saved_step
         self._watch.require_unchanged()
+        saved = self._saved_step
         copies = {} if saved is None else saved.objects
         optimizers = {
             name: plain_state.optimizer_state(self._model, each, self._made[name])
@@ -239,8 +239,8 @@ class Run(Loop):
         self._require_same_names(tree["loose"], self._loose)
         self._require_same_names(tree["modules"], self._modules, optional=True)
         self._require_same_names(tree["objects"], self._objects, optional=True)
-        for name, parameter in self._loose.items():
         self._live.load(own.get("live", {}))
+        for name, parameter in self._loose.items():
             self._load_loose(name, parameter, tree["loose"][name])
         self._require(plain_state.load_model(self._model, tree[MODEL]))
         for name, optimizer in self._optimizers.items():
@@ -333,11 +333,11 @@ class Run(Loop):
                 average.begin()  # it holds the weights from before
 
     def _count(self, loss: torch.Tensor | float | None, samples: int | None) -> None:
+        self._live.note()
         super()._count(loss, samples)
         if self.session.world.first:
             self._average_position.counted(self._step)
 
-        self._live.note()
     def _final(self) -> Mapping[str, Any]:
         weights = final_weights(self._model, self._emas(), tell=self.session.world.first)
         return weights | self._trained_beside()
