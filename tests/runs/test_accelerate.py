@@ -249,4 +249,4 @@ def test_a_loop_that_saves_its_own_state_is_told_once_what_to_do(lab: Lab) -> No
 def test_stopped_it_does_not_claim_that_nothing_was_lost(start: Start) -> None:
     run = start(ITS_OWN, *OURS, "train.py", REST="60", **{Env.JOB_UID: "uid"})
     run.until("saved", seconds=300).send().ends(ExitCode.INTERRUPTED_LOST)
-    assert "nothing that train.py has done was saved" in run.message.message
+    assert "spottrain sync" in run.message.message and "from scratch" not in run.message.message

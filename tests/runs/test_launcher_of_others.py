@@ -53,6 +53,25 @@ def test_a_failure_of_another_rank_is_named_and_a_raised_limit_of_torchruns_is_b
     assert run.message.message.startswith("Rank 1: ValueError: two is odd (")
 
 
+def test_ranks_that_have_saved_at_a_deadline_are_not_started_again_by_torchrun(
+    start: Start, tmp_path: Path
+) -> None:
+    deadline = tmp_path / "deadline"
+    env = {Env.DEADLINE_FILE: str(deadline)}
+    run = start(WAITS, *TORCHRUN, "--max-restarts", "3", "train.py", **env).until("ready-0", "ready-1")
+    deadline.write_text((datetime.now(UTC) + timedelta(seconds=30)).isoformat())
+    run.end()
+    assert run.message.outcome is Outcome.INTERRUPTED and run.message.message == "Saved by rank 0."
+    assert run.log.count("ready-0 ") == 1, "one round"
+    assert "event=advice rank=0 about=torchrun" in run.log and "--max-restarts 0" in run.log
+
+
+def test_a_rank_that_is_told_to_stop_by_another_before_its_first_step_has_lost_nothing(lab: Lab) -> None:
+    gone = BASE + "import spottrain.errors\nready()\nraise spottrain.errors.PeerLost('rank 1 is gone')\n"
+    run = lab.run(gone).ends(ExitCode.INTERRUPTED)
+    assert run.message.outcome is Outcome.INTERRUPTED
+
+
 def test_behind_a_shell_the_deadline_file_tells(start: Start, tmp_path: Path) -> None:
     deadline = tmp_path / "deadline"
     run = start(WAITS, "sh", "-c", "python train.py; exit $?", **{Env.DEADLINE_FILE: str(deadline)}).until(

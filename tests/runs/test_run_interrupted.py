@@ -59,9 +59,11 @@ def test_in_the_first_step_as_in_a_compilation_it_gives_head_up_and_ends_with_75
     assert run.message.startStep == run.message.step == run.message.durableStep == max(first.losses)
 
 
-def test_between_steps_it_saves_the_step_it_is_at(lab: Lab) -> None:
-    run = lab.run(env=SLOW_STEPS).until("step=5/")
-    assert end_promptly(run) == ExitCode.INTERRUPTED
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP])
+def test_between_steps_it_saves_the_step_it_is_at(lab: Lab, signum: signal.Signals) -> None:
+    """SIGHUP: the terminal is gone, such as with a lost ssh session."""
+    run = lab.run(env=SLOW_STEPS).until("step=5/").send(signum)
+    assert run.end(40) == ExitCode.INTERRUPTED
     assert run.message.step == run.message.durableStep == max(run.losses)
     assert run.message.key.startswith("checkpoints/t000001-s00000000")
     assert run.message.durableSeconds is not None and run.message.durableSeconds >= 0

@@ -29,7 +29,8 @@ def named_by_flags(given: Mapping[str, str]) -> Iterator[None]:
     except ConfigurationError as error:
         words = str(error)
         for name in sorted(given, key=len, reverse=True):  # one name may begin with another
-            words = words.replace(name, given[name])
+            flag = given[name]
+            words = words.replace(name, flag).replace(f"{flag} ({flag})", flag)
         raise ConfigurationError(words, reason=error.reason) from error
 
 

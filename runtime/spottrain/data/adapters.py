@@ -11,6 +11,7 @@ import torch
 
 from spottrain.contract import Reason
 from spottrain.data.dataloader import seeded
+from spottrain.data.plan import of_checkpoint
 from spottrain.data.shuffle import mix
 from spottrain.errors import CheckpointError, ConfigurationError
 
@@ -151,7 +152,8 @@ class Skipping(_Around):
                 f"{state['workers']}",
                 reason=Reason.CHECKPOINT_INCOMPATIBLE,
             )
-        self._pass, self._used, self.seed = state["pass"], state["used"], state["seed"]
+        self._pass, self._used = state["pass"], state["used"]
+        self.seed = of_checkpoint("seed", state["seed"], self.seed)
         self._loaded = True
 
 

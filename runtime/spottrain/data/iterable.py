@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from spottrain.contract import Reason
 from spottrain.data.adapters import resumable, samples_in
 from spottrain.data.dataloader import seeded
-from spottrain.data.plan import Position, Step, Stream
+from spottrain.data.plan import Position, Step, Stream, of_checkpoint
 from spottrain.data.shuffle import mix
 from spottrain.data.worker_memory import WorkerMemoryLimit
 from spottrain.errors import CheckpointError, ConfigurationError
@@ -176,7 +176,7 @@ class StreamBatches:
         self._refuse_other(state)
         place = _Place(epoch=state["epoch"], steps=state["steps"], over=state["over"])
         self._base = state["stream"].get("loader", _MISSING), place
-        self._behind, self.seed = state["behind"], state["seed"]
+        self._behind, self.seed = state["behind"], of_checkpoint("seed", state["seed"], self.seed)
         self._place, self._at_place = place, False  # `_resume` brings both to the position
 
     def _refuse_other(self, state: dict[str, Any]) -> None:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from spottrain.contract import Reason
+from spottrain.core import log
 from spottrain.data.shuffle import Order, mix, order, straight
 from spottrain.errors import CheckpointError, ConfigurationError
 
@@ -226,8 +227,19 @@ class Plan:
                 "URI",
                 reason=Reason.CHECKPOINT_INCOMPATIBLE,
             )
-        plan = replace(self, seed=state["seed"], shuffle=state.get("shuffle", self.shuffle))
+        plan = replace(
+            self,
+            seed=of_checkpoint("seed", state["seed"], self.seed),
+            shuffle=of_checkpoint("shuffle", state.get("shuffle", self.shuffle), self.shuffle),
+        )
         return plan, Position(state["epoch"], state["sample"])
+
+
+def of_checkpoint(setting: str, saved: Any, here: Any) -> Any:
+    """Returns the checkpoint's value, by which the order goes on. Logs it where the script has another."""
+    if saved != here:
+        log.event("override", setting=setting, checkpoint=saved, script=here)
+    return saved
 
 
 def _amount(state: dict[str, Any] | None) -> str:

@@ -40,10 +40,34 @@ class Values(dict[str, Any]):
         self.read.add(name)
         super().__setitem__(name, value)
 
+    def get(self, name: str, default: Any = None) -> Any:
+        self.read.add(name)
+        return super().get(name, default)
+
+    def pop(self, name: str, *default: Any) -> Any:
+        self.read.add(name)
+        return super().pop(name, *default)
+
+    def setdefault(self, name: str, default: Any = None) -> Any:
+        self.read.add(name)
+        return super().setdefault(name, default)
+
+    def update(self, *given: Any, **named: Any) -> None:
+        for name, value in dict(*given, **named).items():
+            self[name] = value
+
+    def values(self) -> Any:
+        self.read.update(self)
+        return super().values()
+
+    def items(self) -> Any:
+        self.read.update(self)
+        return super().items()
+
     @property
     def unread(self) -> list[str]:
         """Names of numbers and strings, also in tuples, that the script has neither read nor written here."""
-        return sorted(n for n, each in self.items() if _is_immutable(each) and n not in self.read)
+        return sorted(n for n in self if _is_immutable(dict.get(self, n)) and n not in self.read)
 
 
 class Plain:
@@ -53,11 +77,11 @@ class Plain:
         self._values, self._name = values, name
 
     def state_dict(self) -> dict[str, Any]:
-        return {"value": stored(self._values.get(self._name))}
+        return {"value": stored(dict.get(self._values, self._name))}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Raises ValueError if type or shape differ."""
-        here = self._values.get(self._name)
+        here = dict.get(self._values, self._name)
         dict.__setitem__(self._values, self._name, restored(here, state["value"]))
 
 
@@ -81,7 +105,7 @@ class Generator:
 
 def adapted(values: Values, name: str) -> Plain | Generator | None:
     """Returns an object that saves and restores the value; None if the value is not plain."""
-    given = values.get(name)
+    given = dict.get(values, name)
     if is_generator(given):
         return Generator(given)
     return Plain(values, name) if is_plain(given) else None

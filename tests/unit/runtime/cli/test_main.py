@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import json.tool
 import os
+from importlib.metadata import version
 from typing import Any
 
 import pytest
@@ -86,6 +87,40 @@ def test_the_help_shows_all_commands_and_a_commands_flags(
         _read_command([*words, "--help"])
     out = capsys.readouterr().out
     assert left.value.code == 0 and all(each in out for each in said)
+
+
+def test_the_version_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        _read_command(["--version"])
+    assert left.value.code == 0 and capsys.readouterr().out == f"spottrain {version('spottrain')}\n"
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--keep", "1"], "--keep='1': must be a whole number, at least 2"),
+        (["--training", "{"], "--training is not JSON"),
+        (["--training", "[]"], "--training must be a JSON object"),
+        (["--init-ignore", "head.*"], "--init-ignore"),
+        (["--interval", "5x"], "interval '5x' is not valid"),
+    ],
+)
+def test_a_bad_value_of_a_flag_is_refused_before_anything_is_started_and_by_the_flags_name(
+    flags: list[str], says: str
+) -> None:
+    for verb in ("run", "profile"):
+        with pytest.raises(ConfigurationError) as refused:
+            _read_command([verb, *flags, "train.py"])
+        assert says in str(refused.value)
+        given = [flag for flag in flags if flag.startswith("--")]
+        assert not [name for name in Env if name in str(refused.value)] or given == ["--init-ignore"]
+
+
+def test_a_bad_value_that_the_environment_has_is_refused_by_the_variables_name() -> None:
+    os.environ[Env.CHECKPOINT_KEEP] = "1"
+    with pytest.raises(ConfigurationError) as refused:
+        _read_command(["run", "--interval", "auto", "train.py"])
+    assert str(refused.value).startswith(f"{Env.CHECKPOINT_KEEP}='1': ")
 
 
 # --- profile --------------------------------------------------------------------------------------------

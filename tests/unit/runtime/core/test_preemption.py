@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 import threading
 import time
 from datetime import UTC, datetime
@@ -73,6 +75,30 @@ def test_without_a_limit_a_deadline_counts_for_ever(clock: Clock) -> None:
     found.stop_by(clock.now + 10, "operator")
     clock.now += 10**6
     assert found.stopping
+
+
+HANGS_UP = """\
+import os, signal
+from spottrain.core.preemption import Preemption
+if {own}:
+    signal.signal(signal.SIGHUP, lambda *_: print("own"))
+stop = Preemption(grace=30)
+stop.install()
+os.kill(os.getpid(), signal.SIGHUP)
+print(stop.source or "goes on")
+"""
+
+
+@pytest.mark.parametrize(
+    ("start", "own", "says"),
+    [("exec", False, "SIGHUP"), ("trap '' HUP; exec", False, "goes on"), ("exec", True, "own goes on")],
+)
+def test_a_lost_terminal_is_a_stop_but_under_nohup_or_where_the_script_uses_the_signal_itself(
+    start: str, own: bool, says: str
+) -> None:
+    command = ["sh", "-c", f'{start} "$0" -c "$1"', sys.executable, HANGS_UP.format(own=own)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == says.split()
 
 
 def test_outside_the_main_thread_it_is_refused_with_what_to_do() -> None:

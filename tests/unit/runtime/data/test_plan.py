@@ -125,3 +125,18 @@ def test_a_random_collate_depends_on_the_position_alone(workers: int) -> None:
     late.load_state_dict(early.state_dict())
     assert all(torch.equal(a, b) for a, b in zip(whole, head + first(late, 6), strict=False))
     assert torch.equal(before, torch.get_rng_state())
+
+
+def test_a_resume_with_another_seed_goes_on_in_the_saved_order_and_says_so(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    saved = Plan(size=8, global_batch_size=4, micro_batch_size=4, seed=1, shuffle=True)
+    state = saved.state(Position(2, 4))
+    for here in (saved, Plan(size=8, global_batch_size=4, micro_batch_size=4, seed=2, shuffle=False)):
+        plan, position = here.resumed(state)
+        assert (plan.seed, plan.shuffle, position) == (1, True, Position(2, 4))
+    said = [line.split(" ", 1)[1] for line in capfd.readouterr().out.splitlines()]
+    assert said == [
+        "event=override setting=seed checkpoint=1 script=2",
+        "event=override setting=shuffle checkpoint=True script=False",
+    ]

@@ -132,3 +132,21 @@ def test_a_number_that_was_never_asked_for_is_known() -> None:
     assert values["asked"] == 1
     values["set"] = 3.0
     assert values.unread == ["forgotten", "pair"]
+
+
+def test_a_value_that_the_script_takes_in_whatever_way_counts_as_read() -> None:
+    ways = [
+        lambda values: values["best"],
+        lambda values: values.get("best"),
+        lambda values: values.get("best", 9.0),
+        lambda values: list(values.values()),
+        lambda values: dict(values.items()),
+        lambda values: values.update(best=2.0),
+        lambda values: values.setdefault("best", 9.0),
+        lambda values: values.pop("best"),
+    ]
+    for way in ways:
+        values = Values({"best": 1.0, "other": torch.ones(1)})
+        assert values.unread == ["best"]
+        way(values)
+        assert values.unread == []
