@@ -36,7 +36,17 @@ from spottrain.core import device as devices
 from spottrain.core import log
 from spottrain.core.time_split import CHECKPOINT_STALL, DATA_WAIT, OTHER, PRODUCTIVE
 from spottrain.errors import ConfigurationError
-from spottrain.integrations.folder_checkpoints import OFF, OURS, CallbackEngine, FolderCheckpoints, link_tree
+from spottrain.integrations import model_files
+from spottrain.integrations.folder_checkpoints import (
+    OFF,
+    OURS,
+    CallbackEngine,
+    FolderCheckpoints,
+    link_tree,
+    packed,
+    unpacked,
+)
+from spottrain.integrations.trainer_position import TrainerPosition
 
 if TYPE_CHECKING:
     from transformers import Trainer
@@ -84,9 +94,15 @@ class TransformersCallback(TrainerCallback):
         self._epoch_ended = False
         """Whether no step has begun since the end of an epoch."""
         self._trainer: Trainer | None = None
+        self._position = TrainerPosition()
+        self._epoch_stops = False
+        """Whether a callback has ended the epoch after the last step."""
         self._owed = _Owed()
         self._restored: Mapping[str, Any] = {}
         """This rank's part of the checkpoint."""
+        self._model: torch.nn.Module | None = None
+        self._processing: Any = None
+        """The trained model, and its tokenizer or the like, at the end of the training."""
         self._over: str | None = None
         """Why training is over before its last step, or "" if it is over for no known reason."""
         self._rate: float | None = None
@@ -116,12 +132,16 @@ class TransformersCallback(TrainerCallback):
                 "spot.resume() was called before the Trainer was made: make Trainer(callbacks=[spot]) first"
             )
         self._trainer = trainer
+        if trainer is not None:
+            self._position.follow(trainer)
+            model_files.save_shared_tensors(trainer)
         checkpoints = FolderCheckpoints(
             TrainingState(shared=self._shared, own=self._own, load=self._load),
             place=Path(self._args.output_dir or "."),
             write=self._link,
             target=self._folder,
             written=lambda step: self._source(step).is_dir(),  # a callback may have ended it between saves
+            describe=self._describe,
         )
         restored = self._engine.resume(checkpoints)
         if restored is None:
@@ -158,11 +178,14 @@ class TransformersCallback(TrainerCallback):
         control: TrainerControl,
         model: torch.nn.Module | None = None,
         optimizer: Any = None,
+        train_dataloader: Any = None,
         **_: Any,
     ) -> None:
         self._engine.require_resume(type(self).__name__)
         with self._engine.failures():
             self._require_whole(model, optimizer)
+            self._position.require_known(train_dataloader, CALL, skips=not args.ignore_data_skip)
+            self._require_storable(model)
         if model is not None:
             self._engine.initialize_first(model, own_checkpoint=state.global_step > 0)
         self._engine.start_at(
@@ -180,10 +203,16 @@ class TransformersCallback(TrainerCallback):
         if state.global_step >= state.max_steps or self._over is not None:
             self._skip_steps(control)
 
+    def on_epoch_begin(
+        self, args: Any, state: TrainerState, control: Any, train_dataloader: Any = None, **_: Any
+    ) -> None:
+        self._position.begin_epoch(train_dataloader)
+
     def on_step_begin(
         self, args: Any, state: TrainerState, control: Any, model: torch.nn.Module | None = None, **_: Any
     ) -> None:
         self._epoch_ended = False
+        self._position.go_on()
         self.session.board.clock.between_steps(PRODUCTIVE)
         if state.global_step >= state.max_steps or self._over is not None:  # see `_skip_steps`
             if self._engine.attached:
@@ -205,9 +234,11 @@ class TransformersCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
         step = state.global_step
+        self._position.step_done()
+        self._epoch_stops = control.should_epoch_stop
         samples = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
         self._engine.count(step, samples=samples)
-        last_of_epoch = state.epoch is not None and float(state.epoch).is_integer()
+        last_of_epoch = self._epoch_stops or (state.epoch is not None and float(state.epoch).is_integer())
         if self._engine.boundary(step, save=self._request_save):
             self._stopping = True
             self._owed = _Owed(evaluation=control.should_evaluate, epoch_end=last_of_epoch)
@@ -248,6 +279,7 @@ class TransformersCallback(TrainerCallback):
     def on_epoch_end(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Waits for an upload of this step: the Trainer may now save it again, into the same files."""
         self._epoch_ended = True
+        self._position.go_on()
         checkpoints = self._engine.coordinator.checkpoints
         if checkpoints is not None and checkpoints.busy_with == state.global_step:
             with self.session.board.clock.part(CHECKPOINT_STALL):
@@ -288,10 +320,13 @@ class TransformersCallback(TrainerCallback):
         state: TrainerState,
         control: TrainerControl,
         model: torch.nn.Module | None = None,
+        processing_class: Any = None,
         **_: Any,
     ) -> None:
+        self._processing = processing_class
         if self._trainer is not None:
             vars(self._trainer).pop("_run_epoch", None)  # of `_skip_steps`
+        self._position.release()
         self._note_early_end(state, control)
         self._finish(model)
 
@@ -449,8 +484,27 @@ class TransformersCallback(TrainerCallback):
             [inner], [model], "Make its module a part of the model, such as model.loss = module"
         )
 
+    def _require_storable(self, model: torch.nn.Module | None) -> None:
+        """Raises ConfigurationError unless the Trainer can save the model."""
+        if model is None:
+            return
+        model_files.require_storable(model)
+        if self._trainer is None and model_files.shares_tensors(model):
+            raise ConfigurationError(
+                "the model is a plain module in which parameters are tied, which the Trainer cannot save by "
+                f"itself: call {CALL}"
+            )
+
+    def _describe(self, folder: Path) -> None:
+        """Writes what `from_pretrained` needs beside the final weights, as `Trainer.save_model` does."""
+        assert self._model is not None
+        collator = getattr(self._trainer, "data_collator", None)
+        processing = self._processing or getattr(collator, "tokenizer", None)
+        model_files.write_description(self._model, processing, folder)
+
     def _finish(self, model: torch.nn.Module | None) -> None:
         assert model is not None, "the Trainer gives its callbacks the model"
+        self._model = model
         self._engine.finish_with(model, self._over or "")
         if self.session.world.first_here:
             shutil.rmtree(self._kept(self._engine.coordinator.step), ignore_errors=True)
@@ -513,13 +567,15 @@ class TransformersCallback(TrainerCallback):
         if trainer is None or not hasattr(trainer, "_tr_loss"):
             return {}
         window = {"loss": float(trainer._tr_loss), "since": trainer._globalstep_last_logged}
-        return {"window": window, "rate": self._rate}
+        position = self._position.state(epoch_stops=self._epoch_stops)
+        return {"window": window, "rate": self._rate, "data": packed(position)}
 
     def _load(self, shared: Any, own: Any, new_rank: bool) -> None:
         self._engine.coordinator.load_record(shared)
         self._owed = _Owed(**shared.get("owed", {}))
         self._over = shared.get("over")
         self._restored = {} if new_rank else own
+        self._position.load(unpacked(own.get("data")))
 
 
 def run_attached(call: BoundArguments, train: Callable[..., Any]) -> Any:

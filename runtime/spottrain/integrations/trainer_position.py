@@ -1,0 +1,109 @@
+"""Resumes Hugging Face's Trainer at its position in the data.
+
+The Trainer works its position out of the number of steps and the length of the loader. A stream has no
+length, and a callback may end an epoch early, so the epoch and its steps are kept in the checkpoint.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any, Final
+
+from spottrain.core import log
+from spottrain.errors import ConfigurationError
+from spottrain.integrations.pass_position import PassPosition
+
+METHOD: Final = "_init_training_state"
+"""Of the Trainer of transformers 5: returns the epoch, and its used batches."""
+NO_SKIP: Final = (
+    "TrainingArguments(ignore_data_skip=True) begins an epoch's data again after each interruption, so that "
+    "some samples are trained on twice and others are left out; remove it"
+)
+
+
+class TrainerPosition:
+    """The epoch, its finished steps, and the pass over the data. `follow` makes the Trainer resume there."""
+
+    def __init__(self) -> None:
+        self._trainer: Any = None
+        """Set if the position is known."""
+        self._pass = PassPosition()
+        self._epoch = self._steps = self._steps_per_epoch = 0
+        self._begun = False
+        """Whether this attempt has begun an epoch."""
+        self._saved: Mapping[str, Any] | None = None
+
+    def follow(self, trainer: Any) -> None:
+        """Makes the training that begins next resume at the position of the checkpoint, if there is one."""
+        if not hasattr(type(trainer), METHOD):
+            return  # transformers 4
+        self._trainer = trainer
+        usual = functools.partial(getattr(type(trainer), METHOD), trainer)
+
+        def place(max_steps: int, steps_per_epoch: int, *more: Any) -> tuple[int, int]:
+            epoch, batches = usual(max_steps, steps_per_epoch, *more)
+            accumulation = trainer.args.gradient_accumulation_steps
+            if self._saved is not None and not trainer.args.ignore_data_skip:
+                epoch, batches = self._saved["epoch"], self._saved["steps"] * accumulation
+            self._epoch, self._steps, self._steps_per_epoch = epoch, batches // accumulation, steps_per_epoch
+            return epoch, batches
+
+        vars(trainer)[METHOD] = place
+
+    def load(self, saved: Mapping[str, Any] | None) -> None:
+        self._saved = saved
+
+    def require_known(self, loader: Any, call: str, *, skips: bool) -> None:
+        """Raises ConfigurationError for data that cannot be resumed. `skips`: unless ignore_data_skip."""
+        if not skips:
+            log.event("advice", about="resume", text=NO_SKIP)
+        if self._trainer is None and not _sized(loader):
+            raise ConfigurationError(
+                "the training data have no length, so the Trainer cannot find its position in them after an "
+                f"interruption: call {call}, with transformers 5"
+            )
+
+    def begin_epoch(self, loader: Any) -> None:
+        if self._trainer is None:
+            return
+        saved = None
+        if self._begun:
+            self._epoch, self._steps = self._epoch + 1, 0
+        elif self._saved is not None and not self._trainer.args.ignore_data_skip:
+            saved = {**self._saved, "batches": self._batches}
+        self._begun = True
+        self._pass.expect(loader, first=self._epoch == 0, saved=saved)
+
+    def go_on(self) -> None:
+        """Ends a resume, before the first step and at an epoch's end."""
+        self._pass.go_on()
+
+    def release(self) -> None:
+        self._pass.release()
+
+    def step_done(self) -> None:
+        self._steps += 1
+        self._pass.step_done(self._batches)
+
+    def state(self, *, epoch_stops: bool) -> dict[str, Any] | None:
+        """Returns the position after the last step; None if it is not known.
+
+        `epoch_stops`: whether a callback has ended the epoch there.
+        """
+        if self._trainer is None:
+            return None
+        if epoch_stops or self._steps >= self._steps_per_epoch:
+            return {**self._pass.state(), "epoch": self._epoch + 1, "steps": 0}
+        return {**self._pass.state(), "epoch": self._epoch, "steps": self._steps}
+
+    @property
+    def _batches(self) -> int:
+        return self._steps * int(self._trainer.args.gradient_accumulation_steps)
+
+
+def _sized(loader: Any) -> bool:
+    try:
+        return len(loader) > 0
+    except TypeError:
+        return False
