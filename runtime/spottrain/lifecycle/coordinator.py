@@ -497,7 +497,7 @@ class Coordinator:
         """Writes the final weights on rank 0, one file at a time. Returns their digest on all ranks."""
         first = self.session.world.first
         if self.checkpoints is not None and first:
-            self.checkpoints.write_final(final, self.step)
+            self.checkpoints.write_final(final, self.step, self.kind.final_files())
         else:
             for _ in final.files(first=first, keep=False):
                 pass  # the other ranks take part in gathering each tensor
