@@ -123,6 +123,7 @@ WARNINGS: Final[Mapping[str, str]] = {
     "it: {error}",
     "sync-notes-inside": "Its own notes are in {folder}, where a script may list them: the folder is a mount "
     "of its own, or its parent cannot be written, and it has no extended attributes. Take a folder in it",
+    "sync-left-out": "Checkpoints are stored without the new version of {files}",
     "sync-not-watched": "Writes to {folder} are seen by looks alone: {why}",
     "sync-writes-lost": "Too many writes to {folder} at once: a file that does not say whether it is whole "
     "counts as whole after 30 s without a change",

@@ -89,19 +89,20 @@ class Saves:
 
     def look(self, tree: Tree, writes: Mapping[str, Write], now: float) -> None:
         """Takes a look at the folder. `writes`: as they were known before the look."""
-        for path, node in tree.items():
-            if node.kind is not Kind.FOLDER:
-                self._take(path, node, writes.get(path), now)
+        self._seen = {
+            path: self._take(path, node, writes.get(path), now)
+            for path, node in tree.items()
+            if node.kind is not Kind.FOLDER
+        }
         self._tree = tree
-        self._seen = {path: seen for path, seen in self._seen.items() if path in tree}
         self._looked = True
 
-    def _take(self, path: str, node: Node, write: Write | None, now: float) -> None:
+    def _take(self, path: str, node: Node, write: Write | None, now: float) -> _Seen:
         before = self._seen.get(path)
         if before is not None and before.node != node and write is not None and write.number == before.number:
             write = None  # a change that the kernel did not tell of
         if before is not None and before.node == node and before.write == write:
-            return
+            return before
         begun = write.began if write is not None else now
         if before is None or before.write is None or write is None:
             again = before is None or now - before.changed > LULL
@@ -112,7 +113,7 @@ class Saves:
         since = now if before is None or before.node != node else before.since
         if node.kind is Kind.FILE:
             self._logs.look(path, before.node if before is not None else None, node)
-        self._seen[path] = _Seen(node=node, since=since, write=write, format=self._format(path, node))
+        return _Seen(node=node, since=since, write=write, format=self._format(path, node))
 
     def _format(self, path: str, node: Node) -> bool | None:
         if node.kind is not Kind.FILE:
@@ -141,7 +142,6 @@ class Saves:
         """
         changed = self.changed(committed)
         logs = {path for path in changed if self._logs.is_one(path)}
-        lasting = {path for path in self._seen if not _temporary(path) and not self._logs.is_one(path)}
         torn = {path for path in changed - logs if not self._whole(path, now)}
         fresh = changed - logs - torn
         if not fresh:
@@ -151,18 +151,30 @@ class Saves:
         elif self._waiting is None:
             self._waiting = now
         busy = self._waiting is not None and now - self._waiting >= BUSY
-        done = self._finished(fresh, torn, committed, quick=busy or ended)
+        there = {
+            path
+            for path in self._seen.keys()
+            | {path for path, node in committed.items() if node.kind is Kind.FILE}
+            if not _temporary(path) and not self._logs.is_one(path)
+        }
+        folders = all("/" in path for path in fresh | torn)
+        done = self._finished(fresh, torn, there, committed) if folders or busy or ended else set()
         held = fresh | torn if done else {path for path in torn if self._held(path, now)}
         held = {path for path in held - done if path not in committed or stored(path)}
         if not done and torn - held:
             return Verdict(why=self._why(sorted(torn - held)[0], now))
-        if not done and fresh and not self._complete(fresh, lasting, committed, now, busy, ended):
+        first = not ended and not has_files(committed)
+        if not done and fresh and not self._complete(fresh, there, now, busy=busy, first=first):
             return Verdict(why="files are written so often that at no moment all of them are whole")
         tree = self._without(held, committed)
         if not has_files(tree):
             return Verdict()
-        kept = frozenset(path for path in held if path in tree)
-        return Verdict(tree=tree, kept=kept, logs=frozenset(logs & tree.keys()))
+        return Verdict(
+            tree=tree,
+            kept=frozenset(held & tree.keys()),
+            logs=frozenset(logs & tree.keys()),
+            left_out=frozenset(() if done else held),
+        )
 
     def changed(self, committed: Tree) -> set[str]:
         """Returns files and links that the newest checkpoint has not, or has otherwise."""
@@ -221,50 +233,52 @@ class Saves:
         seen = self._seen[path]
         return now - (seen.begun if seen.format is None else seen.changed) > HELD
 
-    def _finished(self, fresh: set[str], torn: set[str], committed: Tree, *, quick: bool) -> set[str]:
+    def _finished(self, fresh: set[str], torn: set[str], there: set[str], committed: Tree) -> set[str]:
         """Returns the files of new checkpoints that are finished, where all that has changed is new ones.
 
-        A checkpoint is a folder at the top, or with `quick` a file there, beside others of its shape. It is
-        finished if it has the files of another one, or if another one was begun after it.
+        A checkpoint is a file or a folder at the top whose name has a number. It is finished if it has the
+        files of another one, or if another one was begun after it. Names of several shapes may belong to one
+        checkpoint, so then nothing is known.
         """
         files: dict[str, set[str]] = {}
-        for path in self._seen.keys() | {path for path, node in committed.items() if node.kind is Kind.FILE}:
+        for path in there:
             unit, _, name = path.partition("/")
             files.setdefault(unit, set()).add(name)
+        families = {shape(unit) for unit in files} - files.keys()
+        new: dict[str, list[_Seen]] = {}
+        for path in fresh | torn:
+            new.setdefault(path.partition("/")[0], []).append(self._seen[path])
         old = {path.partition("/")[0] for path in committed}
-        changed = fresh | torn
-        new = {path.partition("/")[0] for path in changed}
-        alike = {
-            unit: [each for each in files if each != unit and shape(each) == shape(unit)] for unit in new
-        }
-        if new & old or not all(alike.values()) or not (quick or all("/" in path for path in changed)):
+        if len(families) != 1 or not {shape(unit) for unit in new} <= families or new.keys() & old:
             return set()
-        ends = {
-            unit: [self._seen[path] for path in changed if path.partition("/")[0] == unit] for unit in new
+        if any(name.partition("/")[0] not in families for name in self._missing(there)):
+            return set()
+        begun = {unit: min(each.begun for each in seen) for unit, seen in new.items()}
+        ended = {unit: max(each.changed for each in seen) for unit, seen in new.items()}
+        finished = {
+            unit
+            for unit in new
+            for each in files
+            if each != unit and shape(each) in families
+            if files[each] <= files[unit] or begun.get(each, 0.0) > ended[unit]
         }
-        begun = {unit: min(each.begun for each in seen) for unit, seen in ends.items()}
-        finished = set()
-        for unit, seen in ends.items():
-            later = any(begun[each] > max(one.changed for one in seen) for each in alike[unit] if each in new)
-            if later or any(files[each] <= files[unit] for each in alike[unit]):
-                finished.add(unit)
         finished -= {path.partition("/")[0] for path in torn}
         return {path for path in fresh if path.partition("/")[0] in finished}
 
-    def _complete(
-        self, fresh: set[str], lasting: set[str], committed: Tree, now: float, busy: bool, ended: bool
-    ) -> bool:
-        """Whether no more of this save is to come."""
-        had = {path for path, node in committed.items() if node.kind is not Kind.FOLDER}
-        had = {path for path in had if not self._logs.is_one(path)}
-        if len(lasting | had) == 1 and (had or ended):
+    def _missing(self, there: set[str]) -> set[str]:
+        """Returns names that the last save had, and this one has not yet."""
+        names = {name for path in there for name in (path, shape(path))}
+        return (self._last - self._cycle) & names if self._cycle & self._last & names else set()
+
+    def _complete(self, fresh: set[str], there: set[str], now: float, *, busy: bool, first: bool) -> bool:
+        """Whether no more of this save is to come. `first`: nothing is stored yet, and the program runs."""
+        if len(there) == 1 and not first:
             return True
         quiet = now - max(self._seen[path].changed for path in fresh)
-        names = {name for path in lasting | had for name in (path, shape(path))}
-        now_written, last_written = self._cycle & names, self._last & names
-        if now_written & last_written and last_written - now_written:
+        if self._missing(there):
             return quiet >= MISSED
-        if now_written == last_written and not any("#" in name for name in now_written):
+        names = self._cycle & there
+        if names and names == self._last & there and names >= fresh:
             return True
         return quiet >= (SHORT_LULL if busy else max(LULL, self._reaction))
 

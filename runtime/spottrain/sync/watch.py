@@ -93,6 +93,7 @@ class Watcher:
         self._warnings: dict[str, str] = {}
         """What /progress warns of, by subject."""
         self._links_told: set[str] = set()
+        self._left_out: frozenset[str] = frozenset()
 
     @property
     def covered(self) -> bool:
@@ -120,6 +121,7 @@ class Watcher:
             self._look_at = self._look_early_at
         if verdict.tree is not None and now >= self._try_at:
             self._try(verdict)
+            self._tell_left_out(verdict.left_out)
         self._tell(verdict.why or (str(self.failure) if verdict.tree and self.failure else ""))
         self._check()
 
@@ -302,6 +304,15 @@ class Watcher:
             if node.kind is Kind.LINK and path not in self._links_told and leads_out(path, node.target):
                 self._links_told.add(path)
                 log.event("sync-link-out", path=path, target=node.target)
+
+    def _tell_left_out(self, paths: frozenset[str]) -> None:
+        if paths and paths != self._left_out:
+            log.event(
+                "sync-left-out", files=", ".join(f"{path} {self._reason(path)}" for path in sorted(paths))
+            )
+        self._left_out = paths
+        words = "Checkpoints are stored without new versions of files that are open or cut off: "
+        self._warn("left out", f"{words}{', '.join(sorted(paths)[:MOST_NAMED])}." if paths else "")
 
     def _tell(self, why: str) -> None:
         """Says why there is no checkpoint, once it has lasted long. "": there is nothing to store."""

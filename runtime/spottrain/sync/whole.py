@@ -52,6 +52,8 @@ class Verdict:
     """Paths of `tree` whose content is that of the newest checkpoint, and not the folder's."""
     logs: frozenset[str] = frozenset()
     """Paths of `tree` that may grow meanwhile."""
+    left_out: frozenset[str] = frozenset()
+    """Paths of files that were not waited for any longer."""
 
 
 def judge(when: SyncWhen, view: View, committed: Tree, now: float) -> Verdict:

@@ -245,7 +245,8 @@ def test_a_file_that_is_never_closed_is_left_as_it_was_after_a_while(scene: Scen
     scene.write("ckpt.pt")
     assert scene.commit(30) is None
     scene.write("ckpt.pt")
-    assert scene.commit(45) == ["ckpt.pt", "index.db"]
+    assert scene.judge(45).left_out == {"index.db"}
+    assert scene.commit() == ["ckpt.pt", "index.db"]
     assert scene.committed["index.db"] == before
 
 
@@ -256,3 +257,19 @@ def test_files_that_are_gone_are_no_reason_for_a_commit(scene: Scene) -> None:
     scene.remove("ckpt.pt")
     assert scene.judge(60) == Verdict()
     assert scene.saves.unstored(scene.committed) == []
+
+
+def test_numbered_files_of_two_kinds_are_of_one_save(scene: Scene) -> None:
+    for number in range(3):
+        scene.write(f"model_{number}.pt")
+        assert scene.commit(0.1, ended=number > 0) is None, "the optimizer of that step is not there yet"
+        scene.write(f"optimizer_{number}.pt")
+        assert scene.commit(2.5) is not None
+
+
+def test_what_lay_there_before_is_no_save_of_now(scene: Scene) -> None:
+    scene.write("ckpt.pt", told=False)
+    scene.write("model.bin", content=b"\x80\x02 1", told=False)
+    scene.saves = Saves(scene.folder, reaction=0.5)
+    assert scene.commit() is None
+    assert scene.commit(31) == ["ckpt.pt", "model.bin"]
