@@ -27,6 +27,7 @@ from spottrain_operator.api.observed import (
     Observed,
     Plan,
     PodView,
+    without_reports,
 )
 from spottrain_operator.api.training_job import (
     CHOICE_LIMIT,
@@ -67,14 +68,15 @@ from spottrain_operator.status.events import events_between
 from spottrain_operator.status.measurements import measurements_between
 
 Rule = Callable[[Observed], Decision | None]
+RESCUE_RECHECK: Final = timedelta(seconds=30)
+"""Interval of planning a job again that could not be planned."""
 MIN_GRACE: Final = 2
 """Seconds; a DELETE with less would amount to a SIGKILL."""
 
 
-def plan(o: Observed, rules: Sequence[Rule] | None = None) -> Plan:
-    """Plans by RULES, or by a part of them."""
+def plan(o: Observed) -> Plan:
     o = cost_limit.with_spending(o)
-    decision = decide(o, RULES if rules is None else rules)
+    decision = decide(o, RULES)
     released = o.job.deleting and any(isinstance(a, Hold) for a in decision.before)  # then it is gone
     status = decision.status if released else follow.settled(o, decision.status)
     changed = status != o.job.status
@@ -90,6 +92,32 @@ def plan(o: Observed, rules: Sequence[Rule] | None = None) -> Plan:
         measurements=measurements_between(o, status) if changed else (),
         recheck_after=follow.recheck_after(o, status, actions),
         kept=cheapest.kept(o, status),
+    )
+
+
+def rescue(o: Observed, why: str) -> Plan:
+    """Plans what cannot wait, where `plan` raises: notices, and the pods of a deleted or finished job.
+
+    It judges nothing, sums nothing, and uses nothing that a container says.
+    """
+    job, pods = replace(o.job, spec=None, invalid=o.job.invalid or why), tuple(map(without_reports, o.pods))
+    o = replace(o, job=job, pods=pods, sample=None, silence=None, heard={})
+    decision = decide(o, RESCUE)
+    status, words = decision.status, o.job.invalid
+    if not (o.job.deleting or status.terminal):
+        status = with_condition(status, Condition.ACCEPTED, False, Reason.INVALID_SPEC, words, o=o)
+    changed = status != o.job.status
+    before = (*follow.stale_first(o), *decision.before)
+    warning = Event(warning=True, reason=Reason.INVALID_SPEC, message=words)
+    noticed = any(p.deleted is None and notice_of(p, o) is not None for p in gang.working(o))
+    return Plan(
+        reason=decision.reason,
+        message=decision.message,
+        before=before,
+        status=status if changed else None,
+        after=tuple(follow.after(o, status, before)),
+        events=(*decision.events, *([warning] if changed else ())),
+        recheck_after=follow.AT_ONCE if noticed else RESCUE_RECHECK,
     )
 
 
@@ -381,7 +409,7 @@ RULES: Final[tuple[Rule, ...]] = (
     next_attempt,
 )
 RESCUE: Final[tuple[Rule, ...]] = (finished, leaving, under_notice, unreadable)
-"""For a job that cannot be planned: its notices are handled, and its pods are released. Nothing is judged."""
+"""For a job that cannot be planned."""
 
 
 # --- helpers of the rules -------------------------------------------------------------------------------

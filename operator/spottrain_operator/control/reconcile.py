@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
 
 from spottrain_operator.api.job_defaults import NO_DEFAULTS, JobDefaults
 from spottrain_operator.api.kueue import Kueue
 from spottrain_operator.api.node_pools import Pool
-from spottrain_operator.api.observed import Limits, Observed, Plan, PodView, without_reports
+from spottrain_operator.api.observed import Limits, Observed, Plan, PodView
 from spottrain_operator.api.prices import NO_PRICES, PriceList
 from spottrain_operator.api.training_job import Job, JobKey
 from spottrain_operator.api.validation import parse_job
@@ -21,7 +21,7 @@ from spottrain_operator.control.caches import Caches
 from spottrain_operator.control.memory import Memory, remember
 from spottrain_operator.control.observe import list_pods, observe, read_job
 from spottrain_operator.control.pacing import paced
-from spottrain_operator.control.plan import RESCUE, plan
+from spottrain_operator.control.plan import plan, rescue
 from spottrain_operator.errors import ApiError, ApiFailure, Incomplete
 from spottrain_operator.io.cluster import Cluster
 from spottrain_operator.io.logs import about
@@ -177,18 +177,13 @@ class Reconciler:
 
 
 def planned(o: Observed) -> Plan:
-    """Plans a job; after an unexpected error only what cannot wait (RESCUE), from what Kubernetes says alone.
-
-    The plan reports the job as invalid then.
-    """
+    """Plans a job; after an unexpected error only what cannot wait, and the job is reported as invalid."""
     try:
         return plan(o)
     except Exception as error:
         logger.exception("%s: planning failed", o.job.key, extra=about(o.job.key))
         words = f"the operator cannot process this job ({type(error).__name__}: {error}); its log has more"
-        job = replace(o.job, spec=None, invalid=o.job.invalid or words)
-        pods = tuple(map(without_reports, o.pods))
-        return plan(replace(o, job=job, pods=pods, sample=None, silence=None, heard={}), RESCUE)
+        return rescue(o, words)
 
 
 def _pods(job: Job) -> int:

@@ -260,9 +260,9 @@ def _pod_reason(case: Case) -> Ending | None:
         return Ending(cause=Cause.NODE_LOST, evidence=said)
     if pod.lost and pod.reason not in ENDED_BY_KUBELET:
         return Ending(cause=Cause.NODE_LOST, evidence=f"node {pod.node} has lost the pod: {pod.lost}")
-    never_ran = pod.phase == "Failed" and pod.ended is None
-    if pod.reason and pod.reason not in ENDED_BY_KUBELET and never_ran:
-        # OutOfcpu, UnexpectedAdmissionError, ...: the kubelet rejected it, the trainer never ran.
+    if pod.reason and pod.reason not in ENDED_BY_KUBELET and pod.phase == "Failed":
+        # OutOfcpu, UnexpectedAdmissionError, ...: the kubelet rejected it, before the trainer ran or when the
+        # machine was started again.
         hint = sync.OLD_KUBELET if pod.sync is not None and pod.reason == sync.NO_SIDECARS else ""
         return Ending(cause=Cause.POD_REJECTED, evidence=f"{said}{hint}")
     return None

@@ -178,6 +178,9 @@ ROWS: dict[str, Row] = {
     "kubelet-out-of": Row(
         raw_pod(rejected=True, phase="Failed", reason="OutOfcpu", message="m"), Cause.POD_REJECTED
     ),
+    "kubelet-rejects-again": Row(
+        raw_pod(code=137, reason="UnexpectedAdmissionError", message="no healthy GPU"), Cause.POD_REJECTED
+    ),
     "deleted-by-hand": Row(raw_pod(**SAVED, deleted=50), Cause.POD_DELETED),
     "exit-0-on-sigterm": Row(raw_pod(code=0, deleted=50), Cause.POD_DELETED),
     "saved-unasked": Row(raw_pod(**SAVED), Cause.INTERRUPTED),
