@@ -173,7 +173,7 @@ class Program:
 
     def refuse(self, error: RunError) -> int:
         """Ends before it began, because of the command line. Returns the exit code."""
-        return self._end(Ending.of(error))
+        return self._end(Ending.of(error), logged=False)
 
     def _settings(self) -> Settings:
         """Raises ConfigurationError, also where the arguments of a resume would not reach the program."""
@@ -344,20 +344,21 @@ class Program:
         ended = self._end(ending)
         return code if code and ending.outcome is Outcome.FAILED else ended
 
-    def _end(self, ending: Ending) -> int:
+    def _end(self, ending: Ending, *, logged: bool = True) -> int:
         message = self._message_of(ending)
         with self._message:
             self._ended = True
             self._board.update(state="Done")
             self._write(message)
         code = int(EXIT_CODE_OF[ending.outcome])
-        log.unhindered(
-            "end",
-            outcome=message.outcome,
-            code=code,
-            reason=message.reason or None,
-            message=message.message,
-        )
+        if logged:
+            log.unhindered(
+                "end",
+                outcome=message.outcome,
+                code=code,
+                reason=message.reason or None,
+                message=message.message,
+            )
         return code
 
     def _message_of(self, ending: Ending) -> TerminationMessage:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
 import select
 import struct
@@ -65,6 +66,7 @@ class Writes:
         self._moved: tuple[int, dict[str, Write]] = (0, {})
         """What has left its name, with the cookie of the event that tells the new one."""
         self._number = 0
+        self._limited = False
         self._lock = threading.Lock()
 
     def start(self) -> None:
@@ -125,9 +127,9 @@ class Writes:
 
     def _change(self, path: str, mask: int, cookie: int) -> None:
         if mask & (MOVED_FROM | DELETE):
-            self._moved = (cookie, self._leave(path))
+            self._moved = (cookie, self._leave(path, folder=bool(mask & IS_FOLDER)))
         elif mask & MOVED_TO:
-            self._leave(path)
+            self._leave(path, folder=False)
             known = self._arrive(path, cookie)
             if mask & IS_FOLDER:
                 self._watch(path)
@@ -157,12 +159,14 @@ class Writes:
         self._number += 1
         return self._number
 
-    def _leave(self, path: str) -> dict[str, Write]:
-        """Forgets a path and all below it. Returns what was known, by the rest of the path."""
-        for watch in [each for each, folder in self._paths.items() if f"{folder}/".startswith(f"{path}/")]:
+    def _leave(self, path: str, *, folder: bool) -> dict[str, Write]:
+        """Forgets a file, or a folder and all below it. Returns what was known, by the rest of the path."""
+        if not folder:
+            return {"": self._found.pop(path)} if path in self._found else {}
+        for watch in [each for each, place in self._paths.items() if f"{place}/".startswith(f"{path}/")]:
             del self._paths[watch]
             _LIBC.inotify_rm_watch(self._file, watch)
-        below = [each for each in self._found if f"{each}/".startswith(f"{path}/")]
+        below = [each for each in self._found if each.startswith(f"{path}/")]
         return {each.removeprefix(path): self._found.pop(each) for each in below}
 
     def _arrive(self, path: str, cookie: int) -> bool:
@@ -182,6 +186,10 @@ class Writes:
         place = self._root / folder
         found = _LIBC.inotify_add_watch(self._file, os.fsencode(place), WATCHED)
         if found < 0:
+            if ctypes.get_errno() == errno.ENOSPC and not self._limited:
+                self._limited = True
+                why = "fs.inotify.max_user_watches of this node is used up"
+                log.event("sync-not-watched", folder=place, why=why)
             return
         self._paths[found] = folder
         with contextlib.suppress(OSError), os.scandir(place) as entries:
