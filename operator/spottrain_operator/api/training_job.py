@@ -367,8 +367,8 @@ class NodeCost:
     """GPUs of the node."""
     used: int = 0
     """GPUs of the job's pods there, of the last attempt."""
-    fraction: Decimal = Decimal(0)
-    """The job's share of a node of which it uses no GPU, by its last attempt; 0: unknown."""
+    fraction: Decimal | None = None
+    """The job's share of a node of which it uses no GPU, by its last attempt; None: unknown."""
     start: datetime
     """Since when the job pays for it."""
     bound: datetime

@@ -38,7 +38,7 @@ def trainers_ended(o: Observed) -> bool:
 
 
 def never_ran(o: Observed) -> bool:
-    """Returns whether no container of the job ran, so that it has no checkpoints. Its pods have ended."""
+    """Returns whether no container of the job has run, so that it has no checkpoints."""
     records = o.job.status.attempts
     complete = len(records) == o.job.status.attempt  # else the oldest were dropped
     ran = any(map(_may_have_run, records)) or any(may_have_run(pod, o) for pod in o.pods)
@@ -53,14 +53,12 @@ def _may_have_run(record: AttemptRecord) -> bool:
 def state(o: Observed) -> tuple[Reason, str]:
     """Returns what a job that is being deleted waits for, as reason and sentence."""
     begun = "the job is being deleted"
-    if not wanted(o) or not o.job.holds_checkpoints or o.job.spec is None:
+    if not wanted(o) or not o.job.holds_checkpoints or o.job.spec is None or never_ran(o):
         return Reason.BEING_DELETED, begun
     what = f"its checkpoints at {o.job.spec.checkpoint.uri}"
     if not trainers_ended(o):
         then = f"its trainer ends, and then {what} are deleted (deletionPolicy Delete)"
         return Reason.BEING_DELETED, f"{begun}: {then}"
-    if never_ran(o):
-        return Reason.BEING_DELETED, begun
     until = due(o)
     limit = f" until {rfc3339(until, timespec='seconds')}" if until is not None else ""
     if not o.cleanup_trouble:

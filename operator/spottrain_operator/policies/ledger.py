@@ -84,8 +84,8 @@ class NodeFacts:
     """When that pod was bound to the node."""
     last_bound: datetime
     """When the job's last pod there was bound."""
-    fraction: Decimal = Decimal(0)
-    """The job's share of the node, where it uses no GPUs; 0: unknown."""
+    fraction: Decimal | None = None
+    """The job's share of the node, where it uses no GPUs; None: unknown."""
     first_attempt: int = 1
     """The attempt of the job's first pod there."""
     attempt: int = 1
@@ -230,7 +230,7 @@ def _facts(status: Status, o: Observed) -> Iterator[NodeFacts]:
             fact = _fact(name, own, account, next_one, status, o)
             beside = others.get(name, [])
             if _uses_no_gpus(o) and next_one is None and name in o.nodes:
-                fact = replace(fact, fraction=_fraction(own, beside, o.nodes[name], fact.attempt, o))
+                fact = replace(fact, fraction=_fraction(own, beside, o.nodes[name], fact.attempt, o) or None)
             yield replace(fact, taken=_taken(beside, fact, o)) if beside else fact
 
 
