@@ -83,8 +83,21 @@ def seed(default: int = 0) -> int:
 
 
 def seed_in_use() -> int:
-    """Returns the seed of the last `seed()` call; without one, seeds now."""
+    """Returns the seed of the last `seed()` call, else that of `torch.manual_seed()`, else seeds now."""
+    global _seeded
+    own = seed_of_script()
+    if _seeded is None and own is not None and _wanted(own) == own:
+        _seeded = own  # the script may have seeded Python and NumPy otherwise
     return seed() if _seeded is None else _seeded
+
+
+def seed_of_script() -> int | None:
+    """Returns what the script gave `torch.manual_seed()`; None if it did not call it.
+
+    What torch begins with by itself is larger than a seed that NumPy takes too.
+    """
+    found = torch.initial_seed()
+    return found if found < 2**32 else None
 
 
 def _wanted(default: int) -> int:

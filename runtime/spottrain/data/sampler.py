@@ -53,7 +53,8 @@ class Cursor:
         data: the dataset, or its length.
         batch_size: samples of one batch of one rank, as in torch.
         accumulation: batches of one rank in an optimizer step.
-        seed: seed of the order; None: that of `spottrain.seed()`, else 0. A checkpoint's seed overrides it.
+        seed: seed of the order; None: that of `spottrain.seed()`, with one rank `torch.manual_seed()`'s,
+            else 0. A checkpoint's seed overrides it.
         shuffle: whether each epoch has its own random order.
         drop_last: leave out the last step of an epoch if it is smaller. Otherwise ranks without a batch in
             that step repeat its first one: multiply the loss by `shares`.
@@ -76,7 +77,7 @@ class Cursor:
             size=data if isinstance(data, int) else len(data),
             global_batch_size=batch_size * accumulation * world.size,
             micro_batch_size=batch_size,
-            seed=_order_seed() if seed is None else seed,
+            seed=_order_seed(world) if seed is None else seed,
             shuffle=shuffle,
             drop_last=drop_last,
             rank=world.rank,
@@ -500,8 +501,11 @@ def _require_resumable(
             raise ConfigurationError(f"spottrain.data.loader({name}) cannot be resumed bit for bit: {remedy}")
 
 
-def _order_seed() -> int:
-    return devices.seed_in_use() if devices.seeded() else 0
+def _order_seed(world: World) -> int:
+    """Returns the script's seed. That of `torch.manual_seed()` may be another one on each rank."""
+    if devices.seeded():
+        return devices.seed_in_use()
+    return 0 if world.distributed else devices.seed_of_script() or 0
 
 
 def _without_workers(options: dict[str, Any]) -> dict[str, Any]:

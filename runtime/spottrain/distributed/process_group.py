@@ -118,6 +118,13 @@ def number_of_first(value: float, world: World) -> float:
     return float(of_first(held, world))
 
 
+def seed_of_first(seed: int, world: World) -> int:
+    """Returns rank 0's seed; every rank must call it."""
+    if not world.distributed:
+        return seed
+    return int(of_first(torch.tensor(seed % 2**63, device=default_device(world)), world))
+
+
 def earliest(moment: float, world: World, device: torch.device) -> float:
     """Returns the minimum over all ranks; every rank must call it."""
     return Earliest(moment, device).result() if world.distributed else moment

@@ -137,7 +137,7 @@ class Trainer:
         steps_per_epoch: of a `train_dataset` that is a loader; required with several ranks.
         profile: window of steps to profile.
         trackers: experiment trackers of `spottrain.techniques.trackers`.
-        seed: seed of the sample order; None: the seed of `spottrain.seed()`.
+        seed: seed of the sample order; None: that of `spottrain.seed()` or `torch.manual_seed()`, of rank 0.
         deterministic: repeatable kernels only, so a resumed run equals an uninterrupted one bit for bit.
         device: None: this rank's GPU if there is one, else the CPU.
         session: the process's own session by default.
@@ -270,7 +270,7 @@ class Trainer:
             self.session.world,
             global_batch_size=settings.global_batch_size,
             micro_batch_size=None if settings.micro_batch_size == AUTO else settings.micro_batch_size,
-            seed=settings.seed,
+            seed=process_group.seed_of_first(settings.seed, self.session.world),
             drop_last=settings.drop_last,
             num_workers=settings.num_workers,
             pin_memory=self.device.type == "cuda" if settings.pin_memory is None else settings.pin_memory,
@@ -442,12 +442,13 @@ class Trainer:
 
     def _awaited(self, get: Callable[[], Any]) -> Any:
         """Returns get(). While it waits, maybe for ever, another thread may save and end the process."""
-        if not self.batches.num_workers or not self._engine.metrics.began or self.session.world.distributed:
+        if not self._engine.metrics.began or self.session.world.distributed:
             return get()
         stopping = self.session.preemption
         stopping.let_end(self._engine.coordinator.save_and_end_now, after=POLL_SHARE)
-        # A stream is read under its own random state, so the training's is kept for a save meanwhile.
-        self.waiting = None if isinstance(self.batches, Batches) else devices.random_state()
+        # What is read in this process is read under a random state of its own, so the training's is kept.
+        elsewhere = isinstance(self.batches, Batches) and self.batches.num_workers
+        self.waiting = None if elsewhere else devices.random_state()
         found = get()
         stopping.let_end(None)
         self.waiting = None
