@@ -657,17 +657,33 @@ def part_of_log(key: str) -> tuple[int, int, int] | None:
     return (int(found[1]), int(found[2]), int(found[3])) if found else None
 
 
+FOLDER: Final = r"t(\d{6,})-s(\d{9,})-[^/]+/"
+"""Name of a checkpoint's folder (see `checkpoint_key`): somebody's `t5-small/` is none."""
+OWN_KEYS: Final = re.compile(
+    rf"({CHECKPOINTS_PREFIX}|{BLOBS_PREFIX}){FOLDER}.*|({LOGS_PREFIX}|{PROFILES_PREFIX})attempt-\d{{6,}}/.*"
+    rf"|{COMPILE_CACHE_PREFIX}[0-9a-f]{{64}}(-[0-9a-f]{{64}}\.tar\.gz|\.json)"
+    rf"|{OUT_OF_MEMORY_PREFIX}[^/]+/(\d{{9}}|policy-[^/]+)\.json"
+)
+
+
+def is_own(key: str) -> bool:
+    """Whether the key has a form that only spottrain writes, so that it may be deleted with a job.
+
+    Final weights are left out: they are a result.
+    """
+    return OWN_KEYS.fullmatch(key) is not None
+
+
 def term_of_key(key: str) -> int | None:
     """Returns the term in a checkpoint's key; None if the key has another form."""
-    name = key.removeprefix(CHECKPOINTS_PREFIX)
-    head = name.split("-", 1)[0]
-    return int(head[1:]) if key != name and head[:1] == "t" and head[1:].isdigit() else None
+    found = re.match(CHECKPOINTS_PREFIX + FOLDER, key)
+    return int(found[1]) if found else None
 
 
 def step_of_key(key: str) -> int | None:
     """Returns the step in a checkpoint's key; None if the key has another form."""
-    found = re.match(rf"{CHECKPOINTS_PREFIX}t\d+-s(\d+)-", key)
-    return int(found[1]) if found else None
+    found = re.match(CHECKPOINTS_PREFIX + FOLDER, key)
+    return int(found[2]) if found else None
 
 
 def blobs_of(key: str) -> str:
@@ -677,7 +693,7 @@ def blobs_of(key: str) -> str:
 
 def term_of_blob(key: str) -> int | None:
     """Returns the term in the key of such a content; None if the key has another form."""
-    found = re.match(rf"{BLOBS_PREFIX}t(\d+)-", key)
+    found = re.match(BLOBS_PREFIX + FOLDER, key)
     return int(found[1]) if found else None
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from itertools import pairwise
 from math import prod
@@ -28,6 +29,8 @@ from spottrain.errors import CheckpointError, ConfigurationError
 FILE: Final = "model.safetensors"
 INDEX: Final = f"{FILE}.index.json"
 PART: Final = "model-{number:05d}-of-{count:05d}.safetensors"
+WEIGHTS: Final = re.compile(r"model(-\d{5,}-of-\d{5,})?\.safetensors(\.index\.json)?")
+"""Names of all of these files."""
 
 
 def most_bytes(known: ContainerMemory | None) -> int:

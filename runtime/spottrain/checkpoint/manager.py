@@ -28,7 +28,7 @@ from typing import Any, Final
 import torch
 
 from spottrain.checkpoint.context import RunContext
-from spottrain.checkpoint.final_weights import INDEX, FinalWeights
+from spottrain.checkpoint.final_weights import INDEX, WEIGHTS, FinalWeights
 from spottrain.checkpoint.head.owner import Claim, ClaimPolicy, Entry, HeadOwner, Identity
 from spottrain.checkpoint.head.state import BEST
 from spottrain.checkpoint.saver import Abandoned, Report, Save, Saver, manifest
@@ -404,8 +404,9 @@ class CheckpointManager:
 
     def _clear_final(self) -> None:
         # List first: a needless DELETE that the network repeats late would delete the new weights.
-        if left := self.store.list(FINAL_PREFIX + "model"):
-            self.store.delete(left)
+        left = self.store.list(FINAL_PREFIX + "model")
+        if own := [key for key in left if WEIGHTS.fullmatch(key.removeprefix(FINAL_PREFIX))]:
+            self.store.delete(own)
 
     def _upload_final(self, key: str, body: memoryview) -> None:
         if self.store.stat(key) is not None:  # an earlier attempt got no response

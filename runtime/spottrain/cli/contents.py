@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from spottrain.checkpoint.head.owner import Walker
 from spottrain.checkpoint.head.state import Head, HeadState
-from spottrain.contract import BLOBS_PREFIX
+from spottrain.contract import BLOBS_PREFIX, is_own
 from spottrain.storage.base import Store
 from spottrain.sync.blobs import Named, unnamed
 from spottrain.sync.checkpoints import named_by
@@ -15,7 +15,7 @@ def unused(store: Store) -> list[str]:
 
     While a job runs, contents of its own term may belong to its next checkpoint.
     """
-    keys = store.list(BLOBS_PREFIX)  # before HEAD is read
+    keys = [key for key in store.list(BLOBS_PREFIX) if is_own(key)]  # before HEAD is read
     head = Walker(store).read() if keys else None
     if head is None:
         return keys

@@ -21,6 +21,7 @@ from spottrain.contract import (
     LOGS_PREFIX,
     OUT_OF_MEMORY_PREFIX,
     PROFILES_PREFIX,
+    is_own,
 )
 from spottrain.core.text import counted
 from spottrain.storage.base import Store
@@ -30,16 +31,16 @@ BESIDE: Final = (LOGS_PREFIX, PROFILES_PREFIX, COMPILE_CACHE_PREFIX, OUT_OF_MEMO
 
 
 def delete(store: Store, job_uid: str = "", *, earlier_jobs: bool = False, sure: bool = False) -> Answer:
-    """Deletes a job's objects. Raises ConfigurationError if another job owns the URI.
+    """Deletes a job's objects, and nothing else. Raises ConfigurationError if another job owns the URI.
 
     Objects of earlier jobs stay, unless `earlier_jobs`. If HEAD was removed, or is older than checkpoints
     that are there, nothing is deleted, and CheckpointError is raised. Without `job_uid` it is the last
     owner's, and that job must not own HEAD any more.
     """
     whole = whole_checkpoints(store)  # before HEAD is read
-    keys = store.list(CHECKPOINTS_PREFIX)  # before HEAD is read
-    rest = [key for folder in BESIDE for key in store.list(folder)]  # before another job can claim HEAD
-    stored = store.list(BLOBS_PREFIX)  # of folders: earlier jobs' checkpoints may name some
+    keys = own(store, CHECKPOINTS_PREFIX)  # before HEAD is read
+    rest = [key for folder in BESIDE for key in own(store, folder)]  # before another job can claim HEAD
+    stored = own(store, BLOBS_PREFIX)  # of folders: earlier jobs' checkpoints may name some
     walker = Walker(store)
     head = walker.read()
     require_head_of(whole, head)
@@ -57,7 +58,7 @@ def delete(store: Store, job_uid: str = "", *, earlier_jobs: bool = False, sure:
     contents = [key for key in stored if key not in needed]
     doomed = sorted({*doomed, *leftovers(keys, head)}) + rest + contents
     store.delete(doomed)
-    store.sweep_uploads(CHECKPOINTS_PREFIX, lambda key: folder_of(key) not in head.keys)
+    store.sweep_uploads(CHECKPOINTS_PREFIX, lambda key: is_own(key) and folder_of(key) not in head.keys)
     words = f"deleted {counted(len(doomed), 'object')} at {store.uri}; the final weights stay"
     lines = [
         f"contents of files that {key} may need stay, for it cannot be read: {why}"
@@ -65,6 +66,10 @@ def delete(store: Store, job_uid: str = "", *, earlier_jobs: bool = False, sure:
         if stored
     ]
     return Answer(facts={"uri": store.uri, "objects": len(doomed)}, lines=[*lines, words])
+
+
+def own(store: Store, folder: str) -> list[str]:
+    return [key for key in store.list(folder) if is_own(key)]
 
 
 def _question(store: Store, head: Head, job_uid: str) -> str:

@@ -17,7 +17,7 @@ from spottrain.checkpoint.head.owner import Walker, without_head
 from spottrain.checkpoint.head.state import Entry, Head, folder_of
 from spottrain.checkpoint.manifest import Damaged
 from spottrain.cli.output import Answer, size, table
-from spottrain.contract import BLOBS_PREFIX, CHECKPOINTS_PREFIX, MANIFEST_NAME
+from spottrain.contract import BLOBS_PREFIX, CHECKPOINTS_PREFIX, MANIFEST_NAME, is_own
 from spottrain.core.log_format import duration
 from spottrain.core.text import counted
 from spottrain.errors import CheckpointError
@@ -97,7 +97,7 @@ def _folders(store: Store, head: Head) -> dict[str, bool]:
 
 
 def _objects(store: Store) -> dict[str, Stat]:
-    keys = store.list(CHECKPOINTS_PREFIX)
+    keys = [key for key in store.list(CHECKPOINTS_PREFIX) if is_own(key)]
     with ThreadPoolExecutor(ASKING) as pool:
         stats = zip(keys, pool.map(store.stat, keys), strict=True)
         return {key: stat for key, stat in stats if stat is not None}

@@ -32,7 +32,7 @@ from spottrain.checkpoint.compile_cache.folders import (
     unpack,
 )
 from spottrain.checkpoint.compile_cache.key import FORMAT, CompileTarget, canonical
-from spottrain.contract import COMPILE_CACHE_PREFIX, CompileCacheMode
+from spottrain.contract import COMPILE_CACHE_PREFIX, CompileCacheMode, is_own
 from spottrain.core import log
 from spottrain.core.run_config import RunConfig
 from spottrain.storage.base import Store
@@ -194,12 +194,15 @@ class CompileCache:
         afterwards. No fencing is needed: a lost race costs one compile, and the next save repairs it.
         """
         archive = COMPILE_CACHE_PREFIX + entry.archive
-        before = self._store.list(COMPILE_CACHE_PREFIX)
+        before = self._stored()
         self._store.put(archive, body)
         self._store.put(_entry_key(self.key), canonical(asdict(entry)))
         if archive not in self._store.list(archive):
             self._store.put(archive, body)
         self._prune(before)
+
+    def _stored(self) -> list[str]:
+        return [key for key in self._store.list(COMPILE_CACHE_PREFIX) if is_own(key)]
 
     def _prune(self, before: list[str]) -> None:
         """Deletes archives from before this save that no entry names, and the caches of the oldest keys."""
@@ -249,7 +252,7 @@ class CompileCache:
 
         If this attempt dies before it saves, the next one must not restore a harmful cache on any machine.
         """
-        keys = self._store.list(COMPILE_CACHE_PREFIX)
+        keys = self._stored()
         self._store.delete(keys)
         log.event("compile-cache-dropped", objects=len(keys))
 

@@ -21,7 +21,8 @@ DELETE = ("delete", "--job-uid", "A", "--yes")
 def test_all_of_the_job_goes_but_its_final_weights(place: Place, told: Told) -> None:
     place.ended(1, 2, best=1, done=True)
     left = ("logs/attempt-000001/rank-00000/000001.log", "profiles/attempt-000001/rank-00000/x.top.txt")
-    for key in ("final/model.safetensors", *left, "compile-cache/x", "out-of-memory/a1/000000008.json"):
+    left += (f"compile-cache/{'0a' * 32}.json", f"compile-cache/{'0a' * 32}-{'1b' * 32}.tar.gz")
+    for key in ("final/model.safetensors", *left, "out-of-memory/a1/000000008.json"):
         place.store.put_if_absent(key, b"x")
     place.store.put_if_absent("checkpoints/t000001-s000000009-orphan/shard", b"half")
     code, said, _ = place(*DELETE)
@@ -29,6 +30,28 @@ def test_all_of_the_job_goes_but_its_final_weights(place: Place, told: Told) -> 
     assert sorted(place.store.list("")) == ["HEAD", "final/model.safetensors"]
     assert place.head.state is HeadState.DELETED
     told(lambda: place.owner("B"))
+
+
+def test_what_is_not_of_spottrain_stays(place: Place) -> None:
+    """Somebody's files below the same prefix, some of which look much like ours."""
+    others = [
+        "checkpoints/epoch-1.pt",
+        "checkpoints/t5-small/model.safetensors",
+        "blobs/t5-small/x",
+        "logs/tensorboard/events.1",
+        "profiles/mine.json",
+        "compile-cache/notes.json",
+        "out-of-memory/report.txt",
+        "data/train.bin",
+    ]
+    for attempt in range(1, 8):
+        place.owner("A", attempt=attempt).release()
+    for key in others:
+        place.store.put(key, b"x")
+    assert place("prune", "--orphans", "--yes").code == 0
+    place.owner("A", attempt=9).sweep_orphans()
+    assert place(*DELETE).code == 0
+    assert place.store.list("") == sorted(["HEAD", *others])
 
 
 def test_it_can_be_done_again_and_where_nothing_is_there(place: Place) -> None:
