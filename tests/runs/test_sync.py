@@ -472,13 +472,14 @@ def test_a_stop_during_a_restore_ends_it_and_nothing_half_restored_is_left(place
     store.put(key, replace(small, files={"a": many}).to_bytes())  # 4 GiB: its restore takes a while
     place.folder = place.root / "other" / "ckpt"
     process = place.start(*shell(f"touch {place.root / 'began'}"))
-    wait((notes_of(place.folder) / "incoming/0").exists, "the download")
+    notes = place.folder.with_name(".ckpt.spottrain-sync")
+    wait((notes / "incoming/0").exists, "the download")
     process.terminate()
     code, output = place.ended(process)
     assert code == 75 and "before the folder was restored" in output, output
     assert place.told().outcome is Outcome.INTERRUPTED
     assert not (place.folder / "a").exists() and not (place.root / "began").exists()
-    assert not notes_of(place.folder).exists()
+    assert not notes.exists()
     store.put(key, small.to_bytes())
     assert place.run(*shell('test $SPOTTRAIN_RESUMED = true -a -s "$SPOTTRAIN_SYNC_PATH/a"'))[0] == 0
 

@@ -27,6 +27,7 @@ from spottrain.core.text import counted
 from spottrain.errors import CheckpointError, ConfigurationError, RunError
 from spottrain.storage.base import Changed, Store, never
 from spottrain.sync.blobs import Named, unnamed
+from spottrain.sync.copies import copies_of
 from spottrain.sync.manifest import OtherKind, SyncManifest, read_manifest
 from spottrain.sync.record import Record, Start, decide, notes_of
 from spottrain.sync.restore import REPLACED, adopt, explained, first_that_counts, restore
@@ -254,6 +255,7 @@ class FolderCheckpoints:
         *,
         kept: frozenset[str] = frozenset(),
         logs: frozenset[str] = frozenset(),
+        copied: bool = False,
         at_end: bool = False,
         cancelled: Callable[[], bool] = never,
         patience: float | None = None,
@@ -262,9 +264,10 @@ class FolderCheckpoints:
 
         Args:
             tree: What is whole.
-            same: Whether the folder still holds it; called when all is sent.
+            same: Whether the folder still holds it; called when all is sent, or copied.
             kept: Paths whose content stays that of the newest checkpoint (see `stored`).
             logs: Paths that may grow meanwhile.
+            copied: Whether what is sent is copied on this machine first, which is faster than to send it.
             at_end: See `SyncManifest`.
             cancelled: Whether to give up.
             patience: Seconds to wait for HEAD.
@@ -277,11 +280,17 @@ class FolderCheckpoints:
         self.step += 1
         key = self._owner.new_key(self.step)
         self._sent_in_vain = True
-        sent = self._contents.send(
-            self._root, tree, self._known, blobs_of(key), cancelled, kept=kept, logs=logs
-        )
-        if not same():
-            raise Changed("the folder")
+        send = partial(self._contents.send, self._root, tree, self._known, blobs_of(key), cancelled)
+        if copied:
+            new = [path for path in self._contents.unknown(tree, self._known) if path not in kept]
+            with copies_of(self._root, tree, new) as copies:
+                if not same():
+                    raise Changed("the folder")
+                sent = send(kept=kept, copies=copies)
+        else:
+            sent = send(kept=kept, logs=logs)
+            if not same():
+                raise Changed("the folder")
         manifest = SyncManifest(
             step=self.step,
             attempt=self._attempt,

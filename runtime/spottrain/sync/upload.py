@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 from spottrain.contract import CHUNK_BYTES
@@ -53,7 +54,9 @@ class Sent:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Part:
     path: str
-    node: Node
+    place: Path
+    node: Node | None
+    """What the file is, as long as it does not change; None: a copy, which does not."""
     may_grow: bool
     number: int
     offset: int
@@ -88,6 +91,13 @@ class Contents:
         gone = set(keys)
         self._keys = {digest: key for digest, key in self._keys.items() if key not in gone}
 
+    @staticmethod
+    def unknown(tree: Tree, known: Mapping[str, Known]) -> list[str]:
+        """Returns the paths of the files that `send` reads."""
+        return [
+            path for path, node in tree.items() if node.kind is Kind.FILE and not _is_known(path, node, known)
+        ]
+
     def send(
         self,
         root: Path,
@@ -98,6 +108,7 @@ class Contents:
         *,
         kept: Collection[str] = (),
         logs: Collection[str] = (),
+        copies: Mapping[str, Path] = MappingProxyType({}),
     ) -> Sent:
         """Stores the files of `tree`; new contents at keys below `place`.
 
@@ -109,20 +120,20 @@ class Contents:
             cancelled: Whether to give up.
             kept: Paths that are taken from `known`, whatever the folder has there.
             logs: Paths that may grow meanwhile: what they had in `tree` is stored.
+            copies: Where to read the content of a path instead.
 
         Raises:
             Changed, Cancelled, FolderError, StoreError: Not all is stored.
         """
         files = {path: node for path, node in tree.items() if node.kind is Kind.FILE}
+        reading = set(self.unknown(tree, known)) - set(kept)
         chunks: dict[str, list[str]] = {
-            path: [""] * -(-node.size // self.chunk_bytes)
-            for path, node in files.items()
-            if path not in kept and not _is_known(path, node, known)
+            path: [""] * -(-node.size // self.chunk_bytes) for path, node in files.items() if path in reading
         }
         self._sending = {}
         self._sent = 0
         began = time.monotonic()
-        self._work_off(root, self._parts(files, chunks, logs), chunks, place, cancelled)
+        self._work_off(self._parts(root, files, chunks, logs, copies), chunks, place, cancelled)
         stored = {
             path: StoredFile(
                 size=node.size, mode=node.mode, mtime_ns=node.mtime_ns, chunks=tuple(chunks[path])
@@ -133,23 +144,30 @@ class Contents:
         }
         return Sent(files=stored, bytes=self._sent, seconds=time.monotonic() - began)
 
-    def _parts(self, files: Tree, wanted: Collection[str], logs: Collection[str]) -> Iterator[_Part]:
+    def _parts(
+        self,
+        root: Path,
+        files: Tree,
+        wanted: Collection[str],
+        logs: Collection[str],
+        copies: Mapping[str, Path],
+    ) -> Iterator[_Part]:
         for path in wanted:
-            node = files[path]
-            for number, offset in enumerate(range(0, node.size, self.chunk_bytes)):
-                size = min(self.chunk_bytes, node.size - offset)
+            size = files[path].size
+            copy = copies.get(path)
+            for number, offset in enumerate(range(0, size, self.chunk_bytes)):
                 yield _Part(
                     path=path,
-                    node=node,
+                    place=copy or root / path,
+                    node=files[path] if copy is None else None,
                     may_grow=path in logs,
                     number=number,
                     offset=offset,
-                    bytes=size,
+                    bytes=min(self.chunk_bytes, size - offset),
                 )
 
     def _work_off(
         self,
-        root: Path,
         parts: Iterator[_Part],
         chunks: dict[str, list[str]],
         place: str,
@@ -166,7 +184,7 @@ class Contents:
                     part = next(parts, None)
                 if part is None:
                     return
-                chunks[part.path][part.number] = self._store_part(root, part, place, over)
+                chunks[part.path][part.number] = self._store_part(part, place, over)
 
         with ThreadPoolExecutor(self._connections, thread_name_prefix="spottrain-sync") as pool:
             futures = [pool.submit(work) for _ in range(self._connections)]
@@ -178,11 +196,13 @@ class Contents:
         if cancelled() and any("" in keys for keys in chunks.values()):
             raise Cancelled(place)
 
-    def _store_part(self, root: Path, part: _Part, place: str, over: Callable[[], bool]) -> str:
+    def _store_part(self, part: _Part, place: str, over: Callable[[], bool]) -> str:
         """Returns the key of the part's content."""
-        with _opened(root, part) as file:
+        with _opened(part) as file:
 
             def changed() -> bool:
+                if part.node is None:
+                    return False
                 now = node_of(os.fstat(file))
                 return now != part.node and not (part.may_grow and now is not None and grown(part.node, now))
 
@@ -230,15 +250,13 @@ class Contents:
 
 
 def _is_known(path: str, node: Node, known: Mapping[str, Known]) -> bool:
-    if node.kind is not Kind.FILE:
-        return True
     return path in known and known[path].covers(node)
 
 
 @contextlib.contextmanager
-def _opened(root: Path, part: _Part) -> Iterator[int]:
+def _opened(part: _Part) -> Iterator[int]:
     """Opens the file if it is still what was seen. Raises Changed or FolderError."""
-    path = root / part.path
+    path = part.place
     try:
         file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except PermissionError as error:

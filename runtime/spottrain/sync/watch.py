@@ -94,6 +94,7 @@ class Watcher:
         """What /progress warns of, by subject."""
         self._links_told: set[str] = set()
         self._left_out: frozenset[str] = frozenset()
+        self._outpaced = False
 
     @property
     def covered(self) -> bool:
@@ -151,6 +152,8 @@ class Watcher:
     def left_out(self) -> str:
         """Returns which files are not stored, and why not."""
         paths = self._unstored()
+        if not paths:
+            return str(self.failure or "")
         named = [f"{path} {self._reason(path)}".rstrip() for path in paths[:MOST_NAMED]]
         more = f" and {counted(len(paths) - MOST_NAMED, 'other')}" if len(paths) > MOST_NAMED else ""
         why = f": {self.failure}" if self.failure else ""
@@ -228,6 +231,7 @@ class Watcher:
                 unchanged,
                 kept=verdict.kept,
                 logs=verdict.logs,
+                copied=self._outpaced and not all_of_it,
                 at_end=at_end,
                 cancelled=lambda: self._left() <= 0,
                 patience=max(1.0, min(PATIENCE, self._left())),
@@ -235,7 +239,7 @@ class Watcher:
         except Superseded:
             raise
         except Changed as error:
-            self._failed(RunError(f"{error} changed while it was read"))
+            self._failed(RunError(f"{error} changed while it was read"), copy=self._saves is not None)
             return False
         except Cancelled:
             self._failed(StoreUnavailable("the time was up before all was sent"))
@@ -287,16 +291,22 @@ class Watcher:
             "grace_seconds": self._grace,
         }
 
-    def _failed(self, error: RunError) -> None:
+    def _failed(self, error: RunError, *, copy: bool = False) -> None:
+        """`copy`: from now on, because files are written in place more often than they can be sent."""
         self.failure = error
-        self._try_at = self._clock() + RETRY_SECONDS
+        if copy:
+            self._outpaced = True
+        else:
+            self._try_at = self._clock() + RETRY_SECONDS
         self._board.save_failed(str(error))
         log.event(
             "save-failed",
             step=self._checkpoints.step,
             error=str(error),
             seconds_left=self._left() if self._left() < float("inf") else None,
-            next=f"it is tried again from {RETRY_SECONDS:g} s on",
+            next="files are copied first from now on"
+            if copy
+            else f"it is tried again from {RETRY_SECONDS:g} s on",
         )
 
     def _warn_of_links(self, tree: Tree) -> None:

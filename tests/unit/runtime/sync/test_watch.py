@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import os
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from spottrain.storage.base import Cancelled, FilePart, never
 from spottrain.storage.local import FolderStore
 from spottrain.sync.budget import Bandwidth
 from spottrain.sync.checkpoints import FolderCheckpoints
+from spottrain.sync.manifest import read_manifest
 from spottrain.sync.watch import Watcher
 
 
@@ -237,3 +240,22 @@ def test_a_commit_after_the_exit_code_0_is_a_durable_step(scene: Scene) -> None:
     watcher = scene.start(SyncWhen(renamed="step_*"))
     assert watcher.last(everything=True, at_end=False, until=lambda: True)
     assert scene.board.facts.durable_step == 1
+
+
+def test_a_file_that_is_written_again_before_it_is_sent_is_copied_first(scene: Scene) -> None:
+    watcher = scene.start(SyncWhen())
+    number = iter(range(2, 100))
+
+    def save(step: int) -> None:
+        with zipfile.ZipFile(scene.folder / "ckpt.pt", "w") as file:
+            file.writestr("step", str(step) * 1000)
+
+    scene.store.during = lambda: save(next(number))  # type: ignore[method-assign]
+    save(1)
+    stored = [scene.step(watcher, 3) for _ in range(3)]
+    assert stored[0] == [] and ["ckpt.pt"] in stored, "the first one was written to while it was sent"
+    assert [each.name for each in scene.folder.parent.iterdir() if "spottrain-sync" in each.name] == []
+    manifest = read_manifest(scene.store, str(scene.board.facts.key))
+    content = b"".join((scene.folder.parent / "store" / key).read_bytes() for key in manifest.blobs)
+    with zipfile.ZipFile(io.BytesIO(content)) as file:
+        assert int(file.read("step")[:1]) > 1
