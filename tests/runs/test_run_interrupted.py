@@ -255,14 +255,18 @@ def test_nor_are_those_of_an_evaluation_ended_before_it(lab: Lab) -> None:
     assert "ending workers" not in log or log.index("event=released") < log.index("ending workers")
 
 
-def test_while_it_waits_for_data_that_do_not_come_it_saves_and_ends_all_the_same(lab: Lab) -> None:
+@pytest.mark.parametrize("workers", ["0", "1"])
+def test_while_it_waits_for_data_that_do_not_come_it_saves_and_ends_all_the_same(
+    lab: Lab, workers: str
+) -> None:
     stalled = SCRIPT.replace(
         "    def __getitem__(self, i):\n",
         "    def __getitem__(self, i):\n"
         "        with open('fetched', 'a') as file: file.write('x')\n"
         "        if 'STALL' in os.environ and os.path.getsize('fetched') > 40: time.sleep(60)\n",
     )
-    run = lab.run(stalled, interval="1h", env={"WORKERS": "1", "STALL": "1"}).until("step=4/")
+    env = {"WORKERS": workers, "STALL": "1"}
+    run = lab.run(stalled, interval="1h", env=env).until("step=4/")
     time.sleep(0.3)
     assert end_promptly(run) == ExitCode.INTERRUPTED
     assert lab.head["state"] == "released"

@@ -106,3 +106,22 @@ def test_what_the_script_has_changed_meanwhile_is_never_saved_as_the_step_before
     run.ends(ExitCode.INTERRUPTED_LOST, 40)
     assert "came to the end of no step in the notice" in run.message.message
     assert run.message.durableStep is None and lab.head["state"] == "active"
+
+
+BREAKS = SCRIPT.replace(
+    "        loss.backward()\n",
+    "        if WHERE == 'breaks' and run.global_step == 8:\n"
+    "            print('working', flush=True)\n"
+    "            while not run.session.preemption.stopping: time.sleep(0.01)\n"
+    "            raise ValueError('a worker is gone')\n"
+    "        loss.backward()\n",
+).replace("model.append(", "model.insert(0, torch.nn.Identity())  # ")
+
+
+def test_a_script_that_a_stop_breaks_within_a_forward_pass_goes_on_bit_for_bit(lab: Lab) -> None:
+    plain = lab.run(BREAKS, at="plain", attempt=1, interval="1h").done()
+    first = lab.run(BREAKS, attempt=1, interval="1h", env={"WHERE": "breaks"}).until("working").send()
+    first.ends(ExitCode.INTERRUPTED, 40)
+    assert "a worker is gone" in first.message.message
+    second = lab.run(BREAKS, attempt=2, interval="1h").done()
+    assert first.losses | second.losses == plain.losses and second.digest == plain.digest

@@ -9,10 +9,11 @@ import sys
 from collections.abc import MutableMapping, Sequence
 from typing import NoReturn
 
+from spottrain.cli.output import named_by_flags
 from spottrain.contract import LOG_FORMAT, Env, OnExisting, SyncEnv
 from spottrain.core.run_config import LOG_FORMATS
 from spottrain.errors import ConfigurationError, RunError
-from spottrain.sync.program import Program
+from spottrain.sync.program import Program, Settings
 
 ABOUT = """Restores the newest checkpoint of a folder from a store, starts COMMAND, and uploads what it writes
 there once it is whole. COMMAND needs nothing of spottrain. Ctrl-C stops it; the same command resumes. Without
@@ -34,13 +35,17 @@ def read_command(argv: Sequence[str], env: MutableMapping[str, str]) -> list[str
     """Sets the environment variables of the options. Returns COMMAND. Raises ConfigurationError."""
     words = list(argv)
     at = words.index("--") if "--" in words else len(words)
-    values = vars(_parser().parse_args(_with_values(words[:at])))
+    parser = _parser()
+    values = vars(parser.parse_args(_with_values(words[:at])))
     if at < len(words) and not words[at + 1 :]:
         raise ConfigurationError("there is no command after --; name one, or leave -- out")
     when = values.pop("when")
     env.update({name: value for name, value in values.items() if value is not None})
     if when is not None:
         env[SyncEnv.WHEN] = when_of(when)
+    flags = {each.dest: each.option_strings[-1] for each in parser._actions if each.option_strings}
+    with named_by_flags({name: flag for name, flag in flags.items() if values.get(name) is not None}):
+        Settings.from_env(env)
     return words[at + 1 :]
 
 

@@ -597,6 +597,8 @@ class Loop:
 
     def _intact(self) -> bool:
         """Whether no optimizer has stepped since the last `step_completed`."""
+        if self._finished is not None and self._finished.unchanged:
+            self._saved_step = self._finished.last  # the script may have drawn random numbers since
         return not self._moved
 
     def _note_move(self, *_: Any) -> None:

@@ -1,0 +1,36 @@
+"""What `spottrain sync` says of options that it cannot use."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from spottrain.cli import sync
+from spottrain.contract import Env, ExitCode, SyncEnv, TerminationMessage
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["out", "--to", "/s", "--keep", "1"], "--keep='1': must be a whole number, at least 2"),
+        (["out", "--to", "/s", "--when", "often"], "--when 'often' is not valid"),
+        (["out", "--to", "/s", "--nope"], "unrecognized arguments: --nope"),
+        (["out"], "no checkpoint URI is named"),
+    ],
+)
+def test_a_bad_option_is_refused_once_and_by_its_name(
+    words: list[str],
+    says: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    for name in (*Env, *SyncEnv):
+        monkeypatch.delenv(name, raising=False)
+    message = tmp_path / "message"
+    monkeypatch.setenv(Env.TERMINATION_MESSAGE, str(message))
+    assert sync.main(words) == ExitCode.BAD_CONFIGURATION
+    said = capsys.readouterr()
+    assert said.err.count(says) == 1 and not said.out
+    found = TerminationMessage.from_json(message.read_text())
+    assert found is not None and says in found.message
