@@ -221,6 +221,36 @@ def test_a_damaged_checkpoint_is_skipped_and_if_all_are_the_folder_stays(place: 
     assert content(last.folder)["b"][1] == b"mine"
 
 
+def test_the_program_sees_nothing_of_ours_in_its_folder(place: Place) -> None:
+    first = place.saved(b"1")
+    assert [each.name for each in first.folder.iterdir()] == ["a"]
+    first.write("a", b"half")
+    again = place.attempt(folder=first.folder).restored()
+    assert [each.name for each in again.folder.iterdir()] == ["a"] and content(again.folder)["a"][1] == b"1"
+    shutil.move(first.folder, place.root / "moved")
+    place.attempt(folder=place.root / "moved").restored()
+
+
+def test_without_extended_attributes_notes_are_a_file_beside_the_folder_or_in_a_mount(
+    place: Place, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused(*words: object) -> None:
+        raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
+
+    monkeypatch.setattr(os, "setxattr", refused, raising=False)
+    beside = place.saved(b"1").folder
+    assert [each.name for each in beside.iterdir()] == ["a"] and (notes_of(beside) / "record.json").exists()
+    assert "sync-notes-inside" not in capsys.readouterr().out
+    monkeypatch.setattr("spottrain.sync.record._is_mount", lambda folder: True)
+    mount = place.attempt().restored().folder
+    assert sorted(each.name for each in mount.iterdir()) == [PRIVATE, "a"]
+    assert "sync-notes-inside" in capsys.readouterr().out
+    (mount / "a").write_bytes(b"half")
+    monkeypatch.undo()
+    again = place.attempt(folder=mount).restored()
+    assert content(again.folder)["a"][1] == b"1" and not (mount / PRIVATE / "record.json").exists()
+
+
 def test_a_folder_of_our_own_name_deeper_down_is_stored_like_any_other(place: Place) -> None:
     first = place.attempt().restored()
     first.write(f"inner/{PRIVATE}/record.json", b"{}")
