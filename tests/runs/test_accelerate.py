@@ -20,7 +20,7 @@ pytest.importorskip("accelerate")
 HEAD = """\
 import os, signal, time
 import torch, spottrain
-from accelerate import Accelerator
+from accelerate import Accelerator, DataLoaderConfiguration
 from spottrain.integrations.accelerate import AccelerateRun
 
 spottrain.seed(1)
@@ -28,12 +28,25 @@ STOP, HOLD, PARTIAL = (int(os.environ.get(name, "0")) for name in ("STOP", "HOLD
 
 
 class Noisy(torch.utils.data.Dataset):
+    def __init__(self, size=48):
+        self.size = size
+
     def __len__(self):
-        return 48
+        return self.size
 
     def __getitem__(self, i):
         x = torch.randn(4, generator=torch.Generator().manual_seed(i))
         return x + 0.01 * torch.randn(4), x.sum()
+
+
+class Clean(Noisy):
+    def __getitem__(self, i):
+        return torch.randn(4, generator=torch.Generator().manual_seed(i)), torch.tensor(i / 48)
+
+
+class Stream(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        return map(Noisy().__getitem__, range(48))
 
 
 class Average:  # registered for checkpointing
@@ -56,7 +69,8 @@ def act(step, whole):
         time.sleep(60)  # until the test kills it
 
 
-accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+config = DataLoaderConfiguration(**eval(os.environ.get("CONFIG", "{}")))
+accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2, dataloader_config=config)
 model = torch.nn.Sequential(
     torch.nn.Linear(4, int(os.environ.get("WIDTH", "16"))), torch.nn.Dropout(0.1), torch.nn.LazyLinear(1)
 )
@@ -126,7 +140,9 @@ EPOCHS = (
 model, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler)
 MAKE
 for epoch in run.epochs(3):
+    order = []
     for x, y in PASS:
+        order += y.tolist()
         with accelerator.accumulate(model):
             loss = torch.nn.functional.mse_loss(model(x).squeeze(-1), y)
             accelerator.backward(loss)
@@ -137,6 +153,7 @@ for epoch in run.epochs(3):
             run.step_completed(loss=loss)
     scheduler.step()
     print("after", epoch, run.global_step, scheduler.get_last_lr(), float(torch.rand(())), flush=True)
+    print("order", hash(tuple(order)), flush=True)
 run.finish()
 """
 )
@@ -147,14 +164,16 @@ LOADERS = {
         "loader",
     ),
     "prepared": (
-        "loader = accelerator.prepare(torch.utils.data.DataLoader(\n"
-        "    [(torch.full((4,), i / 48), torch.tensor(i / 10)) for i in range(48)], batch_size=4,\n"
-        "    generator=torch.Generator(),\n"
-        "))\n"
-        "run = AccelerateRun(accelerator, log_every=1)\n",
-        "accelerator.skip_first_batches(loader, run.epoch_step * 2)",
+        "loader = accelerator.prepare(LOADER)\nrun = AccelerateRun(accelerator, log_every=1)\n",
+        "run.batches(loader)",
     ),
 }
+SHUFFLED = "torch.utils.data.DataLoader(Noisy(), batch_size=4, shuffle=True)"
+
+
+def _script(kind: str, loader: str = SHUFFLED) -> str:
+    make, passing = LOADERS[kind]
+    return EPOCHS.replace("MAKE\n", make).replace("PASS", passing).replace("LOADER", loader)
 
 
 def _after(*runs: Run) -> list[str]:
@@ -162,28 +181,89 @@ def _after(*runs: Run) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("loader", "step"),
-    sample(itertools.product(LOADERS, (8, 12)), ("ours", 12), ("prepared", 8)),
+    ("kind", "step"),
+    sample(itertools.product(LOADERS, (8, 12)), ("ours", 12), ("prepared", 12)),
 )
-def test_work_after_an_epoch_is_done_by_the_next_attempt(
-    lab: Lab, others: Lab, loader: str, step: int
-) -> None:
+def test_work_after_an_epoch_is_done_by_the_next_attempt(lab: Lab, others: Lab, kind: str, step: int) -> None:
     """An epoch has six steps."""
-    make, passing = LOADERS[loader]
-    script = EPOCHS.replace("MAKE\n", make).replace("PASS", passing)
-    plain = others.alone(script)
+    plain = others.alone(_script(kind))
     assert max(plain.losses) == 18
-    first = stopped_at(lab, script, step, env={})
-    second = lab.run(script, attempt=2, interval="1h").done()
+    first = stopped_at(lab, _script(kind), step, env={})
+    second = lab.run(_script(kind), attempt=2, interval="1h").done()
     assert first.losses | second.losses == plain.losses and second.digest == plain.digest
     assert _after(first, second) == _after(plain)
+
+
+def _orders(run: Run) -> set[str]:
+    return {line for line in run.log.splitlines() if line.startswith("order ")}
+
+
+# --- loaders that Accelerate has prepared -----------------------------------------------------------------
+LOADED = "torch.utils.data.DataLoader(Noisy(), batch_size=4"
+PREPARED = {
+    "shuffled": (SHUFFLED, "{}"),
+    "seedable": (SHUFFLED, "{'use_seedable_sampler': True}"),
+    "weighted": (f"{LOADED}, sampler=torch.utils.data.WeightedRandomSampler([1.0] * 48, 48))", "{}"),
+    "own generator": (f"{LOADED}, shuffle=True, generator=torch.Generator().manual_seed(7))", "{}"),
+    "dispatched": (SHUFFLED, "{'dispatch_batches': True}"),
+    "stream": ("torch.utils.data.DataLoader(Stream(), batch_size=4)", "{}"),
+    "workers": (f"{LOADED}, shuffle=True, num_workers=2)".replace("Noisy", "Clean"), "{}"),
+    "not a multiple": (f"{LOADED}, shuffle=True)".replace("Noisy()", "Noisy(45)"), "{}"),
+}
+
+
+@pytest.mark.parametrize(
+    "which",
+    sample(PREPARED, "shuffled", "seedable", "dispatched", "stream"),
+)
+def test_a_prepared_loader_is_gone_on_with_in_the_middle_of_its_pass(
+    lab: Lab, others: Lab, which: str
+) -> None:
+    loader, config = PREPARED[which]
+    script, env = _script("prepared", loader), {"CONFIG": config}
+    plain = others.alone(script, env)
+    assert len(_orders(plain)) == (1 if which == "stream" else 3), "each epoch has its own order"
+    first = stopped_at(lab, script, 8, env=env)
+    second = lab.run(script, attempt=2, interval="1h", env=env).done()
+    assert first.losses | second.losses == plain.losses and second.digest == plain.digest
+
+
+def test_two_ranks_go_on_in_the_middle_of_a_pass_over_a_prepared_loader(lab: Lab, others: Lab) -> None:
+    script, env = _script("prepared"), {"CONFIG": "{'dispatch_batches': True}"}
+    plain = lab.run(script, nproc=2, at="plain", attempt=1, env=env).done(300)
+    lab.run(script, nproc=2, attempt=1, env=env | {"STOP": "4"}).ends(ExitCode.INTERRUPTED, 300)
+    second = lab.run(script, nproc=2, attempt=2, env=env).done(300)
+    assert second.digest == plain.digest
+
+
+def test_epochs_of_a_number_of_steps_go_on_after_the_last_step_of_one(lab: Lab, others: Lab) -> None:
+    script = _script("prepared").replace("run.epochs(3)", "run.epochs(3, steps=4)")
+    env = {"CONFIG": "{'use_seedable_sampler': True}"}
+    plain = others.alone(script, env)
+    assert max(plain.losses) == 12 and len(_orders(plain)) == 3
+    first = stopped_at(lab, script, 4, env=env)
+    second = lab.run(script, attempt=2, interval="1h", env=env).done()
+    assert first.losses | second.losses == plain.losses and second.digest == plain.digest
+
+
+def test_a_loader_that_keeps_its_own_position_is_refused(lab: Lab) -> None:
+    env = {"CONFIG": "{'use_stateful_dataloader': True}"}
+    run = lab.run(_script("prepared"), env=env).ends(ExitCode.BAD_CONFIGURATION)
+    assert not run.losses and "use_stateful_dataloader=True" in run.message.message
+
+
+@pytest.mark.parametrize("batches", ["accelerator.skip_first_batches(loader, 2 * run.epoch_step)", "loader"])
+def test_a_loop_whose_position_is_not_seen_is_refused_at_its_first_step(lab: Lab, batches: str) -> None:
+    script = _script("prepared").replace("run.batches(loader)", batches)
+    run = lab.run(script).ends(ExitCode.BAD_CONFIGURATION)
+    assert not run.losses and "for batch in run.batches(loader)" in run.message.message
 
 
 def test_a_checkpoint_of_another_model_or_interface_is_refused(lab: Lab) -> None:
     stopped_at(lab, SCRIPT, 3, env={})
     model = lab.run(SCRIPT, attempt=2, env={"WIDTH": "8"}).ends(ExitCode.BAD_CONFIGURATION)
     assert "does not match this training" in model.message.message
-    own = HEAD + "spottrain.Run(model=model, optimizer=optimizer)\n"
+    own = HEAD + "spottrain.Run(model=model, optimizer=optimizer, scheduler=scheduler)\n"
     interface = lab.run(own, attempt=3).ends(ExitCode.BAD_CONFIGURATION)
     assert "is of kind folder" in interface.message.message
 

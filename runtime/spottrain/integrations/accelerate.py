@@ -12,17 +12,21 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import Accelerator
+from accelerate.data_loader import DataLoaderDispatcher
+from torch.utils.data import IterableDataset
 
 from spottrain.checkpoint import outside_parameters, plain_state
 from spottrain.checkpoint.kinds import TrainingState
 from spottrain.errors import ConfigurationError
+from spottrain.integrations import model_files
 from spottrain.integrations.folder_checkpoints import FolderCheckpoints, packed, unpacked
+from spottrain.integrations.pass_position import PassPosition
 from spottrain.lifecycle.session import Session, current
 from spottrain.techniques import precision
 from spottrain.training.loop import Loop
@@ -36,9 +40,8 @@ class AccelerateRun(Loop):
 
     Args:
         accelerator: create the Run after `accelerator.prepare(...)`.
-        data: an unprepared `spottrain.data.loader`, or another object that `spottrain.Run` accepts. A
-            prepared loader has no position of its own: leave `data` out, and skip used batches with
-            accelerator.skip_first_batches.
+        data: an unprepared `spottrain.data.loader`, or another object that `spottrain.Run` accepts. Leave
+            it out for a loader that Accelerate has prepared, and iterate over `run.batches(loader)`.
         max_steps: optimizer steps of the whole training; None: until `finish`. spec.training.maxSteps wins.
         log_every: steps between two log lines, at least 1.
         folder: on a disk with room for one checkpoint; None: the accelerator's project_dir, else the current
@@ -73,7 +76,8 @@ class AccelerateRun(Loop):
         if any(data is loader for loader in accelerator._dataloaders):
             raise ConfigurationError(
                 "AccelerateRun(data=...) is a loader that Accelerate has prepared, which has no position of "
-                "its own; give it spottrain.data.loader(...) unprepared, or leave data out"
+                "its own: leave data out, and iterate over run.batches(loader), which knows it; or give "
+                "spottrain.data.loader(...) unprepared"
             )
         self._accelerator = accelerator
         self._require_whole()
@@ -84,7 +88,14 @@ class AccelerateRun(Loop):
             intact=self._intact,
         )
         place = Path(folder or accelerator.project_dir or ".")
-        self._checkpoints = FolderCheckpoints(state, place=place, write=self._write)
+        self._position = PassPosition()
+        self._loader: Any = None
+        """The prepared loader that `batches` iterates over."""
+        self._number, self._used = -1, 0
+        """Number of the present pass over it, and the batches that it has given."""
+        self._saved: Mapping[str, Any] | None = None
+        """The position in it in the checkpoint."""
+        self._checkpoints = FolderCheckpoints(state, place=place, write=self._write, describe=self._describe)
         self._micro_batches = accelerator.step
         """Accelerate's counter of micro-batches, after the last optimizer step."""
         optimizers = [getattr(each, "optimizer", each) for each in accelerator._optimizers]
@@ -114,9 +125,78 @@ class AccelerateRun(Loop):
         self._accelerator.save_state(str(folder))
         self._accelerator.step = counted
 
+    def step_completed(self, loss: torch.Tensor | float | None = None, *, samples: int | None = None) -> bool:
+        """See `Loop.step_completed`. The position in a prepared loader must be known."""
+        self._require_known_pass()
+        return super().step_completed(loss, samples=samples)
+
     def _count(self, loss: torch.Tensor | float | None, samples: int | None) -> None:
         self._micro_batches = self._accelerator.step
+        self._position.step_done(self._used)
         super()._count(loss, samples)
+
+    def _require_known_pass(self) -> None:
+        """Raises ConfigurationError if the loop is in a pass over a prepared loader that is not ours."""
+        if self._data.given or self._loader is not None or not self._accelerator.gradient_state.in_dataloader:
+            return
+        raise ConfigurationError(
+            "the loop iterates over a loader that Accelerate has prepared, and AccelerateRun does not see "
+            "its position, so after an interruption it would get other samples: write `for batch in "
+            "run.batches(loader)`, without accelerator.skip_first_batches, which it calls itself"
+        )
+
+    def _pass(self, loader: Iterable[Any]) -> Iterator[Any]:
+        if not any(loader is each for each in self._accelerator._dataloaders):
+            return super()._pass(loader)
+        if self._data.given:
+            raise ConfigurationError(
+                "AccelerateRun(data=...) was given, and run.batches(loader) is over another loader, which "
+                "Accelerate has prepared: leave data out"
+            )
+        if self._loader is not None and self._loader is not loader:
+            raise ConfigurationError(
+                "run.batches(...) was called with a second prepared loader: it knows the position in one. "
+                "Iterate over a loader for evaluation directly"
+            )
+        if getattr(loader, "use_stateful_dataloader", False):
+            raise ConfigurationError(
+                "DataLoaderConfiguration(use_stateful_dataloader=True) keeps a position of its own, beside "
+                "that of run.batches(loader): leave it out"
+            )
+        self._loader, self._goes_on = loader, False
+        return self._prepared_pass(loader)
+
+    def _prepared_pass(self, loader: Any) -> Iterator[Any]:
+        """Yields the batches of a pass, or those that are left of it after a resume."""
+        saved, self._saved = self._saved, None
+        if (
+            saved is not None and saved["epoch"] != self._epochs.number
+        ):  # that pass was left at its epoch's end
+            saved = {**saved, "batches": 0, "number": saved["number"] + 1}
+        self._number = self._number + 1 if saved is None else saved["number"]
+        self._used = 0 if saved is None else saved["batches"]
+        loader.iteration = self._number  # which a seedable sampler makes its order of
+        source = (
+            loader
+            if not self._used
+            else self._accelerator.skip_first_batches(loader, self._used * _skips_for_one(loader))
+        )
+        self._position.expect(loader, first=not self._number, saved=saved)
+        for batch in source:
+            self._position.go_on()
+            self._used += 1
+            yield batch
+        self._position.go_on()
+
+    def _own(self) -> dict[str, Any]:
+        if self._loader is None:
+            return super()._own() | {"pass": self._saved}
+        position = {**self._position.state(), "number": self._number, "epoch": self._epochs.number}
+        return super()._own() | {"pass": position}
+
+    def _load_progress(self, saved: Mapping[str, Any], own: Mapping[str, Any], new_rank: bool) -> None:
+        super()._load_progress(saved, own, new_rank)
+        self._saved = own.get("pass")
 
     def _load(self, tree: Any, own: Any, new_rank: bool) -> None:
         restored, manager = self._checkpoints.restored, self._engine.coordinator.checkpoints
@@ -134,6 +214,9 @@ class AccelerateRun(Loop):
     def _plain(self) -> list[torch.nn.Module]:
         return [plain_state.plain(each) for each in self._accelerator._models]
 
+    def _saved_besides(self) -> None:
+        """The position in a loader that Accelerate has prepared is known here."""
+
     def _initialize(self) -> None:
         self._engine.initialize(self._whole())
 
@@ -144,3 +227,13 @@ class AccelerateRun(Loop):
 
     def _final(self) -> Mapping[str, Any]:
         return plain_state.model_state(self._whole())
+
+    def _describe(self, folder: Path) -> None:
+        model_files.write_description(self._whole(), None, folder)
+
+
+def _skips_for_one(loader: Any) -> int:
+    """Returns how many batches of the sampler Accelerate must skip for each batch that the loop gets."""
+    dispatched = isinstance(loader, DataLoaderDispatcher) and not loader.split_batches
+    by_number = dispatched and not isinstance(loader.dataset, IterableDataset)
+    return int(loader.state.num_processes) if by_number else 1

@@ -11,24 +11,15 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from operator import attrgetter
 from typing import Any, Final
 
-import torch
 from torch.utils.data import DataLoader
 
-from spottrain.core import device as devices
 from spottrain.core import log
+from spottrain.integrations.generators import generators, random_state, set_generators, set_random_state
 
 WARNING: Final = "You're resuming from a checkpoint that ended before the epoch ended"
 
-GENERATORS: Final = (
-    "generator",
-    "sampler.generator",
-    "batch_sampler.generator",
-    "batch_sampler.sampler.generator",
-)
-"""Where a DataLoader may have a torch.Generator."""
 PERSISTENT: Final = (
     "persistent_workers=True: the random state of the loader's workers goes on from epoch to epoch, and is "
     "not saved. After an interruption random numbers that are drawn in them differ; the order of the samples "
@@ -60,7 +51,7 @@ class LoaderPosition:
         if self._loader is None:
             return None
         epoch_loop = self._trainer.fit_loop.epoch_loop
-        position: dict[str, Any] = {"generators": _generators(self._loader)}
+        position: dict[str, Any] = {"generators": generators(self._loader)}
         if self._first is None or epoch_loop._num_ready_batches_reached():
             return position
         used = epoch_loop.batch_progress.current.ready
@@ -75,7 +66,7 @@ class LoaderPosition:
     def restore_generators(self) -> None:
         """Sets the generators to their state in the checkpoint."""
         if self._loader is not None:
-            _set_generators(self._loader, self._generators)
+            set_generators(self._loader, {"generators": self._generators})
 
     @contextmanager
     def followed(self) -> Iterator[None]:
@@ -106,11 +97,11 @@ class LoaderPosition:
         if saved is not None:
             return self._resume(saved, lambda: usual(loader), ahead=not _sized(loader))
         self._renewed = loader.persistent_workers and loader._iterator is not None
-        self._made, self._first = _random_state(loader), None
+        self._made, self._first = random_state(loader), None
         return self._begin(usual(loader))
 
     def _begin(self, batches: Iterator[Any]) -> Iterator[Any]:
-        self._first = _random_state(self._loader)
+        self._first = random_state(self._loader)
         yield from batches
 
     def _resume(
@@ -121,17 +112,17 @@ class LoaderPosition:
         `ahead`: Lightning fetches a batch while it trains on the one before, because the end is not known.
         """
         warnings.filterwarnings("ignore", message=WARNING)
-        loader, now = self._loader, _random_state(self._loader)
+        loader, now = self._loader, random_state(self._loader)
         self._made, self._first = saved["made"], saved["first"]
         self._renewed = saved.get("renewed", False)
         if self._renewed:
             make()  # starts the workers, for which torch draws a number
-        _set_random_state(loader, self._made)
+        set_random_state(loader, self._made)
         batches = make()
-        _set_random_state(loader, self._first)
+        set_random_state(loader, self._first)
         for _ in range(saved["batches"]):
             next(batches, None)
-        _set_random_state(loader, now)
+        set_random_state(loader, now)
         if not ahead:
             self._before_batch()
         yield from batches
@@ -142,33 +133,3 @@ def _sized(loader: Any) -> bool:
         return len(loader) > 0
     except TypeError:
         return False
-
-
-def _random_state(loader: Any) -> dict[str, Any]:
-    return devices.random_state() | {"generators": _generators(loader)}
-
-
-def _set_random_state(loader: Any, state: dict[str, Any]) -> None:
-    devices.set_random_state(state)
-    _set_generators(loader, state.get("generators", {}))
-
-
-def _generators(loader: Any) -> dict[str, torch.Tensor]:
-    """Returns the states of the loader's generators by where they are."""
-    return {where: generator.get_state() for where, generator in _found(loader)}
-
-
-def _set_generators(loader: Any, states: Mapping[str, Any]) -> None:
-    for where, generator in _found(loader):
-        if where in states:
-            generator.set_state(states[where])
-
-
-def _found(loader: Any) -> Iterator[tuple[str, torch.Generator]]:
-    for where in GENERATORS:
-        try:
-            generator = attrgetter(where)(loader)
-        except AttributeError:
-            continue
-        if isinstance(generator, torch.Generator):
-            yield where, generator
