@@ -9,7 +9,8 @@ was written for a moment. If the files are those of the last save, it is complet
 are missing, the moment is longer.
 
 A log is text that grows, or TensorBoard's: any beginning of it is as good as the whole, and no save waits for
-it. A file that stays open, or cut off, is left as the checkpoint before has it.
+it. A file that stays open or cut off, or was open before the save began, is left as the checkpoint before has
+it.
 """
 
 from __future__ import annotations
@@ -29,12 +30,15 @@ from spottrain.sync.writes import Write
 LULL: Final = 2.0
 """Seconds without a change after which a save is complete."""
 SHORT_LULL: Final = 0.4
-"""The same where a program has saved for `BUSY` without any longer one."""
+"""The same where a program has saved `BUSY_SAVES` times in `BUSY` without any longer one."""
 BUSY: Final = 5.0
+BUSY_SAVES: Final = 3
 MISSED: Final = 10.0
 """The same where files are missing that the last save had."""
 HELD: Final = 60.0
-"""After so long no save waits for a file that is open, or cut off."""
+"""After so long without a write no save waits for a file that is open, or cut off."""
+OPENED: Final = 10.0
+"""Nor for a file that was open so long before the save began, such as a database."""
 GROWTHS: Final = 3
 """After so many looks at which a text had grown at its end, it is a log."""
 TENSORBOARD: Final = "tfevents"
@@ -47,6 +51,8 @@ class _Seen:
     node: Node
     since: float
     """When a look saw this node first."""
+    begun: float
+    """When this version was begun."""
     write: Write | None = None
     """Its last write; None where only looks have seen it."""
     format: bool | None = None
@@ -55,10 +61,6 @@ class _Seen:
     @property
     def number(self) -> int:
         return self.write.number if self.write is not None else 0
-
-    @property
-    def begun(self) -> float:
-        return self.since if self.write is None else self.write.began
 
     @property
     def changed(self) -> float:
@@ -83,8 +85,10 @@ class Saves:
         """Names that were written since one of them was written twice."""
         self._last: set[str] = set()
         """Those of the time before."""
-        self._waiting: float | None = None
-        """Since when whole files wait for a commit."""
+        self._cycles = 0
+        """How often that was."""
+        self._waiting: tuple[float, int] | None = None
+        """Since when whole files wait for a commit, and the cycles then."""
         self._looked = False
 
     def look(self, tree: Tree, writes: Mapping[str, Write], now: float) -> None:
@@ -103,17 +107,16 @@ class Saves:
             write = None  # a change that the kernel did not tell of
         if before is not None and before.node == node and before.write == write:
             return before
-        begun = write.began if write is not None else now
-        if before is None or before.write is None or write is None:
-            again = before is None or now - before.changed > LULL
+        if write is not None:
+            begun = write.began
         else:
-            again = begun != before.write.began
-        if again and self._looked and not self._logs.is_one(path):
+            begun = before.begun if before is not None and now - before.changed < LULL else now
+        if (before is None or begun != before.begun) and self._looked and not self._logs.is_one(path):
             self._written(path if before is not None else shape(path))
         since = now if before is None or before.node != node else before.since
         if node.kind is Kind.FILE:
             self._logs.look(path, before.node if before is not None else None, node)
-        return _Seen(node=node, since=since, write=write, format=self._format(path, node))
+        return _Seen(node=node, since=since, begun=begun, write=write, format=self._format(path, node))
 
     def _format(self, path: str, node: Node) -> bool | None:
         if node.kind is not Kind.FILE:
@@ -126,6 +129,7 @@ class Saves:
     def _written(self, name: str) -> None:
         if name in self._cycle:
             self._last, self._cycle = self._cycle, set()
+            self._cycles += 1
         self._cycle.add(name)
 
     # --- verdicts ---------------------------------------------------------------------------------------
@@ -149,8 +153,9 @@ class Saves:
             if not (ended and logs and not torn):
                 return Verdict(why=self._why(sorted(torn)[0], now) if torn else "")
         elif self._waiting is None:
-            self._waiting = now
-        busy = self._waiting is not None and now - self._waiting >= BUSY
+            self._waiting = (now, self._cycles)
+        since, cycles = self._waiting or (now, self._cycles)
+        busy = now - since >= BUSY and self._cycles - cycles >= BUSY_SAVES
         there = {
             path
             for path in self._seen.keys()
@@ -159,7 +164,8 @@ class Saves:
         }
         folders = all("/" in path for path in fresh | torn)
         done = self._finished(fresh, torn, there, committed) if folders or busy or ended else set()
-        held = fresh | torn if done else {path for path in torn if self._held(path, now)}
+        save = min((self._seen[path].begun for path in fresh), default=now)
+        held = fresh | torn if done else {path for path in torn if self._held(path, save, now)}
         held = {path for path in held - done if path not in committed or stored(path)}
         if not done and torn - held:
             return Verdict(why=self._why(sorted(torn - held)[0], now))
@@ -229,9 +235,10 @@ class Saves:
         closed = seen.write.closed
         return closed is not None and (seen.write.renamed or now - closed >= self._reaction)
 
-    def _held(self, path: str, now: float) -> bool:
+    def _held(self, path: str, save: float, now: float) -> bool:
+        """Whether a save that began at `save` does not wait for this file."""
         seen = self._seen[path]
-        return now - (seen.begun if seen.format is None else seen.changed) > HELD
+        return now - seen.changed > HELD or (seen.format is None and seen.begun < save - OPENED)
 
     def _finished(self, fresh: set[str], torn: set[str], there: set[str], committed: Tree) -> set[str]:
         """Returns the files of new checkpoints that are finished, where all that has changed is new ones.
