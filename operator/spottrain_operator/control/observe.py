@@ -122,7 +122,10 @@ async def observe(
     events, error = await _events(observed, memory.events.get(job.key, {}), cluster)
     observed = replace(observed, heard={uid: read.events for uid, read in events.items()})
     observed = replace(observed, others=caches.pods.others_on(ledger.shared_nodes(observed), job.key))
-    read = {name: await _claim(job.key, name, cluster) for name in claims.wanted(observed)}
+    wanted = tuple(claims.wanted(observed))
+    read = dict(
+        zip(wanted, await asyncio.gather(*(_claim(job.key, n, cluster) for n in wanted)), strict=True)
+    )
     observed = _remembered(replace(observed, claims=read), current, memory)
     lists = (*own, *others)
     learned = Learned(
@@ -321,7 +324,7 @@ async def _deleted_jobs_pods(job: Job, caches: Caches, cluster: Cluster) -> list
     """Lists the pods of deleted jobs of this name, because a stale cache entry would block the job."""
     if job.status.attempt:
         return []
-    return [await list_pods(key, caches, cluster) for key in caches.pods.other_lives(job.key)]
+    return await asyncio.gather(*(list_pods(k, caches, cluster) for k in caches.pods.other_lives(job.key)))
 
 
 async def _nodes(

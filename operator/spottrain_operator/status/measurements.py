@@ -11,7 +11,7 @@ from datetime import datetime
 from spottrain_operator.api.observed import Measure, Measurement, Observed, PodView
 from spottrain_operator.api.training_job import AttemptRecord, Status
 from spottrain_operator.names import Cause, Condition
-from spottrain_operator.policies.cause import notices_of
+from spottrain_operator.policies.cause import SKEW, notices_of
 from spottrain_operator.policies.termination import termination_message_of
 
 
@@ -48,10 +48,11 @@ def _end(pod: PodView, o: Observed) -> Iterator[Measurement]:
     if word is None or word.signalledAt is None:
         return
     seen = min((n.seen for n in notices_of(pod, o) if n.seen is not None), default=None)
-    if seen is not None and word.signalledAt >= seen.timestamp():  # else it was stopped for another cause
+    # Earlier it was stopped for another cause, and later than now by no clock.
+    if seen is not None and seen.timestamp() <= word.signalledAt <= (o.now + SKEW).timestamp():
         yield Measurement(Measure.NOTICE_TO_SIGNAL, word.signalledAt - seen.timestamp())
     if word.durableSeconds is not None:
-        yield Measurement(Measure.SIGNAL_TO_DURABLE, word.durableSeconds)
+        yield Measurement(Measure.SIGNAL_TO_DURABLE, min(word.durableSeconds, _seconds(pod.created, o.now)))
 
 
 def _recovery(o: Observed, new: Status) -> Iterator[Measurement]:

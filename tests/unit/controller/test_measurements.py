@@ -119,6 +119,15 @@ def test_a_stop_before_the_notice_was_not_caused_by_it() -> None:
     assert story.all(Measure.SIGNAL_TO_DURABLE) == [1]
 
 
+def test_a_container_cannot_put_more_seconds_into_the_metrics_than_have_passed() -> None:
+    story = Story()
+    said = word(Outcome.INTERRUPTED, step=40, durableStep=40, signalledAt=1e300, durableSeconds=1e300)
+    pod = ended(11, message=said)
+    story.look(12, pod, nodes=[noticed(10, 120)])
+    assert story.all(Measure.NOTICE_TO_SIGNAL) == []
+    assert story.all(Measure.SIGNAL_TO_DURABLE) == [(at(12) - pod.created).total_seconds()]
+
+
 @pytest.mark.parametrize(("gpus", "lost"), [(4, [4 * 30.0]), (0, [])], ids=["four GPUs", "no GPU"])
 def test_lost_steps_count_for_each_gpu(gpus: int, lost: list[float]) -> None:
     story = Story(gpus=gpus)
