@@ -223,21 +223,22 @@ def by_karpenter(o: Observed, pool: ChosenPool) -> bool:
     """
     assert o.job.spec is not None
     asked = {*pool.selector, *(rule["key"] for rule in pool.rules), *asked_labels(o.job.spec)}
-    if pool.preset not in (None, Preset.KARPENTER) or HOSTNAME_LABEL in asked:
+    if pool.preset not in (None, Preset.KARPENTER) or asked & {HOSTNAME_LABEL, "metadata.name"}:
         return False  # other autoscalers handle a required rule well
     return o.karpenter or pool.preset is Preset.KARPENTER or any(key.startswith(KARPENTER) for key in asked)
 
 
-def asked_labels(spec: TrainingJobSpec) -> dict[str, str]:
-    """Returns the node labels that the template requires; "" for those whose value is not one alone."""
+def asked_labels(spec: TrainingJobSpec) -> dict[str, str | None]:
+    """Returns the node labels, and fields, that the template requires; None where its affinity says how."""
     pod = spec.template["spec"]
     affinity = ((pod.get("affinity") or {}).get("nodeAffinity") or {}).get(REQUIRED) or {}
     rules = [
         rule
         for term in affinity.get("nodeSelectorTerms") or ()
-        for rule in term.get("matchExpressions") or ()
+        for kind in ("matchExpressions", "matchFields")
+        for rule in term.get(kind) or ()
     ]
-    return {str(rule.get("key")): "" for rule in rules} | (pod.get("nodeSelector") or {})
+    return {str(rule.get("key")): None for rule in rules} | (pod.get("nodeSelector") or {})
 
 
 def asked_note(o: Observed, pool: ChosenPool, pod: PodView) -> str:
@@ -245,7 +246,7 @@ def asked_note(o: Observed, pool: ChosenPool, pod: PodView) -> str:
     if o.job.spec is None or NO_LABELS not in pod.unschedulable:
         return ""
     labels = asked_labels(o.job.spec) | dict(pool.selector)
-    words = [f"{key}={value}" if value else f"{key} by its affinity" for key, value in labels.items()]
+    words = [f"{key} by its affinity" if value is None else f"{key}={value}" for key, value in labels.items()]
     return f" (the pod asks for nodes with {', '.join(words)})" if words else ""
 
 
