@@ -12,7 +12,7 @@ from spottrain_operator.api.kueue import KueueApi
 from spottrain_operator.api.node_pools import ChosenPool, Pool
 from spottrain_operator.api.template import judged
 from spottrain_operator.api.training_job import CheckpointSpec, Job, Status
-from spottrain_operator.rendering import sync_sidecar, trainer_pod
+from spottrain_operator.rendering import sync_sidecar, trainer_pod, variables
 
 Json = dict[str, Any]
 
@@ -141,6 +141,7 @@ def _cleaner(job: Job, sync_image: str) -> Json:
     words = [checkpoint.uri, "--job-uid", job.key.uid, "--yes"]
     words += ["--endpoint", checkpoint.endpoint] if checkpoint.endpoint else []
     env = sync.variables(trainer, sync.store_mounts(checkpoint, trainer))
+    env += variables.listed(variables.given(variables.of_s3(checkpoint)))
     secret = checkpoint.credentials_secret_ref
     return {
         "name": names.ROLE_CLEANUP,

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from spottrain.contract import Env
 
-from spottrain_operator.api.training_job import Job, Status, TrainingJobSpec
+from spottrain_operator.api.training_job import CheckpointSpec, Job, Status, TrainingJobSpec
 
 Json = dict[str, Any]
 
@@ -34,11 +34,18 @@ def store(spec: TrainingJobSpec, status: Status) -> dict[str, str]:
         Env.CHECKPOINT_URI: checkpoint.uri,
         Env.CHECKPOINT_ENDPOINT: checkpoint.endpoint,
         Env.CHECKPOINT_KEEP: str(checkpoint.keep),
-        Env.CHECKPOINT_PATH_STYLE: yes_or_no(checkpoint.path_style),
-        Env.CHECKPOINT_KMS_KEY: checkpoint.encryption.kms_key if checkpoint.encryption else "",
+        **of_s3(checkpoint),
         Env.CHECKPOINT_ON_EXISTING: checkpoint.on_existing,
         Env.KNOWN_DURABLE_STEP: "" if known is None else str(known),
         Env.GATE_UNTIL: _unix(status.gate_until),
+    }
+
+
+def of_s3(checkpoint: CheckpointSpec) -> dict[str, str]:
+    """Returns the variables for what is particular to a server of S3, or to a bucket."""
+    return {
+        Env.CHECKPOINT_PATH_STYLE: yes_or_no(checkpoint.path_style),
+        Env.CHECKPOINT_KMS_KEY: checkpoint.encryption.kms_key if checkpoint.encryption else "",
     }
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from spottrain.contract import Outcome
+from spottrain.contract import Env, Outcome
 from spottrain_operator.api.node_pools import Pool
 from spottrain_operator.api.observed import Ended, Observed, Plan, PodView, Provide, Waiting
 from spottrain_operator.api.training_job import AttemptRecord, RankRecord, Status
@@ -384,6 +384,13 @@ def test_of_the_template_that_pod_has_access_to_the_store_and_nothing_that_may_b
         "secretRef": {"name": "s3"}
     }
     assert trainer["envFrom"] == [{"secretRef": {"name": "wandb"}}], "the job itself is left as it is"
+
+
+def test_that_pod_writes_as_the_bucket_demands_it() -> None:
+    where = {"uri": "s3://bucket/run", "encryption": {"kmsKey": "AES256"}, "pathStyle": False}
+    (cleaner,) = objects.cleanup(make_job(raw_spec(checkpoint=where)), POOL)["spec"]["containers"]
+    found = {each["name"]: each["value"] for each in cleaner["env"]}
+    assert found == {Env.CHECKPOINT_KMS_KEY: "AES256", Env.CHECKPOINT_PATH_STYLE: "false"}
 
 
 @pytest.mark.parametrize(
