@@ -251,6 +251,10 @@ BAD = {
         "scheduler=torch.optim.lr_scheduler.StepLR(torch.optim.SGD(model.parameters()), 5)",
         "Run(scheduler=...) is a StepLR of an optimizer that is not given here",
     ),
+    "a scheduler that is not given": (
+        "optimizer=(o := torch.optim.SGD(model.parameters()), torch.optim.lr_scheduler.StepLR(o, 5))[0]",
+        "a torch scheduler was made for the optimizer, and the Run is not given it",
+    ),
     "no steps": ("max_steps=0", "Run(max_steps=0, log_every=10): at least 1 each"),
 }
 

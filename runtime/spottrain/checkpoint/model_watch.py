@@ -6,6 +6,8 @@ model later, and an optimizer that the loop makes later, do not exist then.
 
 from __future__ import annotations
 
+import gc
+import sys
 import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -15,10 +17,13 @@ from torch.nn.modules.module import (
     register_module_module_registration_hook,
     register_module_parameter_registration_hook,
 )
+from torch.nn.parameter import UninitializedParameter
+from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from spottrain.checkpoint import outside_parameters
 from spottrain.checkpoint.plain_state import clean, plain
+from spottrain.core import log
 from spottrain.distributed.dtensor import any_sharded
 from spottrain.errors import ConfigurationError
 
@@ -51,6 +56,7 @@ class ModelWatch:
             any_sharded(part, recurse=False) or type(part).__name__ == "FullyShardedDataParallel"
             for part in self._parts.values()
         )
+        _require_initialized(self._modules)
         self._parameters = {
             id(each): each for module in self._modules.values() for each in module.parameters()
         }
@@ -58,6 +64,11 @@ class ModelWatch:
         self._not_averaged = [
             each for each in self._parameters.values() if replicas and not each.requires_grad
         ]
+        self._hooks = {id(each) for each in self._hooks_now()}
+        self._schedulers: list[LRScheduler] | None = None
+        """Those that there were at the first step."""
+        self._references: dict[int, int] = {}
+        """Most references to each optimizer so far: a new scheduler is one more."""
         self._registered = False
         """Whether a module or a parameter was put into the model since the last look."""
         own = weakref.ref(self)  # the hooks are torch's, of all modules and optimizers of this process
@@ -99,6 +110,7 @@ class ModelWatch:
                 "values: for pruning prune.identity(module, 'weight') before, and "
                 "module.weight_mask.copy_(mask) in it"
             )
+        self._tell_hooks()
         before, now = ({id(each): each for each in of.values()} for of in (self._loose, self._loose_now()))
         if changed := [(before | now)[each] for each in before.keys() ^ now.keys()]:
             self._refuse(
@@ -115,6 +127,9 @@ class ModelWatch:
             return
         if self._registered or self._groups != self._groups_now():
             self.require_unchanged()
+        if (references := sys.getrefcount(optimizer)) > self._references.get(id(optimizer), 0):
+            self._references[id(optimizer)] = references
+            self._require_no_new_scheduler()
         late = [each for each in self._not_averaged if each.requires_grad and each.grad is not None]
         if late:
             self._refuse(
@@ -134,6 +149,31 @@ class ModelWatch:
                 "loop, write it into optimizer.param_groups"
             )
 
+    def _require_no_new_scheduler(self) -> None:
+        known = self._optimizers.values()
+        found = [each for each in gc.get_objects() if issubclass(type(each), LRScheduler)]
+        ours = [each for each in found if any(getattr(each, "optimizer", None) is one for one in known)]
+        before = self._schedulers = ours if self._schedulers is None else self._schedulers
+        for each in ours:
+            if not any(each is one for one in before):
+                self._refuse(
+                    f"a {type(each).__name__} was made for the optimizer since the training began, and its "
+                    "state would not be saved. Make every scheduler before the loop and give them all: "
+                    "Run(scheduler={'first': first, 'second': second}), or one SequentialLR"
+                )
+
+    def _tell_hooks(self) -> None:
+        new = [each for each in self._hooks_now() if id(each) not in self._hooks]
+        if new:
+            self._hooks |= set(map(id, new))
+            names = ", ".join(sorted({getattr(each, "__qualname__", type(each).__name__) for each in new}))
+            text = (
+                f"hooks were put on modules of the model since the training began ({names}), and a script "
+                "that resumes does not have them: if they change what the model computes, put them on before "
+                "the loop"
+            )
+            log.event("advice", about="model", text=text)
+
     def _refuse(self, text: str) -> None:
         error = ConfigurationError(text)
         self._failed(error)
@@ -150,8 +190,36 @@ class ModelWatch:
             return dict.fromkeys(named)
         return {name: (id(each), each.dtype, each.shape) for name, each in named.items()}
 
+    def _hooks_now(self) -> list[Any]:
+        """Returns the script's hooks. Those of torch and spottrain come and go."""
+        found = [
+            each
+            for part in self._parts.values()
+            for hooks in (part._forward_hooks, part._forward_pre_hooks, part._backward_hooks)
+            for each in hooks.values()
+        ]
+        return [each for each in found if _package(each) not in ("torch", "spottrain")]
+
     def _loose_now(self) -> dict[str, torch.nn.Parameter]:
         return outside_parameters.loose(self._optimizers, self._modules.values())
 
     def _groups_now(self) -> list[int]:
         return [len(group["params"]) for each in self._optimizers.values() for group in each.param_groups]
+
+
+def _package(hook: Any) -> str:
+    return str(getattr(hook, "__module__", "")).partition(".")[0]
+
+
+def _require_initialized(modules: Mapping[str, torch.nn.Module]) -> None:
+    lazy = [
+        f"{root}.{name}"
+        for root, module in modules.items()
+        for name, each in module.named_parameters()
+        if isinstance(each, UninitializedParameter)
+    ]
+    if lazy:
+        raise ConfigurationError(
+            f"{lazy[0]} has no shape yet, so no checkpoint could be loaded into it: call the model with one "
+            "batch before the Run or the Trainer is made"
+        )

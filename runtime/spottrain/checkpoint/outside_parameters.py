@@ -151,7 +151,9 @@ def describe(found: Iterable[torch.Tensor]) -> str:
 def _all_modules() -> list[torch.nn.Module]:
     """Returns all torch modules that exist in this process."""
     return [
-        each for each in gc.get_objects() if isinstance(each, torch.nn.Module) and "_modules" in vars(each)
+        each  # not isinstance, which asks the object: a proxy may refer to what is gone
+        for each in gc.get_objects()
+        if issubclass(type(each), torch.nn.Module) and "_modules" in vars(each)
     ]
 
 

@@ -160,6 +160,17 @@ class Run(Loop):
         )
         for each in scheduler.values() if isinstance(scheduler, Mapping) else [scheduler]:
             outside_parameters.require_of(each, self._optimizers.values(), "Run(scheduler=...)")
+        scheduled = any("initial_lr" in g for each in self._optimizers.values() for g in each.param_groups)
+        if (
+            scheduled
+            and scheduler is None
+            and not any(hasattr(e, "optimizer") for e in self._objects.values())
+        ):
+            raise ConfigurationError(
+                "a torch scheduler was made for the optimizer, and the Run is not given it, so after an "
+                "interruption it would begin anew: Run(scheduler=scheduler), or scheduler={} where the script "
+                "sets the rates by run.global_step"
+            )
 
     def _add(self, kind: str, given: Any) -> None:
         if isinstance(given, Mapping):

@@ -30,7 +30,7 @@ class Loop:
         ]
         self.optimizer = torch.optim.SGD([*groups, {"params": [self.heat]}], lr=0.1)
         self.failed: list[BaseException] = []
-        self.over = False
+        self.over, self.kept = False, list[Any]()
         self.watch = ModelWatch(
             {"model": self.model},
             {"main": self.optimizer},
@@ -69,6 +69,7 @@ REFUSED: dict[str, Callable[[Loop], Any]] = {
     "another dtype": lambda loop: (loop.model.double(), setattr(loop.heat, "data", loop.heat.data.double())),
     "loose": lambda loop: loop.optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(3))]}),
     "loose goes": lambda loop: loop.optimizer.param_groups.pop(),
+    "another scheduler": lambda loop: loop.kept.append(torch.optim.lr_scheduler.StepLR(loop.optimizer, 2)),
     "another optimizer": lambda loop: torch.optim.Adam(loop.model.parameters()),
 }
 
@@ -110,6 +111,9 @@ ALLOWED: dict[str, Callable[[Loop], Any]] = {
     "a group goes": lambda loop: loop.optimizer.param_groups.pop(0),
     "an optimizer of something else": lambda loop: torch.optim.SGD([torch.nn.Parameter(torch.ones(1))]),
     "a wrapper of an optimizer": shared,
+    "a scheduler of another optimizer": lambda loop: loop.kept.append(
+        torch.optim.lr_scheduler.StepLR(torch.optim.SGD([loop.heat]), 2)
+    ),
     "a buffer": lambda loop: loop.body.register_buffer("seen", torch.zeros(1)),
 }
 
@@ -120,6 +124,33 @@ def test_what_can_be_saved_may_change(case: str) -> None:
     loop.step()
     found = ALLOWED[case](loop)
     loop.step(found if isinstance(found, torch.optim.Optimizer) else None)
+
+
+def test_a_scheduler_that_each_attempt_makes_before_its_first_step_is_none_of_the_loop() -> None:
+    loop = Loop()
+    loop.kept.append(torch.optim.lr_scheduler.StepLR(loop.optimizer, 2))
+    loop.step()
+    loop.step()
+
+
+def test_a_hook_of_the_script_is_told_once_and_one_that_goes_again_is_not(capsys: Any) -> None:
+    def doubled(module: Any, given: Any, found: torch.Tensor) -> torch.Tensor:
+        return found * 2
+
+    loop = Loop()
+    loop.head.register_forward_hook(doubled).remove()
+    loop.step()
+    assert "event=advice" not in capsys.readouterr().out
+    loop.head.register_forward_hook(doubled)
+    loop.step()
+    loop.step()
+    said = capsys.readouterr().out
+    assert said.count("event=advice about=model") == 1 and "doubled), and a script that resumes" in said
+
+
+def test_a_model_without_shapes_is_refused(told: Told) -> None:
+    model = torch.nn.Sequential(torch.nn.LazyLinear(2))
+    told(lambda: ModelWatch({"model": model}, {}, replicas=False, over=bool, failed=print))
 
 
 def test_after_the_training_the_model_is_the_script_s() -> None:
