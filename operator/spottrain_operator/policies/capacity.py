@@ -103,11 +103,10 @@ def kind(o: Observed, status: Status) -> CapacityType:
 def pool_of(o: Observed, status: Status) -> ChosenPool:
     """Returns the pool of `status`'s attempt, or of the next one where there is none yet.
 
-    If the pools no longer parse, the default applies, so that a running attempt continues. What was detected
-    when the attempt began is kept in its record, so that all of its pods are alike.
+    If spec or pools no longer parse, the default applies, so that a running attempt continues. What was
+    detected when the attempt began is kept in its record, so that all of its pods are alike.
     """
-    assert o.job.spec is not None
-    if problem(o):
+    if o.job.spec is None or problem(o):
         return chosen(o.default_pool, o.found)
     record = status.current
     pool = next((p for p in pools_of(o) if record is not None and p.name == record.pool), None)

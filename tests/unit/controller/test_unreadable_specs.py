@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
 from spottrain.contract import Outcome
-from spottrain_operator.api.observed import Observed, PodView
-from spottrain_operator.api.training_job import Job
+from spottrain_operator.api.observed import Observed, PodView, Waiting
+from spottrain_operator.api.training_job import Job, Status
+from spottrain_operator.control.plan import plan, rescue
 from spottrain_operator.names import QUEUE_LABEL
 
 from tests.builders import (
+    NOW,
     after,
     deleted,
     ended_pod,
@@ -61,6 +64,49 @@ ENDS: dict[str, tuple[Observed, str]] = {
     "nothing": (unread(make_pod()), "Accepted=False/InvalidSpec !deletes !cause1"),
     "exit code 0, which only the spec explains": (unread(ended_pod(code=0)), "!cause1 !Failed !releases"),
 }  # fmt: skip
+
+
+PENDING: dict[str, Any] = {"node": "", "phase": "Pending"}
+NO_IMAGE = Waiting(reason="ImagePullBackOff", message="m", container="trainer")
+PODS = (
+    make_pod(),
+    make_pod(**deleted()),
+    make_pod(notice=notice()),
+    make_pod(**PENDING, unschedulable="no node"),
+    make_pod(**PENDING, pinned="node-z", unschedulable="no node"),
+    make_pod(**PENDING, avoids=("node-a",), unschedulable="no node"),
+    make_pod(**PENDING, grouped=True),
+    make_pod(phase="Pending", running_since=None, waiting=NO_IMAGE),
+    make_pod(phase="Failed", reason="OutOfcpu"),
+    ended_pod(code=1),
+    *(told(outcome, step=3) for outcome in Outcome),
+)
+NODES = ((), (make_node(),), DOOMED, (make_node(fault="x"),), (make_node(ready=False),))
+RECORD = started().attempts[0]
+STATUSES = (
+    Status(),
+    started(2),
+    started(gate_until=after(20)),
+    *(
+        started(attempts=(replace(RECORD, **more),))
+        for more in (
+            {"stopping": "Stalled", "evidence": "x"},
+            {"cause": "SpotNotice", "ended": NOW},
+            {"capacity_type": "OnDemand", "durable_step": 3, "workers": 2},
+            {"start_error_since": after(-3600)},
+        )
+    ),
+)
+
+
+@pytest.mark.parametrize("meta", [{}, {"deletionTimestamp": "2026-03-01T11:59:00Z"}], ids=["kept", "deleted"])
+def test_whatever_is_there_it_can_be_planned(meta: dict[str, Any]) -> None:
+    for status in STATUSES:
+        job = make_job(raw_spec(**OLD), status=status, **meta)
+        for pod, nodes in product(PODS, NODES):
+            o = unread(pod, job=job, nodes=nodes, annotated_at=after(-5), sample=sample(hangSeconds=9.0))
+            plan(o)
+            rescue(o, "the operator cannot process this job")
 
 
 @pytest.mark.parametrize("what", ENDS)
