@@ -12,7 +12,7 @@ from tests.runs.foreign import stopped_at
 pytest.importorskip("transformers")
 
 DATA = """\
-import os, random, shutil, signal, sys
+import os, random, shutil, signal, time
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 from torch.utils.data import RandomSampler, Sampler, WeightedRandomSampler
@@ -240,6 +240,8 @@ class Told(TrainerCallback):
     def on_pre_optimizer_step(self, args, state, control, **_):
         if state.global_step + 1 == int(os.environ.get("STOP", "0")):
             os.kill(os.getpid(), signal.SIGTERM)
+        if 0 < int(os.environ.get("SLOW", "0")) <= state.global_step:
+            time.sleep(0.1)  # ranks agree on their last step beside the steps, which are short here
 
 
 theirs = trainer(**eval(os.environ["DATA"]))
@@ -264,6 +266,16 @@ def test_a_notice_changes_neither_data_nor_weights_of_an_unchanged_script(
     assert first.message.durableStep == 8
     second = lab.run(SCRIPT, attempt=2, interval="1h", env=env).done()
     assert first.losses | second.losses == plain.losses and second.digest == plain.digest
+
+
+def test_two_ranks_go_on_with_batches_that_the_first_one_reads_for_both(lab: Lab) -> None:
+    arguments = "accelerator_config={'dispatch_batches': True}, ddp_backend='gloo', max_steps=6"
+    env = {"DATA": f"dict(sampler=weighted, per_device_train_batch_size=2, {arguments})"}
+    plain = lab.run(SCRIPT, nproc=2, at="plain", attempt=1, env=env).done(300)
+    first = lab.run(SCRIPT, nproc=2, attempt=1, env=env | {"STOP": "2", "SLOW": "2"})
+    first.ends(ExitCode.INTERRUPTED, 300)
+    second = lab.run(SCRIPT, nproc=2, attempt=2, env=env).done(300)
+    assert 0 < first.message.durableStep < 5 and second.digest == plain.digest
 
 
 def test_a_skip_that_the_script_switches_off_is_advised_before_anything_is_lost(lab: Lab) -> None:

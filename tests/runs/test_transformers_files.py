@@ -68,6 +68,12 @@ model = trained(GPT2LMHeadModel(GPT2Config(**NAMES)))
 if os.environ["RANK"] == "0":
     read_back(model)
 """
+TIED_BY_HAND = """\
+model = GPT2LMHeadModel(GPT2Config(**NAMES | {"n_layer": 2}))
+first, second = model.transformer.h
+second.mlp.c_fc.weight = first.mlp.c_fc.weight  # which the class does not declare
+read_back(trained(model))
+"""
 ACCELERATE = """\
 from accelerate import Accelerator
 from spottrain.integrations.accelerate import AccelerateRun
@@ -97,6 +103,10 @@ def test_from_pretrained_reads_a_model_in_several_files_of_two_ranks(lab: Lab) -
     script = HEAD.replace("use_cpu=True", "use_cpu=True, ddp_backend='gloo'") + IN_PARTS
     assert "read back True" in lab.run(script, nproc=2).done(300).log
     assert (lab.folder / "store/final/model.safetensors.index.json").exists()
+
+
+def test_parameters_that_a_script_ties_by_hand_are_saved_too(lab: Lab) -> None:
+    assert "read back True" in lab.run(HEAD + TIED_BY_HAND).done().log
 
 
 def test_from_pretrained_reads_the_model_of_a_loop_around_accelerate(lab: Lab) -> None:

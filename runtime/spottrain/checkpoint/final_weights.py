@@ -66,7 +66,7 @@ class FinalWeights:
         self, state: Mapping[str, Any], *, beside: Collection[str] = (), most: int = SHARD_BYTES
     ) -> None:
         tensors = {name: each for name, each in state.items() if isinstance(each, torch.Tensor)}
-        _require_storable(tensors)
+        require_storable(tensors)
         # Wide dtypes first aligns each tensor without gaps, which the format forbids.
         order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
         self._tensors = {name: tensors[name] for name in order}
@@ -119,13 +119,13 @@ class FinalWeights:
         return file_header(tensors, metadata)
 
 
-def _require_storable(tensors: Mapping[str, torch.Tensor]) -> None:
+def require_storable(tensors: Mapping[str, torch.Tensor]) -> None:
+    """Raises CheckpointError if safetensors cannot hold a tensor's dtype."""
     for name, tensor in tensors.items():
         if tensor.dtype not in SAFETENSORS:
             raise CheckpointError(
-                f"the model's {name} has dtype {tensor.dtype}, which a safetensors file cannot store, "
-                "so the final weights were not stored. Convert it (complex64, float64), or keep it "
-                "out of state_dict()",
+                f"the model's {name} has dtype {tensor.dtype}, which a safetensors file cannot store. "
+                "Convert it (complex64, float64), or keep it out of state_dict()",
                 reason=Reason.CHECKPOINT_INCOMPATIBLE,
             )
 

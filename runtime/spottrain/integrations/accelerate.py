@@ -18,11 +18,13 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.data_loader import DataLoaderDispatcher
-from torch.utils.data import IterableDataset
 
 from spottrain.checkpoint import outside_parameters, plain_state
 from spottrain.checkpoint.kinds import TrainingState
+from spottrain.checkpoint.live_state import LiveState
+from spottrain.checkpoint.manifest import MODEL
+from spottrain.checkpoint.model_watch import ModelWatch
+from spottrain.checkpoint.tree import Flattened, unflatten
 from spottrain.errors import ConfigurationError
 from spottrain.integrations import model_files
 from spottrain.integrations.folder_checkpoints import FolderCheckpoints, packed, unpacked
@@ -101,10 +103,23 @@ class AccelerateRun(Loop):
         optimizers = [getattr(each, "optimizer", each) for each in accelerator._optimizers]
         wanted = str(accelerator.mixed_precision)
         precision.advise_library(wanted, accelerator.device, f"leave mixed_precision={wanted!r} out")
+        named = {str(number): each for number, each in enumerate(optimizers)}
+        parts = {MODEL: self._whole()}
+        self._live = LiveState(parts, named)
+        self._watch = ModelWatch(
+            parts,
+            named,
+            replicas=any(map(plain_state.replica, accelerator._models)),
+            regroups=False,
+            over=lambda: self._engine.ended or self._ended_by_itself,
+            failed=self._engine.failed,
+        )
         self._begin(self._checkpoints, torch.nn.ModuleList(self._plain()), optimizers)
 
     def _require_whole(self) -> None:
         """Raises ConfigurationError unless `save_state` stores all that is trained."""
+        for each in self._accelerator._models:
+            model_files.require_tensors(each)
         registered = [each for each in self._accelerator._custom_objects if isinstance(each, torch.nn.Module)]
         wrapped = [each.optimizer for each in self._accelerator._optimizers]
         optimizers = [each for each in wrapped if isinstance(each, torch.optim.Optimizer)]
@@ -121,6 +136,7 @@ class AccelerateRun(Loop):
 
     def _write(self, folder: Path) -> None:
         """Saves without the micro-batches of a partial step, which a resume repeats."""
+        self._watch.require_unchanged()
         counted, self._accelerator.step = self._accelerator.step, self._micro_batches
         self._accelerator.save_state(str(folder))
         self._accelerator.step = counted
@@ -132,6 +148,7 @@ class AccelerateRun(Loop):
 
     def _count(self, loss: torch.Tensor | float | None, samples: int | None) -> None:
         self._micro_batches = self._accelerator.step
+        self._live.note()
         self._position.step_done(self._used)
         super()._count(loss, samples)
 
@@ -176,11 +193,7 @@ class AccelerateRun(Loop):
         self._number = self._number + 1 if saved is None else saved["number"]
         self._used = 0 if saved is None else saved["batches"]
         loader.iteration = self._number  # which a seedable sampler makes its order of
-        source = (
-            loader
-            if not self._used
-            else self._accelerator.skip_first_batches(loader, self._used * _skips_for_one(loader))
-        )
+        source = self._accelerator.skip_first_batches(loader, self._used) if self._used else loader
         self._position.expect(loader, first=not self._number, saved=saved)
         for batch in source:
             self._position.go_on()
@@ -189,10 +202,14 @@ class AccelerateRun(Loop):
         self._position.go_on()
 
     def _own(self) -> dict[str, Any]:
+        live = Flattened(self._live.state())
+        own = super()._own() | {
+            "live": {"tree": live.plain, "tensors": [each.tensor for each in live.leaves]}
+        }
         if self._loader is None:
-            return super()._own() | {"pass": self._saved}
+            return own | {"pass": self._saved}
         position = {**self._position.state(), "number": self._number, "epoch": self._epochs.number}
-        return super()._own() | {"pass": position}
+        return own | {"pass": position}
 
     def _load_progress(self, saved: Mapping[str, Any], own: Mapping[str, Any], new_rank: bool) -> None:
         super()._load_progress(saved, own, new_rank)
@@ -201,12 +218,15 @@ class AccelerateRun(Loop):
     def _load(self, tree: Any, own: Any, new_rank: bool) -> None:
         restored, manager = self._checkpoints.restored, self._engine.coordinator.checkpoints
         assert restored is not None and manager is not None
+        own = unpacked(own)
+        if live := own.get("live"):
+            self._live.load(unflatten(live["tree"], live["tensors"].__getitem__))
         try:
             self._accelerator.load_state(str(restored))
         except (RuntimeError, ValueError, KeyError, IndexError, FileNotFoundError) as error:
             raise self._engine.incompatible(str(error)) from error
         self._micro_batches = self._accelerator.step
-        self._load_progress(tree["progress"], unpacked(own), new_rank)
+        self._load_progress(tree["progress"], own, new_rank)
         manager.meet()  # load_state has no barrier: all ranks must have read before the folder is deleted
         if self.session.world.first_here:
             shutil.rmtree(restored, ignore_errors=True)
@@ -230,10 +250,3 @@ class AccelerateRun(Loop):
 
     def _describe(self, folder: Path) -> None:
         model_files.write_description(self._whole(), None, folder)
-
-
-def _skips_for_one(loader: Any) -> int:
-    """Returns how many batches of the sampler Accelerate must skip for each batch that the loop gets."""
-    dispatched = isinstance(loader, DataLoaderDispatcher) and not loader.split_batches
-    by_number = dispatched and not isinstance(loader.dataset, IterableDataset)
-    return int(loader.state.num_processes) if by_number else 1

@@ -9,8 +9,7 @@ from typing import Any
 
 import torch
 
-from spottrain.checkpoint import plain_state
-from spottrain.checkpoint.layout import SAFETENSORS
+from spottrain.checkpoint import final_weights, plain_state
 from spottrain.errors import ConfigurationError
 
 
@@ -24,7 +23,7 @@ def write_description(model: torch.nn.Module, processing: Any, folder: Path) -> 
         folder: of its own.
     """
     inner: Any = plain_state.plain(model)
-    if _has_adapter(inner):
+    if has_adapter(inner):
         inner.save_pretrained(folder)  # the adapter alone
     elif _is_of(inner, "PreTrainedModel"):
         inner.config.architectures = [type(inner).__name__.removeprefix("FSDP")]  # of FSDP2
@@ -37,63 +36,54 @@ def write_description(model: torch.nn.Module, processing: Any, folder: Path) -> 
 
 
 def save_shared_tensors(trainer: Any) -> None:
-    """Makes a Trainer save a plain module in which parameters are tied, which safetensors refuses.
-
-    Raises ConfigurationError if the module cannot be saved for another reason.
-    """
+    """Makes a Trainer save a model in which parameters share memory, which safetensors refuses."""
     usual = functools.partial(type(trainer)._save, trainer)
 
     def save(output_dir: str | None = None, state_dict: Mapping[str, Any] | None = None) -> None:
-        if state_dict is None and is_plain(trainer.model):
-            state_dict = _separate(trainer.model.state_dict())
-        usual(output_dir, state_dict=state_dict)
+        usual(output_dir, state_dict=_separate(trainer.model) if state_dict is None else state_dict)
 
     vars(trainer)["_save"] = save
 
 
-def is_plain(model: torch.nn.Module) -> bool:
-    """Whether the Trainer saves its state dict by safetensors, and not by `save_pretrained`."""
-    inner = plain_state.plain(model)
-    return not (_is_of(inner, "PreTrainedModel") or _is_of(inner, "PeftModel"))
-
-
-def require_storable(model: torch.nn.Module) -> None:
-    """Raises ConfigurationError if safetensors cannot hold the state dict of a plain module."""
-    for name, value in model.state_dict().items() if is_plain(model) else ():
-        if not isinstance(value, torch.Tensor):
-            raise ConfigurationError(
-                f"the Trainer cannot save the model: its state_dict() has {name}, a {type(value).__name__}, "
-                "and a safetensors file holds tensors only; keep it out of get_extra_state(), or make it a "
-                "buffer"
-            )
-        if value.dtype not in SAFETENSORS:
-            raise ConfigurationError(
-                f"the Trainer cannot save the model: its {name} has dtype {value.dtype}, which a safetensors "
-                "file cannot hold; convert it (complex64, float64), or keep it out of state_dict()"
-            )
-
-
 def shares_tensors(model: torch.nn.Module) -> bool:
-    """Whether names of a plain module's state dict share memory."""
-    state = model.state_dict() if is_plain(model) else {}
-    return any(value is not state[name] for name, value in _separate(state).items())
+    """Whether parameters share memory although the model's class does not declare them as tied."""
+    return _separate(model) is not None
 
 
-def _separate(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the state with a copy in place of each tensor that shares memory with one before it."""
+def _separate(model: torch.nn.Module) -> dict[str, Any] | None:
+    """Returns the model's state with a copy of each undeclared tensor that shares memory with one before it.
+
+    None if there is none: then the library does it right by itself, as it does for adapters.
+    """
+    if has_adapter(model):
+        return None
+    declared = getattr(plain_state.plain(model), "all_tied_weights_keys", None) or {}
     seen: set[tuple[torch.device, int]] = set()
-    separate = {}
-    for name, value in state.items():
-        if isinstance(value, torch.Tensor) and value.numel():
+    separate, copied = {}, False
+    for name, value in model.state_dict().items():
+        if type(value) in (torch.Tensor, torch.nn.Parameter) and value.numel() and name not in declared:
             memory = (value.device, value.untyped_storage().data_ptr())
             if memory in seen or not value.is_contiguous():
-                value = value.clone(memory_format=torch.contiguous_format)
+                value, copied = value.clone(memory_format=torch.contiguous_format), True
             seen.add(memory)
         separate[name] = value
-    return separate
+    return separate if copied else None
 
 
-def _has_adapter(model: Any) -> bool:
+def require_tensors(model: torch.nn.Module) -> None:
+    """Raises ConfigurationError if safetensors cannot hold the model's state dict."""
+    for name, value in plain_state.model_state(model).items():
+        if not isinstance(value, torch.Tensor):
+            raise ConfigurationError(
+                f"the model cannot be saved: its state_dict() has {name}, a {type(value).__name__}, and a "
+                "safetensors file holds tensors only; keep it out of get_extra_state(), or make it a buffer"
+            )
+    final_weights.require_storable(plain_state.model_state(model))
+
+
+def has_adapter(model: Any) -> bool:
+    """Whether it is trained by an adapter of PEFT, which is saved without the rest."""
+    model = plain_state.plain(model)
     return _is_of(model, "PeftModel") or getattr(model, "_hf_peft_config_loaded", False)
 
 

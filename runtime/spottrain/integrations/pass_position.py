@@ -125,10 +125,12 @@ class PassPosition:
         skipping = next((each for each in samplers if isinstance(each, SkipBatchSampler)), None)
         if skipping is not None and loader.num_workers:
             log.event("advice", about="resume", text=WORKERS)
+        next_read = saved["batches"] * self._reads
+        if skipping is not None:
+            skipping.skip_batches = next_read  # Accelerate forgets that it reads one for each rank
         if self._renewed:
             usual(loader)
         set_random_state(loader, saved["made"])
-        next_read = saved["batches"] * self._reads
         set_before = {next_read: saved["random"]}
         if saved["ahead"] is not None:
             set_before = {next_read: saved["ahead"], next_read + self._reads: saved["random"]}

@@ -488,11 +488,11 @@ class TransformersCallback(TrainerCallback):
         """Raises ConfigurationError unless the Trainer can save the model."""
         if model is None:
             return
-        model_files.require_storable(model)
+        if not model_files.has_adapter(model):
+            model_files.require_tensors(model)
         if self._trainer is None and model_files.shares_tensors(model):
             raise ConfigurationError(
-                "the model is a plain module in which parameters are tied, which the Trainer cannot save by "
-                f"itself: call {CALL}"
+                f"parameters of the model share memory, which the Trainer cannot save by itself: call {CALL}"
             )
 
     def _describe(self, folder: Path) -> None:
