@@ -14,7 +14,7 @@ from localcluster.apiserver import ApiServer
 from spottrain_operator.names import Condition, Reason
 
 from tests.api.conftest import CRD
-from tests.api.kube import APPLY, Json, Kube, Refused
+from tests.api.kube import APPLY, Json, Kube, Refused, wait_for
 from tests.api.scene import OperatorProcess, Scene, job_body
 
 OLD: Json = {
@@ -103,3 +103,29 @@ def test_it_is_refused_by_name_until_it_is_rewritten(kube: Kube, server: ApiServ
         scene.change(**NEW, suspend=False)
         scene.wait_condition(Condition.ACCEPTED, "True")
         scene.wait_attempt(1)
+
+
+def test_a_running_job_whose_stored_spec_cannot_be_read_any_more_is_told_of_its_nodes_end(
+    kube: Kube, server: ApiServer, namespace: str
+) -> None:
+    scene = Scene(kube=kube, namespace=namespace, job="runs")
+    with OperatorProcess(kubeconfig=server.kubeconfig, namespace=namespace) as operator:
+        operator.wait_ready()
+        scene.create()
+        pod = scene.wait_attempt(1)
+        node = scene.bind(pod)
+        with _schema_that_accepts_anything(kube):
+            wait_for("the schema to take any type", lambda: _changed(scene, capacity={"type": "spot"}))
+        scene.wait_condition(Condition.ACCEPTED, "False", Reason.INVALID_SPEC)
+        scene.give_notice(node)
+        wait_for("its DELETE", lambda: "deletionTimestamp" in (scene.pod(1) or pod)["metadata"])
+        scene.end(pod, 1)
+        wait_for("its end to be counted", lambda: scene.counters() == (1, 0, 1))
+
+
+def _changed(scene: Scene, **spec: Any) -> bool:
+    try:
+        scene.change(**spec)
+    except Refused:
+        return False
+    return True
