@@ -25,9 +25,8 @@ def main() -> None:
     config = GPT2Config(
         vocab_size=64, n_positions=32, n_embd=32, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0
     )
-    output = os.environ.get("OUTPUT", "hf-output")
     arguments = TrainingArguments(
-        output_dir=output,
+        output_dir=os.environ.get("OUTPUT", "hf-output"),
         max_steps=STEPS,
         per_device_train_batch_size=8,
         gradient_accumulation_steps=2,
@@ -38,8 +37,7 @@ def main() -> None:
         use_cpu=not torch.cuda.is_available(),
     )
     trainer = Trainer(model=GPT2LMHeadModel(config), args=arguments, train_dataset=Text())
-    trainer.train()
-    trainer.save_model(output)  # also after an interruption here: the job is done when the script ends
+    trainer.train()  # leaves the model in the checkpoint URI's final/, as from_pretrained reads it
 
 
 if __name__ == "__main__":

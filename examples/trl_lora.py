@@ -60,8 +60,7 @@ def main() -> None:
         processing_class=make_tokenizer(),
         peft_config=LoraConfig(r=8, lora_alpha=16, lora_dropout=0.1, target_modules=["q_proj", "v_proj"]),
     )
-    trainer.train()
-    trainer.save_model()  # the adapter alone
+    trainer.train()  # leaves the adapter in the checkpoint URI's final/, as PEFT reads it
 
 
 if __name__ == "__main__":

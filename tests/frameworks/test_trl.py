@@ -8,6 +8,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import spottrain
+import torch
+from safetensors.torch import load_file
 from spottrain.contract import Env, Outcome
 
 from tests.runs.launched import Launched
@@ -73,6 +76,17 @@ def test_the_weights_are_those_of_a_run_that_was_not_interrupted(train: Train, t
     third = train(3).done(300)
     assert digest(third) == digest(plain)
     assert third.message.step == STEPS and third.message.startStep
+
+
+def test_the_adapter_and_its_tokenizer_lie_beside_the_final_weights(train: Train, tmp_path: Path) -> None:
+    train(1, STEPS="2").done(300)
+    final = tmp_path / "store" / "final"
+    assert json.loads((final / "adapter_config.json").read_text())["r"] == 8
+    assert (final / "tokenizer.json").exists()
+    adapter, weights = load_file(final / "adapter_model.safetensors"), spottrain.load_weights(final)
+    named = {name.replace(".default.", "."): each for name, each in weights.items() if ".lora_" in name}
+    assert named.keys() == adapter.keys()
+    assert all(torch.equal(named[name], each) for name, each in adapter.items())
 
 
 def test_no_checkpoint_holds_the_frozen_base_model(train: Train, tmp_path: Path) -> None:
