@@ -89,6 +89,8 @@ class Saves:
         """How often that was."""
         self._waiting: tuple[float, int] | None = None
         """Since when whole files wait for a commit, and the cycles then."""
+        self._busy = False
+        """Whether it saves so often that no lull is to be waited for."""
         self._looked = False
 
     def look(self, tree: Tree, writes: Mapping[str, Write], now: float) -> None:
@@ -155,7 +157,8 @@ class Saves:
         elif self._waiting is None:
             self._waiting = (now, self._cycles)
         since, cycles = self._waiting or (now, self._cycles)
-        busy = now - since >= BUSY and self._cycles - cycles >= BUSY_SAVES
+        if now - since >= BUSY and self._cycles - cycles >= BUSY_SAVES:
+            self._busy = True
         there = {
             path
             for path in self._seen.keys()
@@ -163,14 +166,14 @@ class Saves:
             if not _temporary(path) and not self._logs.is_one(path)
         }
         folders = all("/" in path for path in fresh | torn)
-        done = self._finished(fresh, torn, there, committed) if folders or busy or ended else set()
+        done = self._finished(fresh, torn, there, committed) if folders or self._busy or ended else set()
         save = min((self._seen[path].begun for path in fresh), default=now)
         held = fresh | torn if done else {path for path in torn if self._held(path, save, now)}
         held = {path for path in held - done if path not in committed or stored(path)}
         if not done and torn - held:
             return Verdict(why=self._why(sorted(torn - held)[0], now))
         first = not ended and not has_files(committed)
-        if not done and fresh and not self._complete(fresh, there, now, busy=busy, first=first):
+        if not done and fresh and not self._complete(fresh, there, now, first=first):
             return Verdict(why="files are written so often that at no moment all of them are whole")
         tree = self._without(held, committed)
         if not has_files(tree):
@@ -277,7 +280,7 @@ class Saves:
         names = {name for path in there for name in (path, shape(path))}
         return (self._last - self._cycle) & names if self._cycle & self._last & names else set()
 
-    def _complete(self, fresh: set[str], there: set[str], now: float, *, busy: bool, first: bool) -> bool:
+    def _complete(self, fresh: set[str], there: set[str], now: float, *, first: bool) -> bool:
         """Whether no more of this save is to come. `first`: nothing is stored yet, and the program runs."""
         if len(there) == 1 and not first:
             return True
@@ -287,7 +290,10 @@ class Saves:
         names = self._cycle & there
         if names and names == self._last & there and names >= fresh:
             return True
-        return quiet >= (SHORT_LULL if busy else max(LULL, self._reaction))
+        if quiet >= max(LULL, self._reaction):
+            self._busy = False
+            return True
+        return self._busy and quiet >= SHORT_LULL
 
     def _without(self, held: set[str], committed: Tree) -> dict[str, Node]:
         """Returns the folder, with what is held as it was committed, and without new empty folders."""
