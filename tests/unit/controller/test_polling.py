@@ -196,6 +196,36 @@ async def test_a_new_state_is_written_at_once_and_further_steps_when_nothing_els
     assert {lane for lane, _ in queue._dirty.values()} == ({lane} if lane else set())
 
 
+@pytest.mark.parametrize("ends", [deleted(), {"notice": notice()}])
+def test_a_trainer_is_asked_at_once_when_its_pod_is_to_end(
+    ends: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be killed before its next turn, and then nobody else knows what it had saved."""
+
+    async def story() -> list[float]:
+        loop, caches, memory = asyncio.get_running_loop(), Caches(), Memory()
+        caches.jobs.put(make_job(status=started()))
+        caches.pods.put(make_pod())
+        poller = poller_of(caches, memory, interval=600)
+        asked: list[float] = []
+
+        async def poll(_: object, pod: PodView) -> Progress:
+            asked.append(loop.time())
+            return sample(40, jobUID=KEY.uid, durableStep=36).progress
+
+        monkeypatch.setattr(poller, "_poll", poll)
+        running = asyncio.create_task(runs(poller, 20))
+        await asyncio.sleep(5)
+        caches.pods.put(make_pod(resource_version=2, **ends))
+        told = loop.time()
+        await running
+        assert memory.samples[KEY].progress.durableStep == 36
+        return [at - told for at in asked]
+
+    (after,) = run_virtually(story())
+    assert 0 <= after <= 1, "once"
+
+
 @pytest.mark.parametrize(("jobs", "seconds"), [(50, 10), (2000, 40)])
 def test_with_many_jobs_each_is_asked_less_often_and_at_even_intervals(
     jobs: int, seconds: float, monkeypatch: pytest.MonkeyPatch
