@@ -86,6 +86,16 @@ def test_in_an_evaluation_it_stops_after_the_batch(lab: Lab) -> None:
     assert f"event=evaluated step={run.message.step} " in again.log, "the evaluation cut short is done again"
 
 
+def test_in_another_thread_than_the_main_one_it_saves_and_ends_the_process(lab: Lab) -> None:
+    threaded = SCRIPT.replace(
+        "trainer.fit()\n",
+        "import threading\nworker = threading.Thread(target=trainer.fit)\nworker.start()\nworker.join()\n",
+    )
+    run = lab.run(threaded, env=SLOW_STEPS).until("step=5/")
+    assert end_promptly(run) == ExitCode.INTERRUPTED
+    assert run.message.durableStep == max(run.losses) and "Traceback" not in run.log
+
+
 def test_during_an_upload_the_newest_step_is_saved(lab: Lab) -> None:
     run = lab.run(uploads="time.sleep(0.5)", interval="3steps", env=SLOW_STEPS).until("putting")
     assert end_promptly(run) == ExitCode.INTERRUPTED

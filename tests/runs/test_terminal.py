@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -96,6 +97,18 @@ def test_a_training_shows_sentences_and_one_progress_line_until_ctrl_c(
     assert re.search(r"Warning: Termination notice \(SIGINT\): 30 s left, saving$", text, re.M)
     assert re.search(r"^\d\d:\d\d:\d\d Ended \(interrupted, exit code 75\): ", text, re.M)
     assert not re.search(r"Training: step|event=|step=", text)
+
+
+def test_a_training_whose_terminal_is_gone_saves_and_ends_although_its_script_prints(
+    terminal: Callable[..., Terminal], tmp_path: Path
+) -> None:
+    prints = TRAINS.replace("    if trainer.step == 3:\n", "    print('step of the script')\n    if False:\n")
+    it = terminal(prints)
+    it.until(r"^Training: step ([5-9]|\d\d+)/")
+    it.hang_up()
+    assert it.process.wait(60) == ExitCode.INTERRUPTED
+    head = json.loads((tmp_path / "store" / "HEAD").read_text())
+    assert head["state"] == "released" and head["checkpoints"][0]["step"] >= 5
 
 
 def test_ranks_share_a_terminal_and_only_rank_0_shows_progress(terminal: Callable[..., Terminal]) -> None:

@@ -59,6 +59,11 @@ class Terminal:
     def rows(self) -> list[str]:
         return screen(self.sent)
 
+    def hang_up(self) -> None:
+        """Closes the terminal, as when an ssh connection is lost: the program gets SIGHUP."""
+        os.close(self._master)
+        self._master = os.open(os.devnull, os.O_RDWR)
+
     def type(self, keys: str) -> None:
         os.write(self._master, keys.encode())
 

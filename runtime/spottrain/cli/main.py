@@ -284,7 +284,7 @@ def _exit_of_script(session: Session, exit_: SystemExit, last_line: str) -> int:
         return session.end_of_script()
     code = exit_.code if isinstance(exit_.code, int) else 1
     if not isinstance(exit_.code, int):
-        print(exit_.code, file=sys.stderr)
+        show(exit_, lambda: print(exit_.code, file=sys.stderr))
     last = f" Its last line: {last_line}" if last_line and isinstance(exit_.code, int) else ""
     words = f"The script ended itself: sys.exit({exit_.code!r}).{last}"
     session.conclude(Ending(Outcome.FAILED, words, Reason.SCRIPT_FAILED))

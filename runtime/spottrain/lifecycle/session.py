@@ -207,8 +207,13 @@ class Session:
         return meant
 
     def end(self, ending: Ending) -> NoReturn:
-        """Ends the run within the grace period, by `RunEnded`: the script's `finally` blocks run."""
+        """Ends the run within the grace period, by `RunEnded`: the script's `finally` blocks run.
+
+        In another thread than the main one it ends the process at once, as the main one would go on.
+        """
         code = self.conclude(ending)
+        if self is _current and threading.current_thread() is not threading.main_thread():
+            leave(code)
         self.leave_in_time(code)
         raise RunEnded(int(code))
 
@@ -515,11 +520,15 @@ def _install(env: Mapping[str, str]) -> Preemption:
 
 
 def show(error: BaseException, usual: Callable[[], None]) -> None:
-    """Prints an error to standard error: the text alone for a RunError, else as usual."""
-    if isinstance(error, RunError):
-        print(f"spottrain: {error}", file=sys.stderr)
-    else:
-        usual()
+    """Prints an error to standard error: the text alone for a RunError, else as usual.
+
+    Where the terminal is gone nothing is printed.
+    """
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        if isinstance(error, RunError):
+            print(f"spottrain: {error}", file=sys.stderr)
+        else:
+            usual()
 
 
 def leave(code: int) -> NoReturn:
