@@ -258,7 +258,7 @@ def _pod_reason(case: Case) -> Ending | None:
         return Ending(cause=Cause.NODE_SHUTDOWN, evidence=said)
     if pod.reason in LOST_REASONS:
         return Ending(cause=Cause.NODE_LOST, evidence=said)
-    if pod.lost and pod.reason not in ENDED_BY_KUBELET:
+    if pod.lost and pod.deleted is None and pod.reason not in ENDED_BY_KUBELET:
         return Ending(cause=Cause.NODE_LOST, evidence=f"node {pod.node} has lost the pod: {pod.lost}")
     if pod.reason and pod.reason not in ENDED_BY_KUBELET and pod.phase == "Failed":
         # OutOfcpu, UnexpectedAdmissionError, ...: the kubelet rejected it, before the trainer ran or when the

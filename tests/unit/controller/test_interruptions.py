@@ -248,6 +248,12 @@ def test_an_init_container_that_the_kubelet_found_gone_is_the_nodes_end_too() ->
     assert "container fetch" in made.status.attempts[0].evidence
 
 
+def test_a_pod_that_was_deleted_before_its_container_began_was_deleted() -> None:
+    gone = raw_pod(code=137, container_reason="ContainerStatusUnknown", deleted=50)
+    made = plan(observed(Row(gone, Cause.POD_DELETED)))
+    assert made.status is not None and made.status.attempts[0].cause == Cause.POD_DELETED
+
+
 @pytest.mark.parametrize("code", [137, 255])
 def test_a_pod_of_its_own_end_is_charged_for_an_exit_code_that_the_kubelet_also_makes_up(code: int) -> None:
     made = plan(observed(Row(raw_pod(code=code, container_reason="Error"), Cause.FAILED, FAILURE)))
