@@ -9,8 +9,7 @@ was written for a moment. If the files are those of the last save, it is complet
 are missing, the moment is longer.
 
 A log is text that grows, or TensorBoard's: any beginning of it is as good as the whole, and no save waits for
-it. A file that stays open or cut off, or was open before the save began, is left as the checkpoint before has
-it.
+it. A file that was open, or cut off, before the save began is left as the checkpoint before has it.
 """
 
 from __future__ import annotations
@@ -35,10 +34,10 @@ BUSY: Final = 5.0
 BUSY_SAVES: Final = 3
 MISSED: Final = 10.0
 """The same where files are missing that the last save had."""
-HELD: Final = 60.0
-"""After so long without a write no save waits for a file that is open, or cut off."""
 OPENED: Final = 10.0
-"""Nor for a file that was open so long before the save began, such as a database."""
+"""A save does not wait for a file that was open, or cut off, so long before it began, such as a database."""
+HELD: Final = 60.0
+"""If its format says that it is cut off, not before it was left alone for so long."""
 GROWTHS: Final = 3
 """After so many looks at which a text had grown at its end, it is a log."""
 TENSORBOARD: Final = "tfevents"
@@ -241,7 +240,7 @@ class Saves:
     def _held(self, path: str, save: float, now: float) -> bool:
         """Whether a save that began at `save` does not wait for this file."""
         seen = self._seen[path]
-        return now - seen.changed > HELD or (seen.format is None and seen.begun < save - OPENED)
+        return seen.begun < save - OPENED and (seen.format is None or now - seen.changed > HELD)
 
     def _finished(self, fresh: set[str], torn: set[str], there: set[str], committed: Tree) -> set[str]:
         """Returns the files of new checkpoints that are finished, where all that has changed is new ones.
