@@ -255,7 +255,7 @@ def test_a_file_that_was_cut_off_long_ago_holds_nothing_up(scene: Scene) -> None
     scene.write("ckpt.pt")
     assert scene.commit(70) is None, "it may be of this save, which is stopped"
     scene.write("ckpt.pt")
-    assert scene.commit(3) == ["ckpt.pt"]
+    assert scene.commit(11) == ["ckpt.pt"]
 
 
 def test_files_that_are_gone_are_no_reason_for_a_commit(scene: Scene) -> None:
