@@ -152,7 +152,7 @@ class Saves:
         if not fresh:
             self._waiting = None
             if not (ended and logs and not torn):
-                return Verdict(why=self._why(sorted(torn)[0], now) if torn else "")
+                return Verdict(why=self._why(sorted(torn)[0]) if torn else "")
         elif self._waiting is None:
             self._waiting = (now, self._cycles)
         since, cycles = self._waiting or (now, self._cycles)
@@ -170,7 +170,7 @@ class Saves:
         held = fresh | torn if done else {path for path in torn if self._held(path, save, now)}
         held = {path for path in held - done if path not in committed or stored(path)}
         if not done and torn - held:
-            return Verdict(why=self._why(sorted(torn - held)[0], now))
+            return Verdict(why=self._why(sorted(torn - held)[0]))
         first = not ended and not has_files(committed)
         if not done and fresh and not self._complete(fresh, there, now, first=first):
             return Verdict(why="files are written so often that at no moment all of them are whole")
@@ -310,13 +310,14 @@ class Saves:
         }
         return dict(sorted((folders | kept).items()))
 
-    def _why(self, path: str, now: float) -> str:
+    def _why(self, path: str) -> str:
         seen = self._seen[path]
-        if seen.write is not None and seen.write.closed is None:
-            return f"{path} was open for writing"
         if seen.format is False:
             return f"{path} was cut off"
-        return f"{path} changed more often than every {QUIET_SECONDS:g} s, and nobody told that it was closed"
+        if seen.write is None:
+            return f"{path} changed each {QUIET_SECONDS:g} s, and it is not known whether it was closed"
+        how = "open for writing" if seen.write.closed is None else "closed just before each look"
+        return f"{path} was {how}"
 
 
 def shape(path: str) -> str:
