@@ -8,9 +8,13 @@ else the script decides, also one that was edited between two attempts.
 
 from __future__ import annotations
 
+import dataclasses
+import enum
 import hashlib
+from argparse import Namespace
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from types import SimpleNamespace
 from typing import Any, Final
 
 import torch
@@ -90,6 +94,12 @@ class LiveState:
         }
         self._owners = {path: (vars(module), OF_MODULES) for path, module in self._modules.items()}
         self._owners |= {
+            f"{path}.{name}": (vars(each), frozenset())
+            for path, module in self._modules.items()
+            for name, each in vars(module).items()
+            if _is_record(each)
+        }
+        self._owners |= {
             f"optimizer {name}": (vars(each), OF_OPTIMIZERS) for name, each in optimizers.items()
         }
         self._trained, self._modes = self._trained_now(), _modes()
@@ -134,7 +144,7 @@ class LiveState:
 
     def _each_attribute(self) -> Iterator[tuple[Place, Any]]:
         for owner, (attributes, of_torch) in self._owners.items():
-            for name, each in attributes.items():
+            for name, each in list(attributes.items()):  # a copy: this may run beside the training
                 if name not in of_torch:
                     yield (owner, name), each
 
@@ -250,11 +260,21 @@ def _set_buffer(module: torch.nn.Module, name: str, saved: Mapping[str, Any]) ->
 # --- attributes ---------------------------------------------------------------------------------------------
 def _is_kept(value: Any) -> bool:
     """Whether it is saved: a plain value without tensors that belong to a model or to a graph."""
-    return is_generator(value) or (is_plain(value) and all(map(_is_storable, _tensors(value))))
+    if is_generator(value) or isinstance(value, enum.Enum):
+        return True
+    return is_plain(value) and all(map(_is_storable, _tensors(value)))
+
+
+def _is_record(value: Any) -> bool:
+    """Whether it is an object of plain attributes, which are looked at like those of a module."""
+    record = dataclasses.is_dataclass(value) and not isinstance(value, type | torch.nn.Module)
+    return (record and hasattr(value, "__dict__")) or isinstance(value, SimpleNamespace | Namespace)
 
 
 def _is_odd(value: Any) -> bool:
-    return value is not MISSING and not is_generator(value) and not is_plain(value)
+    return not (
+        value is MISSING or is_generator(value) or is_plain(value) or isinstance(value, enum.Enum)
+    ) and not _is_record(value)
 
 
 def _is_storable(tensor: torch.Tensor) -> bool:
@@ -298,6 +318,8 @@ def _comparable(value: Any) -> Any:
 def _saved(value: Any) -> dict[str, Any]:
     if is_generator(value):
         return {"generator": generator_state(value)}
+    if isinstance(value, enum.Enum):
+        return {"member": value.name}
     device = next((each.device.type for each in _tensors(value)), "cpu")
     return {"value": stored(value)} | ({} if device == "cpu" else {"device": device})
 
@@ -306,7 +328,9 @@ def _set_attribute(attributes: dict[str, Any], name: str, saved: Mapping[str, An
     here = attributes.get(name)
     if "value" in saved:
         attributes[name] = _restored(here, saved)
-    elif is_generator(here):
+    elif "member" in saved and isinstance(here, enum.Enum):
+        attributes[name] = type(here)[saved["member"]]
+    elif "generator" in saved and is_generator(here):
         set_generator_state(here, saved["generator"])
 
 

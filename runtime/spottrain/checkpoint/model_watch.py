@@ -36,6 +36,7 @@ class ModelWatch:
     """Looks before each step of any optimizer, and in `require_unchanged`.
 
     Modules and optimizers are given by name, as they are before the loop. `replicas`: whether DDP wraps them.
+    `regroups`: whether parameter groups may change, because a resume rebuilds them (`load_optimizer`).
     `over`: whether the training is done, so that an export may change the model. `failed` is called with an
     error before it is raised.
     """
@@ -46,11 +47,13 @@ class ModelWatch:
         optimizers: Mapping[str, torch.optim.Optimizer],
         *,
         replicas: bool,
+        regroups: bool,
         over: Callable[[], bool],
         failed: Callable[[BaseException], None],
     ) -> None:
         self._modules = {name: plain(module) for name, module in modules.items()}
         self._optimizers, self._over, self._failed = dict(optimizers), over, failed
+        self._regroups = regroups
         self._parts = {id(part): part for module in self._modules.values() for part in module.modules()}
         self._by_fsdp = any(
             any_sharded(part, recurse=False) or type(part).__name__ == "FullyShardedDataParallel"
@@ -92,8 +95,14 @@ class ModelWatch:
         """Raises ConfigurationError if the model has other parameters, or the optimizers train others."""
         if self._over():
             return
-        self._registered, self._groups = False, self._groups_now()
-        forms = self._forms_now()
+        self._registered, groups, forms = False, self._groups_now(), self._forms_now()
+        if groups != self._groups and not self._regroups:
+            self._refuse(
+                "the parameter groups of the optimizer have changed since the training began, and a script "
+                "that resumes does not have them: make all of them before the loop, with requires_grad=False "
+                "for what is trained later"
+            )
+        self._groups = groups
         found = [f"{name} is gone" for name in self._forms if name not in forms]
         found += [f"{name} is new" for name in forms if name not in self._forms]
         found += [

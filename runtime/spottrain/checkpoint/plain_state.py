@@ -85,46 +85,56 @@ def load_model(model: torch.nn.Module, saved: Mapping[str, Any]) -> str | None:
     here = inner.state_dict()
     mismatch = explain_mismatch(saved, {clean(name): value for name, value in here.items()})
     if mismatch is None:
-        with _buffers_apart(inner, saved):
+        _separate_buffers(inner, saved)
+        with contiguous_buffers(inner):
             inner.load_state_dict({name: _like(here[name], saved[clean(name)]) for name in here})
+        _join_buffers(inner, saved)
     return mismatch
 
 
 @contextmanager
-def _buffers_apart(model: torch.nn.Module, saved: Mapping[str, Any]) -> Iterator[None]:
-    """Context to load buffers of which several share memory, as views do, or elements of one do (`expand`).
-
-    Afterwards the same buffers are one tensor as when it was saved, and views of one memory still are.
-    """
-    places = [
-        (module, name, clean(f"{path}.{name}".lstrip(".")))
-        for path, module in model.named_modules(remove_duplicate=False)
+def contiguous_buffers(model: torch.nn.Module) -> Iterator[None]:
+    """Context to load buffers of which several elements share memory, such as one made by `expand`."""
+    found = [
+        (module._buffers, name, buffer)
+        for module in model.modules()
         for name, buffer in module._buffers.items()
-        if buffer is not None and name not in module._non_persistent_buffers_set
+        if buffer is not None and devices.overlaps(buffer)
     ]
-    overlapping, first = [], dict[int, torch.Tensor]()
-    of_saved = dict[int, tuple[torch.nn.Module, str]]()
-    for module, name, path in places:
-        buffer, tensor = module._buffers[name], saved.get(path)
-        if not isinstance(buffer, torch.Tensor) or not isinstance(tensor, torch.Tensor):
-            continue
-        if first.setdefault(id(buffer), tensor) is not tensor:  # one tensor here, and two in the checkpoint
-            module._buffers[name] = buffer = buffer.clone()
-        if devices.overlaps(buffer):
-            overlapping.append((module, name, buffer))
-            module._buffers[name] = buffer.clone(memory_format=torch.contiguous_format)
+    for buffers, name, buffer in found:
+        buffers[name] = buffer.clone(memory_format=torch.contiguous_format)
     yield
-    for module, name, buffer in overlapping:
-        loaded = module._buffers[name]
-        assert loaded is not None
-        _write_overlapping(buffer, loaded)
-        if torch.equal(buffer, loaded):  # else it was no such view any more when it was saved
-            module._buffers[name] = buffer
-    for module, name, path in places:
-        tensor = saved.get(path)
-        if isinstance(tensor, torch.Tensor):
-            other, its_name = of_saved.setdefault(id(tensor), (module, name))
-            module._buffers[name] = other._buffers[its_name]
+    for buffers, name, buffer in found:
+        loaded = buffers[name]
+        if loaded is not None and loaded.shape == buffer.shape:
+            _write_overlapping(buffer, loaded)
+            if torch.equal(buffer, loaded):  # else it was no such view any more when it was saved
+                buffers[name] = buffer
+
+
+def _saved_buffers(
+    model: torch.nn.Module, saved: Mapping[str, Any]
+) -> Iterator[tuple[dict[str, Any], str, torch.Tensor]]:
+    for path, module in model.named_modules(remove_duplicate=False):
+        for name, buffer in module._buffers.items():
+            tensor = saved.get(clean(f"{path}.{name}".lstrip(".")))
+            if isinstance(buffer, torch.Tensor) and isinstance(tensor, torch.Tensor):
+                yield module._buffers, name, tensor
+
+
+def _separate_buffers(model: torch.nn.Module, saved: Mapping[str, Any]) -> None:
+    """Makes two of a buffer that is one tensor here under two names, and two tensors in the checkpoint."""
+    first: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+    for buffers, name, tensor in _saved_buffers(model, saved):
+        if first.setdefault(id(buffers[name]), (buffers[name], tensor))[1] is not tensor:
+            buffers[name] = buffers[name].clone()
+
+
+def _join_buffers(model: torch.nn.Module, saved: Mapping[str, Any]) -> None:
+    """Makes one of two buffers that are one tensor in the checkpoint."""
+    first: dict[int, torch.Tensor] = {}
+    for buffers, name, tensor in _saved_buffers(model, saved):
+        buffers[name] = first.setdefault(id(tensor), buffers[name])
 
 
 def _write_overlapping(tensor: torch.Tensor, values: torch.Tensor) -> None:

@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -222,7 +223,10 @@ class AccelerateRun(Loop):
         if live := own.get("live"):
             self._live.load(unflatten(live["tree"], live["tensors"].__getitem__))
         try:
-            self._accelerator.load_state(str(restored))
+            with contextlib.ExitStack() as loading:
+                for model in self._plain():
+                    loading.enter_context(plain_state.contiguous_buffers(model))
+                self._accelerator.load_state(str(restored))
         except (RuntimeError, ValueError, KeyError, IndexError, FileNotFoundError) as error:
             raise self._engine.incompatible(str(error)) from error
         self._micro_batches = self._accelerator.step

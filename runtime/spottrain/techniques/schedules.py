@@ -136,12 +136,6 @@ class Schedule:
     def before_step(self, step: int) -> None:
         """Sets the rates for step `step`, counted from 0. Does nothing with a torch LRScheduler."""
         if not isinstance(self._kind, LRScheduler):
-            if len(self._optimizer.param_groups) != len(self._base):
-                raise ConfigurationError(
-                    f"the optimizer has {len(self._optimizer.param_groups)} parameter groups and had "
-                    f"{len(self._base)} when the Trainer was made, so the schedule has no rate for "
-                    "the others: make all groups before, with requires_grad=False for what is trained later"
-                )
             factor = _finite(self._kind(step), step)
             for group, base in zip(self._optimizer.param_groups, self._base, strict=True):
                 group["lr"] = base * factor

@@ -117,6 +117,7 @@ class Run(Loop):
             parts,
             self._optimizers,
             replicas=session.world.distributed and any(map(plain_state.replica, given)),
+            regroups=True,
             over=lambda: self._engine.ended or self._ended_by_itself,
             failed=self._engine.failed,
         )

@@ -235,6 +235,7 @@ class Trainer:
             {MODEL: self.model},
             named,
             replicas=self.session.world.distributed and not any_sharded(self.model),
+            regroups=False,  # its schedule has a rate for each group
             over=lambda: self._engine.ended,
             failed=self._engine.failed,
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import enum
 import random
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
@@ -17,6 +19,16 @@ from tests.support.snapshots import pack, same, unpack
 
 EPOCH = 3
 STEPS = 3 * EPOCH
+
+
+class Phase(enum.Enum):
+    FIRST = 1.0
+    SECOND = 2.0
+
+
+@dataclasses.dataclass
+class Settings:
+    factor: float = 1.0
 
 
 class Net(torch.nn.Module):
@@ -37,6 +49,7 @@ class Net(torch.nn.Module):
         self.kept: Any = deque([1.0], maxlen=2)
         self.python, self.numpy = random.Random(1), numpy.random.default_rng(1)
         self.torch = torch.Generator().manual_seed(1)
+        self.phase, self.settings = Phase.FIRST, Settings()
         self.changes = changes
 
     def forward(self, x: torch.Tensor) -> Any:
@@ -45,6 +58,7 @@ class Net(torch.nn.Module):
             self.changes(self, y.detach())
         seen = [self.scale, self.wide, self.windows, self.one, self.two, self.queue, self.hidden]
         seen += [torch.tensor(float(each)) for each in (*self.kept, self.tau, self.seen["steps"])]
+        seen += [torch.tensor(self.phase.value * self.settings.factor)]
         seen += [self.mean] if self.mean is not None else []
         seen += [self.late] if hasattr(self, "late") else []
         return y * (1 + 0.1 * sum(each.mean() * (n + 1) for n, each in enumerate(seen)))
@@ -93,6 +107,8 @@ IN_FORWARD: dict[str, Callable[[Any, torch.Tensor], object]] = {
     "which is replaced": lambda net, y: setattr(net, "wide", net.wide + y[:3, 0]),
     "a number": lambda net, y: setattr(net, "tau", net.tau * 0.9),
     "containers": count,
+    "an enum": lambda net, y: setattr(net, "phase", Phase.SECOND),
+    "a dataclass": lambda net, y: setattr(net.settings, "factor", net.settings.factor * 0.9),
     "a tensor": lambda net, y: setattr(net, "hidden", net.hidden * 0.5 + y.mean()),
     "a tensor in place": lambda net, y: net.hidden.add_(y.mean()),
     "Python's generator": lambda net, y: setattr(net, "kept", [net.python.random()]),

@@ -18,7 +18,7 @@ from tests.unit.runtime.sentences import Told
 class Loop:
     """A model with a head and a temperature of no module, and what watches them."""
 
-    def __init__(self, *, replicas: bool = False) -> None:
+    def __init__(self, *, replicas: bool = False, regroups: bool = True) -> None:
         torch.manual_seed(1)
         self.body, self.head = torch.nn.Linear(2, 2), torch.nn.Linear(2, 1)
         self.model = torch.nn.Sequential(self.body, self.head)
@@ -35,6 +35,7 @@ class Loop:
             {"model": self.model},
             {"main": self.optimizer},
             replicas=replicas,
+            regroups=regroups,
             over=lambda: self.over,
             failed=self.failed.append,
         )
@@ -104,6 +105,15 @@ def test_a_layer_that_ddp_does_not_know_is_refused_when_it_is_trained(told: Told
     told(refusal)
 
 
+def test_groups_that_a_resume_does_not_rebuild_are_refused(told: Told) -> None:
+    loop = Loop(regroups=False)
+    loop.step()
+    loop.optimizer.param_groups.pop(0)
+    with pytest.raises(ConfigurationError) as refusal:
+        loop.step()
+    told(refusal)
+
+
 ALLOWED: dict[str, Callable[[Loop], Any]] = {
     "a layer is trained": lambda loop: loop.body.bias.requires_grad_(True),
     "a layer is replaced for a while": swapped,
@@ -150,7 +160,7 @@ def test_a_hook_of_the_script_is_told_once_and_one_that_goes_again_is_not(capsys
 
 def test_a_model_without_shapes_is_refused(told: Told) -> None:
     model = torch.nn.Sequential(torch.nn.LazyLinear(2))
-    told(lambda: ModelWatch({"model": model}, {}, replicas=False, over=bool, failed=print))
+    told(lambda: ModelWatch({"model": model}, {}, replicas=False, regroups=True, over=bool, failed=print))
 
 
 def test_after_the_training_the_model_is_the_script_s() -> None:
