@@ -7,6 +7,7 @@ earlier jobs left.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Sequence
 from dataclasses import replace
@@ -30,6 +31,7 @@ from spottrain.contract import (
 from spottrain.core.text import counted
 from spottrain.errors import CheckpointError, ConfigurationError
 from spottrain.storage.base import AlreadyExists, KeyMissing, PreconditionFailed, Store
+from spottrain.sync.checkpoints import manifest_or_none
 
 REPAIRED: Final = "repaired"
 """`jobUID` in a HEAD that was made again. No job has this UID."""
@@ -94,11 +96,15 @@ def _parsed(body: bytes) -> Head | None:
 def _entry(store: Store, key: str, keys: Sequence[str]) -> Entry:
     stats = {each: store.stat(each) for each in keys if folder_of(each) == key}
     written = stats[key + MANIFEST_NAME]
+    size = sum(stat.bytes for stat in stats.values() if stat is not None)
+    with contextlib.suppress(Damaged, CheckpointError):
+        if (folder := manifest_or_none(store, key)) is not None:  # its contents lie elsewhere
+            size = folder.size
     return Entry(
         key=key,
         step=step_of_key(key) or 0,
         time=written.modified if written is not None else 0.0,
-        bytes=sum(stat.bytes for stat in stats.values() if stat is not None),
+        bytes=size,
     )
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from spottrain.checkpoint.head.owner import ClaimPolicy, Identity
 from spottrain.contract import BLOBS_PREFIX, MANIFEST_NAME, OnExisting
+from spottrain.errors import CheckpointError
 from spottrain.storage.base import Object, never
 from spottrain.storage.local import FolderStore
 from spottrain.sync.checkpoints import FolderCheckpoints
@@ -62,6 +63,24 @@ def test_delete_keeps_contents_of_an_earlier_job_whose_checkpoint_cannot_be_read
     code, out, err = place("delete", "--job-uid", "B", "--yes")
     assert (code, err) == (0, "") and f"{kept} may need stay" in out
     assert blobs(place) == before
+
+
+def test_a_folder_whose_head_is_lost_is_neither_begun_again_nor_deleted_and_is_repaired(
+    place: Place, tmp_path: Path
+) -> None:
+    synced(place, tmp_path / "one", b"1", b"22")
+    before, sizes = place.store.list(""), [entry.bytes for entry in place.head.checkpoints]
+    place.store.delete(["HEAD"])
+    with pytest.raises(CheckpointError, match=r"2 checkpoints \(step 2, 1\) but no HEAD"):
+        synced(place, tmp_path / "two", b"3", uid="B")
+    assert place("repair").code == 0 and place.store.list("") == before
+    assert [entry.bytes for entry in place.head.checkpoints] == sizes and place("verify").code == 0
+    policy = ClaimPolicy(on_existing=OnExisting.RESUME)
+    who = Identity(job_uid="B", job="job-B", attempt=1)
+    (tmp_path / "two").mkdir(exist_ok=True)
+    again = FolderCheckpoints(tmp_path / "two", place.store, who, policy, keep=9, run="B")
+    assert again.claim(0.0, never, 5.0) and again.restore().resumed
+    assert (tmp_path / "two" / "file").read_bytes() == b"22"
 
 
 def test_prune_deletes_stray_contents_only_with_orphans(place: Place, tmp_path: Path) -> None:
