@@ -28,6 +28,8 @@ from spottrain_operator.policies.termination import termination_message_of
 
 N = TypeVar("N", int, float)
 MESSAGE_LIMIT = 8000
+FIRST_SIGNAL = 128
+"""From here on an exit code says which signal ended a process."""
 ORDER = {str(kind): place for place, kind in enumerate(Condition)}
 """Conditions of other writers and newer operators come last; they stay unchanged."""
 
@@ -193,6 +195,17 @@ def lost_steps(status: Status, record: AttemptRecord, o: Observed) -> int:
         return 0
     saved = max(status.known_durable_step or 0, record.durable_step or 0, record.start_step or 0)
     return max(0, (record.last_step or 0) - saved)
+
+
+def loss_is_certain(status: Status, record: AttemptRecord) -> bool:
+    """Returns whether no later checkpoint of an attempt can turn up.
+
+    Either the trainer has told its end itself, which it cannot after a signal, or the next attempt has read the
+    newest checkpoint.
+    """
+    told = record.exit_code is not None and record.exit_code < FIRST_SIGNAL
+    after = (r for r in status.attempts if r.number > record.number)
+    return told or any(r.start_step is not None for r in after)
 
 
 def between_attempts(status: Status) -> Status:

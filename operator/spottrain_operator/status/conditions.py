@@ -33,7 +33,12 @@ from spottrain_operator.policies import (
 from spottrain_operator.policies.pod_end import pod_ended, saving_predecessor
 from spottrain_operator.policies.runtime import Verdict
 from spottrain_operator.policies.termination import termination_message_of
-from spottrain_operator.status.changes import lost_steps, with_condition, without_condition
+from spottrain_operator.status.changes import (
+    loss_is_certain,
+    lost_steps,
+    with_condition,
+    without_condition,
+)
 
 NOT_FOR_NODES = frozenset(
     {
@@ -421,8 +426,10 @@ def _lost(status: Status, o: Observed) -> str:
 
 def lost_words(status: Status, record: AttemptRecord, o: Observed) -> str:
     lost = lost_steps(status, record, o)
-    words = f"attempt {record.number} ended at step {record.last_step}, and its last {lost} step(s) are lost"
-    return words if status.terminal else f"{words} and done again"
+    words = f"attempt {record.number} ended at step {record.last_step}, and its last {lost} step(s) are"
+    if not loss_is_certain(status, record):
+        return f"{words} not known to be saved"
+    return f"{words} lost" if status.terminal else f"{words} lost and done again"
 
 
 def _synced(o: Observed) -> bool:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 
 from spottrain_operator.api.observed import Event, Observed
-from spottrain_operator.api.training_job import ConditionStatus, Status
+from spottrain_operator.api.training_job import AttemptRecord, ConditionStatus, Status
 from spottrain_operator.names import Condition, Reason
 from spottrain_operator.policies import starting
 from spottrain_operator.rendering import trainer_pod
-from spottrain_operator.status.changes import lost_steps
+from spottrain_operator.status.changes import loss_is_certain, lost_steps
 from spottrain_operator.status.conditions import TIGHT, edited, lost_words
 
 WARN_WHEN = {
@@ -100,14 +100,18 @@ def _attempt(old: Status, new: Status) -> list[Event]:
 
 
 def _lost(o: Observed, old: Status, new: Status) -> list[Event]:
-    """Warns once an attempt has ended with steps that are in no checkpoint."""
-    found = []
-    for record in new.attempts:
-        before = old.record(record.number)
-        known = before is not None and before.cause and before.ended is not None
-        if not known and lost_steps(new, record, o):
-            found.append(Event(warning=True, reason=Reason.STEPS_LOST, message=lost_words(new, record, o)))
-    return found
+    """Warns once an attempt has ended with steps that are in no checkpoint, as soon as that is certain."""
+    return [
+        Event(warning=True, reason=Reason.STEPS_LOST, message=lost_words(new, record, o))
+        for record in new.attempts
+        if lost_steps(new, record, o) and _loss_known(new, record) and not _loss_known(old, record)
+    ]
+
+
+def _loss_known(status: Status, record: AttemptRecord) -> bool:
+    known = status.record(record.number)
+    over = known is not None and bool(known.cause) and known.ended is not None
+    return known is not None and over and (status.terminal or loss_is_certain(status, known))
 
 
 def _restored(old: Status, new: Status) -> list[Event]:

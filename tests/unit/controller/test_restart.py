@@ -179,10 +179,28 @@ def test_where_nothing_is_lost_nothing_is_said(outcome: Outcome, facts: dict[str
     own.look("!warns=StepsLost", told(Outcome.INTERRUPTED_LOST, step=57, startStep=0))
 
 
-def test_a_failure_a_kill_and_a_suspension_lose_steps_aloud_too() -> None:
+@pytest.mark.parametrize("end", [ended_pod(code=137, **deleted()), make_pod(phase="Failed", **deleted())])
+@pytest.mark.parametrize(("found", "lost"), [(40, 17), (50, 7), (57, 0), (90, 0)])
+def test_what_a_killed_trainer_has_lost_is_said_when_the_next_one_has_read_the_newest_checkpoint(
+    end: PodView, found: int, lost: int
+) -> None:
+    """What it did after its last response is not known, and it may have saved it."""
+    job = Story()
+    job.look("!warns=StepsLost durable=40", end, sample=sample(57, startStep=0, durableStep=40))
+    said = condition(job.status, Condition.CHECKPOINT_DURABLE).message
+    assert said.endswith("attempt 1 ended at step 57, and its last 17 step(s) are not known to be saved")
+    resumed = replace(sample(found, 2, startStep=found, durableStep=found), at=after(20))
+    made = job.look(f"durable={found}", make_pod(2), at=20, sample=resumed)
+    said_then = [e.message for e in made.events if e.reason == "StepsLost"]
+    words = f"attempt 1 ended at step 57, and its last {lost} step(s) are lost and done again"
+    assert said_then == [words] * (lost > 0)
+
+
+def test_a_failure_the_end_of_the_job_and_a_suspension_lose_steps_aloud_too() -> None:
     heard = sample(57, startStep=0, durableStep=40)
-    for pod in (ended_pod(code=1), ended_pod(code=137, **deleted()), make_pod(phase="Failed", **deleted())):
-        Story().look("warns=StepsLost durable=40", pod, sample=heard)
+    Story().look("warns=StepsLost durable=40", ended_pod(code=1), sample=heard)
+    last = Story(failurePolicy={"maxInterruptions": 0})
+    last.look("phase=Failed warns=StepsLost", ended_pod(code=137, **deleted()), sample=heard)
     suspended = Story(replace(started(), active_since=after(-600)), suspend=True)
     suspended.look("deletes=0", make_pod(), sample=heard)
     end = told(Outcome.INTERRUPTED_LOST, pod=deleted(), **LOST)
