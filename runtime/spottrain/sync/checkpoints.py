@@ -30,7 +30,7 @@ from spottrain.sync.blobs import Named, unnamed
 from spottrain.sync.copies import copies_of
 from spottrain.sync.manifest import OtherKind, SyncManifest, read_manifest
 from spottrain.sync.record import Record, Start, decide, notes_of
-from spottrain.sync.restore import REPLACED, adopt, explained, first_that_counts, restore
+from spottrain.sync.restore import REPLACED, adopt, explained, first_that_counts, restore, set_aside
 from spottrain.sync.tree import FolderError, Kind, Node, Tree, look
 from spottrain.sync.upload import Contents, Known
 from spottrain.sync.whole import restores
@@ -150,6 +150,8 @@ class FolderCheckpoints:
         empty = not look(self._root)
         begin = decide(found, self._record, empty=empty, stored=bool(self._resumable), folder=self._root)
         with explained(self._root):
+            if found is not None and found != self._record and not self._resumable:
+                self._set_aside(found)
             write = begin is Start.RESTORE
             found_one = self._restored(write=write, told=told, cancelled=cancelled)
             if told and found_one is None:
@@ -161,6 +163,16 @@ class FolderCheckpoints:
             self._record.write(self._root)
         self._sweep()
         return result
+
+    def _set_aside(self, found: Record) -> None:
+        """Moves away what an earlier start has left, where a file of it is cut off and nothing was stored."""
+        if found.uri == self._record.uri and self._when.each_file:
+            self._told_of_moved(set_aside(self._root))
+
+    def _told_of_moved(self, files: int) -> None:
+        if files:
+            place = notes_of(self._root) / REPLACED
+            log.event("sync-replaced", files=files, folder=self._root, place=place)
 
     @property
     def _resumable(self) -> tuple[Entry, ...]:
@@ -235,10 +247,7 @@ class FolderCheckpoints:
             Record(uri=self._record.uri, run=self._record.run, ready=False).write(self._root)
             movable = partial(restores, self._when)
             moved = restore(self._store, manifest, self._root, movable=movable, cancelled=cancelled)
-            if moved:
-                log.event(
-                    "sync-replaced", files=moved, folder=self._root, place=notes_of(self._root) / REPLACED
-                )
+            self._told_of_moved(moved)
             log.event("restored", step=manifest.step, key=key, seconds=time.time() - began)
         self._contents.add(manifest.blobs)
         self._known, self.committed = adopt(manifest, look(self._root))

@@ -24,6 +24,7 @@ from spottrain.contract import LastExit
 from spottrain.core import log
 from spottrain.errors import ConfigurationError
 from spottrain.storage.base import Cancelled, KeyMissing, Store, Truncated, never
+from spottrain.sync.formats import says_whole
 from spottrain.sync.manifest import StoredFile, SyncManifest, digest_of
 from spottrain.sync.record import notes_of
 from spottrain.sync.tree import FolderError, Kind, Node, Owner, Tree, look
@@ -228,6 +229,14 @@ def _move_away(root: Path, tree: Tree, stays: Callable[[str], bool]) -> int:
             os.rename(root / path, target)
             gone |= {path} if node.kind is Kind.FOLDER else set()
     return moved
+
+
+def set_aside(root: Path) -> int:
+    """Moves all away if a file says that it is cut off; returns how many files and links."""
+    tree = look(root)
+    files = (path for path, node in tree.items() if node.kind is Kind.FILE)
+    torn = any(says_whole(root / path) is False for path in files)
+    return _move_away(root, tree, lambda path: False) if torn else 0
 
 
 def _unused(folder: Path) -> Path:

@@ -171,6 +171,8 @@ class Saves:
         held = {path for path in held - done if path not in committed or stored(path)}
         if not done and torn - held:
             return Verdict(why=self._why(sorted(torn - held)[0]))
+        if not done and (unit := _incomplete(fresh, there, committed)):
+            return Verdict(why=f"{unit} lacks files that others of its kind have")
         first = not ended and not has_files(committed)
         if not done and fresh and not self._complete(fresh, there, now, first=first):
             return Verdict(why="files are written so often that at no moment all of them are whole")
@@ -318,6 +320,20 @@ class Saves:
             return f"{path} changed each {QUIET_SECONDS:g} s, and it is not known whether it was closed"
         how = "open for writing" if seen.write.closed is None else "closed just before each look"
         return f"{path} was {how}"
+
+
+def _incomplete(fresh: set[str], there: set[str], committed: Tree) -> str:
+    """Returns a new folder with a number that has the files of no other one of its shape; "" without one."""
+    files: dict[str, set[str]] = {}
+    for path in there:
+        unit, slash, name = path.partition("/")
+        if slash:
+            files.setdefault(unit, set()).add(name)
+    for unit in sorted({path.partition("/")[0] for path in fresh} & files.keys()):
+        others = [each for each in files if each != unit and shape(each) == shape(unit) != unit]
+        if unit not in committed and others and not any(files[each] <= files[unit] for each in others):
+            return unit
+    return ""
 
 
 def shape(path: str) -> str:

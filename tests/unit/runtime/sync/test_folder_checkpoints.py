@@ -231,6 +231,20 @@ def test_the_program_sees_nothing_of_ours_in_its_folder(place: Place) -> None:
     place.attempt(folder=place.root / "moved").restored()
 
 
+def test_what_a_killed_start_left_is_moved_away_if_it_is_cut_off_and_nothing_was_stored(place: Place) -> None:
+    mine = place.root / "mine"
+    mine.mkdir()
+    (mine / "a.json").write_bytes(b'{"mine": ')
+    first = place.attempt(folder=mine).restored()
+    assert (mine / "a.json").exists(), "nobody knows who has written it"
+    first.write("b.json", b"{}")
+    place.attempt(folder=mine).restored()
+    assert not list(mine.iterdir()) and (notes_of(mine) / "replaced/1/a.json").exists()
+    first.write("b.json", b"{}")
+    place.attempt(folder=mine).restored()
+    assert (mine / "b.json").exists(), "it is whole"
+
+
 def test_without_extended_attributes_notes_are_a_file_beside_the_folder_or_in_a_mount(
     place: Place, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -215,6 +215,11 @@ def test_a_new_folder_is_whole_once_it_has_the_files_of_the_one_before(scene: Sc
     (scene.folder / "checkpoint-3").mkdir()
     assert scene.commit() is not None
     assert "checkpoint-2/optimizer.pt" in scene.committed and "checkpoint-3" not in scene.committed
+    scene.write("checkpoint-3/model.safetensors")
+    assert scene.judge(100).why == "checkpoint-3 lacks files that others of its kind have"
+    for name in names:
+        scene.write(f"checkpoint-4/{name}")
+    assert scene.commit() is not None and "checkpoint-4/optimizer.pt" in scene.committed
 
 
 def test_no_save_waits_for_a_log(scene: Scene) -> None:
