@@ -200,8 +200,8 @@ def lost_steps(status: Status, record: AttemptRecord, o: Observed) -> int:
 def loss_is_certain(status: Status, record: AttemptRecord) -> bool:
     """Returns whether no later checkpoint of an attempt can turn up.
 
-    Either the trainer has told its end itself, which it cannot after a signal, or the next attempt has read the
-    newest checkpoint.
+    The trainer has told its end itself, which a killed one cannot, or the next attempt has read the newest
+    checkpoint.
     """
     told = record.exit_code is not None and record.exit_code < FIRST_SIGNAL
     after = (r for r in status.attempts if r.number > record.number)
