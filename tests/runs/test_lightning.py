@@ -68,7 +68,7 @@ class Model(L.LightningModule):
 
     def on_validation_start(self):
         if self.global_step == VALIDATING > 0:
-            hold()
+            os.kill(os.getpid(), signal.SIGTERM) if "STOPS_IN_IT" in os.environ else hold()
 
     def told(self, what):
         rates = [f"{group['lr']:.9g}" for group in self.trainer.optimizers[0].param_groups]
@@ -498,6 +498,30 @@ def test_a_kill_in_a_validation_has_it_done_again(lab: Lab, others: Lab, kind: s
     plain = others.alone(script, env)
     first = lab.run(script, attempt=1, interval="10steps", env=env | {"VALIDATING": "10"})
     first.until("committed step=10 ").until("holding").killed()
+    second = lab.run(script, attempt=2, interval="1h", env=env).done()
+    assert first.losses | second.losses == plain.losses
+    assert _hooks(first, second) == _hooks(plain)
+    assert second.digest == plain.digest
+
+
+@pytest.mark.parametrize(
+    ("kind", "step"),
+    sample(
+        [
+            *[("automatic", 10), ("automatic", 20), ("manual", 10), ("every second epoch", 10)],
+            *[("twice an epoch", 12), ("twice an epoch", 14)],
+        ],
+        ("automatic", 10),
+    ),
+)
+def test_a_stop_in_a_validation_saves_the_step_before_and_the_next_attempt_validates(
+    lab: Lab, others: Lab, kind: str, step: int
+) -> None:
+    script, env = _ends(kind)
+    plain = others.alone(script, env)
+    stops = {"VALIDATING": str(step), "STOPS_IN_IT": "1"}
+    first = lab.run(script, attempt=1, interval="1h", env=env | stops).ends(ExitCode.INTERRUPTED)
+    assert first.message.step == first.message.durableStep == step
     second = lab.run(script, attempt=2, interval="1h", env=env).done()
     assert first.losses | second.losses == plain.losses
     assert _hooks(first, second) == _hooks(plain)

@@ -65,7 +65,7 @@ class Told(TrainerCallback):
 
     def on_prediction_step(self, args, state, control, **_):
         if state.global_step == EVALUATING > 0:
-            hold()
+            os.kill(os.getpid(), signal.SIGTERM) if "STOPS_IN_IT" in os.environ else hold()
 
     def on_log(self, args, state, control, logs, **_):
         told = {name: value for name, value in logs.items() if "runtime" not in name and "second" not in name}
@@ -430,7 +430,7 @@ while True:
 def test_a_stop_in_a_loop_of_its_own_has_lost_it_though_a_comment_names_a_trainer(start: Start) -> None:
     run = start("# from transformers import Trainer\n" + LOOP, *OURS, "train.py")
     run.until("stepped", seconds=300).send().ends(ExitCode.INTERRUPTED_LOST)
-    assert "nothing that" in run.message.message
+    assert "which has therefore saved nothing of it" in run.message.message
 
 
 def test_a_trainer_that_replaces_the_training_is_told_that_nothing_is_saved(lab: Lab) -> None:
@@ -537,6 +537,23 @@ def test_a_save_at_an_epochs_last_step_comes_after_its_evaluation(lab: Lab, othe
     assert _told(second) == [
         line for line in _told(plain) if int(line.split()[1 if line[0] == "l" else 2]) > 4
     ]
+    assert second.digest == plain.digest
+
+
+@pytest.mark.parametrize(
+    ("kind", "step"), sample([("epochs", 8), ("steps", 9), ("steps", 12)], ("steps", 12))
+)
+def test_a_stop_in_an_evaluation_saves_the_step_before_and_the_next_attempt_evaluates(
+    lab: Lab, others: Lab, kind: str, step: int
+) -> None:
+    env = in_epochs(kind)
+    plain = others.alone(CALLBACK, env)
+    stops = {"EVALUATING": str(step), "STOPS_IN_IT": "1"}
+    first = lab.run(CALLBACK, attempt=1, interval="1h", env=env | stops).ends(ExitCode.INTERRUPTED)
+    assert first.message.step == first.message.durableStep == step
+    shutil.rmtree(lab.folder / "output")
+    second = lab.run(CALLBACK, attempt=2, interval="1h", env=env).done()
+    assert sorted({*_told(first), *_told(second)}) == sorted(_told(plain))
     assert second.digest == plain.digest
 
 

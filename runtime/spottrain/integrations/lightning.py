@@ -82,6 +82,8 @@ class LightningCallback(pl.Callback):
         """Random state in the checkpoint; None if it has none for this rank."""
         self._unvalidated: Any = None
         """Random state before a validation, restored after it, so that validations do not affect training."""
+        self._between_steps = False
+        """Whether the last batch has ended a step, and none has begun since."""
         self._resumed = False
         """Whether the run resumed from our checkpoint and its first epoch is not over."""
         self._over: str | None = None
@@ -158,6 +160,7 @@ class LightningCallback(pl.Callback):
         )
 
     def on_train_batch_start(self, *_: Any, **__: Any) -> None:
+        self._between_steps = False
         self._restore_random()
 
     def on_before_optimizer_step(self, *_: Any, **__: Any) -> None:
@@ -168,7 +171,8 @@ class LightningCallback(pl.Callback):
     ) -> None:
         self._unvalidated = devices.random_state()
         step = trainer.global_step
-        if step == self._engine.coordinator.step:
+        self._between_steps = step != self._engine.coordinator.step
+        if not self._between_steps:
             return  # a micro-batch
         for cursor in _cursors(trainer):
             cursor.advance()
@@ -178,7 +182,12 @@ class LightningCallback(pl.Callback):
             self._engine.stop()
 
     def on_validation_batch_end(self, *_: Any, **__: Any) -> None:
+        """Saves the step before a validation that a stop comes in, and ends. The next attempt validates."""
         self.session.board.heartbeat.beat()
+        alone = not self.session.world.distributed
+        if alone and self.session.preemption.stopping and self._between_steps and not self._engine.ended:
+            devices.set_random_state(self._unvalidated)
+            self._engine.stop()
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if self._resumed:

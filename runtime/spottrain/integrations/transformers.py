@@ -238,7 +238,7 @@ class TransformersCallback(TrainerCallback):
         self._epoch_stops = control.should_epoch_stop
         samples = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
         self._engine.count(step, samples=samples)
-        last_of_epoch = self._epoch_stops or (state.epoch is not None and float(state.epoch).is_integer())
+        last_of_epoch = self._last_of_epoch(state)
         if self._engine.boundary(step, save=self._request_save):
             self._stopping = True
             self._owed = _Owed(evaluation=control.should_evaluate, epoch_end=last_of_epoch)
@@ -275,6 +275,9 @@ class TransformersCallback(TrainerCallback):
     def on_prediction_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.session.board.heartbeat.beat()
         self.session.board.clock.between_steps(PRODUCTIVE)  # the evaluation of a further dataset
+        alone = not self.session.world.distributed
+        if alone and self.session.preemption.stopping and self._random is not None and not self._engine.ended:
+            self._leave_evaluation(state, control)
 
     def on_epoch_end(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Waits for an upload of this step: the Trainer may now save it again, into the same files."""
@@ -379,6 +382,22 @@ class TransformersCallback(TrainerCallback):
         with self.session.board.clock.part(CHECKPOINT_STALL):
             self._trainer._save_checkpoint(self._trainer.model_wrapped, None)
             self._trainer.callback_handler.on_save(self._trainer.args, state, control)
+
+    def _leave_evaluation(self, state: TrainerState, control: TrainerControl) -> None:
+        """Saves the step before an evaluation that a stop comes in, and ends. The next attempt evaluates."""
+        if self._trainer is None:
+            return
+        if self.session.board.facts.lost_steps:  # else it is one that the last attempt has left out
+            self._stopping = True
+            self._owed = _Owed(evaluation=not self._epoch_ended, epoch_end=self._last_of_epoch(state))
+            self._ours = None if control.should_save else state.global_step
+            devices.set_random_state(self._random)
+            self._trainer._save_checkpoint(self._trainer.model_wrapped, None)
+            self._trainer.callback_handler.on_save(self._trainer.args, state, control)
+        self._engine.stop()
+
+    def _last_of_epoch(self, state: TrainerState) -> bool:
+        return self._epoch_stops or (state.epoch is not None and float(state.epoch).is_integer())
 
     def _make_up(self, state: TrainerState, control: TrainerControl) -> None:
         """Does what the last attempt skipped at its last step, before the first step."""
