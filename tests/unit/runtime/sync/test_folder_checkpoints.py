@@ -243,6 +243,9 @@ def test_what_a_killed_start_left_is_moved_away_if_it_is_cut_off_and_nothing_was
     first.write("b.json", b"{}")
     place.attempt(folder=mine).restored()
     assert (mine / "b.json").exists(), "it is whole"
+    first.write("c.bin", b"")
+    place.attempt(folder=mine).restored()
+    assert not list(mine.iterdir())
 
 
 def test_without_extended_attributes_notes_are_a_file_beside_the_folder_or_in_a_mount(
