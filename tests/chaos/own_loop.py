@@ -80,7 +80,7 @@ def validate() -> float:
 
 STEPS_PER_EPOCH = -(-len(Augmented()) // ORDER.batch)
 record()
-for epoch in range(run.epoch, ORDER.steps // STEPS_PER_EPOCH):
+for epoch in run.epochs(ORDER.steps // STEPS_PER_EPOCH):
     for batch in loader:
         loss = train(batch)
         last_loss = float(loss)

@@ -172,7 +172,7 @@ sampler = spottrain.data.BatchSampler(Noisy(), batch_size=8, shuffle=True)
 loader = torch.utils.data.DataLoader(Noisy(), batch_sampler=sampler, generator=torch.Generator())
 
 with spottrain.Run(model=models, optimizer=optimizers, data=loader, log_every=1) as run:
-    for epoch in range(run.epoch, 4):
+    for epoch in run.epochs(4):
         for x, y in loader:
             time.sleep(PAUSE)
             losses = [torch.nn.functional.mse_loss(each(x).squeeze(-1), y) for each in models.values()]
@@ -265,16 +265,6 @@ def test_bad_input_is_one_sentence(lab: Lab) -> None:
     said = lab.refusals(HEAD + attempt, [text for text, _ in BAD.values()])
     for (case, (_, says)), refusal in zip(BAD.items(), said, strict=True):
         assert says in refusal, case
-
-
-def test_a_loop_that_does_not_leave_at_max_steps_is_told(lab: Lab) -> None:
-    call = """\
-run = spottrain.Run(model=model, optimizer=optimizer, max_steps=2)
-for _ in range(3):
-    run.step_completed()
-"""
-    run = lab.run(HEAD + call).ends(ExitCode.BAD_CONFIGURATION)
-    assert "max_steps=2 are done, and the loop goes on" in run.message.message
 
 
 @pytest.mark.heavy

@@ -269,18 +269,19 @@ run.finish()
 )
 
 
-def test_a_loop_that_ends_short_of_the_manifests_max_steps_is_done_and_told_so(lab: Lab) -> None:
-    run = ended(lab, ExitCode.DONE, SHORT, training='{"maxSteps": 20}')
-    assert "event=advice about=max-steps" in run.log and "iterate over run.batches(loader)" in run.log
-    assert run.message.message.startswith("Trained 6 of 20 steps; the weights are at")
+def test_a_loop_that_ends_short_of_the_manifests_max_steps_fails_and_the_mended_one_goes_on(lab: Lab) -> None:
+    training = '{"maxSteps": 20}'
+    run = ended(lab, ExitCode.FAILED, SHORT, training=training, attempt=1)
+    assert "the loop has ended at step 6 of max_steps=20" in run.message.message
+    assert run.message.durableStep == 6 and lab.head["state"] == "released"
+    assert not (lab.folder / "store" / "final").exists()
+    again = ended(lab, ExitCode.DONE, SHORT.replace("6", "20"), training=training, attempt=2)
+    assert again.message.message.startswith("Trained 20 steps; ")
 
 
-def test_a_loop_that_ends_at_max_steps_or_says_that_it_ends_early_is_not_told(lab: Lab) -> None:
-    whole = ended(lab, ExitCode.DONE, SHORT, at="whole")
+def test_a_loop_that_says_that_it_ends_early_is_done(lab: Lab) -> None:
     early = SHORT.replace("run.finish()", "run.finish(ended_early='good enough')")
     run = ended(lab, ExitCode.DONE, early, training='{"maxSteps": 20}')
-    assert "about=max-steps" not in whole.log + run.log
-    assert whole.message.message.startswith("Trained 6 steps; ")
     assert run.message.message.startswith("Trained 6 steps and ended early: good enough; ")
 
 

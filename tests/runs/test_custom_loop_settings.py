@@ -251,10 +251,7 @@ def test_the_command_profiles_a_custom_loop(lab: Lab, script: str) -> None:
 
 def test_a_loop_that_passes_its_own_end_has_stored_its_profile(lab: Lab) -> None:
     script = LATER.replace("max_steps=20", "max_steps=4")
-    run = lab.run(script, training='{"profile": {"wait": 1, "warmup": 1, "active": 2}}').ends(
-        ExitCode.BAD_CONFIGURATION
-    )
-    assert "max_steps=4 are done, and the loop goes on" in run.message.message
+    lab.run(script, training='{"profile": {"wait": 1, "warmup": 1, "active": 2}}').done()
     assert len(traces(lab.folder / "store")) == 1
 
 

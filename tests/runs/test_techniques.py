@@ -312,7 +312,7 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_de
 loader = spottrain.data.loader(data, batch_size=2, shuffle=False)
 run = spottrain.Run(model=model, optimizer=optimizer, data=loader, log_every=1)
 parts, count = spottrain.techniques.accumulation.parts, lambda batch: float(batch[1].sum())
-for epoch in range(run.epoch, 2):
+for epoch in run.epochs(2):
     for part in parts(loader, 1, model=model, count=count):
         losses = model(part.batch[0]).squeeze(-1).square()
         (losses[part.batch[1] > 0].mean() * part.weight).backward()

@@ -8,6 +8,7 @@ from itertools import islice
 from typing import Any
 
 import torch
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, SequentialSampler
 
 from spottrain.contract import Reason
 from spottrain.data.dataloader import seeded
@@ -41,10 +42,31 @@ def resumable(loader: Any, *, ranks: int) -> Any:
             "dataset instead"
         )
     if hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict"):
+        require_sampler_state(loader, "train_dataset")
         return loader
     raise ConfigurationError(
         f"train_dataset is a {name} without state_dict(), so it cannot be resumed; {_instead(loader)}"
     )
+
+
+def require_sampler_state(loader: Any, where: str) -> None:
+    """Raises ConfigurationError for torchdata's StatefulDataLoader if its sampler's order is not saved.
+
+    After a resume it skips what the sampler has yielded, of an order that is drawn again.
+    """
+    dataset = getattr(loader, "dataset", None)
+    if not isinstance(loader, DataLoader) or isinstance(dataset, IterableDataset):
+        return
+    sampler: Any = loader.batch_sampler or loader.sampler
+    while type(sampler).__name__ == "BatchSampler" and hasattr(sampler, "sampler"):
+        sampler = sampler.sampler
+    known = isinstance(sampler, SequentialSampler | DistributedSampler) or hasattr(sampler, "state_dict")
+    if not known and not type(sampler).__module__.startswith("torchdata."):
+        raise ConfigurationError(
+            f"{where} is a {type(loader).__name__} over a {type(sampler).__name__} without state_dict(), "
+            "so after an interruption it would draw another order: give the sampler to spottrain.data.loader("
+            "dataset, sampler=...), or give it state_dict() and load_state_dict()"
+        )
 
 
 def _instead(loader: Any) -> str:
@@ -128,6 +150,8 @@ class Skipping(_Around):
             set_epoch = getattr(part, "set_epoch", None)
             if set_epoch is not None:
                 set_epoch(self._pass)
+        for generator in self._generators():
+            generator.manual_seed(mix(self.seed, self._pass))
         with seeded(mix(mix(self.seed, self._pass), 0)):
             stream = iter(self.loader)
         while True:
@@ -138,6 +162,18 @@ class Skipping(_Around):
                     return
             self._used += 1
             yield batch
+
+    def _generators(self) -> Iterator[torch.Generator]:
+        """The generators that the loader and its samplers were given."""
+        batches = getattr(self.loader, "batch_sampler", None)
+        for part in (
+            self.loader,
+            getattr(self.loader, "sampler", None),
+            batches,
+            getattr(batches, "sampler", None),
+        ):
+            if isinstance(generator := getattr(part, "generator", None), torch.Generator):
+                yield generator
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the pass, the batches used of it, the number of workers and the seed."""

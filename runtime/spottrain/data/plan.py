@@ -6,7 +6,7 @@ ranks and any micro-batch size. So a position is two integers, the same on all r
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
@@ -85,6 +85,8 @@ class Plan:
     """Leave out the last step of an epoch if it is smaller."""
     rank: int = 0
     ranks: int = 1
+    sampler: Callable[[int, int], Order] | None = None
+    """(seed, epoch) -> order of the epoch, in place of `shuffle`."""
 
     def __post_init__(self) -> None:
         if self.size == 0:
@@ -138,7 +140,11 @@ class Plan:
     @property
     def micro_batches_per_epoch(self) -> int:
         """Micro-batches of one rank in an epoch; the same number on every rank."""
-        full, rest = divmod(self.samples_per_epoch, self.global_batch_size)
+        return self.micro_batches(self.samples_per_epoch)
+
+    def micro_batches(self, samples: int) -> int:
+        """Returns this rank's micro-batches in the steps that use so many samples, from a step's first on."""
+        full, rest = divmod(samples, self.global_batch_size)
         return full * self.accumulation - (-rest // self._at_once)
 
     @property
@@ -154,6 +160,8 @@ class Plan:
 
         Does not touch the global random state.
         """
+        if self.sampler is not None:
+            return self.sampler(self.seed, epoch)
         return order(self.size, mix(self.seed, epoch)) if self.shuffle else straight(self.size)
 
     def after(self, position: Position, steps: int = 1) -> Position:

@@ -18,7 +18,7 @@ A position restored there yields one empty pass, so that the loop repeats this w
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator, Sized
 from itertools import chain, tee
 from typing import Any, Final, Literal
 
@@ -32,6 +32,7 @@ from spottrain.core.training_spec import AUTO
 from spottrain.data import worker_count as measuring
 from spottrain.data.dataloader import Collate, FetchRequest, Repeatable, as_it_is, request
 from spottrain.data.plan import Dataset, Plan, Position, Step
+from spottrain.data.sampler_order import SamplerOrder
 from spottrain.data.worker_memory import WorkerMemoryLimit
 from spottrain.distributed.world import World
 from spottrain.errors import ConfigurationError
@@ -40,9 +41,10 @@ from spottrain.lifecycle.worker_signals import end_at_exit, protect, signals_hel
 
 OF_WORKERS: Final = ("prefetch_factor", "persistent_workers", "multiprocessing_context", "timeout")
 """DataLoader options that torch refuses without workers."""
-_OWN_ORDER: Final = (
-    "shuffle= and seed= set the order, and each rank gets its share without a DistributedSampler; for "
-    "another order use torchdata's StatefulDataLoader, or torch's DataLoader in spottrain.data.Skipping"
+_OWN_BATCHES: Final = (
+    "give sampler=, which sets the order of the samples; for batches of your own write `data = "
+    "spottrain.data.Skipping(DataLoader(dataset, batch_sampler=...))`, `spottrain.Run(data=data)` and `for "
+    "batch in run.batches(data)`, which reads the used batches of a pass again after a resume"
 )
 
 
@@ -53,12 +55,13 @@ class Cursor:
         data: the dataset, or its length.
         batch_size: samples of one batch of one rank, as in torch.
         accumulation: batches of one rank in an optimizer step.
-        seed: seed of the order; None: that of `spottrain.seed()`, with one rank `torch.manual_seed()`'s,
-            else 0. A checkpoint's seed overrides it.
+        seed: seed of the order; None: that of `spottrain.seed()`, with one rank that of
+            `torch.manual_seed()`, else 0. A checkpoint's seed overrides it.
         shuffle: whether each epoch has its own random order.
         drop_last: leave out the last step of an epoch if it is smaller. Otherwise ranks without a batch in
             that step repeat its first one: multiply the loss by `shares`.
         world: rank and number of ranks; None: from the environment.
+        order: the order of a sampler of one's own, in place of `shuffle`.
     """
 
     def __init__(
@@ -71,10 +74,13 @@ class Cursor:
         shuffle: bool = False,
         drop_last: bool = False,
         world: World | None = None,
+        order: SamplerOrder | None = None,
     ) -> None:
         self.world = world = World.from_env(os.environ) if world is None else world
+        self._order = order
+        sized: Sized | int = data if order is None else order
         self.plan = Plan(
-            size=data if isinstance(data, int) else len(data),
+            size=sized if isinstance(sized, int) else len(sized),
             global_batch_size=batch_size * accumulation * world.size,
             micro_batch_size=batch_size,
             seed=_order_seed(world) if seed is None else seed,
@@ -82,14 +88,18 @@ class Cursor:
             drop_last=drop_last,
             rank=world.rank,
             ranks=world.size,
+            sampler=order,
         )
         self.position = Position()
         end_at_exit()  # for workers of a DataLoader with `worker_init_fn=ignore_signals`
         self.ahead = False
         """Whether batches are drawn ahead (`Run.ahead`): a pass may begin before the last step of the epoch
         before it is done."""
-        self.counted = False
-        """Whether the loop counts its epochs by `position`; then it must not leave a pass early."""
+        self.epoch_of_loop: int | None = None
+        """The epoch that `Run.epochs` is in: no pass of another one may begin. None: it is not known."""
+        self.taken: int | None = None
+        """Batches that the loop has taken in this pass. Only `Loader` knows it: in a sampler the workers are
+        ahead."""
         self.ended: int | None = None
         """The epoch whose pass has ended. Only `Loader` sets it: in a sampler the workers are ahead."""
         self._forget_passes()
@@ -99,6 +109,8 @@ class Cursor:
         """Start of the last pass that was yielded to its end."""
         self.begun: int | None = None
         """The epoch of the last pass."""
+        self._start = self.position
+        """Where that pass began."""
         self._empty = False
         """Whether the next pass is empty: the position was restored at the end of an epoch."""
         self.ended = None
@@ -108,12 +120,45 @@ class Cursor:
 
         Args:
             steps: optimizer steps done since the last call.
+
+        Raises:
+            ConfigurationError: the loop has not taken as many batches as its steps use.
         """
         for _ in range(steps):
             start = self._next
             after = self.plan.after(start)
             self.position = after if after.epoch == start.epoch else Position(start.epoch, self.plan.size)
         self._empty = False
+        self.require_taken(self.taken)
+
+    def require_taken(self, taken: int | None) -> None:
+        """Raises ConfigurationError unless the steps since the pass began use the batches that were taken.
+
+        Otherwise a resume would begin at other samples.
+
+        Args:
+            taken: batches that the loop has taken in this pass; None: unknown.
+        """
+        if self.begun is None or self.begun > self.position.epoch:
+            return  # no pass, or the next one was begun ahead
+        if self.position.epoch > self.begun:
+            raise ConfigurationError(
+                f"more steps were counted than the pass over epoch {self.begun} has, and no other pass has "
+                "begun, so the loop does not take its batches from the loader any more (itertools.cycle and "
+                "list keep them), and a resume could not find its place: iterate `for batch in "
+                "run.batches(loader)`, which begins the passes"
+            )
+        end = min(self.position.sample, self.plan.samples_per_epoch)
+        needed = self.plan.micro_batches(end - self._start.sample)
+        if taken is None or needed <= taken <= needed + self.ahead:
+            return
+        raise ConfigurationError(
+            f"the loop has taken {taken} batch(es) of this pass, and the steps that it has counted use "
+            f"{needed}, so a resume would begin at other samples: call step_completed() once for each batch; "
+            "for several batches in a step give spottrain.data.loader(accumulation=...); a loop that draws "
+            "its next batch before it calls step_completed() must iterate over run.ahead(loader)"
+            f"{self._of_accumulation}"
+        )
 
     @property
     def over(self) -> bool:
@@ -149,7 +194,8 @@ class Cursor:
 
     def state_dict(self) -> dict[str, Any]:
         """Returns plain values, the same on all ranks."""
-        return self.plan.state(self.position)
+        state = self.plan.state(self.position)
+        return state if self._order is None else {**state, "order": self._order.state()}
 
     def load_state_dict(self, state: dict[str, Any] | None) -> None:
         """Restores the position; takes effect at the next pass.
@@ -161,6 +207,8 @@ class Cursor:
             CheckpointError: there is none, or the dataset had another size.
         """
         self.plan, self.position = self.plan.resumed(state)
+        if self._order is not None and state is not None:
+            self._order.load(state.get("order"))
         self._forget_passes()
         self._empty = self.over
 
@@ -181,15 +229,24 @@ class Cursor:
             ConfigurationError: `advance` was not called for the steps of the last pass.
         """
         if self._empty:
-            self._empty = False
+            self._empty, self.begun = False, self.position.epoch
             return iter(())
+        if self.epoch_of_loop not in (None, self._next.epoch):
+            raise ConfigurationError(
+                f"a second pass over the loader begins within epoch {self.epoch_of_loop} of run.epochs(...), "
+                "so an attempt that resumes there would not know which one to go on with: write `for each in "
+                "run.epochs(2 * n)` and `epoch = each // 2` for two passes an epoch, or run.epochs(n, "
+                "steps=...) and run.batches(loader); to look at the data only, make another loader"
+            )
         self.begin_epoch()
         start = self.position
         if self.ahead and start.epoch == self.ended:
             start = Position(start.epoch + 1, 0)  # the last step before it is not counted yet
         else:
             self._require_used(start)
-        self.begun = start.epoch
+        self.begun, self._start = start.epoch, start
+        if self.taken is not None:
+            self.taken = 0
         return self._of_epoch(start)
 
     def _of_epoch(self, start: Position) -> Iterator[Step]:
@@ -216,14 +273,6 @@ class Cursor:
                 "the epoch's last one and steps that the optimizer skips; a loop that draws its next batch "
                 "before it calls step_completed() must iterate over run.ahead(loader)"
                 f"{self._of_accumulation}"
-            )
-        if self.counted and start.sample and start.epoch == self.begun:
-            raise ConfigurationError(
-                f"the loop over epoch {start.epoch} was left after {start.sample} of its "
-                f"{self.plan.samples_per_epoch} samples, and the next pass would continue there, so "
-                "run.epoch would not count the loop's epochs: remove the break, and write `for epoch in "
-                "run.epochs(n, steps=...)` and `for batch in run.batches(loader)`, which end each epoch "
-                "after that many steps"
             )
 
 
@@ -307,6 +356,7 @@ class Loader(DataLoader[Any]):
         )
         protect(self)
         self.requests = requests
+        requests.taken = 0
         context, ranks = self.multiprocessing_context, requests.world.local_size
         self._room = WorkerMemoryLimit(dataset, collate_fn, name="the dataset", ranks=ranks, context=context)
         if isinstance(num_workers, str):
@@ -323,9 +373,14 @@ class Loader(DataLoader[Any]):
         epoch = self.requests.begun
         session = existing()
         if session is None:
-            yield from self._batches(steps)
+            batches = self._batches(steps)
         else:
-            yield from timed(lambda: self._batches(steps), session.board.clock)
+            batches = timed(lambda: self._batches(steps), session.board.clock)
+        taken = 0
+        for batch in batches:
+            self.requests.taken = taken = taken + 1
+            yield batch
+            del batch  # before the next one is fetched
         self.requests.ended = epoch
 
     def _batches(self, steps: Iterator[Step]) -> Any:
@@ -387,7 +442,7 @@ def loader(
     dataset: Dataset,
     batch_size: int | None = 1,
     shuffle: bool | None = False,
-    sampler: None = None,
+    sampler: Iterable[int] | None = None,
     batch_sampler: None = None,
     num_workers: int | Literal["auto"] = 0,
     collate_fn: Collate | None = None,
@@ -408,7 +463,7 @@ def loader(
 ) -> Loader:
     """Makes a DataLoader whose position, order and augmentation survive an interruption.
 
-    Takes the arguments of torch's DataLoader, with its defaults. `sampler`, `batch_sampler`, `generator`,
+    Takes the arguments of torch's DataLoader, with its defaults. `batch_sampler`, `generator`,
     `batch_size=None` and `in_order=False` are refused: with them an epoch could not be resumed bit for bit.
     With several ranks each one gets its own share of the data, without a DistributedSampler. Python, torch
     and NumPy are seeded for each batch, so what `dataset[i]` draws depends on the position only. The workers
@@ -418,7 +473,8 @@ def loader(
         dataset: map-style dataset, of at least one global batch (batch_size x accumulation x ranks).
         batch_size: samples of one batch of one rank, as in torch with DistributedDataParallel.
         shuffle: whether each epoch has its own random order.
-        sampler: refused.
+        sampler: sets the order of each epoch, such as torch's WeightedRandomSampler; of all ranks together.
+            Its random numbers follow from `seed` and the epoch.
         batch_sampler: refused.
         num_workers: loader processes of this rank. "auto": as many as the first steps show are needed,
             limited by this rank's cores and memory.
@@ -446,7 +502,11 @@ def loader(
     Raises:
         ConfigurationError: an argument cannot be honoured, or the dataset is not map-style or too small.
     """
-    _require_resumable(dataset, batch_size, sampler, batch_sampler, generator, in_order)
+    _require_resumable(dataset, batch_size, batch_sampler, generator, in_order)
+    if sampler is not None and shuffle:
+        raise ConfigurationError(
+            "spottrain.data.loader(sampler=..., shuffle=True): both set the order; leave one of them out"
+        )
     if isinstance(num_workers, str) and num_workers != AUTO:
         raise ConfigurationError(
             f"spottrain.data.loader(num_workers={num_workers!r}): must be a whole number, or auto"
@@ -468,6 +528,7 @@ def loader(
         shuffle=bool(shuffle),
         drop_last=drop_last,
         world=world,
+        order=None if sampler is None else SamplerOrder(sampler),
     )
     return Loader(
         dataset,
@@ -481,7 +542,7 @@ def loader(
 
 
 def _require_resumable(
-    dataset: Any, batch_size: int | None, sampler: Any, batch_sampler: Any, generator: Any, in_order: bool
+    dataset: Any, batch_size: int | None, batch_sampler: Any, generator: Any, in_order: bool
 ) -> None:
     """Raises ConfigurationError for arguments with which an epoch could not be resumed bit for bit."""
     sized = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
@@ -491,8 +552,7 @@ def _require_resumable(
             "give a map-style dataset, or use torchdata's StatefulDataLoader for a stream"
         )
     for given, name, remedy in (
-        (sampler is not None, "sampler=...", _OWN_ORDER),
-        (batch_sampler is not None, "batch_sampler=...", _OWN_ORDER),
+        (batch_sampler is not None, "batch_sampler=...", _OWN_BATCHES),
         (generator is not None, "generator=...", "seed= sets the order and each batch's random numbers"),
         (batch_size is None, "batch_size=None", "a position counts batches; give a number"),
         (not in_order, "in_order=False", "batches must come in order; leave it out"),

@@ -51,7 +51,7 @@ from spottrain.integrations.folder_checkpoints import (
     unpacked,
 )
 from spottrain.integrations.loader_position import LoaderPosition
-from spottrain.training.loop import cursor_of
+from spottrain.training.position import cursor_of
 
 FILE: Final = "lightning.ckpt"
 BEST: Final = "best"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import operator
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Final, Self
@@ -19,82 +20,18 @@ from spottrain.checkpoint.kinds import CheckpointKind
 from spottrain.core import device as devices
 from spottrain.core import log
 from spottrain.core.time_split import timed
-from spottrain.data.sampler import Cursor
 from spottrain.distributed.dtensor import is_sharded
-from spottrain.distributed.world import World
-from spottrain.errors import ConfigurationError, RunError
+from spottrain.errors import ConfigurationError, RunError, TrainingFailed
 from spottrain.lifecycle.session import Session
-from spottrain.lifecycle.worker_signals import protect
 from spottrain.training import job_settings
 from spottrain.training.engine import Engine, require_finite
+from spottrain.training.epochs import LoopEpochs
 from spottrain.training.finished_step import FinishedStep, FinishedSteps
+from spottrain.training.position import LoopPosition, cursor_of
 
 _TENSOR: Final = "tensor of a batch"
 POLL_SHARE: Final = 0.1
 """Share of a notice in which the loop may come to the end of a step by itself."""
-
-
-class LoopPosition:
-    """Position in the data: that of a loader or sampler of `spottrain.data`, or a loader's own state."""
-
-    def __init__(self, given: Any, world: World) -> None:
-        self._ranks = world.size
-        self.given = given is not None
-        self.cursor = cursor_of(given)
-        """The position of the loader or sampler, if it is one of `spottrain.data`."""
-        self._object = given if self.cursor is None else self.cursor
-        self.shared = not self.given or self.cursor is not None or bool(getattr(given, "elastic", False))
-        """Whether its state is the same on all ranks."""
-        if self.given and not has_state(self._object):
-            raise ConfigurationError(
-                f"Run(data=...) is a {type(given).__name__} without state_dict() and load_state_dict(), so "
-                "it cannot resume at its position; use spottrain.data.loader(dataset, batch_size=...) "
-                "instead, a DataLoader over a spottrain.data.BatchSampler, or torchdata's StatefulDataLoader"
-            )
-        protect(given)
-
-    def advance(self) -> None:
-        if self.cursor is not None:
-            self.cursor.advance()
-
-    @property
-    def epoch(self) -> int | None:
-        """Epoch of the data; None if only the loop knows it."""
-        return None if self.cursor is None else self.cursor.position.epoch
-
-    @property
-    def samples(self) -> int:
-        """Samples per step, over all ranks; 0: unknown."""
-        return 0 if self.cursor is None else self.cursor.plan.global_batch_size
-
-    def state(self) -> dict[str, Any] | None:
-        return {"ranks": self._ranks, "state": self._object.state_dict()} if self.given else None
-
-    def load(self, saved: Mapping[str, Any] | None) -> str | None:
-        """Restores it. Returns None, or a sentence that says why it does not fit. Raises CheckpointError."""
-        if (saved is not None) != self.given:
-            was, now = ("with", "without") if saved is not None else ("without", "with")
-            return f"it was saved {was} data=, and this Run is created {now} it"
-        if saved is None:
-            return None
-        if not self.shared and saved["ranks"] != self._ranks:
-            return (
-                f"{type(self._object).__name__} has one position per rank, and the number of ranks changed "
-                f"from {saved['ranks']} to {self._ranks}; resume with {saved['ranks']} ranks, or use "
-                "spottrain.data.loader"
-            )
-        self._object.load_state_dict(saved["state"])
-        return None
-
-
-def has_state(each: Any) -> bool:
-    return hasattr(each, "state_dict") and hasattr(each, "load_state_dict")
-
-
-def cursor_of(data: Any) -> Cursor | None:
-    """Returns the position of a loader or sampler of `spottrain.data`, or of a DataLoader over one."""
-    places = (data, getattr(data, "batch_sampler", None), getattr(data, "sampler", None))
-    return next((each for each in places if isinstance(each, Cursor)), None)
 
 
 class _Partial(devices.Boundary):
@@ -143,22 +80,19 @@ class Loop:
         if wanted is not None and wanted != max_steps:
             log.event("override", setting="max_steps", manifest=wanted, script=max_steps)
         self.max_steps = wanted or max_steps
-        self._endless = max_steps is None or (wanted is not None and wanted < max_steps)
-        self._output: str | None = None
-        """URI of the final weights, if `max_steps` ended a loop that had no end, or a later one."""
+        self._at_max_steps: devices.Boundary | None = None
+        """State after the last step, for a loop that goes on."""
         self._step = 0
         self._data = LoopPosition(data, session.world)
         self._log_every = log_every
         self._loss: Any = None
         self._passes = 0
         self._moved = False
-        self._epoch, self._epoch_began = 0, 0
-        """In `epochs`: the epoch, and the step at which it began."""
-        self._epoch_steps: int | None = None
-        """Steps per epoch, if the loop sets them."""
-        self._in_epochs = self._in_batches = self._epochs_done = False
-        self._asked = self._asked_step_of_epoch = False
+        self._epochs = LoopEpochs(self._data)
+        self._in_batches = self._asked = False
         """Whether the loop has read its position; if not, it starts at 0 in each attempt."""
+        self._counts_epochs = False
+        """Whether the loop has read its epoch before its first pass, as `range(run.epoch, n)` does."""
         self._goes_on = False
         """Whether it was restored and no pass has begun since."""
         self._draws_ahead = False
@@ -192,13 +126,12 @@ class Loop:
             ConfigurationError: nothing counts epochs.
         """
         self._asked = True
-        if self._in_epochs:
-            return self._epoch
+        if self._epochs.counted:
+            return self._epochs.number
         known = self._data.epoch
         if known is not None:
             cursor = self._data.cursor
-            if cursor is not None and cursor.begun is None and self.max_steps is None:
-                cursor.counted = True  # a loop over range(run.epoch, n), before its first pass
+            self._counts_epochs |= cursor is not None and cursor.begun is None
             return known
         if self._in_batches:
             return self._passes
@@ -214,13 +147,14 @@ class Loop:
         Raises:
             ConfigurationError: the loop does not iterate over `epochs`.
         """
-        if not self._in_epochs:
+        if not self._epochs.counted:
             raise ConfigurationError(
                 "run.epoch_step is of an epoch that run.epochs(...) gives: iterate `for epoch in "
                 "run.epochs(n)`"
             )
-        self._asked_step_of_epoch = True
-        return self._step - self._epoch_began
+        self._epochs.read_position()
+        self._epochs.skipped = True
+        return self._step - self._epochs.began
 
     def epochs(self, count: int, *, steps: int | None = None) -> Iterator[int]:
         """Yields the epochs that are left of `count`: `for epoch in run.epochs(10)`.
@@ -228,6 +162,10 @@ class Loop:
         The first epoch after a resume may be partly done: its loop over the batches then gets the rest of
         them, or none. The code after that loop (validation, a per-epoch scheduler step) runs in any case.
         The code between two epochs runs a second time only if the first step after it was not saved.
+
+        Without `data=` the loop skips what is done itself, by `epoch_step`. A resumed epoch begins with the
+        random state that it began with before, so that the loop draws the same order again; with the first
+        read of `epoch_step` the random state of the last step is restored.
 
         Args:
             count: epochs of the whole training, at least 1.
@@ -238,41 +176,31 @@ class Loop:
             The number of each epoch, from 0.
 
         Raises:
-            ConfigurationError: an interruption would lose the position in an epoch, or it is called twice.
+            ConfigurationError: an interruption would lose the position in an epoch, it is called twice, or
+                `max_steps` are more than the steps of all epochs.
         """
-        if self._in_epochs:
+        epochs = self._epochs
+        if epochs.counted:
             raise ConfigurationError(
                 "run.epochs(...) was called a second time: a Run counts a single loop over epochs"
             )
         if count < 1 or (steps is not None and steps < 1):
             raise ConfigurationError(f"run.epochs({count}, steps={steps}): at least 1 each")
-        self._asked = self._in_epochs = True
-        self._epoch_steps = steps
-        if steps is None and self._data.epoch is not None:
-            self._epoch = self._data.epoch  # the only one saved by a loop over range(run.epoch, n)
-        while self._epoch < count and not self.done:
-            yield self._epoch
+        self._asked = epochs.counted = True
+        epochs.steps = steps
+        if self.max_steps is not None:
+            epochs.require_enough(count, self._step, self.max_steps)
+        while epochs.number < count and not self.done:
+            epochs.begin(self._step)
+            yield epochs.number
             self._end_epoch()
-        self._epochs_done = True
+        epochs.end_all()
 
     def _end_epoch(self) -> None:
         """Moves on to the next epoch."""
-        cursor = self._data.cursor
-        if cursor is not None and self._epoch_steps is None and not self.done:
-            if not cursor.over:
-                raise ConfigurationError(
-                    f"the loop over epoch {self._epoch} was left after {cursor.position.sample} of its "
-                    f"{cursor.plan.samples_per_epoch} samples: an attempt that resumes at that step would do "
-                    "the rest of them. Iterate `for epoch in run.epochs(n, steps=...)` and `for batch in "
-                    "run.batches(loader)`, which ends each epoch after so many steps, without break"
-                )
-            cursor.begin_epoch()
-        self._epoch, self._epoch_began = self._epoch + 1, self._step
+        if not self.done:
+            self._epochs.end(self._step)
         self._partial = None
-
-    @property
-    def _epoch_over(self) -> bool:
-        return self._epoch_steps is not None and self._step - self._epoch_began >= self._epoch_steps
 
     @property
     def should_stop(self) -> bool:
@@ -287,8 +215,8 @@ class Loop:
         """Counts an optimizer step, and saves if due. Call it after each optimizer (and scheduler) step.
 
         On a stop request all ranks save at the same step, release HEAD and leave through SystemExit.
-        If spec.training.maxSteps comes before the loop's own end, the step that reaches it finishes the run;
-        a loop that goes on regardless exits with code 0.
+        A loop that goes on after `max_steps` is finished before its next optimizer step, as it was after the
+        last one, and exits with code 0.
 
         Args:
             loss: loss of this step, one element, for log and progress. It is read from its device only when
@@ -299,17 +227,13 @@ class Loop:
             Whether to go on.
 
         Raises:
-            ConfigurationError: `max_steps` were done before, or an interruption would lose the position.
+            ConfigurationError: an interruption would lose the position.
             TrainingFailed: the loss is NaN or infinite.
         """
         self._require_open()
         self._keep_from_others()  # from here on there is work to lose
         if self.done:
-            self._engine.close()  # a profile is still being stored
-            raise ConfigurationError(
-                f"max_steps={self.max_steps} are done, and the loop goes on: leave it when step_completed() "
-                "returns False, or iterate over run.batches(loader)"
-            )
+            self._end_at_max_steps()
         try:
             self._require_position()
             self._count(loss, samples)
@@ -319,10 +243,17 @@ class Loop:
             raise
         if stop:
             self._engine.stop()
-        if self.done and self._endless:
-            self._output = self.finish()  # now: a loop that ignores the result trains on
+        if self.done:
+            self._at_max_steps = devices.Boundary(self._module.modules())
         self._give_to_others()
         return not self.done
+
+    def _end_at_max_steps(self) -> None:
+        """Finishes a loop that goes on after `max_steps`, and leaves through SystemExit."""
+        if self._at_max_steps is not None:
+            self._at_max_steps.restore()  # what the loop has begun since has changed running means
+        self.finish()
+        self.session.end_done()
 
     def _give_to_others(self) -> None:
         """Lets another thread save this step, should a stop come while the loop does something else."""
@@ -347,34 +278,36 @@ class Loop:
         self._saved_step = None
 
     def _require_position(self) -> None:
-        """Raises ConfigurationError for a loop that starts at 0 in each attempt.
+        """Raises ConfigurationError for a loop whose position is not what is counted here.
 
-        It would train more steps after an interruption than without one. Raised at its first step, or in
-        its second epoch.
+        After an interruption it would train other samples, or another number of steps. Raised at its first
+        step, or in its second pass.
         """
-        if self._in_epochs:
-            by_itself = self._data.given or self._epoch_steps is not None
-            if not by_itself and not self._asked_step_of_epoch:
-                raise ConfigurationError(
-                    "Run has no data=, and the loop does not read run.epoch_step, so an attempt that resumes "
-                    "in the middle of an epoch would repeat its beginning: skip the batches of "
-                    "run.epoch_step optimizer steps (such as accelerator.skip_first_batches(loader, "
-                    "run.epoch_step * accumulation)), or give Run(data=spottrain.data.loader(...))"
-                )
-            return
-        starts_over = not self._data.given or bool(self._data.epoch)
-        if starts_over and self.max_steps is None and not self._asked:
+        if self._epochs.counted:
+            self._epochs.require_position(self._step)
+        elif self.max_steps is None and self._counts_epochs:
+            raise ConfigurationError(
+                "the loop counts its epochs by itself, as range(run.epoch, n) does, so how many passes it "
+                "makes in each is not known: iterate `for epoch in run.epochs(n)`"
+            )
+        elif self.max_steps is None and not self._asked and (not self._data.given or self._data.epoch):
             raise ConfigurationError(
                 "the loop does not read its position from the Run, so after an interruption it would "
                 "start at step 0 again: iterate `for epoch in run.epochs(n)`, or until run.global_step "
                 "is what you want, or give Run(max_steps=...)"
             )
+        if self._data.of_loader and not (self._in_batches or self._draws_ahead):
+            raise ConfigurationError(
+                "the loop does not iterate over run.batches(...), so the Run does not know the passes over "
+                "the loader that is given as data=, and a resume would draw other random numbers: write `for "
+                "batch in run.batches(loader)`"
+            )
 
     def _count(self, loss: torch.Tensor | float | None, samples: int | None) -> None:
-        epoch = self._epoch if self._in_epochs else self._data.epoch
+        epoch = self._epochs.number if self._epochs.counted else self._data.epoch
         self._step += 1
         self._moved = False
-        self._data.advance()
+        self._data.advance(self._saved_besides())
         self._partial = None
         self._loss = loss.detach() if isinstance(loss, torch.Tensor) else loss
         self._engine.count(
@@ -420,18 +353,23 @@ class Loop:
             ConfigurationError: there is neither `max_steps` nor `epochs`, or the loader is empty.
         """
         self._in_batches = True
-        if self.max_steps is None and not self._in_epochs:
+        if self.max_steps is None and not self._epochs.counted:
             raise ConfigurationError(
                 "Run.batches needs an end: give Run(max_steps=...), or iterate in `for epoch in "
                 "run.epochs(n)`"
             )
-        self._endless = False  # the loop ends here and calls finish() itself
-        if self.done or self._epoch_over:
+        epochs = self._epochs
+        if epochs.counted:
+            epochs.read_position()
+            epochs.require_one_pass()
+        if self.done or epochs.full(self._step):
             return
-        for batch in self._passes_over(loader, once=self._in_epochs and self._epoch_steps is None):
+        for batch in self._passes_over(loader, once=epochs.counted and epochs.steps is None):
+            self._data.taken += 1
             yield batch
-            if self.done or self._epoch_over:
+            if self.done or epochs.full(self._step):
                 return
+        epochs.passes += 1
 
     def _passes_over(self, loader: Iterable[Any], *, once: bool = False) -> Iterator[Any]:
         """Yields the batches of pass after pass, or of one. Raises ConfigurationError if there are none."""
@@ -439,7 +377,7 @@ class Loop:
         empty = 0
         while empty < 2:  # the first may be the empty rest of an interrupted pass
             empty += 1
-            for batch in timed(lambda: self._pass(loader), self.session.board.clock):
+            for batch in timed(lambda: self._known(self._pass(loader)), self.session.board.clock):
                 empty = 0
                 yield batch
             self._passes += 1
@@ -456,13 +394,48 @@ class Loop:
         """Begins a pass. The first one after a resume leaves the random state unchanged.
 
         What a loader draws for its workers and order was drawn when the interrupted pass began.
+
+        Raises ConfigurationError if nothing of the position in the loader is saved.
         """
+        if not (self._data.given or isinstance(loader, Iterator) or self._epochs.skipped):
+            raise ConfigurationError(
+                f"the loop iterates over a {type(loader).__name__}, of which nothing is saved, so each "
+                "attempt would begin it again: write `data = spottrain.data.loader(dataset, ...)`, for "
+                "batches of another kind `data = spottrain.data.Skipping(batches)`; then "
+                "`spottrain.Run(data=data)` and run.batches(data) or run.ahead(data). Batches that are drawn "
+                "at random each come from a generator or another iterator"
+            )
         if not self._goes_on or self._data.cursor is not None:
             return iter(loader)
         self._goes_on, before = False, devices.random_state()
         stream = iter(loader)
         devices.set_random_state(before)
         return stream
+
+    def _known(self, batches: Iterable[Any]) -> Iterator[Any]:
+        """Yields the batches. Raises ConfigurationError if they do not follow from what is saved.
+
+        The second one tells: without `data` it must be drawn from the random state, or from the position.
+        """
+        stream, others = iter(batches), self._saved_besides()
+        if not (self._data.given or others is None or others or self._epochs.skipped):
+            first = list(itertools.islice(stream, 1))
+            yield from first
+            before, asked, self._asked = devices.random_state(), self._asked, False
+            second = list(itertools.islice(stream, 1))
+            constant = all(map(operator.is_, first, second))
+            if not (constant or self._asked or not devices.same(before, devices.random_state())):
+                raise ConfigurationError(
+                    "the batches are not drawn from the random numbers of Python, NumPy or torch, and "
+                    "nothing else of their position is saved, so each attempt would begin with the first "
+                    "one: give spottrain.Run(data=...) what they come from (spottrain.data.loader, or "
+                    "spottrain.data.Skipping around a list or another loader), or a generator that they are "
+                    "drawn with as extra={'generator': generator}"
+                )
+            self._asked |= asked
+            yield from second
+            del first, second
+        yield from stream
 
     def ahead(self, source: Iterable[Any] | Callable[[], Any]) -> Iterator[Any]:
         """Returns an endless iterator for a loop that draws its next batch before `step_completed`.
@@ -487,7 +460,7 @@ class Loop:
         """
         if self._draws_ahead:
             raise ConfigurationError("run.ahead(...) was called a second time: the Run keeps one batch")
-        if self._in_epochs:
+        if self._epochs.counted:
             raise ConfigurationError(
                 "run.ahead(...) draws batches across the ends of epochs, so it cannot be used within "
                 "run.epochs(...): create it before the loop, and count steps instead of epochs"
@@ -505,7 +478,7 @@ class Loop:
             batches = self._passes_over(source)
         else:
             batches = (source() for _ in itertools.repeat(None))
-        for batch in timed(lambda: batches, self.session.board.clock):
+        for batch in timed(lambda: self._known(batches), self.session.board.clock):
             if keep:
                 self._drawn = [batch]
             yield batch
@@ -517,22 +490,23 @@ class Loop:
         the end of the script finishes it.
 
         Args:
-            ended_early: why training ends before `max_steps`, such as `EarlyStopping.reason`. The job then
-                completes with the reason EarlyStopped. None: the Run looks for the reason itself. "": none.
+            ended_early: why training ends before `max_steps` or the last of its epochs, such as
+                `EarlyStopping.reason`. The job then completes with the reason EarlyStopped. None: the Run
+                looks for the reason itself. "": none.
 
         Returns:
             URI of the final weights; "" without a checkpoint URI.
 
         Raises:
+            TrainingFailed: the training is shorter than it was asked for, and nothing says that it shall be.
+                Its last step is saved.
             RunError: the run has ended before, the loss is NaN or infinite, or the store fails.
         """
-        if self._output is not None:
-            return self._output
         self._require_open()
         self._read_loss()
         why = self._early() if ended_early is None else ended_early
-        if ended_early is None and not why and self.max_steps is not None and not self.done:
-            self._tell_short(self.max_steps)
+        if not why:
+            self._require_whole_training()
         return self._engine.finish(self._final, self._names_beside(), ended_early=why)[0]
 
     def _finish_ended(self) -> bool:
@@ -566,7 +540,7 @@ class Loop:
 
     @property
     def _ended_by_itself(self) -> bool:
-        return self.done or self._epochs_done
+        return self.done or self._epochs.done
 
     def __enter__(self) -> Self:
         return self
@@ -602,8 +576,15 @@ class Loop:
         return not self._moved
 
     def _note_move(self, *_: Any) -> None:
+        """Called before each optimizer step."""
         self._keep_from_others()
+        if self.done and not self._engine.ended:
+            self._end_at_max_steps()
         self._moved = True
+
+    def _saved_besides(self) -> Collection[Any] | None:
+        """Objects that are saved beside `data`; None: any loader is taken."""
+        return ()
 
     def _begin(
         self, kind: CheckpointKind, module: torch.nn.Module, optimizers: list[torch.optim.Optimizer]
@@ -643,8 +624,8 @@ class Loop:
         return {
             "step": self._step,
             "passes": self._passes,
-            "epoch": self._epoch,
-            "epoch_began": self._epoch_began,
+            "epoch": self._epochs.number,
+            "epoch_began": self._epochs.began,
             "data": self._data.state() if self._data.shared else None,
         }
 
@@ -658,7 +639,8 @@ class Loop:
         random, drawn = (
             (devices.random_state(), self._drawn) if saved is None else (saved.random, saved.drawn)
         )
-        return {"random": random, "data": data, "ahead": _with_devices(drawn)}
+        epoch_random = self._epochs.random
+        return {"random": random, "data": data, "ahead": _with_devices(drawn), "epoch_random": epoch_random}
 
     def _load_progress(self, saved: Mapping[str, Any], own: Mapping[str, Any], new_rank: bool) -> None:
         """Raises CheckpointError if the position in the data does not fit."""
@@ -666,22 +648,33 @@ class Loop:
         if mismatch is not None:
             raise self._engine.incompatible(mismatch)
         self._step, self._passes = saved["step"], saved["passes"]
-        self._epoch, self._epoch_began = saved.get("epoch", 0), saved.get("epoch_began", self._step)
+        self._epochs.number = saved.get("epoch", 0)
+        self._epochs.began = saved.get("epoch_began", self._step)
         self._goes_on = self._step > 0
         self._drawn = [] if new_rank else _onto_devices(own.get("ahead", []))
+        self._epochs.random = None if new_rank else own.get("epoch_random")
         self._engine.coordinator.load_record(saved)
         self._engine.restore_random(None if new_rank else own["random"], self._step)
 
     # --- private --------------------------------------------------------------------------------------
-    def _tell_short(self, max_steps: int) -> None:
-        """Logs an end before `max_steps`: on purpose, or because the manifest sets more than the loop."""
-        text = (
-            f"the loop has ended at step {self._step} of max_steps={max_steps}, and the job is done: to "
-            "train them all iterate over run.batches(loader), or until run.done; where it ends early on "
-            "purpose say so by run.finish(ended_early=...)"
+    def _require_whole_training(self) -> None:
+        """Saves and raises TrainingFailed if fewer steps were trained than asked for."""
+        epochs = self._epochs
+        if self.done or (self.max_steps is None and (epochs.done or not epochs.counted)):
+            return
+        of = f"step {self._step} of max_steps={self.max_steps}"
+        if self.max_steps is None:
+            of = f"step {self._step}, in epoch {epochs.number} of run.epochs(...)"
+        self._engine.ended = True
+        if self.session.unfinished is not None:
+            self.session.unfinished()
+        self._engine.close()
+        raise TrainingFailed(
+            f"the loop has ended at {of}, so the training is shorter than it was asked for. The step is "
+            "saved, and the next start goes on from it: to train all iterate over run.batches(loader), or "
+            "until run.done, without break; where it ends early on purpose say why by "
+            "run.finish(ended_early=...)"
         )
-        if self.session.world.first:
-            log.event("advice", about="max-steps", text=text)
 
     def _read_loss(self) -> float | None:
         """Raises TrainingFailed if the loss is NaN or infinite: such a state is not saved."""
@@ -697,7 +690,7 @@ class Loop:
         return value
 
     def _require_open(self) -> None:
-        if self._output is not None:  # maxSteps are done and stored, but the loop goes on
-            self.session.end_done()
+        if self._engine.ended and self.session.message is not None:
+            self.session.end_done()  # a loop that goes on although it was told to leave
         if self._engine.ended:
             raise ConfigurationError("the Run has ended: nothing can be counted or saved after finish()")

@@ -32,7 +32,8 @@ from spottrain.techniques.trackers import Trackers
 from spottrain.training import job_settings
 from spottrain.training.extra_state import AveragePosition, Values, adapted, final_weights
 from spottrain.training.finished_step import FinishedSteps, with_groups
-from spottrain.training.loop import Loop, has_state
+from spottrain.training.loop import Loop
+from spottrain.training.position import has_state
 
 ONLY: Final = "main"
 """Name of a single optimizer."""
@@ -338,6 +339,9 @@ class Run(Loop):
     # --- overrides of Loop ----------------------------------------------------------------------------
     def _emas(self) -> dict[str, EMA]:
         return {name: each for name, each in self._objects.items() if isinstance(each, EMA)}
+
+    def _saved_besides(self) -> Collection[Any]:
+        return self._objects.values()
 
     def _initialize(self) -> None:
         if self._engine.initialize(self._model):

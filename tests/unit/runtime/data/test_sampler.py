@@ -446,8 +446,8 @@ def test_another_batch_size_at_the_end_of_an_epoch_does_not_open_it_again() -> N
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_counted_epoch_is_gone_on_with_in_its_middle(workers: int) -> None:
-    """With workers torch makes two iterators of the sampler and uses the second: no pass was left early."""
+def test_an_epoch_of_a_loop_is_gone_on_with_in_its_middle(workers: int) -> None:
+    """With workers torch makes two iterators of the sampler and uses the second: no second pass has begun."""
     first = loader(Numbers(), batch_size=16, num_workers=0, shuffle=True)
     wanted = [
         batch[:, 0].tolist() for batch in loader(Numbers(), batch_size=16, num_workers=0, shuffle=True)
@@ -455,17 +455,51 @@ def test_a_counted_epoch_is_gone_on_with_in_its_middle(workers: int) -> None:
     first.advance(2)
     resumed = loader(Numbers(), batch_size=16, num_workers=workers, shuffle=True)
     resumed.load_state_dict(first.state_dict())
-    resumed.requests.counted = True
+    resumed.requests.epoch_of_loop = 0
     assert [batch[:, 0].tolist() for batch in resumed] == wanted
 
 
-def test_a_pass_that_is_left_early_is_refused_where_epochs_are_counted(told: Told) -> None:
+def test_a_pass_of_another_epoch_than_the_loops_is_refused(told: Told) -> None:
     made = loader(Numbers(18), batch_size=6, world=World(), shuffle=True)
-    made.requests.counted = True
-    for _ in made:
-        made.advance()
-        break
+    made.requests.epoch_of_loop = 0
+    epochs_of(made, made, 1)
     told(lambda: next(iter(made)))
+
+
+# --- steps and batches ----------------------------------------------------------------------------------
+def taking(made: Any, batches: int, steps: int) -> None:
+    stream = iter(made)
+    for _ in range(batches):
+        next(stream)
+    made.advance(steps)
+
+
+@pytest.mark.parametrize(
+    ("accumulation", "batches", "steps"), [(1, 2, 1), (1, 1, 2), (2, 1, 1), (2, 3, 1), (1, 3, 4)]
+)
+def test_steps_that_do_not_use_the_batches_that_were_taken_are_refused(
+    accumulation: int, batches: int, steps: int
+) -> None:
+    made = loader(Numbers(18), batch_size=6, accumulation=accumulation, world=World(), shuffle=True)
+    with pytest.raises(ConfigurationError, match="a resume"):
+        taking(made, batches, steps)
+
+
+@pytest.mark.parametrize(
+    ("accumulation", "drop", "batches", "steps"),
+    [(1, False, 2, 2), (2, False, 2, 1), (2, False, 5, 3), (2, True, 4, 2)],
+)
+def test_steps_that_use_the_batches_that_were_taken_are_counted(
+    accumulation: int, drop: bool, batches: int, steps: int
+) -> None:
+    made = loader(Numbers(18), batch_size=4, accumulation=accumulation, drop_last=drop, world=World())
+    taking(made, batches, steps)
+
+
+def test_a_batch_that_is_drawn_ahead_is_taken_for_the_next_step() -> None:
+    made = loader(Numbers(18), batch_size=6, world=World(), shuffle=True)
+    made.requests.ahead = True
+    taking(made, 2, 1)
 
 
 # --- in place of torch's DataLoader ----------------------------------------------------------------------
@@ -498,7 +532,6 @@ def test_without_more_arguments_it_yields_what_torchs_loader_yields(workers: int
 @pytest.mark.parametrize(
     "given",
     [
-        {"sampler": [1, 0]},
         {"batch_sampler": [[1], [0]]},
         {"generator": torch.Generator()},
         {"batch_size": None},

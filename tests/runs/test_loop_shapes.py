@@ -1,0 +1,102 @@
+"""The shapes of docs/own-loop-shapes.md: exact over three stops, refused, or failed as too short."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from _pytest.mark import ParameterSet
+from spottrain.contract import ExitCode
+
+from tests.runs.loop_shapes import shapes
+from tests.support.heavy import sample
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "own-loop-shapes.md"
+SHAPES = shapes()
+PASS = 8
+"""Steps."""
+
+
+@pytest.fixture(scope="module")
+def played(request: pytest.FixtureRequest) -> dict[str, dict[str, Any]]:
+    """How the shapes ended whose tests run, by name."""
+    here = [each for each in request.session.items if each.path == Path(__file__)]
+    names = {
+        each.callspec.params["name"]
+        for each in here
+        if isinstance(each, pytest.Function) and hasattr(each, "callspec")
+    }
+    command = [sys.executable, "-m", "tests.runs.loop_shapes", *sorted(names)]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=500, check=False)
+    assert run.returncode == 0, run.stderr[-3000:]
+    return {each["name"]: each for each in map(json.loads, run.stdout.splitlines())}
+
+
+def of(result: str, *always: str) -> list[ParameterSet]:
+    return sample([name for name, shape in SHAPES.items() if shape.result == result], *always)
+
+
+@pytest.mark.parametrize(
+    "name",
+    of(
+        "Exact",
+        *("epochs", "epochs-of-steps-stateful", "two-passes", "steps-counted-by-hand", "ahead", "windows"),
+        *("order-by-hand", "weighted", "own-loader-skipping", "second-loader"),
+    ),
+)
+def test_a_loop_of_this_shape_uses_the_same_batches_and_random_numbers_over_stops(
+    played: dict[str, dict[str, Any]], name: str
+) -> None:
+    alone, stopped = played[name]["alone"], played[name]["stopped"]
+    assert (alone["code"], stopped["code"]) == (ExitCode.DONE, ExitCode.DONE), (alone, stopped)
+    assert len(alone["used"]) > 11, "the last stop is in it"
+    for part in ("used", "other", "digest"):
+        assert stopped[part] == alone[part]
+
+
+@pytest.mark.parametrize(
+    "name",
+    of(
+        "Refused",
+        *(
+            "two-passes-in-an-epoch",
+            "two-passes-in-an-epoch-stateful",
+            "a-look-at-the-data",
+            "range-of-epochs",
+        ),
+        *("epochs-by-hand", "epochs-stateful-direct", "islice", "islice-of-the-rest", "break-in-an-epoch"),
+        *(
+            "cycle",
+            "two-batches-a-step-sampler",
+            "drawn-ahead",
+            "drawn-ahead-stateful",
+            "own-loader-weighted",
+        ),
+        *("own-second-loader", "own-stateful", "list-of-batches", "generator-not-saved", "weighted-stateful"),
+    ),
+)
+def test_a_loop_of_this_shape_is_refused_by_the_end_of_its_first_pass(
+    played: dict[str, dict[str, Any]], name: str
+) -> None:
+    alone = played[name]["alone"]
+    assert alone["code"] == ExitCode.BAD_CONFIGURATION and SHAPES[name].says in alone["says"], alone
+    assert len(alone["used"]) <= PASS + 1
+
+
+@pytest.mark.parametrize("name", of("Fails", "short-one-pass", "short-of-epochs-by-return"))
+def test_a_loop_that_ends_before_its_last_step_fails(played: dict[str, dict[str, Any]], name: str) -> None:
+    alone = played[name]["alone"]
+    assert alone["code"] == ExitCode.FAILED and SHAPES[name].says in alone["says"], alone
+    assert "run.finish(ended_early=...)" in alone["says"] and alone["digest"] == 0, "no final weights"
+
+
+def test_the_page_has_a_row_for_each_shape_with_its_result() -> None:
+    rows = re.findall(r"^\| `([\w-]+)` \| .* \| (\w+).* \|$", PAGE.read_text(), re.M)
+    words = {"Exact": "exact", "Refused": "refused", "Fails": "fails"}
+    assert dict(rows) == {name: words[shape.result] for name, shape in SHAPES.items()}
