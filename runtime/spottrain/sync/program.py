@@ -40,7 +40,7 @@ from spottrain.contract import (
 )
 from spottrain.core import log, progress, run_config
 from spottrain.core.preemption import Preemption
-from spottrain.core.uri import is_path
+from spottrain.core.uri import given, is_path
 from spottrain.errors import ConfigurationError, RunError, StoreUnavailable
 from spottrain.lifecycle import termination_message
 from spottrain.lifecycle.endings import Ending
@@ -58,6 +58,8 @@ POLL_SECONDS: Final = 0.1
 STALE_SECONDS: Final = 60.0
 """A deadline that passed so long ago is void. A sidecar outlives it where the node was not taken away."""
 RELEASE_SECONDS: Final = 5.0
+KILLED: Final = 128
+"""The least exit code of a command that a signal has ended."""
 COMMAND_REACTION: Final = 0.5
 """Seconds after which it is known that the command has ended."""
 SIDECAR_REACTION: Final = 5.0
@@ -81,7 +83,7 @@ class Settings:
         path = env.get(SyncEnv.PATH, "")
         if not path:
             raise ConfigurationError(f"no folder is named; write spottrain sync PATH, or set {SyncEnv.PATH}")
-        folder = Path(path).absolute()
+        folder = Path(given(path, SyncEnv.PATH)).absolute()
         config = run_config.RunConfig.from_env(env, script=str(folder))
         if not env.get(Env.CHECKPOINT_URI):
             raise ConfigurationError(
@@ -281,6 +283,7 @@ class Program:
             everything=code == 0,
             at_end=False,
             until=lambda: self._left() <= 0 or time.time() >= give_up_at,
+            killed=code >= KILLED,
         )
         return self._finish(self._ending(covered, stopped, code), code)
 

@@ -135,7 +135,13 @@ class Saves:
 
     # --- verdicts ---------------------------------------------------------------------------------------
     def judge(
-        self, committed: Tree, stored: Callable[[str], bool], now: float, *, ended: bool = False
+        self,
+        committed: Tree,
+        stored: Callable[[str], bool],
+        now: float,
+        *,
+        ended: bool = False,
+        killed: bool = True,
     ) -> Verdict:
         """Returns what to commit.
 
@@ -144,6 +150,7 @@ class Saves:
             stored: Whether the content of a path is in it as `committed` says.
             now: The last time at which the program was known to live.
             ended: Whether it has ended since.
+            killed: Whether that may have been in the middle of a save.
         """
         changed = self.changed(committed)
         logs = {path for path in changed if self._logs.is_one(path)}
@@ -173,7 +180,7 @@ class Saves:
             return Verdict(why=self._why(sorted(torn - held)[0]))
         if not done and (unit := _incomplete(fresh, there, committed)):
             return Verdict(why=f"{unit} lacks files that others of its kind have")
-        first = not ended and not has_files(committed)
+        first = not has_files(committed) and (killed or not ended)
         if not done and fresh and not self._complete(fresh, there, now, first=first):
             return Verdict(why="files are written so often that at no moment all of them are whole")
         tree = self._without(held, committed)
@@ -282,7 +289,7 @@ class Saves:
         return (self._last - self._cycle) & names if self._cycle & self._last & names else set()
 
     def _complete(self, fresh: set[str], there: set[str], now: float, *, first: bool) -> bool:
-        """Whether no more of this save is to come. `first`: nothing is stored yet, and the program runs."""
+        """Whether no more of this save is to come. `first`: nothing is stored yet, and more may come."""
         if len(there) == 1 and not first:
             return True
         quiet = now - max(self._seen[path].changed for path in fresh)

@@ -126,18 +126,19 @@ class Watcher:
         self._tell(verdict.why or (str(self.failure) if verdict.tree and self.failure else ""))
         self._check()
 
-    def last(self, *, everything: bool, at_end: bool, until: Callable[[], bool]) -> bool:
+    def last(self, *, everything: bool, at_end: bool, until: Callable[[], bool], killed: bool = True) -> bool:
         """Commits what is left, once the script has ended. Returns whether all that counts is durable.
 
         Args:
             everything: Whether the folder counts as whole; otherwise only what a rule says is whole.
             at_end: See `SyncManifest`; of what only `everything` makes whole.
             until: Whether to give up trying.
+            killed: Whether the script may have ended in the middle of a save.
         """
         ended = self._clock()
         while True:
             if self._look():
-                verdict = self._judge(ended, ended=True)
+                verdict = self._judge(ended, ended=True, killed=killed)
                 rest = verdict.tree is None and everything and not self._all_stored and not self.empty
                 if rest:
                     verdict = Verdict(tree=self._view.tree)
@@ -179,11 +180,13 @@ class Watcher:
             return self._saves.reason(path, self._lived_at)
         return "" if self.failure else "(nothing said that it is whole)"
 
-    def _judge(self, now: float, *, ended: bool = False) -> Verdict:
+    def _judge(self, now: float, *, ended: bool = False, killed: bool = True) -> Verdict:
         committed = self._checkpoints.committed
         if self._saves is None:
             return judge(self._when, self._view, committed, now)
-        return self._saves.judge(committed, self._checkpoints.stored, self._lived_at, ended=ended)
+        return self._saves.judge(
+            committed, self._checkpoints.stored, self._lived_at, ended=ended, killed=killed
+        )
 
     def _written(self) -> bool:
         """Whether a write was seen since the last look."""

@@ -130,6 +130,15 @@ def test_a_file_that_is_written_in_place_is_whole_again_and_again_without_a_sett
         assert scene.commit() == ["ckpt.pt"], "the last save had no other file"
 
 
+def test_a_first_file_just_before_the_end_is_stored_unless_the_program_was_killed(scene: Scene) -> None:
+    scene.write("ckpt.pt")
+    scene.judge()
+    killed, itself = (
+        scene.saves.judge({}, lambda path: True, scene.now, ended=True, killed=by) for by in (True, False)
+    )
+    assert killed.tree is None and itself.tree is not None
+
+
 def test_a_file_of_a_known_format_that_is_cut_off_stands_against_a_commit(scene: Scene) -> None:
     scene.write("ckpt.pt")
     scene.commit(3)
@@ -275,7 +284,7 @@ def test_files_that_are_gone_are_no_reason_for_a_commit(scene: Scene) -> None:
 def test_numbered_files_of_two_kinds_are_of_one_save(scene: Scene) -> None:
     for number in range(3):
         scene.write(f"model_{number}.pt")
-        assert scene.commit(0.1, ended=number > 0) is None, "the optimizer of that step is not there yet"
+        assert scene.commit(0.1, ended=True) is None, "the optimizer of that step is not there yet"
         scene.write(f"optimizer_{number}.pt")
         assert scene.commit(2.5) is not None
 
