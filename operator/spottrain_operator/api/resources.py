@@ -37,13 +37,15 @@ def of_node(allocatable: Mapping[str, Any]) -> Resources:
 
 
 def of_pod(spec: Mapping[str, Any]) -> Resources:
-    """Returns what the scheduler counts: all containers and sidecars, or the largest init container."""
+    """Returns what the scheduler counts: what the pod requests as a whole, else its containers and sidecars, or
+    its largest init container."""
+    whole = _requests(spec)
     sidecars = [c for c in spec.get("initContainers") or () if c.get("restartPolicy") == "Always"]
     running = total(_requests(c) for c in (*(spec.get("containers") or ()), *sidecars))
     first = [_requests(c) for c in spec.get("initContainers") or ()]
     return Resources(
-        cpu=max(running.cpu, *(r.cpu for r in first), NONE),
-        memory=max(running.memory, *(r.memory for r in first), NONE),
+        cpu=whole.cpu or max(running.cpu, *(r.cpu for r in first), NONE),
+        memory=whole.memory or max(running.memory, *(r.memory for r in first), NONE),
     )
 
 
@@ -52,9 +54,9 @@ def total(several: Iterable[Resources]) -> Resources:
     return Resources(cpu=sum((r.cpu for r in each), NONE), memory=sum((r.memory for r in each), NONE))
 
 
-def _requests(container: Mapping[str, Any]) -> Resources:
-    """Returns a container's requests; the API server has filled in those that only limits name."""
-    return _of((container.get("resources") or {}).get("requests") or {})
+def _requests(part: Mapping[str, Any]) -> Resources:
+    """Returns the requests of a container or pod; the API server has filled in those that limits imply."""
+    return _of((part.get("resources") or {}).get("requests") or {})
 
 
 def _of(amounts: Mapping[str, Any]) -> Resources:

@@ -162,7 +162,8 @@ def with_vanished(status: Status, o: Observed) -> Status:
     for record in status.attempts:
         past = record.number < status.attempt or bool(record.cause)
         if past and record.ended is None and record.number not in present:
-            status = with_record(status, replace(record, ended=o.now.replace(microsecond=0)))
+            ran = True if record.ran is not None else None  # what its pod did last was not seen
+            status = with_record(status, replace(record, ended=o.now.replace(microsecond=0), ran=ran))
     return status
 
 

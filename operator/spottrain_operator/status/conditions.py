@@ -225,8 +225,14 @@ def _placed(status: Status, o: Observed, pods: Sequence[PodView]) -> Verdict:
             o.refusal.message if o.refusal is not None else f"{size - len(pods)} are still to be created"
         )
         return False, Reason.WAITING_FOR_POD, count + refused
-    words = f"pod {waiting[0].name} waits for the scheduler{claims.note(o, waiting[0])}"
+    words = f"pod {waiting[0].name} waits for the scheduler{_scheduler(o)}{claims.note(o, waiting[0])}"
     return False, Reason.WAITING_FOR_POD, count + words
+
+
+def _scheduler(o: Observed) -> str:
+    """Returns the name of a scheduler that may not exist; "" for the default one."""
+    name = o.job.spec.template["spec"].get("schedulerName") if o.job.spec is not None else None
+    return f" {name}" if name not in (None, "", "default-scheduler") else ""
 
 
 def _running(status: Status, o: Observed, pods: Sequence[PodView]) -> Verdict | None:

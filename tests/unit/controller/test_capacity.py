@@ -583,6 +583,10 @@ def test_an_unschedulable_pod_is_said_to_wait_for_the_labels_that_the_job_asks_f
     said = condition(made, Condition.SCHEDULED).message
     assert said.endswith("(the pod asks for nodes with gpu-model by its affinity, disk=sdd, team=ml)")
     assert condition(made, Condition.RUNNING).reason == "WaitingForNode"
+    unseen = replace(waits, unschedulable="")
+    other = raw_spec(template={"spec": pod | {"schedulerName": "kai"}})
+    made = plan(make_observed(unseen, job=make_job(other, status=started())))
+    assert "waits for the scheduler kai" in condition(made, Condition.SCHEDULED).message
     full = replace(waits, unschedulable="0/3 nodes are available: 3 Insufficient cpu")
     made = plan(make_observed(full, job=make_job(spec, status=started())))
     assert "disk" not in condition(made, Condition.SCHEDULED).message

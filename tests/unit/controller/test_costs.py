@@ -197,6 +197,7 @@ def test_a_pod_requests_what_all_its_containers_do_and_at_least_its_largest_init
     spec = {"containers": [of("1"), of("250m")], "initContainers": [sidecar, of("1")]}
     assert resources.of_pod(spec).cpu == Decimal("1.75")
     assert resources.of_pod(spec | {"initContainers": [of("4")]}).cpu == 4
+    assert resources.of_pod(spec | of("8")).cpu == 8, "or what it requests as a whole"
 
 
 def test_an_ended_job_is_looked_at_again_until_its_node_is_gone() -> None:

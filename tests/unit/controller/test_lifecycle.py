@@ -317,6 +317,13 @@ def test_whether_a_container_ran_is_in_the_record_before_its_pod_is_released() -
     assert job.status.attempts[0].ran is True
 
 
+def test_a_pod_that_vanished_unseen_may_have_run() -> None:
+    """Such as one that somebody took its finalizer off while no operator was there."""
+    job = Story(ran(False))
+    job.look("attempt=2")
+    assert job.status.attempts[0].ran is True
+
+
 def test_the_sentence_says_why_until_when_and_the_command_that_lets_the_job_go() -> None:
     o = going(cleaning=True, cleanup_trouble='CreateContainerConfigError: secret "s3" not found')
     said = condition(follows("", o), Condition.RUNNING).message
