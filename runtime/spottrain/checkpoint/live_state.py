@@ -38,6 +38,8 @@ from spottrain.core import device as devices
 from spottrain.core import log
 
 MISSING: Final = object()
+LARGE: Final = object()
+"""In place of what is not looked at."""
 OF_MODULES: Final = frozenset(vars(torch.nn.Module())) - {"training"} | {
     "_compiled_call_impl",
     "_flat_weights",
@@ -75,11 +77,15 @@ Place = tuple[str, str]
 class LiveState:
     """Saves and restores it for the modules and optimizers of one loop, which are given by name.
 
+    Of `dataset`, and of what it wraps, only attributes that are numbers and strings: it may be large.
     Create it before the checkpoint is restored. Call `note` at the end of each step.
     """
 
     def __init__(
-        self, modules: Mapping[str, torch.nn.Module], optimizers: Mapping[str, torch.optim.Optimizer]
+        self,
+        modules: Mapping[str, torch.nn.Module],
+        optimizers: Mapping[str, torch.optim.Optimizer],
+        dataset: Any = None,
     ) -> None:
         roots = {name: plain(module) for name, module in modules.items()}
         self._modules = {
@@ -102,6 +108,8 @@ class LiveState:
         self._owners |= {
             f"optimizer {name}": (vars(each), OF_OPTIMIZERS) for name, each in optimizers.items()
         }
+        self._datasets = _chain(dataset)
+        self._owners |= {name: (vars(each), frozenset()) for name, each in self._datasets.items()}
         self._trained, self._modes = self._trained_now(), _modes()
         self._buffers = {place: _buffer_form(module, name) for place, module, name in self._each_buffer()}
         attributes = dict(self._each_attribute())
@@ -130,7 +138,7 @@ class LiveState:
             self._stale, self._slots = False, self._find_slots()
         found = (attributes.get(name, MISSING) for _, name, attributes in self._slots)
         self._noted = [
-            each if type(each) in SCALARS or not _is_kept(each) else _saved(each) for each in found
+            each if type(each) in SCALARS else _saved(each) if _is_kept(each) else MISSING for each in found
         ]
         self._noted_trained, self._noted_modes = self._trained_now(), _modes()
 
@@ -146,7 +154,8 @@ class LiveState:
         for owner, (attributes, of_torch) in self._owners.items():
             for name, each in list(attributes.items()):  # a copy: this may run beside the training
                 if name not in of_torch:
-                    yield (owner, name), each
+                    large = owner in self._datasets and each is not None and type(each) not in SCALARS
+                    yield (owner, name), LARGE if large else each
 
     # --- save and restore -------------------------------------------------------------------------------
     def state(self) -> dict[str, Any]:
@@ -201,27 +210,32 @@ class LiveState:
                 if type(value) not in SCALARS:
                     self._changing.add(place)
         self._stale = True
-        left_out = self._left_out(odd - self._odd)
-        found = {
-            place: each
-            for place, each in changed.items()
-            if place[0] not in left_out or place[1] == "training"
-        }
-        return found
+        for owner, name in sorted(odd - self._odd):  # without that object the others may mean something else
+            for place in [each for each in changed if each[0] == owner and each[1] != "training"]:
+                del changed[place]
+                self._tell_left_out(owner, name)
+        return changed
 
-    def _left_out(self, odd: set[Place]) -> set[str]:
-        """Returns whose attributes are not saved: without such an object they may mean something else."""
-        for owner, name in sorted(odd):
-            if owner not in self._told:
-                self._told.add(owner)
-                kind = type(self._owners[owner][0][name]).__name__
-                text = (
-                    f"{owner} has got a {kind} as its attribute {name} in the training, which no checkpoint "
-                    "can hold, so none of its plain attributes are saved; keep what training changes in a "
-                    "buffer"
-                )
-                log.event("advice", about="model", text=text)
-        return {owner for owner, _ in odd}
+    def _tell_left_out(self, owner: str, name: str) -> None:
+        if owner in self._told:
+            return
+        self._told.add(owner)
+        text = (
+            f"{owner} has got a {type(self._owners[owner][0][name]).__name__} as its attribute {name} in the "
+            "training, which no checkpoint can hold, so none of its plain attributes are saved; keep what "
+            "training changes in a buffer"
+        )
+        log.event("advice", about="model", text=text)
+
+
+def _chain(dataset: Any) -> dict[str, Any]:
+    """Returns the dataset and what it wraps, as torch's Subset does, by name."""
+    found: dict[str, Any] = {}
+    name = "dataset"
+    while hasattr(dataset, "__dict__") and all(dataset is not each for each in found.values()):
+        found[name] = dataset
+        name, dataset = f"{name}.dataset", vars(dataset).get("dataset")
+    return found
 
 
 # --- buffers ------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from spottrain.checkpoint import outside_parameters
-from spottrain.checkpoint.plain_state import clean, plain
+from spottrain.checkpoint.plain_state import clean, parameters_of, plain
 from spottrain.core import log
 from spottrain.distributed.dtensor import any_sharded
 from spottrain.errors import ConfigurationError
@@ -120,8 +120,8 @@ class ModelWatch:
                 "module.weight_mask.copy_(mask) in it"
             )
         self._tell_hooks()
-        before, now = ({id(each): each for each in of.values()} for of in (self._loose, self._loose_now()))
-        if changed := [(before | now)[each] for each in before.keys() ^ now.keys()]:
+        now = self._loose_now()
+        if changed := [(self._loose | now)[each] for each in self._loose.keys() ^ now.keys()]:
             self._refuse(
                 "the optimizers have changed since the training began: "
                 f"{outside_parameters.describe(changed)} is not a parameter of the model, so a script that "
@@ -177,7 +177,7 @@ class ModelWatch:
             self._hooks |= set(map(id, new))
             names = ", ".join(sorted({getattr(each, "__qualname__", type(each).__name__) for each in new}))
             text = (
-                f"hooks were put on modules of the model since the training began ({names}), and a script "
+                f"hooks were put on the model since the training began ({names}), and a script "
                 "that resumes does not have them: if they change what the model computes, put them on before "
                 "the loop"
             )
@@ -207,10 +207,15 @@ class ModelWatch:
             for hooks in (part._forward_hooks, part._forward_pre_hooks, part._backward_hooks)
             for each in hooks.values()
         ]
+        for parameter in self._parameters.values():
+            for hooks in (parameter._backward_hooks, parameter._post_accumulate_grad_hooks):
+                found += (hooks or {}).values()
         return [each for each in found if _package(each) not in ("torch", "spottrain")]
 
-    def _loose_now(self) -> dict[str, torch.nn.Parameter]:
-        return outside_parameters.loose(self._optimizers, self._modules.values())
+    def _loose_now(self) -> dict[int, torch.nn.Parameter]:
+        """Returns what the optimizers train beside the parameters that the model had when the loop began."""
+        found = (each for optimizer in self._optimizers.values() for each in parameters_of(optimizer))
+        return {id(each): each for each in found if id(each) not in self._parameters}
 
     def _groups_now(self) -> list[int]:
         return [len(group["params"]) for each in self._optimizers.values() for group in each.param_groups]

@@ -112,7 +112,7 @@ class Run(Loop):
         self._average_position = AveragePosition(self._emas())
         self._made = {n: plain_state.group_names(self._model, each) for n, each in self._optimizers.items()}
         parts = {MODEL: self._model, **self._modules}
-        self._live = LiveState(parts, self._optimizers)
+        self._live = LiveState(parts, self._optimizers, getattr(data, "dataset", None))
         given = model.values() if isinstance(model, Mapping | torch.nn.ModuleDict) else [model]
         self._watch = ModelWatch(
             parts,
@@ -216,6 +216,7 @@ class Run(Loop):
         if self._saves == 2:  # the first call only measures the size
             self._tell_unread()
         self._watch.require_unchanged()
+        model = plain_state.model_state(self._model)  # first: FSDP2 shards it again
         saved = self._saved_step
         copies = {} if saved is None else saved.objects
         optimizers = {
@@ -223,7 +224,7 @@ class Run(Loop):
             for name, each in self._optimizers.items()
         }
         return {
-            MODEL: plain_state.model_state(self._model),
+            MODEL: model,
             "optimizers": {
                 name: optimizer if saved is None else with_groups(optimizer, saved.groups[name])
                 for name, optimizer in optimizers.items()

@@ -230,7 +230,7 @@ class Trainer:
         """State in the checkpoint: shared, and this rank's own."""
         named = {plain_state.OPTIMIZER: self.optimizer}
         self._made = plain_state.group_names(self.model, self.optimizer)
-        self._live = LiveState({MODEL: self.model}, named)
+        self._live = LiveState({MODEL: self.model}, named, getattr(self.batches, "dataset", None))
         self._watch = ModelWatch(
             {MODEL: self.model},
             named,

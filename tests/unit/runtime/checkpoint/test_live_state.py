@@ -252,6 +252,7 @@ def test_an_evaluation_or_a_dropped_step_after_the_last_one_is_not_in_a_save() -
 def test_a_module_that_gets_an_object_keeps_its_attributes_for_itself(capsys: Any) -> None:
     def lazy(net: Any, y: torch.Tensor) -> None:
         net.tau, net.cache = 0.5, object()
+        net.norm.cache = object()
 
     training = Training("none")
     training.net.changes = lazy
@@ -261,6 +262,24 @@ def test_a_module_that_gets_an_object_keeps_its_attributes_for_itself(capsys: An
     assert set(training.live.state()["attributes"]) == {("model.norm", "training")}
     said = capsys.readouterr().out
     assert said.count("event=advice") == 1 and "model has got a object as its attribute cache" in said
+
+
+def test_numbers_of_a_dataset_go_on_and_its_samples_are_not_looked_at() -> None:
+    class Images:
+        def __init__(self) -> None:
+            self.size, self.samples, self.mode = 32, [1, 2], "plain"
+
+    images = Images()
+    live = LiveState({}, {}, torch.utils.data.Subset(images, [0]))  # type: ignore[arg-type]
+    images.size, images.mode = 64, "mixed"
+    images.samples.append(3)
+    live.note()
+    saved = unpack(pack(live.state()))
+    other = Images()
+    LiveState({}, {}, torch.utils.data.Subset(other, [0])).load(saved)  # type: ignore[arg-type]
+    assert (other.size, other.mode, other.samples) == (64, "mixed", [1, 2])
+    images.file = object()  # type: ignore[attr-defined]
+    assert not live.state(), "a number may say that the file is open"
 
 
 def test_a_group_that_the_checkpoint_has_is_added_again_once() -> None:
