@@ -78,10 +78,10 @@ class Ended:
 
     @property
     def outcome(self) -> Outcome:
-        """Outcome of the rank. If it was killed, or died of our SIGTERM, its unsaved steps are lost."""
+        """Outcome of the rank. If it was killed, or died of our signal, its unsaved steps are lost."""
         if self.said is not None:
             return self.said
-        if self.killed or (self.signalled and self.status == -signal.SIGTERM):
+        if self.killed or (self.signalled and -self.status in SIGNALS):
             return Outcome.INTERRUPTED_LOST
         return OUTCOME_OF.get(self.status, Outcome.FAILED)
 

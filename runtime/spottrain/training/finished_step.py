@@ -28,6 +28,8 @@ LARGEST_SHARE: Final = 0.02
 """Share of the training's time that the copies may take."""
 FREE_SECONDS: Final = 0.001
 """A copy that takes no longer is made after each step, however short the steps are."""
+LOOK_SECONDS: Final = 1.0
+"""So often the tensors of the modules are looked up again: a script may replace a buffer."""
 MEASURED: Final = 8
 """The shortest of so many copies is the time of one: other processes only lengthen it."""
 
@@ -55,7 +57,7 @@ class TensorRecorder:
                 if each.numel():
                     middle = each.detach()[tuple(size // 2 for size in each.shape)]
                     self._elements.setdefault(each.device, []).append(middle.reshape(1).view(torch.uint8))
-        versions = [each._version for each in tensors]
+        versions = [-1 if each.is_inference() else each._version for each in tensors]
         seen = list(zip(versions, (address for _, address in places), strict=True))
         return seen, [torch.cat(each) for each in self._elements.values()]
 
@@ -135,7 +137,7 @@ class FinishedSteps:
         self._recorder, self._clock = TensorRecorder(), clock
         self._tensors: list[torch.Tensor] = []
         self._seconds: deque[float] = deque(maxlen=MEASURED)
-        self._not_before = 0.0
+        self._not_before = self._look_again_at = float("-inf")
         self.last: FinishedStep | None = None
 
     def forget(self) -> None:
@@ -159,8 +161,9 @@ class FinishedSteps:
     def _copy(self, progress: dict[str, Any], drawn: list[Any]) -> FinishedStep:
         copied = _Copier().copied
         with_own = {name: each for name, each in self._objects.items() if hasattr(each, "own_state_dict")}
-        if not self._tensors:
+        if self._clock() >= self._look_again_at:
             self._tensors = self._all_tensors()
+            self._look_again_at = self._clock() + LOOK_SECONDS
         return FinishedStep(
             random=devices.random_state(),
             progress=copied(progress),

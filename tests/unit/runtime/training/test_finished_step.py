@@ -1,0 +1,150 @@
+"""When the last finished step of a loop can still be saved by another thread, and what is then saved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from spottrain.techniques.ema import EMA
+from spottrain.training.finished_step import FinishedSteps, with_groups
+
+
+class Clock:
+    now = 0.0
+
+
+class Loop:
+    """A model, an optimizer and what the loop has beside them."""
+
+    def __init__(self) -> None:
+        self.model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3))
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1.0)
+        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 1, 0.5)
+        self.average = EMA(self.model, decay=0.5)
+        self.loose = torch.zeros(2)
+        self.clock = Clock()
+        self.steps = FinishedSteps(
+            modules=[self.model],
+            optimizers={"main": self.optimizer},
+            objects={"scheduler": self.scheduler, "average": self.average},
+            loose=lambda: [self.loose],
+            clock=lambda: self.clock.now,
+        )
+
+    def keep(self) -> None:
+        self.steps.keep(lambda: {"step": 1}, [])
+
+
+def validate(loop: Loop) -> None:
+    loop.model.eval()
+    with torch.no_grad():
+        loop.model(torch.randn(4, 2))
+    loop.model.train()
+
+
+def moves_on(loop: Loop) -> None:
+    validate(loop)
+    loop.optimizer.step()
+    loop.scheduler.step()
+    torch.rand(3)
+
+
+def test_what_is_kept_is_of_the_step_whatever_the_script_does_then() -> None:
+    loop = Loop()
+    torch.manual_seed(3)
+    loop.keep()
+    before = torch.get_rng_state()
+    moves_on(loop)
+    assert loop.steps.unchanged and loop.steps.last is not None
+    kept = loop.steps.last
+    assert torch.equal(kept.random["torch"], before) and not torch.equal(torch.get_rng_state(), before)
+    assert kept.objects["scheduler"]["last_epoch"] == 0 and loop.scheduler.last_epoch == 1
+    state = with_groups(loop.optimizer.state_dict(), kept.groups["main"])
+    assert state["param_groups"][0]["lr"] == 1.0 and loop.optimizer.param_groups[0]["lr"] == 0.5
+    assert state["param_groups"][0]["params"] == [0, 1, 2, 3]
+
+
+def replace_buffer(loop: Loop) -> None:
+    loop.model[1].running_mean = torch.ones(3)
+
+
+def average_in_place(loop: Loop) -> None:
+    for mine in loop.model.parameters():
+        mine.data.add_(1.0)  # leaves the versions as they are
+
+
+def point_elsewhere(loop: Loop) -> None:
+    loop.model[0].weight.data = loop.model[0].weight.detach().clone()
+
+
+def add_by_hand(loop: Loop) -> None:
+    with torch.no_grad():
+        loop.model[0].weight[0, 0].add_(1.0)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda loop: loop.model(torch.randn(4, 2)),  # the running means
+        replace_buffer,
+        average_in_place,
+        point_elsewhere,
+        add_by_hand,
+        lambda loop: loop.loose.add_(1),
+        lambda loop: loop.average.update(1),
+    ],
+)
+def test_a_state_that_the_script_has_changed_is_not_that_of_the_step(change: Callable[[Loop], Any]) -> None:
+    loop = Loop()
+    loop.keep()
+    assert loop.steps.unchanged
+    change(loop)
+    assert not loop.steps.unchanged
+    loop.clock.now += 2.0
+    loop.keep()
+    assert loop.steps.unchanged, "the next step is kept again"
+    loop.steps.forget()
+    assert not loop.steps.unchanged
+
+
+def test_buffers_that_were_made_for_inference_do_no_harm() -> None:
+    loop = Loop()
+    with torch.inference_mode():
+        loop.model.register_buffer("cache", torch.zeros(2))
+    loop.keep()
+    assert loop.steps.unchanged
+
+
+@pytest.mark.parametrize("large", [{"it": torch.zeros(2**19)}, {"it": [0.5] * 20_000}])
+def test_what_is_too_large_to_be_copied_after_each_step_is_not_kept(large: dict[str, Any]) -> None:
+    class Extra:
+        def state_dict(self) -> dict[str, Any]:
+            return large
+
+    model = torch.nn.Linear(2, 2)
+    steps = FinishedSteps(modules=[model], optimizers={}, objects={"extra": Extra()}, loose=list)
+    steps.keep(dict, [])
+    assert steps.last is None and not steps.unchanged
+
+
+def test_copies_that_take_long_are_made_so_rarely_that_they_take_two_percent_of_the_time() -> None:
+    clock, copies = Clock(), 0
+
+    class Slow:
+        def state_dict(self) -> dict[str, Any]:
+            nonlocal copies
+            copies += 1
+            clock.now += 0.1
+            return {}
+
+    model = torch.nn.Linear(2, 2)
+    steps = FinishedSteps(
+        modules=[model], optimizers={}, objects={"slow": Slow()}, loose=list, clock=lambda: clock.now
+    )
+    for _ in range(1000):
+        steps.forget()
+        steps.keep(dict, [])
+        clock.now += 0.1
+    assert 20 <= copies <= 40
