@@ -37,7 +37,7 @@ def of_node(allocatable: Mapping[str, Any]) -> Resources:
 
 
 def of_pod(spec: Mapping[str, Any]) -> Resources:
-    """Returns what the scheduler counts: the pod's own requests, else those of its containers and sidecars, or
+    """Returns what the scheduler counts: the requests of the pod, else of its containers and sidecars, or of
     its largest init container."""
     whole = _requests(spec)
     sidecars = [c for c in spec.get("initContainers") or () if c.get("restartPolicy") == "Always"]
