@@ -256,6 +256,10 @@ def test_another_run_that_has_nothing_to_give_is_said(lab: Lab, base: Path) -> N
     assert "there is no HEAD object" in refused(f"file://{lab.folder}/nothing")
     assert "not valid" in refused("s3:/bucket/prefix")
     assert "the checkpoint URI of this run itself" in refused(f"file://{lab.folder}/new/")
+    lost = shutil.copytree(base, lab.folder / "lost")
+    (lost / "HEAD").unlink()
+    for uri in (str(lost), f"file://{lost}"):
+        assert "but no HEAD object" in refused(uri) and not (lost / "HEAD").exists()
     final = base / "final" / "model.safetensors"
     final.write_bytes(final.read_bytes()[:-1] + b"x")
     said = refused(str(base))

@@ -38,7 +38,7 @@ from spottrain.checkpoint.weights_files import (
     local_body,
     torch_tensors,
 )
-from spottrain.contract import CHUNK_BYTES, FINAL_PREFIX, HEAD_KEY, MANIFEST_NAME, Reason
+from spottrain.contract import CHECKPOINTS_PREFIX, CHUNK_BYTES, FINAL_PREFIX, HEAD_KEY, MANIFEST_NAME, Reason
 from spottrain.core import log
 from spottrain.core.run_config import InitFrom
 from spottrain.core.text import counted
@@ -149,12 +149,11 @@ class InitialWeights:
         return record
 
     def _source(self) -> Source:
-        """A path is of another run if it is a folder with a HEAD, else of a folder or file with weights."""
+        """A path is of another run if it is a folder with HEAD or with checkpoints, else of weights."""
         given = self._given.source
         path = self._folder / given
-        if is_path(given) and not (path / HEAD_KEY).is_file():
-            return LocalFiles(path)
-        return OtherRun(self._open_store(given))
+        found = (path / HEAD_KEY).is_file() or any(path.glob(f"{CHECKPOINTS_PREFIX}t*-s*/{MANIFEST_NAME}"))
+        return OtherRun(self._open_store(given)) if found or not is_path(given) else LocalFiles(path)
 
     def _place(self, target: torch.Tensor, tensor: torch.Tensor | None) -> None:
         """Sets this rank's part of a parameter to rank 0's `tensor`. `tensor`: None on other ranks."""
