@@ -41,6 +41,8 @@ HELD: Final = 60.0
 GROWTHS: Final = 3
 """After so many looks at which a text had grown at its end, it is a log."""
 TENSORBOARD: Final = "tfevents"
+TOGETHER: Final = 60.0
+"""Seconds between the ends of files that a restored checkpoint has of one save."""
 HEAD: Final = 512
 TAIL: Final = 64
 
@@ -72,9 +74,10 @@ class Saves:
     Args:
         root: The folder.
         reaction: Seconds after which the death of the program is known for certain.
+        restored: What the newest checkpoint has.
     """
 
-    def __init__(self, root: Path, reaction: float) -> None:
+    def __init__(self, root: Path, reaction: float, restored: Tree | None = None) -> None:
         self._root = root
         self._reaction = reaction
         self._tree: Tree = {}
@@ -82,7 +85,7 @@ class Saves:
         self._logs = _Logs(root)
         self._cycle: set[str] = set()
         """Names that were written since one of them was written twice."""
-        self._last: set[str] = set()
+        self._last = _last_save(restored or {})
         """Those of the time before."""
         self._cycles = 0
         """How often that was."""
@@ -341,6 +344,14 @@ def _incomplete(fresh: set[str], there: set[str], committed: Tree) -> str:
         if unit not in committed and others and not any(files[each] <= files[unit] for each in others):
             return unit
     return ""
+
+
+def _last_save(tree: Tree) -> set[str]:
+    """Returns the names of the files that were written together last, by their times."""
+    files = {path: node.mtime_ns for path, node in tree.items() if node.kind is Kind.FILE}
+    newest = max(files.values(), default=0)
+    together = [path for path, at in files.items() if newest - at < TOGETHER * 10**9]
+    return {name if "#" in (name := shape(path)) else path for path in together}
 
 
 def shape(path: str) -> str:

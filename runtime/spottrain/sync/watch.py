@@ -74,7 +74,7 @@ class Watcher:
         self._left = left
         self._grace = grace
         self._clock = clock
-        self._saves = Saves(root, reaction) if when.each_file else None
+        self._saves = Saves(root, reaction, checkpoints.committed) if when.each_file else None
         self._writes = Writes(root, clock)
         self._writes_known = 0
         if self._saves is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import zipfile
 from collections.abc import Callable
@@ -188,6 +189,20 @@ def test_two_files_of_one_save_are_never_of_two_saves(scene: Scene) -> None:
         scene.write("optimizer.pt")
         assert (scene.commit() is not None) == bool(number), "at once where the last save was the same"
         assert scene.commit(2.5) == (None if number else ["model.pt", "optimizer.pt"])
+
+
+def test_after_a_restore_the_files_of_the_last_save_are_known(scene: Scene) -> None:
+    for name in ("model.pt", "optimizer.pt", "config.json"):
+        scene.write(name, content=b"{}" if name == "config.json" else b"")
+    os.utime(scene.folder / "config.json", (0, 0))
+    restored = {path: node for path, node in look(scene.folder).items()}
+    scene.saves, scene.committed, scene.writes = Saves(scene.folder, 0.5, restored), restored, {}
+    assert scene.commit() is None
+    scene.now += 1
+    scene.write("model.pt")
+    assert scene.commit(5, ended=True) is None, "the optimizer is missing"
+    scene.write("optimizer.pt")
+    assert scene.commit(ended=True) is not None
 
 
 def test_a_file_that_the_last_save_alone_had_is_not_waited_for_long(scene: Scene) -> None:
