@@ -228,8 +228,9 @@ def test_a_prepared_loader_is_gone_on_with_in_the_middle_of_its_pass(
     assert first.losses | second.losses == plain.losses and second.digest == plain.digest
 
 
-def test_two_ranks_go_on_in_the_middle_of_a_pass_over_a_prepared_loader(lab: Lab, others: Lab) -> None:
-    script, env = _script("prepared"), {"CONFIG": "{'dispatch_batches': True}"}
+@pytest.mark.parametrize("config", sample(["'dispatch_batches': True", "'split_batches': True", ""], ""))
+def test_two_ranks_go_on_in_the_middle_of_a_pass_over_a_prepared_loader(lab: Lab, config: str) -> None:
+    script, env = _script("prepared"), {"CONFIG": f"{{{config}}}"}
     plain = lab.run(script, nproc=2, at="plain", attempt=1, env=env).done(300)
     lab.run(script, nproc=2, attempt=1, env=env | {"STOP": "4"}).ends(ExitCode.INTERRUPTED, 300)
     second = lab.run(script, nproc=2, attempt=2, env=env).done(300)

@@ -264,6 +264,25 @@ def test_the_generators_of_a_loader_go_on(lab: Lab, others: Lab, order: str, ste
     assert second.digest == plain.digest
 
 
+STREAM = """\
+class Stream(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        return map(Noisy().__getitem__, torch.randperm(40).tolist())
+
+
+"""
+
+
+@pytest.mark.parametrize("step", sample([7, 10], 7))
+def test_a_stream_goes_on_though_lightning_reads_a_batch_ahead(lab: Lab, others: Lab, step: int) -> None:
+    script = SCRIPT.replace("def hold():", f"{STREAM}def hold():", 1)
+    script = script.replace("Noisy(), batch_size=8, shuffle=True", "Stream(), batch_size=8")
+    plain = others.alone(script, {})
+    first = stopped_at(lab, script, step, env={})
+    second = lab.run(script, attempt=2, interval="1h").done()
+    assert first.losses | second.losses == plain.losses and second.digest == plain.digest
+
+
 def test_persistent_workers_keep_the_order_of_the_samples(lab: Lab, others: Lab) -> None:
     script = SCRIPT.replace("shuffle=True", "shuffle=True, persistent_workers=True").replace(
         "x + 0.01 * torch.randn(4)", "x"

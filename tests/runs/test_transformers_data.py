@@ -207,6 +207,7 @@ HEAVY = {
     "workers that stay": dict(sampler=weighted, dataloader_persistent_workers=True) | workers,
     "stream, workers": dict(data=Shuffled) | workers,
     "not prepared": dict(loader=unprepared),
+    "rebalanced": dict(train_sampling_strategy="batch_rebalance") | two,
 }
 for name, case in (LIGHT | HEAVY if os.environ.get("ALL") else LIGHT).items():
     plain = trained(**case)[0]
@@ -228,7 +229,7 @@ zygote = foreign.preloading("transformers.trainer", "accelerate")
 def test_the_rest_of_the_data_is_that_of_an_undisturbed_training(lab: Lab, which: str) -> None:
     found = lab.run(CASES, env={"ALL": which}).done(300).log
     resumed = [line for line in found.splitlines() if line.startswith("resumed ")]
-    assert len(resumed) == (48 if which else 9)
+    assert len(resumed) == (51 if which else 9)
     assert [line for line in resumed if not line.endswith("as if undisturbed")] == []
 
 
@@ -275,7 +276,7 @@ def test_two_ranks_go_on_with_batches_that_the_first_one_reads_for_both(lab: Lab
     first = lab.run(SCRIPT, nproc=2, attempt=1, env=env | {"STOP": "2", "SLOW": "2"})
     first.ends(ExitCode.INTERRUPTED, 300)
     second = lab.run(SCRIPT, nproc=2, attempt=2, env=env).done(300)
-    assert 0 < first.message.durableStep < 5 and second.digest == plain.digest
+    assert first.message.durableStep in range(1, 6) and second.digest == plain.digest
 
 
 def test_a_skip_that_the_script_switches_off_is_advised_before_anything_is_lost(lab: Lab) -> None:

@@ -47,7 +47,7 @@ def _found(loader: Any) -> Iterator[tuple[str, Any]]:
 def _parts(loader: Any) -> Iterator[tuple[str, Any]]:
     yield "", loader
     for name in ("sampler", "batch_sampler"):
-        sampler = getattr(loader, name, None)
+        sampler: Any = getattr(loader, name, None)
         while hasattr(sampler, "batch_sampler"):  # Accelerate wraps it, to skip or to divide batches
             sampler = sampler.batch_sampler
         yield f"{name}.", sampler

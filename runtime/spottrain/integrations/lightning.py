@@ -33,7 +33,7 @@ if TYPE_CHECKING or "lightning.pytorch" in sys.modules or "pytorch_lightning" no
 else:
     import pytorch_lightning as pl  # the one that the script uses
 
-from spottrain.checkpoint import outside_parameters
+from spottrain.checkpoint import final_weights, outside_parameters, plain_state
 from spottrain.checkpoint.kinds import TrainingState
 from spottrain.core import device as devices
 from spottrain.core import log
@@ -149,6 +149,7 @@ class LightningCallback(pl.Callback):
             [each for each in (pl_module, trainer.strategy.model) if isinstance(each, torch.nn.Module)],
             "Make its module an attribute of the LightningModule",
         )
+        final_weights.require_storable(plain_state.model_state(pl_module))
         limit = trainer.max_steps
         self._engine.start_at(
             trainer.global_step,

@@ -2,12 +2,14 @@
 
 The batches of an epoch follow from the random state when the loader's iterator is made, and from that when
 the first batch is fetched. Both are part of a checkpoint. A resume makes the iterator from them, reads the
-batches that were used, and sets the random state of the last step before the next batch is fetched.
+batches that were used, and sets the random state of the last step before the next batch is fetched. Of a
+loader without a length Lightning fetches one batch ahead of the step: that one has a random state of its own.
 Random state is the global one, and that of the generators of the loader and its samplers.
 """
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -38,6 +40,8 @@ class LoaderPosition:
         self._made: Any = None
         self._first: Any = None
         """Random states when this epoch's iterator was made, and when its first batch was fetched."""
+        self._before: dict[int, Any] = {}
+        """Random states before the last two batches were fetched, by their numbers."""
         self._loader: Any = None
         """The loader that is followed."""
         self._renewed = self._advised = False
@@ -56,7 +60,7 @@ class LoaderPosition:
             return position
         used = epoch_loop.batch_progress.current.ready
         within = {"made": self._made, "first": self._first, "batches": used, "renewed": self._renewed}
-        return position | within
+        return position | within | {"ahead": self._before.get(used)}
 
     def load(self, saved: dict[str, Any] | None) -> None:
         """Makes the next iterator begin at this position."""
@@ -102,7 +106,18 @@ class LoaderPosition:
 
     def _begin(self, batches: Iterator[Any]) -> Iterator[Any]:
         self._first = random_state(self._loader)
-        yield from batches
+        yield from self._fetch(batches, 0)
+
+    def _fetch(self, batches: Iterator[Any], first: int) -> Iterator[Any]:
+        """Yields the batches, of which the next one has the number `first`."""
+        for number in itertools.count(first):
+            last = self._before.get(number - 1)
+            self._before = {number - 1: last, number: random_state(self._loader)}
+            try:
+                batch = next(batches)
+            except StopIteration:
+                return
+            yield batch
 
     def _resume(
         self, saved: dict[str, Any], make: Callable[[], Iterator[Any]], *, ahead: bool
@@ -122,10 +137,16 @@ class LoaderPosition:
         set_random_state(loader, self._first)
         for _ in range(saved["batches"]):
             next(batches, None)
-        set_random_state(loader, now)
-        if not ahead:
+        used, before_ahead = saved["batches"], saved.get("ahead") if ahead else None
+        if before_ahead is not None:
+            set_random_state(loader, before_ahead, in_workers=loader.num_workers > 0)
+            yield from itertools.islice(self._fetch(batches, used), 1)
+            used += 1
+        else:
+            set_random_state(loader, now)
+        if before_ahead is not None or not ahead:
             self._before_batch()
-        yield from batches
+        yield from self._fetch(batches, used)
 
 
 def _sized(loader: Any) -> bool:

@@ -51,7 +51,8 @@ class PassPosition:
         """Batches that the finished steps of this pass have used."""
         self._goes_on: Any = None
         """Random state in which the loop goes on after a resume."""
-        self._usual: Callable[[Any], Iterator[Any]] | None = None
+        self._usual: Any = None
+        """`DataLoader.__iter__` while one is waited for."""
 
     def expect(self, loader: Any, *, first: bool, saved: Mapping[str, Any] | None = None) -> None:
         """Follows the pass that begins now: the next DataLoader that is iterated over.
@@ -68,7 +69,8 @@ class PassPosition:
         within = saved is not None and saved["batches"] > 0
         if saved is not None and within:
             self._batches, self._goes_on = saved["batches"], saved["random"]
-        usual = self._usual = DataLoader.__iter__
+        usual: Any = DataLoader.__iter__
+        self._usual = usual
 
         def iterate(read: Any) -> Iterator[Any]:
             self.release()
@@ -78,7 +80,7 @@ class PassPosition:
                 set_generators(read, saved["random"])
             return self._begin(read, usual, first)
 
-        DataLoader.__iter__ = iterate  # type: ignore[method-assign]
+        DataLoader.__iter__ = iterate  # type: ignore[assignment, method-assign]
 
     def release(self) -> None:
         """Ends the wait for a DataLoader; a rank that reads nothing iterates over none."""
@@ -161,7 +163,7 @@ def _skip(sampler: SkipBatchSampler) -> Iterator[Any]:
 
     One that draws as it goes draws the next batch after that.
     """
-    batches = iter(sampler.batch_sampler)
+    batches: Iterator[Any] = iter(sampler.batch_sampler)
     for _ in range(sampler.skip_batches):
         next(batches, None)
     return batches
