@@ -226,6 +226,11 @@ class Preemption:
     def _handle(self, signum: int, _frame: object) -> None:
         self._note_signal(signum)
 
+    def _is_stop(self, signum: int) -> bool:
+        """Whether the signal, which has a handler, is a request to stop. A script may use SIGHUP itself."""
+        own = signum == signal.SIGHUP and signal.getsignal(signum) != self._handle
+        return signum in SIGNALS and not own
+
     def _note_signal(self, signum: int) -> None:
         if self._signal_seen:
             return
@@ -258,7 +263,7 @@ class Preemption:
             if over.is_set():
                 return
             for signum in wakeup.recv(4096) if ready else b"":
-                if signum in SIGNALS:
+                if self._is_stop(signum):
                     self._note_signal(signum)
             self._read_files()
             if not self.stopping:

@@ -685,7 +685,12 @@ class Loop:
                 f"run.step_completed(loss=...) has shape {tuple(self._loss.shape)}; give one number, "
                 "such as its mean"
             )
-        value = float(self._loss)
+        try:
+            value = float(self._loss)
+        except (TypeError, ValueError) as error:
+            raise ConfigurationError(
+                f"run.step_completed(loss=...) is a {type(self._loss).__name__}; give one number, or None"
+            ) from error
         require_finite(value, self._step)
         return value
 
