@@ -160,13 +160,14 @@ class FolderCheckpoints:
                     reason=Reason.CHECKPOINT_MISSING,
                 )
             result = found_one or SyncResult(resumed=False)
+            self._record = replace(self._record, worth=bool(look(self._root)))
             self._record.write(self._root)
         self._sweep()
         return result
 
     def _set_aside(self, found: Record) -> None:
-        """Moves away what an earlier start has left, where a file of it is cut off and nothing was stored."""
-        if found.uri == self._record.uri and self._when.each_file:
+        """Moves away files that are cut off, of a first save in which an earlier start was killed."""
+        if found.uri == self._record.uri and not found.worth and self._when.each_file:
             self._told_of_moved(set_aside(self._root))
 
     def _told_of_moved(self, files: int) -> None:
@@ -285,6 +286,9 @@ class FolderCheckpoints:
             Changed: A file changed meanwhile. Cancelled, FolderError, RunError: nothing was committed; after
                 StoreUnavailable it may yet be, and the next commit finds out.
         """
+        if not self._record.worth:
+            self._record = replace(self._record, worth=True)
+            self._write_record()
         began, looked_ns = time.time(), time.time_ns()
         self.step += 1
         key = self._owner.new_key(self.step)
@@ -354,10 +358,13 @@ class FolderCheckpoints:
     def _keep_record(self) -> None:
         """Writes the record again if the script has emptied the folder."""
         if Record.read(self._root) is None:
-            try:
-                self._record.write(self._root)
-            except OSError as error:
-                log.event("sync-record-not-written", folder=self._root, error=error.strerror)
+            self._write_record()
+
+    def _write_record(self) -> None:
+        try:
+            self._record.write(self._root)
+        except OSError as error:
+            log.event("sync-record-not-written", folder=self._root, error=error.strerror)
 
     def check(self) -> None:
         """Raises Superseded if another process owns HEAD, StoreError if that is not known."""

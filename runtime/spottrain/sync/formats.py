@@ -89,9 +89,10 @@ def _has_holes(file: int, size: int) -> bool:
     return hole < size or os.fstat(file).st_blocks * 512 < size
 
 
-def _json(text: bytes) -> bool:
+def _json(text: bytes) -> bool | None:
+    """Whether it is one value. What is not may be several, or have comments."""
     try:
         json.loads(text)
     except ValueError:
-        return False
+        return None
     return True

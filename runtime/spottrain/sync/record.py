@@ -11,7 +11,7 @@ import json
 import os
 import re
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Final
@@ -31,6 +31,8 @@ class Record:
     """The start that wrote it: a pod and its attempt. On a laptop each start has its own."""
     ready: bool
     """Whether the restore is over; false: it was cut off, and is done again."""
+    worth: bool = field(default=False, compare=False)
+    """Whether there was something in the folder, at the start or since, that was to be stored."""
 
     def write(self, root: Path) -> None:
         text = json.dumps(asdict(self))

@@ -232,15 +232,14 @@ def _move_away(root: Path, tree: Tree, stays: Callable[[str], bool]) -> int:
 
 
 def set_aside(root: Path) -> int:
-    """Moves all away if a file says that it is cut off, or the last one is empty.
-
-    Returns how many files and links.
-    """
+    """Moves away the files that are cut off or empty; returns how many."""
     tree = look(root)
-    files = {path: node for path, node in tree.items() if node.kind is Kind.FILE}
-    last = max(files.values(), key=lambda node: node.mtime_ns, default=None)
-    torn = last is not None and (not last.size or any(says_whole(root / path) is False for path in files))
-    return _move_away(root, tree, lambda path: False) if torn else 0
+    torn = {
+        path
+        for path, node in tree.items()
+        if node.kind is Kind.FILE and (not node.size or says_whole(root / path) is False)
+    }
+    return _move_away(root, tree, lambda path: path not in torn)
 
 
 def _unused(folder: Path) -> Path:

@@ -391,7 +391,7 @@ class _Logs:
                 self._tails[path] = file.read(min(TAIL, node.size))
         except OSError:
             head, longer = b"", False
-        text = head[:1] not in (b"{", b"[") and _is_text(head) and _is_text(self._tails.get(path, b""))
+        text = _is_text(head) and _is_text(self._tails.get(path, b""))
         self._growths[path] = self._growths.get(path, 0) + 1 if longer and text else 0
 
 

@@ -231,21 +231,21 @@ def test_the_program_sees_nothing_of_ours_in_its_folder(place: Place) -> None:
     place.attempt(folder=place.root / "moved").restored()
 
 
-def test_what_a_killed_start_left_is_moved_away_if_it_is_cut_off_and_nothing_was_stored(place: Place) -> None:
-    mine = place.root / "mine"
-    mine.mkdir()
-    (mine / "a.json").write_bytes(b'{"mine": ')
-    first = place.attempt(folder=mine).restored()
-    assert (mine / "a.json").exists(), "nobody knows who has written it"
-    first.write("b.json", b"{}")
-    place.attempt(folder=mine).restored()
-    assert not list(mine.iterdir()) and (notes_of(mine) / "replaced/1/a.json").exists()
-    first.write("b.json", b"{}")
-    place.attempt(folder=mine).restored()
-    assert (mine / "b.json").exists(), "it is whole"
-    first.write("c.bin", b"")
-    place.attempt(folder=mine).restored()
-    assert not list(mine.iterdir())
+def test_what_a_killed_start_left_cut_off_is_moved_away_unless_there_was_something_to_store(
+    place: Place,
+) -> None:
+    for there in (True, False):
+        folder = place.root / str(there)
+        folder.mkdir()
+        if there:
+            (folder / "config.json").write_bytes(b"{} // of a person")
+        first = place.attempt(folder=folder).restored()
+        first.write("config.json", b"{} // of a person")
+        first.write("a.pt", b"PK\3\4 cut off")
+        first.write("b.bin", b"")
+        place.attempt(folder=folder).restored()
+        assert list(content(folder)) == (["a.pt", "b.bin", "config.json"] if there else ["config.json"])
+    assert {each.name for each in (notes_of(folder) / "replaced/1").iterdir()} == {"a.pt", "b.bin"}
 
 
 def test_without_extended_attributes_notes_are_a_file_beside_the_folder_or_in_a_mount(
