@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import queue
 import random
 import re
 import sys
@@ -85,7 +86,7 @@ class Turning(Sampler[int]):
 NAMES: Final = {
     each.__name__: each
     for each in (
-        *(spottrain, torch, itertools, random, numpy),
+        *(spottrain, torch, itertools, random, numpy, queue),
         *(DataLoader, StatefulDataLoader, BatchSampler, RandomSampler, WeightedRandomSampler, Turning),
     )
 }

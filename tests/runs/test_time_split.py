@@ -92,12 +92,11 @@ OWN_LOOP = (
     + """\
 HOW = os.environ["HOW"]
 if HOW == "plain":
-    loader = torch.utils.data.DataLoader(Noise(), batch_size=4)
+    sampler = spottrain.data.BatchSampler(Noise(), batch_size=4)
+    loader = torch.utils.data.DataLoader(Noise(), batch_sampler=sampler)
 else:
     loader = spottrain.data.loader(Noise(), batch_size=4)
-run = spottrain.Run(
-    model=model, optimizer=optimizer, data=None if HOW == "plain" else loader, max_steps=12, log_every=1
-)
+run = spottrain.Run(model=model, optimizer=optimizer, data=loader, max_steps=12, log_every=1)
 
 
 def step(batch):

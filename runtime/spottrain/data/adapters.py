@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from itertools import islice
 from typing import Any
 
@@ -57,9 +59,14 @@ def require_sampler_state(loader: Any, where: str) -> None:
     dataset = getattr(loader, "dataset", None)
     if not isinstance(loader, DataLoader) or isinstance(dataset, IterableDataset):
         return
-    sampler: Any = loader.batch_sampler or loader.sampler
+    sampler: Any = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
     while type(sampler).__name__ == "BatchSampler" and hasattr(sampler, "sampler"):
         sampler = sampler.sampler
+    if loader.generator is not None and getattr(sampler, "generator", None) is loader.generator:
+        raise ConfigurationError(
+            f"{where} is a {type(loader).__name__} with a generator, from which after an interruption it "
+            "would draw another order: leave generator out, and set the seed by spottrain.seed()"
+        )
     known = isinstance(sampler, SequentialSampler | DistributedSampler) or hasattr(sampler, "state_dict")
     if not known and not type(sampler).__module__.startswith("torchdata."):
         raise ConfigurationError(
@@ -83,6 +90,14 @@ def _counts_samples(dataset: Any) -> bool:
     """Whether `state_dict` takes the number of samples, as MosaicML's StreamingDataset does."""
     method = getattr(dataset, "state_dict", None)
     return method is not None and "num_samples" in inspect.signature(method).parameters
+
+
+def length(sampler: Any) -> float:
+    """Returns how much a sampler yields in a pass; infinity if it does not say."""
+    try:
+        return len(sampler)
+    except TypeError:  # of a stream
+        return float("inf")
 
 
 def samples_in(batch: Any) -> int:
@@ -132,6 +147,7 @@ class Skipping(_Around):
 
     def __init__(self, loader: Any, *, seed: int = 0) -> None:
         self.loader, self.seed = loader, seed
+        self._tried = False
         self._pass, self._used = 0, 0
         self._ended = False
         self._loaded = False
@@ -150,9 +166,8 @@ class Skipping(_Around):
             set_epoch = getattr(part, "set_epoch", None)
             if set_epoch is not None:
                 set_epoch(self._pass)
-        for generator in self._generators():
-            generator.manual_seed(mix(self.seed, self._pass))
-        with seeded(mix(mix(self.seed, self._pass), 0)):
+        self._require_same_order()
+        with self._seeded():
             stream = iter(self.loader)
         while True:
             with seeded(mix(mix(self.seed, self._pass), self._used + 1)):
@@ -162,6 +177,31 @@ class Skipping(_Around):
                     return
             self._used += 1
             yield batch
+
+    @contextmanager
+    def _seeded(self) -> Iterator[None]:
+        """The random state in which a pass begins."""
+        for generator in self._generators():
+            generator.manual_seed(mix(self.seed, self._pass))
+        with seeded(mix(mix(self.seed, self._pass), 0)):
+            yield
+
+    def _require_same_order(self) -> None:
+        """Raises ConfigurationError if the loader's sampler does not yield the same twice."""
+        samplers = (getattr(self.loader, name, None) for name in ("batch_sampler", "sampler"))
+        sampler = next((each for each in samplers if each is not None), None)
+        if self._tried or sampler is None or math.isinf(length(sampler)):
+            return
+        self._tried, orders = True, []
+        for _ in range(2):
+            with self._seeded():
+                orders.append(str(list(sampler)))
+        if orders[0] != orders[1]:
+            raise ConfigurationError(
+                f"Skipping(loader): its {type(sampler).__name__} yields another order each time, from a "
+                "state that no checkpoint holds, so a pass cannot be resumed: have it draw from torch's, "
+                "Python's or NumPy's global random numbers, or from what set_epoch(pass) sets"
+            )
 
     def _generators(self) -> Iterator[torch.Generator]:
         """The generators that the loader and its samplers were given."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from spottrain.data.adapters import require_sampler_state
+from spottrain.data.adapters import length, require_sampler_state
 from spottrain.data.sampler import Cursor
 from spottrain.distributed.world import World
 from spottrain.errors import ConfigurationError
@@ -158,11 +158,4 @@ def _iterators_in_use() -> list[Any]:
     The collector knows them, wherever the loop holds them: in a generator, a thread, `itertools`.
     """
     found = [each for each in gc.get_objects() if issubclass(type(each), _BaseDataLoaderIter)]
-    return [each for each in found if 0 < each._num_yielded < _length(each._index_sampler)]
-
-
-def _length(sampler: Any) -> float:
-    try:
-        return len(sampler)
-    except TypeError:  # of a stream
-        return float("inf")
+    return [each for each in found if 0 < each._num_yielded < length(each._index_sampler)]

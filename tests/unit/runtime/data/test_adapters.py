@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 from spottrain.data import Skipping, StreamBatches, Streaming
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, Sampler, SequentialSampler, WeightedRandomSampler
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 from tests.unit.runtime.data.test_iterable import run
 from tests.unit.runtime.sentences import Told
@@ -47,6 +48,60 @@ def test_skipping_with_another_number_of_workers_is_refused(told: Told) -> None:
     late = StreamBatches(Skipping(DataLoader(Plain())))
     late.load_state_dict(source.state_dict())
     told(lambda: run(late, 1))
+
+
+def numbers(sampler: Any, generator: torch.Generator | None = None) -> Skipping:
+    return Skipping(DataLoader(list(range(20)), batch_size=4, sampler=sampler, generator=generator))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("stop", [2, 5, 7])
+def test_skipping_seeds_the_generators_of_a_loader_and_its_sampler(stop: int) -> None:
+    def source() -> StreamBatches:
+        dice, other = torch.Generator().manual_seed(1), torch.Generator().manual_seed(2)
+        return StreamBatches(numbers(WeightedRandomSampler(range(1, 21), 20, generator=dice), other))
+
+    whole = run(source(), 12)
+    early, late = source(), source()
+    taken = run(early, stop)
+    late.load_state_dict(early.state_dict())
+    assert taken + run(late, 12 - stop) == whole
+
+
+class Turning(Sampler[int]):
+    """Has a state of its own: each order begins one further."""
+
+    turn = 0
+
+    def __len__(self) -> int:
+        return 20
+
+    def __iter__(self) -> Iterator[int]:
+        self.turn += 1
+        yield from ((i + self.turn) % 20 for i in range(20))
+
+
+def test_skipping_over_a_sampler_with_a_state_of_its_own_is_refused(told: Told) -> None:
+    told(lambda: run(StreamBatches(numbers(Turning())), 1))
+
+
+UNSAVED: dict[str, dict[str, Any]] = {
+    "torch": {"sampler": WeightedRandomSampler(range(1, 21), 20)},
+    "own": {"sampler": Turning()},
+    "generator": {"shuffle": True, "generator": torch.Generator()},
+}
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital'")
+@pytest.mark.parametrize("case", UNSAVED)
+def test_a_stateful_loader_in_an_order_that_it_does_not_save_is_refused(case: str, told: Told) -> None:
+    made = StatefulDataLoader(list(range(20)), batch_size=4, **UNSAVED[case])
+    told(lambda: StreamBatches(made))
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital'")
+@pytest.mark.parametrize("options", [{}, {"shuffle": True}, {"sampler": SequentialSampler(range(20))}])
+def test_a_stateful_loader_in_an_order_that_it_saves_is_taken(options: dict[str, Any]) -> None:
+    StreamBatches(StatefulDataLoader(list(range(20)), batch_size=4, **options))
 
 
 class Mosaic(IterableDataset[int]):
