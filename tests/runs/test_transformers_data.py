@@ -284,6 +284,12 @@ def test_a_skip_that_the_script_switches_off_is_advised_before_anything_is_lost(
     assert "ignore_data_skip=True) begins an epoch's data again" in lab.run(SCRIPT, env=env).done().log
 
 
+def test_a_loader_that_the_trainer_cannot_skip_in_is_refused_before_its_first_step(lab: Lab) -> None:
+    loader = "type('Pairs', (), {'__iter__': lambda self: iter([]), '__len__': lambda self: 5})"
+    run = lab.run(SCRIPT, env={"DATA": f"dict(loader={loader})"}).ends(ExitCode.BAD_CONFIGURATION)
+    assert "the Trainer's loader is a Pairs" in run.message.message
+
+
 def test_a_stream_without_the_trainer_is_refused_before_its_first_step(lab: Lab) -> None:
     script = (
         DATA

@@ -66,7 +66,7 @@ class PassPosition:
         alone = not isinstance(loader, DataLoaderDispatcher) or loader.split_batches
         self._reads = 1 if alone else loader.state.num_processes
         self._before, self._batches = {}, 0
-        within = saved is not None and saved["batches"] > 0
+        within = saved is not None and saved["batches"] > 0 and saved["made"] is not None
         if saved is not None and within:
             self._batches, self._goes_on = saved["batches"], saved["random"]
         usual: Any = DataLoader.__iter__
@@ -117,14 +117,14 @@ class PassPosition:
         if self._renewed and loader._iterator is None:
             usual(loader)  # starts the workers, for which torch draws a number
             devices.set_random_state(self._made)
-        return self._read(usual(loader), 0, {})
+        skipping = _skipping(loader)  # from a checkpoint of the script's own
+        return self._read(usual(loader), 0 if skipping is None else skipping.skip_batches, {})
 
     def _resume(
         self, loader: Any, usual: Callable[[Any], Iterator[Any]], saved: Mapping[str, Any]
     ) -> Iterator[Any]:
         self._loader, self._made, self._renewed = loader, saved["made"], saved["renewed"]
-        samplers = (loader.batch_sampler, loader.sampler)
-        skipping = next((each for each in samplers if isinstance(each, SkipBatchSampler)), None)
+        skipping = _skipping(loader)
         if skipping is not None and loader.num_workers:
             log.event("advice", about="resume", text=WORKERS)
         next_read = saved["batches"] * self._reads
@@ -156,6 +156,12 @@ class PassPosition:
                 self._goes_on = devices.random_state()
             number += 1
             yield batch
+
+
+def _skipping(loader: Any) -> SkipBatchSampler | None:
+    """Returns the sampler by which Accelerate skips batches by their numbers, if it does."""
+    samplers = (loader.batch_sampler, loader.sampler)
+    return next((each for each in samplers if isinstance(each, SkipBatchSampler)), None)
 
 
 def _skip(sampler: SkipBatchSampler) -> Iterator[Any]:

@@ -10,6 +10,8 @@ import functools
 from collections.abc import Mapping
 from typing import Any, Final
 
+from torch.utils.data import DataLoader
+
 from spottrain.core import log
 from spottrain.errors import ConfigurationError
 from spottrain.integrations.pass_position import PassPosition
@@ -32,6 +34,8 @@ class TrainerPosition:
         self._epoch = self._steps = self._steps_per_epoch = 0
         self._begun = False
         """Whether this attempt has begun an epoch."""
+        self._sized = False
+        """Whether the loader has a length."""
         self._saved: Mapping[str, Any] | None = None
 
     def follow(self, trainer: Any) -> None:
@@ -44,9 +48,12 @@ class TrainerPosition:
         def place(max_steps: int, steps_per_epoch: int, *more: Any) -> tuple[int, int]:
             epoch, batches = usual(max_steps, steps_per_epoch, *more)
             accumulation = trainer.args.gradient_accumulation_steps
+            if self._saved is not None and self._saved.get("steps_per_epoch") not in (None, steps_per_epoch):
+                self._saved = None  # other batches, or another number of ranks: as the Trainer counts them
             if self._saved is not None and not trainer.args.ignore_data_skip:
                 epoch, batches = self._saved["epoch"], self._saved["steps"] * accumulation
             self._epoch, self._steps, self._steps_per_epoch = epoch, batches // accumulation, steps_per_epoch
+            self._begun = False  # it may begin again, with smaller batches
             return epoch, batches
 
         vars(trainer)[METHOD] = place
@@ -58,6 +65,12 @@ class TrainerPosition:
         """Raises ConfigurationError for data that cannot be resumed. `skips`: unless ignore_data_skip."""
         if not skips:
             log.event("advice", about="resume", text=NO_SKIP)
+        elif loader is not None and not isinstance(loader, DataLoader):
+            raise ConfigurationError(
+                f"the Trainer's loader is a {type(loader).__name__}, in which it cannot skip used batches, "
+                "so no attempt could go on in the middle of an epoch: let get_train_dataloader() return a "
+                "torch DataLoader"
+            )
         if self._trainer is None and not _sized(loader):
             raise ConfigurationError(
                 "the training data have no length, so the Trainer cannot find its position in them after an "
@@ -72,7 +85,7 @@ class TrainerPosition:
             self._epoch, self._steps = self._epoch + 1, 0
         elif self._saved is not None and not self._trainer.args.ignore_data_skip:
             saved = {**self._saved, "batches": self._batches}
-        self._begun = True
+        self._begun, self._sized = True, _sized(loader)
         self._pass.expect(loader, first=self._epoch == 0, saved=saved)
 
     def go_on(self) -> None:
@@ -93,9 +106,13 @@ class TrainerPosition:
         """
         if self._trainer is None:
             return None
-        if epoch_stops or self._steps >= self._steps_per_epoch:
-            return {**self._pass.state(), "epoch": self._epoch + 1, "steps": 0}
-        return {**self._pass.state(), "epoch": self._epoch, "steps": self._steps}
+        over = epoch_stops or self._steps >= self._steps_per_epoch
+        return {
+            **self._pass.state(),
+            "epoch": self._epoch + over,
+            "steps": 0 if over else self._steps,
+            "steps_per_epoch": self._steps_per_epoch if self._sized else None,
+        }
 
     @property
     def _batches(self) -> int:

@@ -13,7 +13,7 @@ import torch
 from spottrain.checkpoint.final_weights import FinalWeights
 from spottrain.checkpoint.initial_weights import InitialWeights
 from spottrain.checkpoint.manager import CheckpointManager
-from spottrain.checkpoint.weights_files import SafetensorsFile, local_body
+from spottrain.checkpoint.weights_files import SafetensorsFile, files_in, local_body
 from spottrain.core.run_config import InitFrom
 from spottrain.distributed.world import World
 from spottrain.errors import CheckpointError, StoreDenied
@@ -193,6 +193,14 @@ def test_a_file_without_a_header_is_no_safetensors_file(tmp_path: Path, body: by
     path = tmp_path / "a.safetensors"
     path.write_bytes(body)
     told(lambda: SafetensorsFile(local_body(path)))
+
+
+def test_an_adapter_beside_the_weights_of_a_whole_model_is_not_one_of_its_files(tmp_path: Path) -> None:
+    whole, adapter = (tmp_path / f"{name}.safetensors" for name in ("model", "adapter_model"))
+    adapter.touch()
+    assert files_in(tmp_path) == [adapter]
+    whole.touch()
+    assert files_in(tmp_path) == [whole]
 
 
 def test_tensors_that_are_not_aligned_and_empty_ones_are_read(tmp_path: Path) -> None:
