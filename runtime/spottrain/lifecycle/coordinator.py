@@ -90,8 +90,8 @@ class Coordinator:
         """Of this attempt, without its first step."""
         self._stepped: float | None = None
         self._skipped_for: int | None = None
-        self._still: Callable[[], bool] = lambda: True
-        """Whether the state that was copied is that of the last step."""
+        self._still: Callable[[], bool] | None = None
+        """Returns whether what was copied is the last step's; set while the training thread goes on."""
         self._budget: NoticeBudget | None = None
         """The budget that was logged last."""
         self._warning = session.board.facts.warning
@@ -300,8 +300,15 @@ class Coordinator:
     def take(self, *, best: bool = False) -> Save:
         """Copies everything that the next step depends on."""
         assert self.checkpoints is not None
-        save = self.kind.take(self.checkpoints, self.step, best=best)
-        if not self._still():
+        try:
+            save = self.kind.take(self.checkpoints, self.step, best=best)
+        except RunError:
+            raise
+        except Exception as error:  # such as of a dict that the script changes at this moment
+            if self._still is None:
+                raise
+            raise _Moved from error
+        if self._still is not None and not self._still():
             raise _Moved
         save.productive = self.clock.done
         return save
@@ -580,17 +587,17 @@ class Coordinator:
         text = f"Interrupted at step {self.step}, before a step was done; nothing was lost."
         self.session.end_now(Ending(Outcome.INTERRUPTED, text))
 
-    def save_and_end_now(self, still: Callable[[], bool] = lambda: True) -> None:
+    def save_and_end_now(self, still: Callable[[], bool] | None = None) -> None:
         """Saves and ends the process while the training thread is between two steps.
 
-        `still`: whether the state is that of the last step. If it is not after the copy, this returns, and
-        the training thread saves at the end of its step.
+        `still`: whether the state is that of the last step; None: the training thread does nothing. If it is
+        not after the copy, this returns, and the training thread saves at the end of its step.
         """
         self._still = still
         try:
             ending = self._save_and_release()
         except _Moved:
-            self._still = lambda: True
+            self._still = None
             return self.session.board.update(state="Training")
         except Exception as error:
             self.give_up()

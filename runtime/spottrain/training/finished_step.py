@@ -117,6 +117,9 @@ class FinishedStep:
     own: dict[str, Any]
     tensors: Record
     averaged: list[int]
+    """The last step that each average has."""
+    sizes: list[list[int]]
+    """How many parameters each group of each optimizer has."""
 
 
 class FinishedSteps:
@@ -173,6 +176,7 @@ class FinishedSteps:
             own={name: copied(each.own_state_dict()) for name, each in with_own.items()},
             tensors=self._recorder.record(self._tensors),
             averaged=[each.updated for each in self._averages],
+            sizes=self._sizes,
         )
 
     @property
@@ -186,7 +190,12 @@ class FinishedSteps:
             same
             and _same(self.last.tensors, self._recorder.record(tensors))
             and self.last.averaged == [each.updated for each in self._averages]
+            and self.last.sizes == self._sizes
         )
+
+    @property
+    def _sizes(self) -> list[list[int]]:
+        return [[len(g["params"]) for g in each.param_groups] for each in self._optimizers.values()]
 
     def _all_tensors(self) -> list[torch.Tensor]:
         found = [each for module in self._modules for each in (*module.parameters(), *module.buffers())]

@@ -19,7 +19,7 @@ class Loop:
     """A model, an optimizer and what the loop has beside them."""
 
     def __init__(self) -> None:
-        self.model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3))
+        self.model: Any = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3))
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1.0)
         self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 1, 0.5)
         self.average = EMA(self.model, decay=0.5)
@@ -94,6 +94,7 @@ def add_by_hand(loop: Loop) -> None:
         add_by_hand,
         lambda loop: loop.loose.add_(1),
         lambda loop: loop.average.update(1),
+        lambda loop: loop.optimizer.add_param_group({"params": [torch.zeros(1, requires_grad=True)]}),
     ],
 )
 def test_a_state_that_the_script_has_changed_is_not_that_of_the_step(change: Callable[[Loop], Any]) -> None:
