@@ -6,8 +6,9 @@ import functools
 from collections.abc import Iterable
 from dataclasses import replace
 
-from spottrain.checkpoint.head.admin import COPIED
+from spottrain.checkpoint.head.admin import COPIED, REPAIRED
 from spottrain.checkpoint.head.state import BEST, Entry, Head, HeadState, Tenure
+from spottrain.contract import term_of_key
 from spottrain.errors import RunError, Superseded
 
 
@@ -25,7 +26,9 @@ def check_change(old: Head | None, new: Head) -> None:
     demand(_survives_its_json(new), "HEAD does not survive its own JSON")
     if old is None:
         copied = new.state is HeadState.RELEASED and new.jobUID == COPIED and len(new.checkpoints) == 1
-        demand(new.term == 1 and (copied or not new.checkpoints), "HEAD was created out of something old")
+        begun = new.term == 1 and (copied or not new.checkpoints)
+        again = (new.jobUID, new.state) == (REPAIRED, HeadState.RELEASED) and _newest_first(new)
+        demand(begun or again, "HEAD was created out of something old")
     elif new.term == old.term:
         demand((new.jobUID, new.attempt) == (old.jobUID, old.attempt), "a stale attempt changed HEAD")
         (_check_by_owner if old.state is HeadState.ACTIVE else _check_by_person)(old, new)
@@ -33,6 +36,11 @@ def check_change(old: Head | None, new: Head) -> None:
         demand(new.term == old.term + 1, f"the term went from {old.term} to {new.term}")
         (_check_claim if new.state is HeadState.ACTIVE else _check_copy)(old, new)
     demand(sum(entry.keptAs == BEST for entry in new.checkpoints) <= 1, "HEAD has two bests")
+
+
+def _newest_first(head: Head) -> bool:
+    terms = [term_of_key(entry.key) or 0 for entry in head.checkpoints]
+    return terms == sorted(terms, reverse=True) and head.term > max(terms)
 
 
 @functools.cache

@@ -108,6 +108,17 @@ COPIED_AGAIN = Scenario(
     tools=("copy", "copy"),
     faults=1,
 )
+VANISH_REPAIRED = replace(
+    VANISH,
+    name="somebody deletes HEAD and makes it again",
+    people=(a(2), OTHER),
+    policies=(ClaimPolicy(), ClaimPolicy(on_existing=OnExisting.RESUME)),
+    tools=("repair",),
+    keep=9,
+    crashes=0,
+    head=head(5),
+)
+"""Nobody deletes in it: what a run is deleting just then may be named again, and a resume passes over it."""
 VANISH_SWEPT = replace(
     VANISH, name="somebody deletes HEAD while another sweeps", sweep=True, faults=0, head=head()
 )
@@ -117,6 +128,7 @@ SCENARIOS = [
     FALL_BACK,
     VANISH,
     VANISH_SWEPT,
+    VANISH_REPAIRED,
     PRUNED,
     PRUNED_TWICE,
     COPIED_OVER,

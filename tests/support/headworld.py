@@ -25,6 +25,7 @@ from spottrain.checkpoint.head.admin import (
     Pruning,
     leftovers,
     prunable,
+    repaired,
     require_idle,
     term_for_copy,
 )
@@ -60,7 +61,7 @@ from spottrain.checkpoint.head.state import (
     orphans,
     present,
 )
-from spottrain.contract import checkpoint_key
+from spottrain.contract import checkpoint_key, step_of_key
 from spottrain.errors import RunError, Superseded
 
 from tests.support.headrules import (
@@ -94,6 +95,9 @@ class Rules:
     on: Callable[[Any, Reply, str], Step] = lambda step, reply, nonce: step.on(reply, nonce)
     pruning: Callable[[Head, frozenset[str]], Intent] = lambda seen, doomed: Pruning(seen=seen, doomed=doomed)
     adopting: Callable[[Entry], Intent] = lambda entry: Adopting(entry=entry, job="elsewhere")
+    repaired: Callable[[Iterable[Entry], Iterable[str], str], Head] = lambda entries, keys, nonce: repaired(
+        entries, keys, None, nonce=nonce
+    )
     orphans: Callable[[Iterable[str], Head, Tenure], list[str]] = orphans
     leftovers: Callable[[Iterable[str], Head], list[str]] = leftovers
     nonce: Callable[[str, int], str] = lambda name, number: f"{name}{number}"
@@ -104,7 +108,7 @@ class Scenario:
     name: str
     people: tuple[Identity, ...]
     tools: tuple[str, ...] = ()
-    """Commands of a person beside them: `prune` (to one, then the orphans) or `copy` (to this URI)."""
+    """A person's commands: `prune` (to one, then the orphans), `copy` (to this URI), `repair`."""
     policies: tuple[ClaimPolicy, ...] = ()
     commits: int = 1
     keep: int = 2
@@ -127,8 +131,9 @@ class Scenario:
 class Process:
     index: int
     phase: str = "look"
-    """look, claim, restore, sweep, read, delete, idle, shard, manifest, commit, prune, release, ended; of a tool:
-    look_to_prune, pruning, drop, tidy, tidy_read, tidy_delete, look_to_copy, shard, manifest, copying."""
+    """look, claim, restore, sweep, read, delete, idle, shard, manifest, commit, prune, release, ended; of a
+    tool: look_to_prune, pruning, drop, tidy, tidy_read, tidy_delete, look_to_copy, shard, manifest, copying,
+    look_to_repair, repairing."""
     step: Step | None = None
     tenure: Tenure | None = None
     known: Found | None = None
@@ -392,6 +397,24 @@ class World:
 
     def _tidy_delete(self, process: Process, store: Store) -> Iterator[Move]:
         yield self._deleted("tidy: delete", process, store, process.keys, then="ended")
+
+    def _look_to_repair(self, process: Process, store: Store) -> Iterator[Move]:
+        keys = whole(store)
+        if store.head is not None or not keys:
+            yield Move("nothing to repair", ended(process, "nothing to do"), store)
+            return
+        entries = [Entry(key=key, step=step_of_key(key) or 0, time=0.0, bytes=1) for key in keys]
+        head = self.rules.repaired(entries, store.parts, NAMES[process.index])
+        after = replace(process, phase="repairing", known=Found(head=head, etag=""))
+        yield Move("look at what is there", after, store)
+
+    def _repairing(self, process: Process, store: Store) -> Iterator[Move]:
+        """One PUT, whose outcome nobody looks for: the command can be called again."""
+        assert process.known is not None
+        put = Put(head=process.known.head, if_match=None)
+        after, _ = self.apply(put, store)
+        yield Move("put", ended(process, "repaired"), after)
+        yield Move("put, unanswered", ended(process, "gave up"), store, flies=put, faults=1)
 
     def _look_to_copy(self, process: Process, store: Store) -> Iterator[Move]:
         try:

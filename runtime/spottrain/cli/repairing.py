@@ -11,10 +11,11 @@ import contextlib
 import json
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any
 
-from spottrain.checkpoint.head.owner import fresh_nonce, whole_checkpoints, without_head
-from spottrain.checkpoint.head.state import BEST, Entry, Head, HeadState, beyond, folder_of
+from spottrain.checkpoint.head.admin import repaired
+from spottrain.checkpoint.head.owner import fresh_nonce, whole_of, without_head
+from spottrain.checkpoint.head.state import BEST, Entry, Head, beyond, folder_of
 from spottrain.checkpoint.manifest import Damaged
 from spottrain.cli.output import Answer
 from spottrain.cli.reading import manifest_of
@@ -26,15 +27,11 @@ from spottrain.contract import (
     MANIFEST_NAME,
     Reason,
     step_of_key,
-    term_of_key,
 )
 from spottrain.core.text import counted
 from spottrain.errors import CheckpointError, ConfigurationError
 from spottrain.storage.base import AlreadyExists, KeyMissing, PreconditionFailed, Store
 from spottrain.sync.checkpoints import manifest_or_none
-
-REPAIRED: Final = "repaired"
-"""`jobUID` in a HEAD that was made again. No job has this UID."""
 
 
 def repair(store: Store) -> Answer:
@@ -44,7 +41,7 @@ def repair(store: Store) -> Answer:
     them, and nothing deletes what a person may yet restore.
     """
     keys = store.list(CHECKPOINTS_PREFIX)  # before HEAD is read (see `require_head_of`)
-    whole = sorted(whole_checkpoints(store), key=_order, reverse=True)
+    whole = sorted(whole_of(keys), reverse=True)  # newest first (see `checkpoint_key`)
     found = store.get(HEAD_KEY)
     seen = _parsed(found.body) if found is not None else None
     if seen is not None and not beyond(whole, seen):
@@ -55,6 +52,7 @@ def repair(store: Store) -> Answer:
     if not whole:
         raise without_head(store)
     entries = _marked(store, [_entry(store, key, keys) for key in whole], seen)
+    entries += [entry for entry in seen.checkpoints if entry.key not in whole] if seen is not None else []
     facts = [checked(store, entry) for entry in entries]
     lines = [line for each in facts for line in lines_of(each)]
     if all(each["condition"] == DAMAGED for each in facts):
@@ -62,27 +60,14 @@ def repair(store: Store) -> Answer:
             "\n".join([*lines, f"none of them can be used; HEAD at {store.uri} was not changed"]),
             reason=Reason.CHECKPOINT_DAMAGED,
         )
-    terms = [term_of_key(key) or 0 for key in keys] + ([seen.term] if seen is not None else [])
-    head = Head(
-        jobUID=REPAIRED,
-        job=seen.job if seen is not None else REPAIRED,
-        attempt=1,
-        term=max(terms) + 1,  # whoever owned the HEAD that was lost can commit nothing more
-        nonce=fresh_nonce(),
-        state=HeadState.DONE if _finished_with(store) == whole[0] else HeadState.RELEASED,
-        checkpoints=entries,
-    )
+    finished_with = _finished_with(store)
+    head = repaired(entries, keys, seen, nonce=fresh_nonce(), finished_with=finished_with)
     _write(store, head, found.etag if found is not None else None)
     lines.append(
-        f"HEAD names {counted(len(whole), 'checkpoint')} again, newest first; a job resumes from there with "
-        "checkpoint.onExisting: Resume (spottrain run --on-existing resume)"
+        f"HEAD names {counted(len(entries), 'checkpoint')} again, newest first; a job resumes from there "
+        "with checkpoint.onExisting: Resume (spottrain run --on-existing resume)"
     )
     return Answer(facts={"uri": store.uri, "state": head.state, "checkpoints": facts}, lines=lines)
-
-
-def _order(key: str) -> tuple[int, int]:
-    """Orders by time: within a claim steps grow, and a later claim may have fallen back to an earlier one."""
-    return term_of_key(key) or 0, step_of_key(key) or 0
 
 
 def _parsed(body: bytes) -> Head | None:
@@ -108,14 +93,14 @@ def _entry(store: Store, key: str, keys: Sequence[str]) -> Entry:
     )
 
 
-def _marked(store: Store, entries: Sequence[Entry], seen: Head | None) -> tuple[Entry, ...]:
+def _marked(store: Store, entries: Sequence[Entry], seen: Head | None) -> list[Entry]:
     """Returns the entries with the marks that the HEAD there gave them; without one, marks the best one."""
     if seen is not None:
         marks = {entry.key: entry.keptAs for entry in seen.checkpoints}
     else:
         best = _best_step(store, entries[0].key)
         marks = {next((entry.key for entry in entries if entry.step == best), ""): BEST}
-    return tuple(replace(entry, keptAs=marks.get(entry.key, "")) for entry in entries)
+    return [replace(entry, keptAs=marks.get(entry.key, "")) for entry in entries]
 
 
 def _best_step(store: Store, key: str) -> int | None:

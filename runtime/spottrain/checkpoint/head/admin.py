@@ -29,6 +29,10 @@ COPIED: Final = "copied"
 it needs onExisting: Resume."""
 
 
+REPAIRED: Final = "repaired"
+"""`jobUID` in a HEAD that `spottrain checkpoints repair` wrote. No job has this UID either."""
+
+
 def require_idle(head: Head) -> None:
     """Raises ConfigurationError if a job owns HEAD, or if its checkpoints were deleted with the job."""
     if head.state is HeadState.ACTIVE:
@@ -130,6 +134,34 @@ class Deleting:
         if head.state is state and head.checkpoints == left:
             return None
         return replace(head, nonce=nonce, term=head.term + 1, state=state, checkpoints=left)
+
+
+def repaired(
+    entries: Iterable[Entry], keys: Iterable[str], seen: Head | None, *, nonce: str, finished_with: str = ""
+) -> Head:
+    """Returns a HEAD for checkpoints whose HEAD is lost.
+
+    Its term is above that of each key, so that whoever owned the lost HEAD can commit nothing more.
+
+    Args:
+        entries: The checkpoints, in any order.
+        keys: All keys below `checkpoints/`.
+        seen: HEAD as it is there, if it is older than the checkpoints.
+        nonce: Of the change.
+        finished_with: Key of the checkpoint whose run has left final weights, if any.
+    """
+    newest_first = sorted(entries, key=lambda entry: (term_of_key(entry.key) or 0, entry.step), reverse=True)
+    terms = [term_of_key(key) or 0 for key in keys] + ([seen.term] if seen is not None else [])
+    done = newest_first[0].key == finished_with
+    return Head(
+        jobUID=REPAIRED,
+        job=seen.job if seen is not None else REPAIRED,
+        attempt=1,
+        term=max(terms) + 1,
+        nonce=nonce,
+        state=HeadState.DONE if done else HeadState.RELEASED,
+        checkpoints=tuple(newest_first),
+    )
 
 
 def term_for_copy(head: Head | None) -> int:

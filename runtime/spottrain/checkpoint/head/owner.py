@@ -13,7 +13,7 @@ from __future__ import annotations
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -96,7 +96,11 @@ class Claim:
 
 def whole_checkpoints(store: Store) -> list[str]:
     """Returns the keys of the checkpoints that have a manifest, which is written last. Raises StoreError."""
-    keys = store.list(CHECKPOINTS_PREFIX)
+    return whole_of(store.list(CHECKPOINTS_PREFIX))
+
+
+def whole_of(keys: Iterable[str]) -> list[str]:
+    """Returns the checkpoints of which the manifest is among these objects' keys."""
     return [
         folder
         for key in keys

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from spottrain.checkpoint.head.admin import Adopting, Pruning
+from spottrain.checkpoint.head.admin import Adopting, Pruning, repaired
 from spottrain.checkpoint.head.compare_and_swap import (
     Finished,
     Missing,
@@ -27,6 +27,7 @@ from spottrain.checkpoint.head.state import (
     BEST,
     Claiming,
     Committing,
+    Entry,
     Head,
     HeadState,
     Tenure,
@@ -50,6 +51,7 @@ from tests.support.headscenarios import (
     SWEEP,
     TWO_ATTEMPTS,
     VANISH,
+    VANISH_REPAIRED,
     VANISH_SWEPT,
     head,
 )
@@ -182,6 +184,11 @@ def deleting_at_once(after: type[Reply]) -> Callable[[Step, Reply, str], Step]:
     return on
 
 
+def repairing_at_the_lost_term(entries: Iterable[Entry], keys: Iterable[str], nonce: str) -> Head:
+    head = repaired(entries, keys, None, nonce=nonce)
+    return replace(head, term=head.term - 1)
+
+
 def tidying_under_a_job(keys: Iterable[str], head: Head) -> list[str]:
     return unnamed(keys, head, below=head.term + 1)
 
@@ -201,6 +208,10 @@ MUTANTS = {
     "HEAD is written without If-Match": (SUCCESSION, Rules(request=without_if_match)),
     "a claim ignores the attempt": (TWO_ATTEMPTS, broken(claiming=claiming_whatever_the_attempt)),
     "a claim starts over where HEAD is gone": (VANISH, broken(claiming=claiming_whatever_is_there)),
+    "a HEAD that is made again has the term of the lost one": (
+        VANISH_REPAIRED,
+        Rules(repaired=repairing_at_the_lost_term),
+    ),
     "a commit ignores who owns HEAD": (SUCCESSION, broken(committing=committing_whoever_owns)),
     "no answer counts as done": (SUCCESSION, Rules(on=optimistic)),
     "no answer counts as failed": (SUCCESSION, Rules(on=pessimistic(NoAnswer))),
