@@ -138,8 +138,10 @@ def _defaultdict_of(parts: Any) -> Any:
 def _numpy_of(parts: Any) -> Any:
     import numpy  # lazy: torch does not bring it
 
-    name, value = parts
-    return numpy.dtype(name).type(value)
+    dtype, value = numpy.dtype(parts[0]), parts[1]
+    if dtype.kind not in "biufcUS":
+        raise ValueError(f"{dtype} is not a type of numbers or strings")
+    return dtype.type(value)
 
 
 def _dtype_of(name: str) -> torch.dtype:
@@ -160,7 +162,7 @@ TYPES: Final[Mapping[str, tuple[Callable[[Any], bool], Callable[[Any], Any], Cal
     "deque": (_is(deque), lambda value: (value.maxlen, list(value)), lambda parts: deque(parts[1], parts[0])),
     "set": (_is(set), list, set),
     "frozenset": (_is(frozenset), list, frozenset),
-    "bytearray": (_is(bytearray), bytes, bytearray),
+    "bytearray": (_is(bytearray), bytes, lambda parts: bytearray(memoryview(parts))),
     "complex": (_is(complex), lambda value: (value.real, value.imag), lambda parts: complex(*parts)),
     "Size": (_is(torch.Size), list, torch.Size),
     "dtype": (_is(torch.dtype), lambda value: str(value).removeprefix("torch."), _dtype_of),

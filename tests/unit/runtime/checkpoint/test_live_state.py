@@ -43,7 +43,7 @@ class Net(torch.nn.Module):
         self.register_buffer("windows", torch.ones(6).unfold(0, 3, 1))
         self.register_buffer("mean", None)
         self.register_buffer("one", torch.ones(2))
-        self.register_buffer("two", self.one)
+        self.register_buffer("two", self.get_buffer("one"))
         self.register_buffer("queue", torch.ones(2))
         self.tau, self.seen, self.hidden = 1.0, Counter({"steps": 0}), torch.zeros(1)
         self.kept: Any = deque([1.0], maxlen=2)
@@ -56,7 +56,7 @@ class Net(torch.nn.Module):
         y = self.last(self.drop(self.norm(self.first(x)).relu()))
         if self.training:
             self.changes(self, y.detach())
-        seen = [self.scale, self.wide, self.windows, self.one, self.two, self.queue, self.hidden]
+        seen: list[Any] = [self.scale, self.wide, self.windows, self.one, self.two, self.queue, self.hidden]
         seen += [torch.tensor(float(each)) for each in (*self.kept, self.tau, self.seen["steps"])]
         seen += [torch.tensor(self.phase.value * self.settings.factor)]
         seen += [self.mean] if self.mean is not None else []
@@ -136,6 +136,10 @@ def regroup(net: Any, optimizer: Any) -> None:
     first["lr"], first["new"] = 0.3, {"a": 1}
 
 
+def set_layers(net: Any, optimizer: Any) -> None:
+    net.drop.p, net.norm.momentum = 0.6, 0.5
+
+
 def no_momentum(net: Any, optimizer: Any) -> None:
     for state in optimizer.state.values():
         state.pop("momentum_buffer", None)
@@ -148,10 +152,7 @@ AT_EPOCH: dict[str, Callable[[Any, Any], object]] = {
     "parameters change their group": regroup,
     "a layer is frozen": lambda net, optimizer: net.last.requires_grad_(False),
     "the mode of a layer": lambda net, optimizer: net.norm.eval(),
-    "a setting of a layer": lambda net, optimizer: (
-        setattr(net.drop, "p", 0.6),
-        setattr(net.norm, "momentum", 0.5),
-    ),
+    "a setting of a layer": set_layers,
     "a rate": lambda net, optimizer: optimizer.param_groups[0].update(lr=0.5, momentum=0.1),
     "the momentum goes": no_momentum,
     "the default dtype": lambda net, optimizer: torch.set_default_dtype(torch.float64),

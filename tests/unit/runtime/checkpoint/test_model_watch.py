@@ -42,7 +42,7 @@ class Loop:
 
     def step(self, optimizer: torch.optim.Optimizer | None = None) -> None:
         """As a loop makes it, and what a save looks at."""
-        (self.model(torch.ones(1, 2, dtype=self.model[0].weight.dtype)).sum() * self.heat).backward()
+        (self.model(torch.ones(1, 2, dtype=next(self.model.parameters()).dtype)).sum() * self.heat).backward()
         (optimizer or self.optimizer).step()
         self.watch.require_unchanged()
 
@@ -53,6 +53,15 @@ def shared(loop: Loop) -> torch.optim.Optimizer:
     return wrapper
 
 
+def pruned(loop: Loop) -> None:
+    prune.l1_unstructured(loop.body, "weight", 0.5)  # type: ignore[no-untyped-call]
+
+
+def doubled(loop: Loop) -> None:
+    loop.model.double()
+    loop.heat.data = loop.heat.data.double()
+
+
 def swapped(loop: Loop) -> None:
     """As an evaluation does that needs what is before the head."""
     loop.model[1] = torch.nn.Identity()
@@ -61,13 +70,13 @@ def swapped(loop: Loop) -> None:
 
 
 REFUSED: dict[str, Callable[[Loop], Any]] = {
-    "pruned": lambda loop: prune.l1_unstructured(loop.body, "weight", 0.5),
+    "pruned": pruned,
     "normalized": lambda loop: parametrizations.weight_norm(loop.body),
     "replaced": lambda loop: setattr(loop.model, "1", torch.nn.Linear(2, 1)),
     "tied": lambda loop: setattr(loop.body, "bias", loop.heat),
     "more": lambda loop: loop.model.append(torch.nn.Linear(1, 1)),
     "fewer": lambda loop: loop.model.pop(-1),
-    "another dtype": lambda loop: (loop.model.double(), setattr(loop.heat, "data", loop.heat.data.double())),
+    "another dtype": doubled,
     "loose": lambda loop: loop.optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(3))]}),
     "loose goes": lambda loop: loop.optimizer.param_groups.pop(),
     "another scheduler": lambda loop: loop.kept.append(torch.optim.lr_scheduler.StepLR(loop.optimizer, 2)),
@@ -144,18 +153,18 @@ def test_a_scheduler_that_each_attempt_makes_before_its_first_step_is_none_of_th
 
 
 def test_a_hook_of_the_script_is_told_once_and_one_that_goes_again_is_not(capsys: Any) -> None:
-    def doubled(module: Any, given: Any, found: torch.Tensor) -> torch.Tensor:
+    def twice(module: Any, given: Any, found: torch.Tensor) -> torch.Tensor:
         return found * 2
 
     loop = Loop()
-    loop.head.register_forward_hook(doubled).remove()
+    loop.head.register_forward_hook(twice).remove()
     loop.step()
     assert "event=advice" not in capsys.readouterr().out
-    loop.head.register_forward_hook(doubled)
+    loop.head.register_forward_hook(twice)
     loop.step()
     loop.step()
     said = capsys.readouterr().out
-    assert said.count("event=advice about=model") == 1 and "doubled), and a script that resumes" in said
+    assert said.count("event=advice about=model") == 1 and "twice), and a script that resumes" in said
 
 
 def test_a_model_without_shapes_is_refused(told: Told) -> None:
@@ -166,7 +175,7 @@ def test_a_model_without_shapes_is_refused(told: Told) -> None:
 def test_after_the_training_the_model_is_the_script_s() -> None:
     loop = Loop()
     loop.over = True
-    prune.l1_unstructured(loop.body, "weight", 0.5)
+    pruned(loop)
     loop.step(torch.optim.Adam(loop.model.parameters()))
 
 

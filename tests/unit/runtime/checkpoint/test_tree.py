@@ -191,6 +191,12 @@ def test_a_manifest_that_names_a_function_for_a_type_is_damaged(dtype: str, told
         {"$bytes": 5},
         {"$dict": [1]},
         {"$dict": [[{"$dict": []}, 1]]},
+        {"$type": ["nothing", 1]},
+        {"$type": ["dtype", "load"]},
+        {"$type": ["defaultdict", ["print", {}]]},
+        {"$type": ["bytearray", 1 << 40]},
+        {"$type": ["numpy", ["V8", 1 << 40]]},
+        {"$type": ["numpy", ["O", 1]]},
     ],
 )
 def test_a_tree_that_was_made_by_no_writer_is_damaged(tree: Any, told: Told) -> None:
