@@ -1,7 +1,8 @@
 """What `Run(extra={...})` holds beside objects with a state: plain values, random generators, averages.
 
 Plain values (`checkpoint.plain_values`) that can be changed, and generators, are restored in place, so the
-script's own variable stays valid. Numbers and strings are immutable: read and write them as `run.extra[name]`.
+script's own variable stays valid. Numbers and strings are immutable: read and write them as
+`run.extra[name]`.
 """
 
 from __future__ import annotations
