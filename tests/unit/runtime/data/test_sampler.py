@@ -594,6 +594,7 @@ def test_the_order_is_by_the_seed_that_was_set_and_a_checkpoints_own_holds(
         return next(iter(made))[:, 0].tolist()  # type: ignore[no-any-return]
 
     monkeypatch.setattr(devices, "_seeded", None)
+    monkeypatch.setattr(devices, "seed_of_script", lambda: None)
     plain = loader(Numbers(), batch_size=9, world=World(), shuffle=True)
     assert first(plain) == first(loader(Numbers(), batch_size=9, seed=0, world=World(), shuffle=True))
     monkeypatch.setattr(devices, "_seeded", 7)

@@ -71,7 +71,7 @@ def test_the_order_of_a_sampler_of_ones_own_goes_on_where_it_was(sampler: Any, s
 
 def test_the_ranks_share_the_order_of_a_sampler() -> None:
     def samples(rank: int, ranks: int) -> list[list[int]]:
-        made = loader(Numbers(18), 4 // ranks, sampler=weighted(), world=world(rank, ranks))
+        made = loader(Numbers(18), 4 // ranks, sampler=weighted(), seed=1, world=world(rank, ranks))
         return epochs_of(made, made, 1)[0]
 
     both = [a + b for a, b in zip(samples(0, 2), samples(1, 2), strict=True)]
