@@ -63,4 +63,5 @@ def test_a_job_does_not_hold_up_the_end_of_its_namespace_whose_role_binding_goes
         kube.call("DELETE", f"{chart.RBAC}/namespaces/{DELETED}/rolebindings/{ACCOUNT}")
         kube.call("DELETE", path)
         wait_for("the job to be gone", lambda: kube.get(path) is None)
-        assert "delete them with spottrain checkpoints delete s3://bucket/run" in operator.log.read_text()
+        by_hand = "delete them with spottrain checkpoints delete s3://bucket/run"
+        wait_for("it to be logged", lambda: by_hand in operator.log.read_text(), seconds=10)
