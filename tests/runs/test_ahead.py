@@ -115,6 +115,19 @@ def test_a_batch_that_was_drawn_and_not_used_comes_first_in_the_next_attempt(
     assert second.digest == plain.digest
 
 
+@pytest.mark.parametrize(
+    "kind", ["collections.UserDict(x=x, y=x)", "collections.namedtuple('Pair', 'x y')(x, x)"]
+)
+def test_a_batch_that_would_come_back_as_another_type_is_refused_before_its_first_step(
+    lab: Lab, kind: str
+) -> None:
+    script = f"import collections, torch\n{NANO.replace('BATCHES', DRAWN)}".replace(
+        "batches = run.ahead(", f"x = torch.ones(1)\nbatches = run.ahead(lambda: {kind}) or run.ahead("
+    )
+    run = lab.run(script).ends(ExitCode.BAD_CONFIGURATION)
+    assert not run.losses and "would come back as another type" in run.message.message
+
+
 LOADERS = {
     "ours": "loader = spottrain.data.loader(Numbers(), batch_size=4, num_workers=2, shuffle=True)\n",
     "a sampler of ours": (

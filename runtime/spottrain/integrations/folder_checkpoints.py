@@ -29,8 +29,8 @@ from spottrain.errors import ConfigurationError
 from spottrain.lifecycle.session import current
 from spottrain.techniques import precision
 from spottrain.training import job_settings
+from spottrain.training.drawn_batch import map_items
 from spottrain.training.engine import Engine
-from spottrain.training.loop import map_items
 
 OFF: Final = "use spottrain run --no-auto-attach"
 """How a script is run as without `integrations.attach`."""

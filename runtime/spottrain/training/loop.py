@@ -24,12 +24,12 @@ from spottrain.distributed.dtensor import is_sharded
 from spottrain.errors import ConfigurationError, RunError, TrainingFailed
 from spottrain.lifecycle.session import Session
 from spottrain.training import job_settings
+from spottrain.training.drawn_batch import onto_devices, require_same_type, with_devices
 from spottrain.training.engine import Engine, require_finite
 from spottrain.training.epochs import LoopEpochs
 from spottrain.training.finished_step import FinishedStep, FinishedSteps
 from spottrain.training.position import LoopPosition, cursor_of
 
-_TENSOR: Final = "tensor of a batch"
 POLL_SHARE: Final = 0.1
 """Share of a notice in which the loop may come to the end of a step by itself."""
 
@@ -40,29 +40,6 @@ class _Partial(devices.Boundary):
     def __init__(self, modules: Iterable[torch.nn.Module], at: Any, drawn: list[Any]) -> None:
         super().__init__(modules)
         self.at, self.drawn = at, drawn
-
-
-def map_items(value: Any, change: Callable[[Any], Any]) -> Any:
-    """Returns a mapping, list or tuple with each item changed, and any other value as it is."""
-    if isinstance(value, Mapping):
-        return {key: change(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [change(item) for item in value]
-    return tuple(change(item) for item in value) if isinstance(value, tuple) else value
-
-
-def _with_devices(value: Any) -> Any:
-    """Returns a batch in checkpoint form: each tensor with its device type."""
-    if isinstance(value, torch.Tensor):
-        return {_TENSOR: value.detach(), "device": value.device.type}
-    return map_items(value, _with_devices)
-
-
-def _onto_devices(value: Any) -> Any:
-    """Reverses `_with_devices`: each tensor goes to this rank's device of its type."""
-    if isinstance(value, Mapping) and _TENSOR in value:
-        return value[_TENSOR].to(value["device"])
-    return map_items(value, _onto_devices)
 
 
 class Loop:
@@ -480,6 +457,7 @@ class Loop:
             batches = (source() for _ in itertools.repeat(None))
         for batch in timed(lambda: self._known(batches), self.session.board.clock):
             if keep:
+                require_same_type(batch)
                 self._drawn = [batch]
             yield batch
 
@@ -640,7 +618,7 @@ class Loop:
             (devices.random_state(), self._drawn) if saved is None else (saved.random, saved.drawn)
         )
         epoch_random = self._epochs.random
-        return {"random": random, "data": data, "ahead": _with_devices(drawn), "epoch_random": epoch_random}
+        return {"random": random, "data": data, "ahead": with_devices(drawn), "epoch_random": epoch_random}
 
     def _load_progress(self, saved: Mapping[str, Any], own: Mapping[str, Any], new_rank: bool) -> None:
         """Raises CheckpointError if the position in the data does not fit."""
@@ -651,7 +629,7 @@ class Loop:
         self._epochs.number = saved.get("epoch", 0)
         self._epochs.began = saved.get("epoch_began", self._step)
         self._goes_on = self._step > 0
-        self._drawn = [] if new_rank else _onto_devices(own.get("ahead", []))
+        self._drawn = [] if new_rank else onto_devices(own.get("ahead", []))
         self._epochs.random = None if new_rank else own.get("epoch_random")
         self._engine.coordinator.load_record(saved)
         self._engine.restore_random(None if new_rank else own["random"], self._step)
