@@ -11,6 +11,7 @@ from typing import Any, Final
 import torch
 
 from spottrain.checkpoint.plain_state import plain
+from spottrain.checkpoint.plain_values import SCALARS
 from spottrain.core.device import Boundary
 from spottrain.distributed.dtensor import is_sharded, local
 from spottrain.errors import ConfigurationError
@@ -26,8 +27,9 @@ SAMPLE: Final = 64
 def rehearsal(model: torch.nn.Module) -> Iterator[None]:
     """Context for forward and backward passes that leave no trace.
 
-    On exit it restores random state, buffers, gradients and the modules' training mode, also after an error,
-    which propagates. Trained weights and the optimizer's state are not copied, to save memory: do not call
+    On exit it restores random state, buffers, gradients, `requires_grad`, and the modules' attributes that
+    are numbers, strings or switches such as the training mode, also after an error, which propagates.
+    Trained weights and the optimizer's state are not copied, to save memory: do not call
     `optimizer.step()`. Frozen weights, such as a teacher's that the forward pass updates (MoCo, BYOL), are
     restored from a copy on the CPU. They are not copied if they are many times larger than the trained ones,
     as under an adapter. Take data from `dataset[i]`: the training's loader would move its position.
@@ -37,10 +39,13 @@ def rehearsal(model: torch.nn.Module) -> Iterator[None]:
     """
     inner = plain(model)
     before = Boundary(inner.modules())
-    modes = [(module, module.training) for module in inner.modules()]
+    numbers = [
+        (attributes, {name: each for name, each in attributes.items() if type(each) in SCALARS})
+        for attributes in map(vars, inner.modules())
+    ]
     weights = _Weights(inner)
-    gradients = [(parameter, parameter.grad) for parameter in inner.parameters()]
-    for parameter, _ in gradients:
+    gradients = [(each, each.grad, each.requires_grad) for each in inner.parameters()]
+    for parameter, *_ in gradients:
         parameter.grad = None  # else a backward pass adds to it in place
     try:
         with torch.enable_grad():
@@ -48,11 +53,12 @@ def rehearsal(model: torch.nn.Module) -> Iterator[None]:
         weights.require_unwritten()
     finally:
         _reshard(inner)  # first, because it drops gradients
-        for parameter, gradient in gradients:
+        for parameter, gradient, trained in gradients:
             parameter.grad = gradient
+            parameter.requires_grad_(trained)
         weights.restore()
-        for module, training in modes:
-            module.training = training
+        for attributes, own in numbers:
+            attributes.update(own)
         before.restore()
 
 

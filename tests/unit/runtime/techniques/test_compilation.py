@@ -90,15 +90,18 @@ def test_a_rehearsal_leaves_no_trace(has_gradients: bool, fails: bool) -> None:
     if has_gradients:
         step(model)
     model.drop.eval()
-    before, calls = traces(model), model.calls
+    before, calls, share = traces(model), model.calls, model.drop.p
     with pytest.raises(MemoryError) if fails else nullcontext(), rehearsal(model):
         model.train()
         step(model)
         assert not equal(traces(model), before)
+        model.drop.p += 0.1
+        model.layer.requires_grad_(False)
         if fails:
             raise MemoryError
     assert equal(traces(model), before)
     assert model.calls is calls and not model.drop.training and model.norm.training
+    assert model.drop.p == share and model.layer.weight.requires_grad
 
 
 class Teacher(Net):
