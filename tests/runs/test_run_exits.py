@@ -29,6 +29,18 @@ def test_a_script_that_is_not_there_is_named_with_the_folder_it_was_sought_in(la
     assert "nowhere/train.py" in missing.message.message and str(lab.folder) in missing.message.message
 
 
+def test_a_command_that_is_refused_says_why_once_and_has_the_message(lab: Lab) -> None:
+    (lab.folder / "train.py").touch()
+    for words, says in (
+        (["--nope", "train.py"], "--nope"),
+        (["--keep", "1", "train.py"], "--keep='1': must be a whole number, at least 2"),
+        (["nowhere.py"], "nowhere.py is not a file"),
+    ):
+        run = lab.start(words, {}).ends(ExitCode.BAD_CONFIGURATION)
+        (line,) = [line for line in run.log.splitlines() if line.startswith("spottrain: ")]
+        assert says in line and "event=" not in run.log and says in run.message.message
+
+
 @pytest.mark.parametrize(
     ("script", "says"),
     [
