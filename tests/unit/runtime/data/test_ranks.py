@@ -22,7 +22,7 @@ splits = st.tuples(st.sampled_from([1, 2, 3, 4]), st.integers(1, 3), st.integers
 """Ranks, micro-batch size, accumulation."""
 
 
-def plans(ranks: int, micro: int, accumulation: int, extra: int, **more: bool) -> list[Plan]:
+def plans(ranks: int, micro: int, accumulation: int, extra: int, **more: Any) -> list[Plan]:
     """One for each rank."""
     batch = ranks * micro * accumulation
     return [
