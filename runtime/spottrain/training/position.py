@@ -157,5 +157,9 @@ def _iterators_in_use() -> list[Any]:
 
     The collector knows them, wherever the loop holds them: in a generator, a thread, `itertools`.
     """
-    found = [each for each in gc.get_objects() if issubclass(type(each), _BaseDataLoaderIter)]
+    kinds, more = {_BaseDataLoaderIter}, [_BaseDataLoaderIter]
+    while more:
+        more = [kind for each in more for kind in each.__subclasses__()]
+        kinds.update(more)
+    found: list[Any] = [each for each in gc.get_objects() if type(each) in kinds]
     return [each for each in found if 0 < each._num_yielded < length(each._index_sampler)]
