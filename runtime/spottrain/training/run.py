@@ -170,8 +170,8 @@ class Run(Loop):
         ):
             raise ConfigurationError(
                 "a torch scheduler was made for the optimizer, and the Run is not given it, so after an "
-                "interruption it would begin anew: Run(scheduler=scheduler), or scheduler={} where the script "
-                "sets the rates by run.global_step"
+                "interruption it would begin anew: Run(scheduler=scheduler), or scheduler={} where the "
+                "script sets the rates by run.global_step"
             )
 
     def _add(self, kind: str, given: Any) -> None:
