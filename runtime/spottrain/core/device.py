@@ -211,7 +211,9 @@ def set_random_state(state: dict[str, Any]) -> None:
 
 def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
     """Returns whether two states of `random_state` are equal."""
-    pairs = [(each, other.get(name)) for name, each in one.items()]
+    if one.keys() != other.keys():
+        return False
+    pairs = [(one[name], other[name]) for name in one]
     return all(torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b for a, b in pairs)
 
 

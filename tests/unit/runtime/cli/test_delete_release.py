@@ -20,8 +20,8 @@ DELETE = ("delete", "--job-uid", "A", "--yes")
 # --- delete -----------------------------------------------------------------------------------------
 def test_all_of_the_job_goes_but_its_final_weights(place: Place, told: Told) -> None:
     place.ended(1, 2, best=1, done=True)
-    left = ("logs/attempt-000001/rank-00000/000001.log", "profiles/attempt-000001/rank-00000/x.top.txt")
-    left += (f"compile-cache/{'0a' * 32}.json", f"compile-cache/{'0a' * 32}-{'1b' * 32}.tar.gz")
+    left = ["logs/attempt-000001/rank-00000/000001.log", "profiles/attempt-000001/rank-00000/x.top.txt"]
+    left += [f"compile-cache/{'0a' * 32}.json", f"compile-cache/{'0a' * 32}-{'1b' * 32}.tar.gz"]
     for key in ("final/model.safetensors", *left, "out-of-memory/a1/000000008.json"):
         place.store.put_if_absent(key, b"x")
     place.store.put_if_absent("checkpoints/t000001-s000000009-orphan/shard", b"half")

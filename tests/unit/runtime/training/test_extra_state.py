@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter, UserDict, defaultdict, deque, namedtuple
+from collections.abc import Callable
 from typing import Any
 
 import numpy
@@ -135,7 +136,7 @@ def test_a_number_that_was_never_asked_for_is_known() -> None:
 
 
 def test_a_value_that_the_script_takes_in_whatever_way_counts_as_read() -> None:
-    ways = [
+    ways: list[Callable[[Any], object]] = [
         lambda values: values["best"],
         lambda values: values.get("best"),
         lambda values: values.get("best", 9.0),
