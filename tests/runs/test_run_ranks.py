@@ -207,9 +207,10 @@ SECOND = World(rank=1, size=2, local_rank=1, local_size=2)
 GLOO = RuntimeError("[../gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.0.7]:40213\nmore")
 
 
-def last_words(error: Exception) -> Session:
-    """Of rank 1, whose script raises `error`."""
+def last_words(error: Exception, *, step: int = 0) -> Session:
+    """Of rank 1, whose script raises `error` after so many steps, none of them saved."""
     session = Session({}, Preemption(grace=30.0))
+    session.board.update(step=step)
     session.world = SECOND
     try:
         raise error
@@ -248,8 +249,9 @@ def test_what_gloo_says_of_a_rank_that_is_gone_is_told_as_that_wherever_it_is_ra
         dist.DistNetworkError("The client socket has failed to connect (errno: 111 - Connection refused)."),
     ):
         assert peer_lost(error, SECOND) is not None
-    words = last_words(GLOO).message
-    assert words is not None and words.outcome is Outcome.INTERRUPTED_LOST and words.reason == "PeerLost"
+    for step, outcome in ((0, Outcome.INTERRUPTED), (3, Outcome.INTERRUPTED_LOST)):
+        words = last_words(GLOO, step=step).message
+        assert words is not None and words.outcome is outcome and words.reason == "PeerLost"
 
 
 def test_what_the_control_channel_knows_counts_whatever_is_said() -> None:

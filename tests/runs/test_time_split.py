@@ -169,7 +169,7 @@ def test_steps_data_and_what_is_before_and_after_them(lab: Lab) -> None:
     assert split.dataWait >= 11 * 4 * 0.04 and split.productive >= 11 * 0.02
     assert split.other >= 0.3
     assert split.productive < split.dataWait, "the waits are in one part"
-    assert split.restore == split.unsaved == 0
+    assert split.unsaved == 0 and split.restore < split.startup, "nothing is read but two short lists"
 
 
 def test_an_evaluation_is_productive_and_also_the_one_that_a_stop_has_put_off(lab: Lab) -> None:

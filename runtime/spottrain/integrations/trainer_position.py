@@ -96,8 +96,9 @@ class TrainerPosition:
         self._pass.release()
 
     def step_done(self) -> None:
-        self._steps += 1
-        self._pass.step_done(self._batches)
+        if self._trainer is not None:
+            self._steps += 1
+            self._pass.step_done(self._batches)
 
     def state(self, *, epoch_stops: bool) -> dict[str, Any] | None:
         """Returns the position after the last step; None if it is not known.

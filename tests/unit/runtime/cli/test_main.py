@@ -116,8 +116,10 @@ def test_a_bad_value_of_a_flag_is_refused_before_anything_is_started_and_by_the_
         assert not [name for name in Env if name in str(refused.value)] or given == ["--init-ignore"]
 
 
-def test_a_bad_value_that_the_environment_has_is_refused_by_the_variables_name() -> None:
-    os.environ[Env.CHECKPOINT_KEEP] = "1"
+def test_a_bad_value_that_the_environment_has_is_refused_by_the_variables_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(Env.CHECKPOINT_KEEP, "1")
     with pytest.raises(ConfigurationError) as refused:
         _read_command(["run", "--interval", "auto", "train.py"])
     assert str(refused.value).startswith(f"{Env.CHECKPOINT_KEEP}='1': ")
