@@ -108,10 +108,13 @@ def lines_of(attempt: Attempt, rank: int, name: str = "states") -> list[Line]:
 def differing(attempt: Attempt, rank: int, lines: list[Line], reference: Reference) -> Iterator[str]:
     """The first step that differs, with all parts that do; what follows is its consequence."""
     for number, line in enumerate(lines):
-        wanted = reference.lines[rank][line["step"]]
-        skipped = {"loss"} if number == 0 else set()  # of a restored step there is no loss
-        skipped |= set(OF_FIRST_RANK) if rank else set()
-        wrong = [part for part in PARTS if part not in skipped and line[part] != wanted[part]]
+        wanted = [reference.lines[rank][line["step"]]]
+        skipped = set(OF_FIRST_RANK) if rank else set()
+        if number == 0:  # restored: without a loss, and maybe what finish() has saved of the last step
+            skipped.add("loss")
+            wanted += [each for each in reference.finished if each["step"] == line["step"]]
+        parts = [part for part in PARTS if part not in skipped]
+        wrong = min(([part for part in parts if line[part] != each[part]] for each in wanted), key=len)
         if wrong:
             yield f"attempt {attempt.number} rank {rank} step {line['step']}: {', '.join(wrong)} differ"
             return
