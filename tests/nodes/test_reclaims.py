@@ -75,7 +75,7 @@ def sync_job(lab: Lab) -> Raw:
     container |= {"image": "spottrain-operator:checkout", "imagePullPolicy": "Never"}
     container |= {
         "command": ["sh", "-c", IGNORES_SIGTERM],
-        "env": [{"name": "SECONDS_PER_STEP", "value": "0.2"}],
+        "env": [{"name": "SECONDS_PER_STEP", "value": "0.4"}],
     }
     return made
 
