@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections import defaultdict
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from hypothesis import HealthCheck, settings
 LEVELS = ("unit", "contract", "chart", "runs", "s3", "api", "nodes", "containers")
 # Two threads of OpenMP spin against each other on busy cores; one is faster, and sums in one order.
 os.environ["OMP_NUM_THREADS"] = "1"
+# Under nohup, which programs that the tests start would inherit.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 # Hypothesis fails an example that takes 0.2 s or is slow to draw: on busy cores that says nothing.
 settings.register_profile("spottrain", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("spottrain")

@@ -369,7 +369,7 @@ class Session:
             with contextlib.suppress(Exception):  # the process ends in any case
                 each(outcome, self.preemption.seconds_left())
         untold = self.preemption.stopping and not self.preemption.signal_arrived
-        if first and untold and self.world.first_here:
+        if first and untold:  # each rank: the agent acts on the first one that ends
             parent_signals.end_agent(self.env)
         return EXIT_CODE_OF[outcome]
 

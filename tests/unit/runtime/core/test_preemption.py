@@ -85,7 +85,9 @@ if {own}:
 stop = Preemption(grace=30)
 stop.install()
 os.kill(os.getpid(), signal.SIGHUP)
-time.sleep(0.3 if {own} else 0)
+end = time.monotonic() + {wait}
+while not stop.source and time.monotonic() < end:
+    time.sleep(0.01)
 print(stop.source or "goes on")
 """
 
@@ -97,7 +99,8 @@ print(stop.source or "goes on")
 def test_a_lost_terminal_is_a_stop_but_under_nohup_or_where_the_script_uses_the_signal_itself(
     start: str, own: bool, says: str
 ) -> None:
-    command = ["sh", "-c", f'{start} "$0" -c "$1"', sys.executable, HANGS_UP.format(own=own)]
+    script = HANGS_UP.format(own=own, wait=10 if says == "SIGHUP" else 0.3)
+    command = ["sh", "-c", f'{start} "$0" -c "$1"', sys.executable, script]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert " ".join(line for line in done.stdout.splitlines() if "event=" not in line) == says
 
