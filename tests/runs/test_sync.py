@@ -401,8 +401,11 @@ while True:
 """
 
 
+KILLS = int(os.environ.get("SPOTTRAIN_KILLS", "30"))
+
+
 @pytest.mark.parametrize(
-    ("kills", "size"), [(3, 2**22), pytest.param(200, 200 * 10**6, marks=pytest.mark.heavy)]
+    ("kills", "size"), [(3, 2**22), pytest.param(KILLS, 200 * 10**6, marks=pytest.mark.heavy)]
 )
 def test_a_file_that_is_rewritten_in_place_comes_back_whole_after_kills_at_random_points(
     place: Place, kills: int, size: int
