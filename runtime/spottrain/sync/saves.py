@@ -15,7 +15,7 @@ it. A file that was open, or cut off, before the save began is left as the check
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -261,10 +261,7 @@ class Saves:
         files of another one, or if another one was begun after it. Names of several shapes may belong to one
         checkpoint, so then nothing is known.
         """
-        files: dict[str, set[str]] = {}
-        for path in there:
-            unit, _, name = path.partition("/")
-            files.setdefault(unit, set()).add(name)
+        files = _by_unit(there)
         families = {shape(unit) for unit in files} - files.keys()
         new: dict[str, list[_Seen]] = {}
         for path in fresh | torn:
@@ -332,13 +329,18 @@ class Saves:
         return f"{path} was {how}"
 
 
+def _by_unit(paths: Iterable[str]) -> dict[str, set[str]]:
+    """Returns the names in each folder at the top; "" is that of a file there."""
+    files: dict[str, set[str]] = {}
+    for path in paths:
+        unit, _, name = path.partition("/")
+        files.setdefault(unit, set()).add(name)
+    return files
+
+
 def _incomplete(fresh: set[str], there: set[str], committed: Tree) -> str:
     """Returns a new folder with a number that has the files of no other one of its shape; "" without one."""
-    files: dict[str, set[str]] = {}
-    for path in there:
-        unit, slash, name = path.partition("/")
-        if slash:
-            files.setdefault(unit, set()).add(name)
+    files = _by_unit(path for path in there if "/" in path)
     for unit in sorted({path.partition("/")[0] for path in fresh} & files.keys()):
         others = [each for each in files if each != unit and shape(each) == shape(unit) != unit]
         if unit not in committed and others and not any(files[each] <= files[unit] for each in others):

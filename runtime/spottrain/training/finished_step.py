@@ -9,6 +9,7 @@ of the modules are too large for that; the save is made only if they have not ch
 from __future__ import annotations
 
 import copy
+import operator
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
@@ -185,7 +186,7 @@ class FinishedSteps:
         if self.last is None:
             return False
         tensors = self._all_tensors()
-        same = len(tensors) == len(self._tensors) and all(map(_is, tensors, self._tensors))
+        same = len(tensors) == len(self._tensors) and all(map(operator.is_, tensors, self._tensors))
         return (
             same
             and _same(self.last.tensors, self._recorder.record(tensors))
@@ -201,10 +202,6 @@ class FinishedSteps:
         found = [each for module in self._modules for each in (*module.parameters(), *module.buffers())]
         averages = [tensor for each in self._averages for tensor in each.by_weight().values()]
         return [*found, *self._loose(), *averages]
-
-
-def _is(one: object, other: object) -> bool:
-    return one is other
 
 
 def _groups(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
