@@ -43,46 +43,18 @@ async def counted(port: int) -> AsyncIterator[tuple[int, list[object]]]:
             await asyncio.sleep(0.005)
 
 
-@pytest.mark.parametrize(("idle_seconds", "one_connection"), [(IDLE_SECONDS, True), (0.001, False)])
-async def test_a_trainer_is_asked_over_the_connection_that_it_keeps(
-    idle_seconds: float, one_connection: bool
-) -> None:
+def trainer(idle_seconds: float = IDLE_SECONDS) -> tuple[ProgressBoard, int]:
+    """The runtime's server: what it tells, and its port."""
     board = ProgressBoard(attempt=1)
     board.update(state="Training", job_uid=KEY.uid)
     port = serve(board, 0, idle_seconds=idle_seconds)
     assert port is not None
-    caches, memory = Caches(), Memory()
-    caches.jobs.put(make_job(status=started()))
-    caches.pods.put(make_pod(ip="127.0.0.1", running_since=NOW))
-    async with counted(port) as (forwarded, made):
-        poller = Poller(
-            caches=caches,
-            memory=memory,
-            queue=WorkQueue(),
-            interval=0.02,
-            write_interval=timedelta(seconds=60),
-            now=lambda: datetime.now(UTC),
-            port=forwarded,
-        )
-        task = asyncio.create_task(poller.run())
-        try:
-            async with asyncio.timeout(10):
-                for step in range(1, 4):
-                    board.update(step=step)
-                    while KEY not in memory.samples or memory.samples[KEY].progress.step < step:
-                        assert KEY not in memory.silences
-                        await asyncio.sleep(0.005)
-        finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-    assert (len(made) == 1) == one_connection
+    return board, port
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
-async def test_trainer_and_operator_are_reached_by_both_kinds_of_addresses(address: str) -> None:
-    board = ProgressBoard(attempt=1)
-    board.update(state="Training", job_uid=KEY.uid)
-    port = serve(board, 0)
+@asynccontextmanager
+async def polling(address: str, port: int) -> AsyncIterator[Memory]:
+    """The operator's poller for one running job, at most for 10 s; yields what it has heard."""
     caches, memory = Caches(), Memory()
     caches.jobs.put(make_job(status=started()))
     caches.pods.put(make_pod(ip=address, running_since=NOW))
@@ -93,16 +65,37 @@ async def test_trainer_and_operator_are_reached_by_both_kinds_of_addresses(addre
         interval=0.02,
         write_interval=timedelta(seconds=60),
         now=lambda: datetime.now(UTC),
-        port=port or 0,
+        port=port,
     )
     task = asyncio.create_task(poller.run())
     try:
         async with asyncio.timeout(10):
-            while KEY not in memory.samples:
-                await asyncio.sleep(0.005)
+            yield memory
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+
+
+@pytest.mark.parametrize(("idle_seconds", "one_connection"), [(IDLE_SECONDS, True), (0.001, False)])
+async def test_a_trainer_is_asked_over_the_connection_that_it_keeps(
+    idle_seconds: float, one_connection: bool
+) -> None:
+    board, port = trainer(idle_seconds)
+    async with counted(port) as (forwarded, made), polling("127.0.0.1", forwarded) as memory:
+        for step in range(1, 4):
+            board.update(step=step)
+            while KEY not in memory.samples or memory.samples[KEY].progress.step < step:
+                assert KEY not in memory.silences
+                await asyncio.sleep(0.005)
+    assert (len(made) == 1) == one_connection
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+async def test_trainer_and_operator_are_reached_by_both_kinds_of_addresses(address: str) -> None:
+    _, port = trainer()
+    async with polling(address, port) as memory:
+        while KEY not in memory.samples:
+            await asyncio.sleep(0.005)
     runner = await Health(alive=lambda: True, ready=lambda: True).start(0)
     try:
         _, writer = await asyncio.open_connection(address, runner.addresses[0][1])
