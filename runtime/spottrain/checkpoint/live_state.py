@@ -240,7 +240,7 @@ def _chain(dataset: Any) -> dict[str, Any]:
 
 # --- buffers ------------------------------------------------------------------------------------------------
 def _buffer_form(module: torch.nn.Module, name: str) -> Any:
-    """Returns a form of the buffer that changes with it, as far as the model's checkpoint does not hold it."""
+    """Returns what changes with the buffer, without what is saved with the model."""
     buffer = module._buffers[name]
     if buffer is None or not _is_storable(buffer):
         return None
