@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,20 @@ settings.register_profile("spottrain", deadline=None, suppress_health_check=[Hea
 settings.load_profile("spottrain")
 _seconds: dict[str, float] = defaultdict(float)
 _counts: dict[str, int] = defaultdict(int)
+
+
+@pytest.fixture(autouse=True)
+def environment_as_before() -> Iterator[None]:
+    """A variable that a test leaves behind reaches every program that later tests start."""
+    before = dict(os.environ)
+    yield
+    after = dict(os.environ)
+    left = {n for n in before.keys() | after.keys() if before.get(n) != after.get(n)} - {
+        "PYTEST_CURRENT_TEST"
+    }
+    os.environ.clear()
+    os.environ.update(before)
+    assert not left, f"left changed: {sorted(left)}"
 
 
 def _level(nodeid: str) -> str:

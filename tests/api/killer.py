@@ -81,10 +81,20 @@ class KillerProxy:
             app.router.add_route("*", "/{path:.*}", self._forward)
             runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
             await runner.setup()
-            await web.TCPSite(runner, "127.0.0.1", self.port).start()
+            site = web.TCPSite(runner, "127.0.0.1", self.port)
+            await site.start()
             self._up.set()
             await self._stop.wait()
-            await runner.cleanup()
+            await self._end(site, runner)
+
+    async def _end(self, site: web.TCPSite, runner: web.AppRunner) -> None:
+        """Cleanup leaves open what is accepted in its own turn of the loop, and what a peer does not read."""
+        await site.stop()
+        await asyncio.sleep(0.01)
+        for connection in runner.server.connections if runner.server else ():
+            if connection.transport:
+                connection.transport.abort()
+        await runner.cleanup()
 
     async def _forward(self, request: web.Request) -> web.StreamResponse:
         body = await request.read()

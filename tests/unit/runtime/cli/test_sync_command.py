@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from spottrain.cli import sync
@@ -29,7 +31,8 @@ def test_a_bad_option_is_refused_once_and_by_its_name(
         monkeypatch.delenv(name, raising=False)
     message = tmp_path / "message"
     monkeypatch.setenv(Env.TERMINATION_MESSAGE, str(message))
-    assert sync.main(words) == ExitCode.BAD_CONFIGURATION
+    with patch.dict(os.environ):  # the options become variables
+        assert sync.main(words) == ExitCode.BAD_CONFIGURATION
     said = capsys.readouterr()
     assert said.err.count(says) == 1 and not said.out
     found = TerminationMessage.from_json(message.read_text())

@@ -48,13 +48,13 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
-def _wait(what: str, look: Callable[[], Any]) -> Any:
+def _wait(what: str, look: Callable[[], Any], seen: Callable[[], str] = str) -> Any:
     end = time.monotonic() + PATIENCE
     while time.monotonic() < end:
         if found := look():
             return found
         time.sleep(0.02)
-    raise AssertionError(f"waited in vain for {what}")
+    raise AssertionError(f"waited in vain for {what}{seen()}")
 
 
 class Process:
@@ -72,7 +72,7 @@ class Process:
         return self._log.read_text()
 
     def until(self, words: str) -> Process:
-        _wait(f"{words!r} in\n{self.log}", lambda: words in self.log)
+        _wait(f"{words!r} in\n", lambda: words in self.log, lambda: self.log)
         return self
 
     def end(self) -> int:
