@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .PHONY: help setup programs containers-preflight demo demo-local demo-containers cluster-up cluster-down reclaim restore lint format \
-	test-fast test test-chart test-heavy test-containers test-with bench wheel sync golden clean
+	test-fast test test-chart test-heavy test-containers test-with bench wheel golden clean
 
 ifeq ($(PATH),)  # env -i: the shell finds programs by itself, and others that we start do not
 export PATH := /usr/local/bin:/usr/bin:/bin
@@ -43,12 +43,11 @@ setup: ## the locked Python environment in .venv (6 GB)
 programs:
 	$(SETUP) programs
 
-lint: setup ## ruff, mypy --strict, import-linter, copies in step
+lint: setup ## ruff, mypy --strict, import-linter
 	$(PY) -m ruff format --check $(SOURCES)
 	$(PY) -m ruff check $(SOURCES)
 	$(PY) -m mypy
 	.venv/bin/lint-imports
-	cmp crds/trainingjobs.yaml charts/spottrain/files/trainingjobs.yaml || { echo "the chart's CRD differs from crds/: run 'make sync'"; exit 1; }
 
 format: setup ## let ruff rewrite the code
 	$(PY) -m ruff check --fix $(SOURCES)
@@ -79,9 +78,6 @@ bench: setup ## NAME=checkpoint, loop, scale ...: a benchmark, recorded in bench
 wheel: setup ## dist/spottrain-VERSION-py3-none-any.whl: the runtime for an image of your own
 	rm -f dist/spottrain-*.whl
 	$(PY) -m hatchling build --target wheel --directory dist
-
-sync: # copies crds/ into the chart
-	cp crds/trainingjobs.yaml charts/spottrain/files/trainingjobs.yaml
 
 golden: programs # renders the chart again into tests/chart/golden; read the diff
 	SPOTTRAIN_RENEW_GOLDEN=1 $(PYTEST) -q -n 0 tests/chart/test_golden.py

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+import tarfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -528,6 +529,14 @@ def test_the_rendered_crd_differs_by_the_keep_annotation_alone(objects: list[Obj
     rendered = find(objects, "CustomResourceDefinition", "trainingjobs.spottrain.io")
     assert rendered["metadata"].pop("annotations") == {"helm.sh/resource-policy": "keep"}
     assert rendered == yaml.safe_load(CRD.read_text())
+
+
+def test_a_packaged_chart_has_the_crd_in_place_of_the_link(tmp_path: Path) -> None:
+    done = helm("package", CHART, "--destination", tmp_path)
+    assert done.returncode == 0, done.stderr
+    with tarfile.open(*tmp_path.iterdir()) as package:
+        found = package.extractfile("spottrain/files/trainingjobs.yaml")
+        assert found is not None and found.read() == CRD.read_bytes()
 
 
 def test_the_crd_can_be_left_to_helm_or_left_out() -> None:

@@ -1,4 +1,4 @@
-"""The chart's files as they are: schema and values agree, the CRD is a copy, one version stands everywhere.
+"""The chart's files as they are: schema and values agree, one version stands everywhere.
 
 What the chart renders is tested in tests/chart, which needs Helm.
 """
@@ -61,7 +61,3 @@ def test_the_schema_knows_each_value_and_each_value_is_explained() -> None:
 
 def test_each_job_default_of_the_chart_is_a_key_of_the_namespaces_config_map() -> None:
     assert set(SCHEMA["properties"]["jobDefaults"]["properties"]) == set(KEYS)
-
-
-def test_the_charts_crd_is_a_copy() -> None:
-    assert (CHART / "files" / "trainingjobs.yaml").read_bytes() == CRD.read_bytes(), "run `make sync`"
