@@ -100,8 +100,8 @@ def stage(name: str) -> str:
     return DOCKERFILE.partition(f" AS {name}\n")[2].partition("\nFROM ")[0].replace("\\\n", " ")
 
 
-def test_the_price_image_has_boto3_alone_and_the_operator_image_has_not() -> None:
-    assert group("prices") == {"boto3"} and "boto3" not in group("operator")
+def test_the_price_image_has_boto3_and_the_operator_image_has_not() -> None:
+    assert group("prices") == {"boto3", "pydantic-settings"} and "boto3" not in group("operator")
     assert (LAYERS["prices"], LAYERS["operator"]) == ("--only-group prices", "--only-group operator")
     assert re.search(r"for foreign in [^;]*\bkubernetes\b", stage("prices"))
 
