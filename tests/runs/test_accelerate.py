@@ -115,6 +115,7 @@ def _average(log: str) -> str:
     return log.rsplit("average=", 1)[1].split()[0]
 
 
+@pytest.mark.heavy
 def test_a_loop_begins_from_other_weights_and_goes_on_bit_for_bit(lab: Lab, base: Path) -> None:
     last = foreign.begins_from_other_weights_and_goes_on(lab, OWN, base)
     assert _average(last.log) == _average((lab.folder / "run-1.log").read_text())

@@ -32,6 +32,7 @@ def test_a_slow_training_is_told_why(name: Name) -> None:
     require_told(name, *play(name, seed=7))
 
 
+@pytest.mark.heavy
 def test_a_slow_dataset_is_told_in_this_process_too() -> None:
     facts = facts_of(ALONE[Name.DATA](random.Random(7)))
     require_told(Name.DATA, diagnose(facts), facts)

@@ -102,6 +102,7 @@ def test_during_an_upload_the_newest_step_is_saved(lab: Lab) -> None:
     assert run.message.durableStep == max(run.losses)
 
 
+@pytest.mark.heavy
 def test_an_upload_that_takes_too_long_is_given_up_for_the_newest_step_and_waited_for_no_more(
     lab: Lab,
 ) -> None:

@@ -71,8 +71,9 @@ def test_a_start_without_a_checkpoint_hides_all_that_tensorboard_had(
 def test_mlflow_has_one_run_and_each_step_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     mlflow = importlib.import_module("mlflow")
     uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
-    two_attempts(lambda: MLflow(experiment="tests", tracking_uri=uri, config={"lr": 0.1}), capsys)
     client = mlflow.MlflowClient(tracking_uri=uri)
+    client.create_experiment("tests")  # its tables are made now, which may take longer than a close waits
+    two_attempts(lambda: MLflow(experiment="tests", tracking_uri=uri, config={"lr": 0.1}), capsys)
     (run,) = client.search_runs([client.get_experiment_by_name("tests").experiment_id])
     assert run.info.status == "FINISHED" and run.data.params == {"lr": "0.1"}
     history = {name: client.get_metric_history(run.info.run_id, name) for name in ("loss", "eval_loss")}

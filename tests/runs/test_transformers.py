@@ -160,6 +160,7 @@ def test_the_callback_goes_on_bit_for_bit(lab: Lab, others: Lab) -> None:
     assert "after train" in last.log and "event=attached" not in last.log
 
 
+@pytest.mark.heavy
 def test_two_ranks_begin_from_other_weights_and_go_on(lab: Lab, base: Path) -> None:
     foreign.two_ranks_begin_from_other_weights_and_go_on(lab, THEIRS, base)
 

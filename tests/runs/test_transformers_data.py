@@ -269,6 +269,7 @@ def test_a_notice_changes_neither_data_nor_weights_of_an_unchanged_script(
     assert first.losses | second.losses == plain.losses and second.digest == plain.digest
 
 
+@pytest.mark.heavy
 def test_two_ranks_go_on_with_batches_that_the_first_one_reads_for_both(lab: Lab) -> None:
     arguments = "accelerator_config={'dispatch_batches': True}, ddp_backend='gloo', max_steps=6"
     env = {"DATA": f"dict(sampler=weighted, per_device_train_batch_size=2, {arguments})"}
