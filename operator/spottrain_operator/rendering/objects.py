@@ -45,11 +45,14 @@ def _metadata(job: Job, name: str) -> Json:
 
 
 def service(job: Job) -> Json:
-    """Returns a gang's headless Service; it also publishes unready pods, which wait for each other."""
+    """Returns a gang's headless Service: the DNS name of rank 0, also before its pod is ready.
+
+    The other ranks need no name, and each pod that a Service selects costs two writes of endpoints or more.
+    """
     spec = {
         "clusterIP": "None",
         "publishNotReadyAddresses": True,
-        "selector": {names.JOB_UID_LABEL: job.key.uid, names.ROLE_LABEL: names.ROLE_TRAINER},
+        "selector": {names.JOB_UID_LABEL: job.key.uid, names.RANK_LABEL: "0"},
         "ports": [{"name": "rendezvous", "port": names.RENDEZVOUS_PORT}],
     }
     meta = _metadata(job, job.service_name)

@@ -96,13 +96,15 @@ def created(made: Plan) -> list[str]:
 
 
 # --- starting -------------------------------------------------------------------------------------------
-def test_all_pods_of_a_start_are_made_at_once_behind_a_headless_service() -> None:
+def test_all_pods_of_a_start_are_made_at_once_and_a_headless_service_names_rank_0() -> None:
     made = plan(observed(status=Status(), nodes=()))
     assert created(made) == [pod_name(KEY.name, KEY.uid, 1, rank) for rank in range(SIZE)]
     service = next(a.manifest for a in made.after if isinstance(a, Provide))
     assert service["spec"]["clusterIP"] == "None" and service["spec"]["publishNotReadyAddresses"]
     pods = [a.manifest for a in made.after if isinstance(a, Create)]
     assert all(p["spec"]["subdomain"] == service["metadata"]["name"] for p in pods)
+    wanted = service["spec"]["selector"].items()
+    assert [wanted <= p["metadata"]["labels"].items() for p in pods] == [True] + [False] * (SIZE - 1)
     assert [p["spec"]["hostname"] for p in pods] == created(made)
 
 
