@@ -11,11 +11,14 @@ import pytest
 import yaml
 from spottrain.contract import (
     DEADLINE_NAME,
+    DEFAULTS,
     LIBRARY_HOMES,
     PODINFO_DIR,
     PROGRESS_PORT,
     SAVE_ADVISED_NAME,
     Env,
+    SyncEnv,
+    SyncWhen,
     library_homes,
 )
 from spottrain.core.run_config import InitFrom, RunConfig, data_cache_folder
@@ -86,6 +89,7 @@ CHECKPOINT = {
     "pathStyle": True,
     "encryption": {"kmsKey": "alias/checkpoints"},
     "compileCache": "None",
+    "logs": "None",
     "onExisting": "Resume",
     "initFrom": {"uri": "s3://bucket/base", "ignore": ["head.*", "norm.bias"]},
     "endpoint": "http://minio:9000",
@@ -95,7 +99,7 @@ CHECKPOINT = {
 @pytest.fixture
 def environment() -> dict[str, str]:
     template = {"spec": {"containers": [{"name": "trainer", "image": IMAGE}]}}
-    policy = {"hangTimeoutSeconds": 90}
+    policy = {"hangTimeoutSeconds": 90, "storeOutageSeconds": 60}
     spec = raw_spec(
         template=template,
         training=TRAINING,
@@ -113,6 +117,17 @@ def environment() -> dict[str, str]:
 def test_every_name_of_the_contract_is_set_and_no_other(environment: dict[str, str]) -> None:
     ours = {name for name in environment if name.startswith("SPOTTRAIN_")}
     assert ours == set(map(str, Env))
+
+
+def test_an_absent_variable_means_its_default_in_a_jobs_pod() -> None:
+    env: dict[str, str] = {Env.JOB_UID: "uid-1", Env.CHECKPOINT_URI: "s3://bucket/run"}
+    assert RunConfig.from_env(env, script="x") == RunConfig.from_env({**DEFAULTS, **env}, script="x")
+    assert SyncWhen.from_json(DEFAULTS[SyncEnv.WHEN]) == SyncWhen()
+
+
+def test_no_variable_is_set_to_its_default() -> None:
+    job = parse_job(raw_job())
+    assert not DEFAULTS.keys() & trainer_pod.environment(job, Status(attempt=1), 110).keys()
 
 
 def test_choices_are_told_in_the_contracts_words(environment: dict[str, str]) -> None:
@@ -182,8 +197,6 @@ def test_what_is_not_known_is_not_set() -> None:
     assert Env.KNOWN_DURABLE_STEP not in told and Env.CHECKPOINT_URI not in told
     assert not {Env.CHECKPOINT_PATH_STYLE, Env.CHECKPOINT_KMS_KEY, Env.IMAGE_DIGEST} & set(told)
     assert not {Env.DATA_CACHE, *LIBRARY_HOMES} & set(told)
-    assert told[Env.CHECKPOINT_KEEP_BEST] == "true" and told[Env.COMPILE_CACHE] == "keep"
-    assert told[Env.GATE_UNTIL] == "0"
 
 
 def test_a_gang_finds_itself_by_our_launcher_and_by_torchrun(environment: dict[str, str]) -> None:

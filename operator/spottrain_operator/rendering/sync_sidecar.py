@@ -119,7 +119,7 @@ def security(pod: Json) -> Json:
 
 # --- environment --------------------------------------------------------------------------------------
 def environment(job: Job, status: Status, grace_seconds: int) -> dict[str, str]:
-    """Returns the contract's variables for the sidecar; those without a value are omitted."""
+    """Returns the contract's variables for the sidecar that differ from their defaults."""
     assert job.spec is not None
     checkpoint = job.spec.checkpoint
     wait = min(STORE_WAIT_SECONDS, job.spec.failure_policy.store_outage_seconds)

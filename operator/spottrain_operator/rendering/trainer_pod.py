@@ -317,7 +317,7 @@ _CACHES: Final = {
 
 
 def environment(job: Job, status: Status, grace_seconds: int, rank: int = 0) -> dict[str, str]:
-    """Returns the contract's variables (`contract.Env`); those without a value are omitted."""
+    """Returns the contract's variables (`contract.Env`) that differ from their defaults."""
     assert job.spec is not None
     gpus = job.spec.gpus.count
     values = variables.identity(job, status) | {

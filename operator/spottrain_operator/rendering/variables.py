@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Final
 
-from spottrain.contract import Env
+from spottrain.contract import DEFAULTS, Env
 
 from spottrain_operator.api.training_job import CheckpointSpec, Job, Status, TrainingJobSpec
 
@@ -58,8 +58,8 @@ def _unix(time: datetime | None) -> str:
 
 
 def given(values: Mapping[str, str]) -> dict[str, str]:
-    """Returns the variables that have a value."""
-    return {str(name): str(value) for name, value in values.items() if value}
+    """Returns the variables that have a value other than the default."""
+    return {str(name): str(value) for name, value in values.items() if value and value != DEFAULTS.get(name)}
 
 
 def listed(values: Mapping[str, str]) -> list[Json]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from spottrain.contract import Env
+from spottrain.contract import DEFAULTS, Env
 from spottrain_operator.api.node_pools import NOTHING, chosen
 from spottrain_operator.api.observed import Placement
 from spottrain_operator.api.template import admission_words
@@ -189,7 +189,7 @@ def _cache_after(*codes: int | None, wanted: str = "Keep") -> str:
     current = AttemptRecord(number=len(codes) + 1)
     job = make_job(raw_spec(checkpoint={"uri": "s3://b/p", "compileCache": wanted}))
     status = Status(attempt=current.number, attempts=(*records, current))
-    return trainer_pod.environment(job, status, 110)[Env.COMPILE_CACHE]
+    return trainer_pod.environment(job, status, 110).get(Env.COMPILE_CACHE, DEFAULTS[Env.COMPILE_CACHE])
 
 
 def test_an_illegal_instruction_drops_the_compile_cache_for_one_attempt() -> None:
