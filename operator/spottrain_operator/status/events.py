@@ -90,13 +90,16 @@ def _differs(before: ConditionStatus | None, after: ConditionStatus) -> bool:
 
 
 def _attempt(old: Status, new: Status) -> list[Event]:
-    if new.attempt == old.attempt:
-        return []
+    """Reports each attempt after the first, which the job's conditions and its pods show by themselves."""
     past = new.record(new.attempt - 1)
-    why = f", after attempt {past.number} ({past.cause}: {past.evidence})" if past and past.cause else ""
+    if new.attempt == old.attempt or past is None:
+        return []
     record = new.current
+    why = ", ".join(filter(None, (past.cause, past.evidence)))
+    ended = f"; attempt {past.number} ended: {why}" if past.cause else ""
     chose = f"; {record.capacity_type}: {record.choice}" if record is not None and record.choice else ""
-    return [Event(warning=False, reason=Reason.ATTEMPT_STARTED, message=f"attempt {new.attempt}{why}{chose}")]
+    message = f"Started attempt {new.attempt}{ended}{chose}"
+    return [Event(warning=False, reason=Reason.ATTEMPT_STARTED, message=message)]
 
 
 def _lost(o: Observed, old: Status, new: Status) -> list[Event]:
