@@ -63,7 +63,7 @@ def test_exit_0_without_a_word_of_the_runtime_is_no_success_and_names_the_ways_o
     assert scene.wait_condition("Running", "True")["reason"] == "WaitingForRuntime"
     scene.end(pod, 0)
     failed = scene.wait_condition("Failed", "True", "NoRuntime")
-    assert "spottrain run" in failed["message"] and "checkpoint.mode: Self" in failed["message"]
+    assert "docs/own-image.md" in failed["message"]
     assert scene.counters() == (1, 1, 0)
 
 

@@ -126,7 +126,7 @@ def test_a_negative_number_is_refused_at_once(wrong: Lab) -> None:
 
 def test_a_script_without_the_runtime_that_exits_0_has_not_succeeded(wrong: Lab) -> None:
     message = said(wrong, "plain-script", "Failed", "NoRuntime")
-    assert "spottrain run" in message and "checkpoint.mode: Self" in message
+    assert "docs/own-image.md" in message
     assert wrong.status("plain-script")["attempt"] == 1, "no restart mends it"
 
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from spottrain_operator.api.template import judged, trainer_path
 
-KNOWN: Final = re.compile(
+GPUS: Final = re.compile(
     r"nvidia\.com/(gpu|gpu[.-].+|mig-.+)|amd\.com/(gpu|.+_nps[0-9]+)|gpu\.intel\.com/(i915|xe)|habana\.ai/.+"
     r"|aws\.amazon\.com/neuron.*|google\.com/tpu"
 )
@@ -22,8 +22,6 @@ OTHER_DEVICES: Final = re.compile(
     r"gpu\.intel\.com/.*|.*(rdma|hca|efa|sriov|roce|hostdev|network|fuse|kvm|qat|sgx).*"
 )
 """Extended resources that are something else: network cards, devices of the host."""
-SHARES: Final = re.compile(r".*(mem|core|percent).*")
-"""Extended resources for shares of one GPU, such as aliyun.com/gpu-mem: any amount counts as one GPU."""
 DEFAULT: Final = 1
 
 
@@ -32,7 +30,7 @@ class Gpus:
     """GPUs of one worker."""
 
     count: int | None
-    """0: it trains on the CPU. None: a DRA claim requests them, and only the container can count them."""
+    """0: it trains on the CPU. None: only the container can count them (DRA, a device of another name)."""
     added: int = 0
     """Number of nvidia.com/gpu to add to a template that requests none."""
 
@@ -40,9 +38,10 @@ class Gpus:
 def of(pod: Mapping[str, Any], per_worker: int | None) -> Gpus:
     """Returns the trainer's GPUs by the template and spec.gpusPerWorker (None: absent)."""
     trainer = judged(pod["containers"])
-    if asked := _asked(trainer, per_worker):
-        return Gpus(count=sum(int(str(value)) for value in asked.values()))
-    if _claims(trainer):
+    limits = _limits(trainer)
+    if any(map(GPUS.fullmatch, limits)):
+        return Gpus(count=counted(limits))
+    if _claims(trainer) or (per_worker != 0 and any(map(_unknown_device, limits))):
         return Gpus(count=per_worker)
     count = DEFAULT if per_worker is None else per_worker
     return Gpus(count=count, added=count)
@@ -50,30 +49,23 @@ def of(pod: Mapping[str, Any], per_worker: int | None) -> Gpus:
 
 def counted(resources: Mapping[str, Any]) -> int:
     """Returns how many GPUs a container's limits, or a node's allocatable resources, name."""
-    amounts = (str(amount) for name, amount in resources.items() if KNOWN.fullmatch(name))
+    amounts = (str(amount) for name, amount in resources.items() if GPUS.fullmatch(name))
     return sum(int(amount) for amount in amounts if amount.isdecimal())
 
 
 def problem(pod: Mapping[str, Any], per_worker: int | None) -> str:
     """Returns a sentence about an invalid combination of template and spec.gpusPerWorker; "" if valid."""
     trainer, where = judged(pod["containers"]), f"{trainer_path(pod)}.resources"
-    limits, requests = _listed(trainer, "limits"), _listed(trainer, "requests")
-    for name in dict.fromkeys(n for n in (*limits, *requests) if _whole_device(n)):
-        if name not in limits:
+    limits, requests = _limits(trainer), (trainer.get("resources") or {}).get("requests") or {}
+    for name in requests:
+        if GPUS.fullmatch(name) and name not in limits:
             return (
                 f"{where}.requests has {name} {requests[name]} and {where}.limits does not: Kubernetes "
                 "counts devices by their limits; move it there"
             )
-        if not re.fullmatch("[0-9]+", str(limits[name])):
-            return f"{where}.limits has {name} {limits[name]}: devices are counted in whole numbers"
-        if str(requests.get(name, limits[name])) != str(limits[name]):
-            return (
-                f"{where}.requests has {name} {requests[name]} and {where}.limits has {limits[name]}: "
-                "they must be equal; leave the request out"
-            )
-    asked = _asked(trainer, per_worker)
-    if per_worker is not None and asked and sum(int(str(v)) for v in asked.values()) != per_worker:
-        said = ", ".join(f"{name} {value}" for name, value in asked.items())
+    asked = {name: amount for name, amount in limits.items() if GPUS.fullmatch(name)}
+    if per_worker is not None and asked and counted(asked) != per_worker:
+        said = ", ".join(f"{name} {amount}" for name, amount in asked.items())
         return f"spec.gpusPerWorker is {per_worker} and {where}.limits has {said}: leave one of the two out"
     return _idle_claims(pod, where) if per_worker is None and not asked else ""
 
@@ -90,32 +82,16 @@ def _idle_claims(pod: Mapping[str, Any], where: str) -> str:
     )
 
 
-def _asked(trainer: Mapping[str, Any], per_worker: int | None) -> dict[str, Any]:
-    """Returns the template's GPUs by resource name. Unknown devices count unless gpusPerWorker is 0."""
-    limits = {name: value for name, value in _listed(trainer, "limits").items() if _extended(name)}
-    known = {name: value for name, value in limits.items() if KNOWN.fullmatch(name)}
-    if known or per_worker == 0:
-        return known
-    devices = {name: value for name, value in limits.items() if _whole_device(name)}
-    shares = [name for name in limits if SHARES.fullmatch(name) and not OTHER_DEVICES.fullmatch(name)]
-    return devices or dict.fromkeys(shares[:1], 1)
-
-
-def _whole_device(resource: str) -> bool:
-    if KNOWN.fullmatch(resource):
-        return True
-    return _extended(resource) and not (OTHER_DEVICES.fullmatch(resource) or SHARES.fullmatch(resource))
-
-
-def _listed(trainer: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
-    return (trainer.get("resources") or {}).get(kind) or {}
+def _limits(trainer: Mapping[str, Any]) -> Mapping[str, Any]:
+    return (trainer.get("resources") or {}).get("limits") or {}
 
 
 def _claims(container: Mapping[str, Any]) -> Any:
     return (container.get("resources") or {}).get("claims")
 
 
-def _extended(resource: str) -> bool:
-    """Returns whether it is an extended resource, counted by a device plugin or a driver."""
+def _unknown_device(resource: str) -> bool:
+    """Returns whether it is an extended resource that may be a GPU of another name."""
     domain, slash, _ = resource.partition("/")
-    return bool(slash) and not f".{domain}".endswith(".kubernetes.io")
+    extended = bool(slash) and not f".{domain}".endswith(".kubernetes.io")
+    return extended and not OTHER_DEVICES.fullmatch(resource)

@@ -349,14 +349,11 @@ def _exit_0(case: Case) -> Ending:
     if not case.managed or case.pod.rank:
         return Ending(cause=Cause.DONE, evidence="exit code 0")
     if case.word is not None:
-        words, reason = f"{case.word.message} {runtime.REMEDIES}".lstrip(), case.word.reason
+        words, reason = f"{case.word.message.rstrip('.') or NO_MESSAGE}; {runtime.REMEDY}", case.word.reason
     elif runtime.attached(case.o.job.status):
         words, reason = NOT_DONE_SENTENCE, Reason.NOT_DONE
     else:
-        words, reason = (
-            f"{NO_MESSAGE}, and no training with it was seen. {runtime.REMEDIES}",
-            Reason.NO_RUNTIME,
-        )
+        words, reason = f"{NO_MESSAGE}, which was never seen to train; {runtime.REMEDY}", Reason.NO_RUNTIME
     return Ending(cause=Cause.BAD_CONFIGURATION, evidence=words, charged=True, reason=reason)
 
 

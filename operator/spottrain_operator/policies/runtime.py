@@ -19,8 +19,6 @@ from spottrain_operator.api.training_job import Status
 from spottrain_operator.names import UNKNOWN_STATE, Condition, Reason
 from spottrain_operator.policies.pod_end import pod_ended
 
-SOON: Final = timedelta(seconds=60)
-"""Until then, a runtime that does not respond is most likely still being imported."""
 LOOK: Final = timedelta(seconds=10)
 """Recheck interval while this process has not yet queried the progress port of a late runtime."""
 STARTING_STATE: Final = "Starting"
@@ -28,13 +26,7 @@ STARTING_STATE: Final = "Starting"
 NOT_BEGUN: Final = ("", UNKNOWN_STATE, STARTING_STATE, WAITING_FOR_STORE)
 SIGKILLED: Final = 128 + 9
 """Exit code after SIGKILL; a killed runtime leaves no termination message either."""
-REMEDIES: Final = (
-    "Either train with the runtime (start the script by `spottrain run`, and use spottrain's Trainer, Run "
-    "or a callback in it; where the image lacks the runtime, spec.runtime.inject: true in a new job brings "
-    "it), or set in a new job spec.checkpoint.mode: Sync, for which a sidecar uploads and restores the "
-    "folder to which the script writes checkpoints, or spec.checkpoint.mode: Self, for which the image saves "
-    "and restores by itself, or starts over. In both, exit code 0 is success"
-)
+REMEDY: Final = "see docs/own-image.md, No runtime found"
 
 Verdict = tuple[bool, str, str]
 """Value, reason, message of a condition."""
@@ -59,19 +51,15 @@ def managed(o: Observed) -> bool:
 def missed(status: Status, o: Observed) -> Verdict | None:
     """Returns RuntimeAttached=False once an import must be complete; None while nothing new is known."""
     pod = _first(status, o)
-    if pod is None or not _late(status, o, pod):
+    if pod is None or not _late(status, o, pod) or status.state == WAITING_FOR_STORE:
         return None
-    minutes = _duration(o.limits.runtime_patience)
-    state = status.state
-    if state == WAITING_FOR_STORE:
-        return None
-    if state == STARTING_STATE:
+    limit = f"within {o.limits.runtime_patience.total_seconds():.0f} s of its start"
+    if status.state == STARTING_STATE:
         return (
             False,
             Reason.NOT_TRAINING,
-            f"the script in pod {pod.name} runs under `spottrain run` and has not begun a training with "
-            f"the runtime within {minutes} of its start. If it still prepares its data, nothing is wrong. If "
-            f"it trains without the runtime, nothing is saved and each attempt begins at step 0. {REMEDIES}",
+            f"the script in pod {pod.name} runs under `spottrain run` and has not started a training with "
+            f"the runtime {limit}; unless it still prepares its data, nothing is saved: {REMEDY}",
         )
     if o.silence is None or o.silence.pod_uid != pod.uid:
         return None
@@ -79,17 +67,14 @@ def missed(status: Status, o: Observed) -> Verdict | None:
         return (
             False,
             Reason.RUNTIME_UNREACHABLE,
-            f"the operator could not reach port {PROGRESS_PORT} of pod {pod.name} within {minutes} of its "
-            "start, so it does not know whether the runtime is in the image. Check that NetworkPolicies let "
-            "the operator's pod connect to that port",
+            f"the operator could not reach port {PROGRESS_PORT} of pod {pod.name} {limit}; check that "
+            "NetworkPolicies let the operator's pod connect to that port",
         )
     return (
         False,
         Reason.NO_RUNTIME,
-        f"no spottrain runtime has responded on port {PROGRESS_PORT} of pod {pod.name} within {minutes} of "
-        "its start: nothing is saved, and the job fails at its first interruption instead of beginning at "
-        f"step 0 again. {REMEDIES}. A script that imports or prepares for longer responds at once under "
-        "`spottrain run`",
+        f"no spottrain runtime has responded on port {PROGRESS_PORT} of pod {pod.name} {limit}: nothing is "
+        f"saved, and the first interruption fails the job; {REMEDY}",
     )
 
 
@@ -100,27 +85,20 @@ def waiting(status: Status, o: Observed) -> tuple[Reason, str] | None:
     if not managed(o) or trains(state) or pod is None or pod.running_since is None:
         return None
     if state == STARTING_STATE:
-        words = f"the runtime of attempt {status.attempt} responds; the script has not begun its training yet"
+        words = f"the runtime of attempt {status.attempt} responds; the script has not started a training yet"
         return Reason.WAITING_FOR_TRAINING, words
     words = f"the container of attempt {status.attempt} runs; its runtime has not responded yet"
-    for limit in (SOON, o.limits.runtime_patience):
-        if o.now - pod.running_since >= limit:
-            words = (
-                f"the container of attempt {status.attempt} runs; no spottrain runtime has responded on port "
-                f"{PROGRESS_PORT} for over {_duration(limit)}, so it is unknown whether it trains"
-            )
     return Reason.WAITING_FOR_RUNTIME, words
 
 
 def times(status: Status, o: Observed) -> Iterator[datetime]:
-    """Yields the times at which these messages change by time alone."""
+    """Yields when a runtime counts as missing, or when to look again for how its port responds."""
     pod = _first(status, o)
-    if pod is None or pod.running_since is None or not managed(o):
+    if pod is None or pod.running_since is None or not managed(o) or attached(status):
         return
-    if status.progress is None or not trains(status.progress.state):
-        yield pod.running_since + SOON
+    if not _late(status, o, pod):
         yield pod.running_since + o.limits.runtime_patience
-    if _late(status, o, pod) and missed(status, o) is None:
+    elif missed(status, o) is None:
         yield o.now + LOOK
 
 
@@ -140,11 +118,6 @@ def _first(status: Status, o: Observed) -> PodView | None:
     return next((p for p in found if p.running_since is not None and not pod_ended(p, o)), None)
 
 
-def _duration(time: timedelta) -> str:
-    seconds = time.total_seconds()
-    return f"{seconds / 60:.0f} min" if seconds >= 120 and seconds % 60 == 0 else f"{seconds:.0f} s"
-
-
 # --- ends -----------------------------------------------------------------------------------------------
 def starts_over(o: Observed, status: Status, ending: Ending, silent_end: bool) -> str:
     """Returns a sentence about why an interruption fails the job: the next attempt would restart at step 0.
@@ -160,9 +133,8 @@ def starts_over(o: Observed, status: Status, ending: Ending, silent_end: bool) -
     if not (noticed and same_spec) and not (silent_end and _ran_long_enough(o)):
         return ""
     return (
-        f"attempt {status.attempt} was interrupted ({ending.evidence}) without a checkpoint, and no "
-        "spottrain runtime was ever seen in its container, so the next attempt would begin at step 0 again. "
-        f"{REMEDIES}"
+        f"attempt {status.attempt} was interrupted ({ending.evidence}) without a checkpoint and without a "
+        f"spottrain runtime, so the next one would start at step 0 again; {REMEDY}"
     )
 
 

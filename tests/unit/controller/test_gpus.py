@@ -36,7 +36,7 @@ def told(made: Job) -> dict[str, str]:
     return {e["name"]: e.get("value", "") for e in trainer_of(made)["env"]}
 
 
-ASKED: list[tuple[Json, int]] = [
+ASKED: list[tuple[Json, int | None]] = [
     ({NVIDIA: 8}, 8),
     ({NVIDIA: "8"}, 8),
     ({NVIDIA: 0}, 0),
@@ -45,10 +45,10 @@ ASKED: list[tuple[Json, int]] = [
     ({"amd.com/gpu": 4}, 4),
     ({"gpu.intel.com/i915": 2, "gpu.intel.com/monitoring": 1}, 2),
     ({"habana.ai/gaudi": 8}, 8),
-    ({"example.com/accelerator": 2}, 2),
+    ({"example.com/accelerator": 2}, None),
     ({NVIDIA: 1, "nvidia.com/gpumem": 3000, "nvidia.com/gpucores": 30}, 1),
-    ({"volcano.sh/vgpu-number": 2, "volcano.sh/vgpu-memory": "10k"}, 2),
-    ({"aliyun.com/gpu-mem": 3}, 1),
+    ({"volcano.sh/vgpu-number": 2, "volcano.sh/vgpu-memory": "10k"}, None),
+    ({"aliyun.com/gpu-mem": 3}, None),
     ({"aws.amazon.com/neuroncore": 4}, 4),
     ({NVIDIA: 2, "example.com/card": 1, "rdma/hca_shared": 1}, 2),
 ]
@@ -56,12 +56,13 @@ ASKED: list[tuple[Json, int]] = [
 
 @pytest.mark.parametrize(("limits", "count"), ASKED, ids=[",".join(limits) for limits, _ in ASKED])
 def test_what_the_template_asks_for_is_what_it_gets_and_what_launchers_are_told(
-    limits: Json, count: int
+    limits: Json, count: int | None
 ) -> None:
+    """None: a device of another name, of which the container says how many GPUs it is."""
     asked = job({"limits": {"memory": "1Gi"} | limits})
     assert trainer_of(asked)["resources"] == {"limits": {"memory": "1Gi"} | limits}
-    assert told(asked)[Env.GPUS] == str(count)
-    assert told(asked)["PET_NPROC_PER_NODE"] == str(max(count, 1))
+    assert told(asked).get(Env.GPUS) == (None if count is None else str(count))
+    assert told(asked)["PET_NPROC_PER_NODE"] == ("auto" if count is None else str(max(count, 1)))
 
 
 @pytest.mark.parametrize(
