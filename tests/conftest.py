@@ -19,6 +19,8 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 # Hypothesis fails an example that takes 0.2 s or is slow to draw: on busy cores that says nothing.
 settings.register_profile("spottrain", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("spottrain")
+OTHERS = {"PYTEST_CURRENT_TEST", "WANDB_SERVICE", "DISABLE_GCS_PYTHON_CLIENT_OTEL_BUCKET_METADATA"}
+"""Variables of libraries, which are set for the rest of a process."""
 _seconds: dict[str, float] = defaultdict(float)
 _counts: dict[str, int] = defaultdict(int)
 
@@ -29,11 +31,10 @@ def environment_as_before() -> Iterator[None]:
     before = dict(os.environ)
     yield
     after = dict(os.environ)
-    left = {n for n in before.keys() | after.keys() if before.get(n) != after.get(n)} - {
-        "PYTEST_CURRENT_TEST"
-    }
-    os.environ.clear()
-    os.environ.update(before)
+    left = {n for n in before.keys() | after.keys() if before.get(n) != after.get(n)} - OTHERS
+    for name in left:
+        os.environ.pop(name, None)
+        os.environ.update({name: before[name]} if name in before else {})
     assert not left, f"left changed: {sorted(left)}"
 
 

@@ -215,7 +215,7 @@ PREPARED = {
 
 @pytest.mark.parametrize(
     "which",
-    sample(PREPARED, "shuffled", "seedable", "dispatched", "stream"),
+    sample(PREPARED, "shuffled", "dispatched"),
 )
 def test_a_prepared_loader_is_gone_on_with_in_the_middle_of_its_pass(
     lab: Lab, others: Lab, which: str

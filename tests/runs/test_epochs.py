@@ -165,7 +165,7 @@ def killed(lab: Lab, script: str, step: int, env: Mapping[str, str]) -> Run:
     ("loop", "workers"),
     sample(
         [*((loop, "0") for loop in LOOPS), *((loop, "2") for loop in ("epochs", "sampler", "stateful"))],
-        *(("epochs", "0"), ("while", "0"), ("sampler", "2"), ("stateful", "2")),
+        *(("while", "0"), ("sampler", "2")),
     ),
 )
 def test_work_after_an_epochs_last_step_is_done_by_the_next_attempt(

@@ -109,6 +109,7 @@ run.finish()
 """
 
 
+@pytest.mark.heavy
 def test_in_a_loop_of_one_s_own_asking_whether_to_stop_is_a_sign_of_life(lab: Lab) -> None:
     run = lab.run(GUARD, env=LIMIT).until(" event=stalled ").until("train.py")
     (lab.folder / "go").touch()

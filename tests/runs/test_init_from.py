@@ -139,7 +139,7 @@ def test_a_loop_with_several_models_and_an_average_does(lab: Lab) -> None:
     begins_as_if_the_script_loaded_the_weights(lab, SEVERAL, loading, made(lab, SEVERAL))
 
 
-@pytest.mark.parametrize("kind", sample(["DDP", "FSDP2"], "FSDP2"))
+@pytest.mark.parametrize("kind", sample(["DDP", "FSDP2"]))
 def test_two_ranks_do(lab: Lab, kind: str) -> None:
     loading = RANKS.replace("model = Model()\n", f"model = Model()\nmodel.{LOADS}\n", 1)
     assert loading != RANKS

@@ -12,11 +12,11 @@ from tests.chaos.stage import shared
 from tests.support.heavy import sample
 
 ALWAYS = [
-    kills.scene("micro-step", "KILL", "pod", 1, twice=True),
     kills.scene("before HEAD", "KILL", "pod", 1),
     kills.scene("after HEAD", "KILL", "rank0", 2),
 ]
 HEAVY = [
+    kills.scene("micro-step", "KILL", "pod", 1, twice=True),
     kills.scene("import", "TERM", "pod", 1),
     kills.scene("compile", "TERM", "pod", 1),
     kills.scene("micro-step", "TERM", "rank1", 2),

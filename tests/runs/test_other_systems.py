@@ -70,6 +70,7 @@ def stopped(start: Start, proc: str) -> TerminationMessage:
     return run.message
 
 
+@pytest.mark.heavy
 def test_a_training_saves_at_a_signal(start: Start) -> None:
     stopped(start, "proc")
 

@@ -116,7 +116,7 @@ def test_where_not_even_one_sample_fits_any_more_the_run_fails_and_names_the_way
     )
 
 
-@pytest.mark.parametrize("kind", sample(KINDS, "FSDP2"))
+@pytest.mark.parametrize("kind", sample(KINDS))
 def test_without_our_launcher_they_end_and_the_next_attempt_goes_on_smaller(lab: Lab, kind: str) -> None:
     env = {"FITS": "4"} | KINDS[kind]
     first = lab.ranks(2, SHORT, attempt=1, interval="2steps", env=env)

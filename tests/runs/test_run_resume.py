@@ -62,7 +62,7 @@ CELLS = {
 }
 
 
-@pytest.mark.parametrize("cell", sample(CELLS, *list(CELLS)[::2]))
+@pytest.mark.parametrize("cell", sample(CELLS, list(CELLS)[-1]))
 def test_a_resumed_run_equals_an_uninterrupted_one_bit_by_bit(lab: Lab, cell: str) -> None:
     training, env = CELLS[cell]
     plain = lab.run(at="plain", attempt=1, training=json.dumps(training), env=env).done()

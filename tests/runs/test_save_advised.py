@@ -67,6 +67,7 @@ def test_an_advice_shortly_after_a_save_is_left_with_a_line(lab: Lab) -> None:
     assert 'skipped="there is little to lose: ' in run.log
 
 
+@pytest.mark.heavy
 def test_an_advice_during_a_save_is_left_with_a_line(lab: Lab) -> None:
     file = lab.folder / "save-advised"
     wait = "while not __import__('os').path.exists('go'): time.sleep(0.01)"
@@ -86,7 +87,7 @@ def test_without_a_checkpoint_uri_an_advice_changes_nothing(lab: Lab) -> None:
     run.done()
 
 
-@pytest.mark.parametrize("pod", sample((0, 1), 1))
+@pytest.mark.parametrize("pod", sample((0, 1)))
 def test_of_two_pods_either_can_be_advised_and_all_ranks_save_once(lab: Lab, pod: int) -> None:
     file = lab.folder / "save-advised"
     runs = _pods(lab, {pod: {Env.SAVE_ADVISED_FILE: str(file)}})

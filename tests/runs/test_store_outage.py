@@ -130,10 +130,16 @@ def test_an_endpoint_that_never_answers_is_named_and_sigterm_ends_the_wait_uncha
     ("method", "path", "attempt"),
     [
         ("PUT", "/run/HEAD", 1),  # the claim
-        ("GET", "manifest.json", 2),  # the restore
         ("PUT", "final/manifest", 1),
         # the last checkpoint is that of the two ranks below
-        *sample([("GET", ".safetensors", 2), ("PUT", "s000000024", 1), ("PUT", "final/model", 1)]),
+        *sample(
+            [
+                ("GET", "manifest.json", 2),
+                ("GET", ".safetensors", 2),
+                ("PUT", "s000000024", 1),
+                ("PUT", "final/model", 1),
+            ]
+        ),
     ],
 )
 def test_an_outage_is_outlived_wherever_it_comes(

@@ -332,6 +332,7 @@ def test_what_a_shell_leaves_running_ends_before_the_last_upload(place: Place) -
     assert place.told().outcome is Outcome.DONE and place.told().durableStep == place.told().step
 
 
+@pytest.mark.heavy
 def test_what_ignores_the_signal_after_the_shell_has_ended_is_killed_and_the_rest_is_stored(
     place: Place,
 ) -> None:

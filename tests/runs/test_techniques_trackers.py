@@ -212,7 +212,7 @@ run.finish()
 """
 
 
-@pytest.mark.parametrize("case", sample(ENDS, "a script that raises", "a signal"))
+@pytest.mark.parametrize("case", sample(ENDS, "a signal"))
 def test_a_tracker_s_run_ends_as_the_training_did_and_goes_on_where_it_was_interrupted(
     lab: Lab, case: str
 ) -> None:

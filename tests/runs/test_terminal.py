@@ -99,6 +99,7 @@ def test_a_training_shows_sentences_and_one_progress_line_until_ctrl_c(
     assert not re.search(r"Training: step|event=|step=", text)
 
 
+@pytest.mark.heavy
 def test_a_training_whose_terminal_is_gone_saves_and_ends_although_its_script_prints(
     terminal: Callable[..., Terminal], tmp_path: Path
 ) -> None:

@@ -12,6 +12,7 @@ from spottrain.contract import ExitCode, Outcome, Reason
 
 from tests.runs.conftest import SCRIPT, Lab
 from tests.runs.launched import Run
+from tests.support.heavy import sample
 
 
 def run(lab: Lab, training: dict[str, Any], *, script: str = SCRIPT, **more: Any) -> Run:
@@ -395,7 +396,7 @@ ROOM = SCRIPT.replace(
 )
 
 
-@pytest.mark.parametrize(("deterministic", "size"), [(False, 8), (True, 4)])
+@pytest.mark.parametrize(("deterministic", "size"), sample([(False, 8), (True, 4)], (True, 4)))
 def test_on_a_larger_device_the_size_is_looked_for_again_unless_bits_are_to_stay(
     lab: Lab, deterministic: bool, size: int
 ) -> None:

@@ -198,7 +198,7 @@ def test_the_scripts_own_checkpoint_counts_for_the_first_start(lab: Lab, base: P
     assert ("event=override setting=resume_from_checkpoint" in second.log) == (given != "True")
 
 
-@pytest.mark.parametrize("step", [1, 4, 18])
+@pytest.mark.parametrize("step", sample([1, 4, 18], 4))
 def test_a_stop_at_the_first_step_at_an_epochs_end_and_at_the_last_step_is_gone_on_from(
     lab: Lab, others: Lab, step: int
 ) -> None:
