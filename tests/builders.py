@@ -202,6 +202,14 @@ def manifests(made: Plan) -> list[dict[str, Any]]:
     return [a.manifest for a in made.after if isinstance(a, Create)]
 
 
+def home_of(pod: dict[str, Any]) -> str:
+    """Returns the host name that a gang's new pod prefers, because its rank had that node; "" without one."""
+    affinity = (pod["spec"].get("affinity") or {}).get("nodeAffinity") or {}
+    wishes = affinity.get("preferredDuringSchedulingIgnoredDuringExecution") or ()
+    rules = [rule for wish in wishes for rule in wish["preference"]["matchExpressions"]]
+    return next((rule["values"][0] for rule in rules if rule["operator"] == "In"), "")
+
+
 def removed(made: Plan) -> set[int]:
     """The ranks whose pods it deletes."""
     return {a.pod.rank for a in (*made.before, *made.after) if isinstance(a, Delete)}

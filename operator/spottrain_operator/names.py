@@ -61,8 +61,6 @@ OUTCOME_FINALIZER: Final = f"{DOMAIN}/outcome"
 """Set when a pod is created, removed once the job's status records how the pod ended."""
 TRAINER_ANNOTATION: Final = f"{DOMAIN}/trainer-container"
 """On a pod: name of the container whose end is the attempt's end. A webhook may insert others before it."""
-PINNED_ANNOTATION: Final = f"{DOMAIN}/pinned-to"
-"""On a pod: host name that its node affinity requires, because its rank ran there before."""
 SELECTED_NODE_ANNOTATION: Final = "volume.kubernetes.io/selected-node"
 """On a claim: the node that the scheduler chose for the pod that waits for its volume."""
 AVOIDS_ANNOTATION: Final = f"{DOMAIN}/avoids"
@@ -285,7 +283,6 @@ class Reason(StrEnum):
     CHECKPOINT_MAY_NOT_FIT = "CheckpointMayNotFit"
     FITS = "Fits"
     TRAINER_WARNS = "TrainerWarns"
-    PIN_USELESS = "PinUseless"
     """In the record of an attempt that was replaced because a rank could not return to its node."""
 
 

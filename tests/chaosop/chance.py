@@ -75,8 +75,6 @@ def _ends(acts: list[Act], policy: Policy) -> bool:
 
 def _act(random: Random, scene: Scene, *, first: bool) -> Act:
     blow = random.choices(tuple(WEIGHTS), tuple(WEIGHTS.values()))[0]
-    if blow is Blow.DELETED_EARLY and scene.workers > 1 and not first:
-        blow = Blow.DELETED  # later pods are pinned to their nodes, and replaced where these take none
     farewell = random.choices(tuple(FAREWELLS), tuple(FAREWELLS.values()))[0]
     if blow not in POLITE or (blow is Blow.NOTICE and scene.policy.interruptions < 100):
         # A notice may use up the budget before the trainer says done, or after it: either would be right.

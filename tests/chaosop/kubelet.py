@@ -17,7 +17,6 @@ from typing import Any, Final
 from spottrain.contract import PROGRESS_PORT, Env
 from spottrain_operator.names import (
     DEADLINE_ANNOTATION,
-    PINNED_ANNOTATION,
     RANK_LABEL,
     TRAINER_CONTAINER,
 )
@@ -89,10 +88,6 @@ class Pod:
     def node(self) -> str:
         node: str = self.raw["spec"].get("nodeName", "")
         return node
-
-    @property
-    def pinned(self) -> bool:
-        return PINNED_ANNOTATION in (self.raw["metadata"].get("annotations") or {})
 
     @property
     def deleted(self) -> bool:

@@ -294,10 +294,6 @@ class Play:
         """Whether the job's status tells of the pod that the act is to hit."""
         return self._rank_record(attempt) is not None
 
-    def has_seen_nodes(self, attempt: Attempt) -> bool:
-        """Whether it tells of a node for each of the attempt's pods."""
-        return sum(bool(rank.get("node")) for rank in self._ranks(attempt)) == self.scene.workers
-
     def _rank_record(self, attempt: Attempt) -> Json | None:
         return next((rank for rank in self._ranks(attempt) if rank["rank"] == attempt.act.rank), None)
 

@@ -233,9 +233,6 @@ async def _at_its_time(play: Play, attempt: Attempt) -> Pod:
     await play.until(lambda: bool(pod.node), "a node for the pod")
     if attempt.number > 1 and attempt.workers > 1:
         await play.until(lambda: len(play.pods_of(attempt)) == attempt.workers, "all pods of the gang")
-        # A rank that is pinned to a node that goes has the attempt replaced, which is no interruption.
-        if any(p.pinned for p in play.pods_of(attempt)):
-            await play.until(lambda: play.has_seen_nodes(attempt), "the operator to have seen all nodes")
     await play.predecessors_word(attempt)
     return pod
 

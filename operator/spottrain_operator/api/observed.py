@@ -153,8 +153,6 @@ class PodView:
     """A sentence about a container whose end the kubelet does not know: its exit code is made up."""
     avoids: tuple[str, ...] = ()
     """Host names that its node affinity excludes, because of notices when it was created."""
-    pinned: str = ""
-    """Host name that its node affinity requires, where its rank ran before."""
     grouped: bool = False
     """Whether it refers to a group of Kubernetes' own gang scheduling."""
 
@@ -327,8 +325,8 @@ class Observed:
     predecessors: tuple[PodView, ...] = ()
     """Pods of deleted jobs of the same name; filled before the first attempt only."""
     nodes: Mapping[str, NodeView] = field(default_factory=dict)
-    """By name: nodes of all these pods and of earlier ranks, nodes that a pending pod avoids or is pinned to,
-    and all nodes that are faulty or about to end. A pod's node that is missing here does not exist."""
+    """By name: nodes of all these pods and of earlier ranks, nodes that a pending pod avoids, and
+    all nodes that are faulty or about to end. A pod's node that is missing here does not exist."""
     default_pool: Pool
     pools: Mapping[str, Pool] = field(default_factory=dict)
     """The chart's pools, by name."""
@@ -557,17 +555,15 @@ class Placement:
     rank: int = 0
     avoid: Sequence[str] = ()
     """Host names to exclude."""
-    pin: str = ""
-    """Host name to require."""
-    leave: Sequence[str] = ()
-    """Host names of nodes to which other ranks return: there may be room for one pod only."""
+    home: str = ""
+    """Host name to prefer: the rank's last node."""
     zoned: bool = True
     """Whether the cluster's nodes have zones, so that a gang can be kept in one."""
     zone: str = ""
-    """Zone to require, to which other ranks return."""
+    """Zone to require, to which ranks return."""
     gang_api: GangApi | None = None
     """Version of Kubernetes' own gang scheduling, if the attempt has such a group."""
     assigned: Assigned = field(default=NOTHING_ASSIGNED, hash=False)
     """By the admission of the job's queue: the same for all ranks."""
     soft: bool = False
-    """Whether `avoid` and `leave` are preferences only (policies/placement.py)."""
+    """Whether `avoid` is a preference only (policies/placement.py)."""

@@ -81,7 +81,6 @@ def pod_view(raw: Raw) -> PodView | None:
         init_failure=_init_failure(status),
         lost=_lost(status, name),
         avoids=tuple(filter(None, annotations.get(names.AVOIDS_ANNOTATION, "").split(","))),
-        pinned=annotations.get(names.PINNED_ANNOTATION, ""),
         grouped=native_gangs.grouped(spec),
     )
 

@@ -232,9 +232,8 @@ def _start(o: Observed, status: Status) -> Iterator[Action]:
     if (api := _gang_api(o, status)) is not None:
         group, generation = objects.gang(o.job, status, api, zoned=o.zoned), o.job.generation
         yield Provide(kind=api.resource, group=api.group, manifest=group, generation=generation)
-    pool, pinned = capacity.pool_of(o, status), placement.pins(o, status)
-    assigned = admission.assigned(o)
-    places = (replace(p, assigned=assigned) for p in placement.placements(o, status, pool, pinned, api))
+    pool, assigned = capacity.pool_of(o, status), admission.assigned(o)
+    places = (replace(p, assigned=assigned) for p in placement.placements(o, status, pool, api))
     for manifest in trainer_pod.pods(o.job, status, pool, places, sync_image=o.sync_image):
         yield Create(manifest=manifest, generation=o.job.generation, attempt=status.attempt)
 
@@ -341,7 +340,7 @@ def _times(o: Observed, status: Status) -> Iterator[datetime | None]:
         if pod.deleted is None and (notice := notice_of(pod, o)) is not None:
             # After that time, recheck until the deletion is seen.
             yield max(delete_at(o, pod, notice), o.now + AT_ONCE)
-        if placement.is_kept_off(pod) or (pod.pinned and not pod.node):
+        if placement.is_kept_off(pod):
             yield o.now + NODES_RECHECK
     if not status.attempt and saving_predecessor(o):
         yield o.now + PREDECESSOR_RECHECK

@@ -340,7 +340,7 @@ async def _nodes(
     avoided = {name for pod in pods if placement.is_kept_off(pod) for name in pod.avoids}
     nodes = {**caches.nodes.noticed(), **caches.nodes.with_hostnames(avoided)}
     named = {p.node for p in pods if p.node} | ledger.open_nodes(job.status)
-    named |= placement.pinned_nodes(job) | placement.faulty_nodes(job.status)
+    named |= placement.known_nodes(job) | placement.faulty_nodes(job.status)
     in_use = {p.node for p in pods if not trainer_ended(p)}
     lacking = {name for name in named if caches.nodes.get(name) is None}
     asked = sorted(name for name in lacking if name in in_use or not caches.nodes.is_removed(name))

@@ -288,15 +288,12 @@ def unschedulable(o: Observed) -> Decision | None:
 
 def _useless_pods(o: Observed) -> Iterator[Ending]:
     """Yields why pods of the attempt cannot be scheduled as they are, and must be created again."""
-    team, allowed, healthy = gang.team(o), placement.allowed(o), placement.healthy(o)
+    team, allowed = gang.team(o), placement.allowed(o)
     for pod in team:
         free = [name for name in pod.avoids if name in allowed] if placement.is_kept_off(pod) else []
         if free:
             words = f"pod {pod.name} avoids {', '.join(free)}, which can be used again"
             yield Ending(cause=Cause.REPLACED, evidence=words)
-    for pod in team:
-        if words := placement.useless_pin(o, pod, healthy):
-            yield Ending(cause=Cause.REPLACED, evidence=words, reason=Reason.PIN_USELESS)
     if words := claims.lost(o):
         yield Ending(cause=Cause.REPLACED, evidence=words)
     if any(p.grouped for p in team) and gang.missing(o, o.job.status) and o.gang_api is None:

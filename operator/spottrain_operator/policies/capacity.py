@@ -214,7 +214,7 @@ def gives_up_waiting(o: Observed) -> str:
     """Returns a sentence about why the attempt releases its nodes and retries; "" while it waits.
 
     In the only pool, pods wait without limit while none has a node, because they block no resources of other
-    jobs, and none is pinned: without its pin it may find a node.
+    jobs, and none has to be in the zone of earlier ones.
     """
     until = due_pending(o)
     if until is None or o.now < until:
@@ -227,7 +227,7 @@ def gives_up_waiting(o: Observed) -> str:
     if waits is None:
         refused = f": {o.refusal.message}" if o.refusal is not None else ""
         return f"{words}; {size - len(team)} could not be created{refused}"
-    why = f": {waits.unschedulable}{gang.zone_note(o, waits)}" if waits.unschedulable else ""
+    why = f": {waits.unschedulable}{placement.zone_note(o, waits)}" if waits.unschedulable else ""
     return f"{words}; pod {waits.name} has none{why}"
 
 
@@ -245,7 +245,8 @@ def due_pending(o: Observed) -> datetime | None:
         return None
     if any(p.queued for p in waiting) or not (waiting or gang.missing(o, o.job.status)):
         return None
-    if not (any(p.node or p.pinned for p in team) or _others(o)):
+    follows = gang.in_one_zone(o) and placement.before(o, o.job.status) is not None
+    if not (follows or any(p.node for p in team) or _others(o)):
         return None
     return _waits_for_nodes_since(o) + timedelta(seconds=_patience(o)[1])
 

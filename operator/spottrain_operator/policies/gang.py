@@ -116,25 +116,6 @@ def in_one_zone(o: Observed) -> bool:
     return o.job.spec is not None and o.job.spec.capacity.same_zone and o.zoned
 
 
-def zone_note(o: Observed, pod: PodView) -> str:
-    """Returns a note that a pending pod must be in its gang's zone, which the scheduler does not report."""
-    if not in_one_zone(o):
-        return ""
-    pods, zones = team(o), {n.hostname: n.zone for n in o.nodes.values()}
-    taken = [o.nodes[p.node].zone for p in pods if p.node in o.nodes]
-    returning = [zones.get(p.pinned, "") for p in pods if p.pinned and not p.node]
-    zone = next((zone for zone in (*taken, *returning) if zone), "")
-    follows = not pod.pinned and any(p.pinned for p in pods)  # then its node affinity has the zone
-    sign = "affinity" if follows else "affinity rules"
-    if not zone or sign not in pod.unschedulable:
-        return ""
-    todo = "set it to false, or select a zone that has room for all"
-    there = len(taken) + len(returning)
-    nodes = "1 has its node" if there == 1 else f"{there} have their nodes"
-    where = f"all {size(o)} pods in zone {zone}, as {nodes} there"
-    return f" (capacity.sameZone keeps {where}: {todo})"
-
-
 def preliminary_verdict(o: Observed) -> Ending:
     """Returns why the attempt breaks, as far as visible. A pod being ended explains its peers' ends."""
     ending = (p for p in team(o) if pod_ended(p, o) or p.deleted is not None or sync.refusal(p) is not None)

@@ -1,29 +1,23 @@
-"""Which nodes a new pod must avoid, to which it returns, and which pods are created when. Pure.
+"""Which nodes a new pod must avoid, and to which the ranks of a gang return. Pure.
 
-Both rules are required node affinities, which cannot be removed from a pod. If one becomes useless, the
-attempt is replaced and not charged. A pin returns each rank of a gang to its node, so that only lost nodes
-are replaced.
+To avoid nodes is a required node affinity, which cannot be removed from a pod: if it becomes useless, the
+attempt is replaced and not charged. To return is a preferred one: each rank prefers the node that it had, so
+a gang asks for as many new nodes as it has lost, and no pod waits for a node that another one occupies.
 
-A gang that must be in one zone has pins of one zone only, and its other ranks require that zone. By the
-affinity between its pods alone, a rank without a pin that is scheduled first may choose another zone, and
-the pinned ranks could then never be scheduled.
+A gang that must be in one zone requires the zone of the nodes that it returns to. By the affinity between its
+pods alone, the rank that is scheduled first could choose another zone, and all would need new nodes.
 
 Karpenter adds no node for a pod whose required node affinity names hosts, not even to exclude them
-(tests/karpenter). With Karpenter, only pinned pods therefore have such a rule, as they need no new node.
-Taints and a preferred affinity keep the other pods away from nodes that end soon. Those pods are created
-after the pinned ones have their nodes, because they could occupy these. So it is where more than MOST_AVOIDED
-ranks are pinned: to keep the others off that many nodes by name would make each of their pods large. It is
-the same where a node of a pinned rank has GPUs for another one: it may be the last in the zone with room.
+(tests/karpenter). With Karpenter, taints and a preferred affinity keep pods away from nodes that end soon.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from typing import Final
 
-from spottrain_operator.api import native_gangs
 from spottrain_operator.api.native_gangs import GangApi
 from spottrain_operator.api.node_pools import ChosenPool, Preset
 from spottrain_operator.api.observed import NodeView, Observed, Placement, PodView
@@ -33,16 +27,14 @@ from spottrain_operator.policies import gang
 
 FAULT_KEPT: Final = timedelta(hours=24)
 """How long a job avoids a node whose GPU ended one of its attempts."""
-PATIENCE: Final = timedelta(seconds=60)
-"""Time for a pinned pod to be scheduled: its node exists, so another pod must occupy its resources."""
 MOST_AVOIDED: Final = 100
 """Maximum number of nodes that a pod avoids: each is written into the pod twice, and the scheduler compares
 it with each node. On a node beyond them a pod gets that node's notice, which is no failure of the job."""
 REQUIRED: Final = "requiredDuringSchedulingIgnoredDuringExecution"
 NO_LABELS: Final = "node affinity/selector"
 """In the scheduler's message about nodes that lack a label."""
-UNPINNED: Final = frozenset({Cause.MOVED, Cause.SCHEDULING_TIMEOUT})
-"""Causes after which no rank is pinned."""
+MOVED_ON: Final = frozenset({Cause.MOVED, Cause.SCHEDULING_TIMEOUT})
+"""Causes after which no rank returns to its node."""
 KARPENTER: Final = "karpenter."
 """Prefix of the labels of Karpenter and its providers."""
 
@@ -94,125 +86,80 @@ def avoid_order(node: NodeView) -> tuple[bool, bool, float, str]:
 
 
 def is_kept_off(pod: PodView) -> bool:
-    """Returns whether a pod that avoids nodes is unschedulable; pinned pods are handled by `useless_pin`."""
-    waits = bool(pod.avoids and pod.unschedulable) and not pod.pinned
-    return waits and not pod.node and pod.deleted is None
+    """Returns whether a pod that avoids nodes is unschedulable."""
+    return bool(pod.avoids and pod.unschedulable) and not pod.node and pod.deleted is None
 
 
 def allowed(o: Observed) -> set[str]:
     """Returns host names of usable nodes that a new pod would not avoid."""
-    return usable(o) - set(to_avoid(o, o.job.status))
-
-
-def healthy(o: Observed) -> set[str]:
-    """Returns host names of usable nodes without a failed GPU."""
-    return usable(o) - faulty(o, o.job.status)
-
-
-def usable(o: Observed) -> set[str]:
-    """Returns host names of usable nodes."""
-    return {n.hostname for n in o.nodes.values() if n.usable}
+    return {n.hostname for n in o.nodes.values() if n.usable} - set(to_avoid(o, o.job.status))
 
 
 # --- nodes to return to -------------------------------------------------------------------------------
-def pinned_nodes(job: Job) -> set[str]:
-    """Returns the names of nodes to which ranks of the current or the next attempt may be pinned."""
+def known_nodes(job: Job) -> set[str]:
+    """Returns the names of nodes of the current attempt and of the one before."""
     status = job.status
-    records = [*_chain(status, status.attempt), *_chain(status, status.attempt - 1)]
-    return {r.node for record in records for r in record.ranks if r.node}
+    records = (status.record(number) for number in (status.attempt, status.attempt - 1))
+    return {r.node for record in records if record is not None for r in record.ranks if r.node}
 
 
-def pins(o: Observed, status: Status) -> dict[int, str]:
-    """Returns the host name by rank of surviving nodes, for `status`'s attempt."""
-    if o.job.spec is None or o.job.spec.workers == 1:
-        return {}
-    pool = status.current.pool if status.current is not None else ""
-    found: dict[int, str] = {}
-    homeless: set[int] = set()
-    for record in _chain(status, status.attempt - 1):
-        # After its queue has stopped it, or a suspension, a job may be admitted for other nodes.
-        readmitted = record.reason == Reason.EVICTED or (o.job.queue and record.cause == Cause.SUSPENDED)
-        if record.cause in UNPINNED or readmitted or record.pool != pool:
-            break
-        older = {r: host for r, host in survivors(o, record).items() if r not in homeless}
-        found = older | found
-        if record.reason == Reason.PIN_USELESS:
-            homeless |= {rank.rank for rank in record.ranks if not rank.node}
-    return _of_one_zone(o, status, found) if gang.in_one_zone(o) else found
+def before(o: Observed, status: Status) -> AttemptRecord | None:
+    """Returns the attempt to whose nodes the ranks of `status`'s attempt return; None if to none."""
+    record, current = status.record(status.attempt - 1), status.current
+    if gang.spec_size(o) == 1 or record is None or current is None:
+        return None
+    # After its queue has stopped it, or a suspension, a job may be admitted for other nodes.
+    readmitted = record.reason == Reason.EVICTED or (o.job.queue and record.cause == Cause.SUSPENDED)
+    return None if record.cause in MOVED_ON or readmitted or record.pool != current.pool else record
 
 
-def _of_one_zone(o: Observed, status: Status, found: Mapping[int, str]) -> dict[int, str]:
-    """Returns the pins of one zone: that of the attempt's pods, or else that of most pins."""
-    zones = {n.hostname: n.zone for n in o.nodes.values()}
-    names = {n.name: n.hostname for n in o.nodes.values()}
-    begun = [names.get(p.node, p.pinned) for p in o.pods if p.attempt == status.attempt]
-    for hosts in (begun, found.values()):
-        counts = Counter(zone for host in hosts if (zone := zones.get(host, "")))
-        if counts:
-            zone = max(sorted(counts), key=counts.__getitem__)
-            return {rank: host for rank, host in found.items() if zones[host] == zone}
-    return {}  # the gang cannot be on nodes without a zone
-
-
-def survivors(o: Observed, record: AttemptRecord) -> dict[int, str]:
-    """Returns the host name by rank of an attempt's usable nodes, for ranks that still exist."""
+def survivors(o: Observed, record: AttemptRecord) -> dict[int, NodeView]:
+    """Returns the node by rank of an attempt's usable nodes, for ranks that still exist."""
     found, bad = {}, faulty(o, o.job.status) | {record.faulty_node}
     for rank in record.ranks:
         node = o.nodes.get(rank.node)
-        if node is None or not node.usable or node.hostname in bad or o.job.spec is None:
-            continue
-        if rank.rank < o.job.spec.workers:
-            found[rank.rank] = node.hostname
+        if node is not None and node.usable and node.hostname not in bad and rank.rank < gang.spec_size(o):
+            found[rank.rank] = node
     return found
 
 
-def useless_pin(o: Observed, pod: PodView, hosts: Collection[str]) -> str:
-    """Returns a sentence about why a pending pod must not stay pinned; "" where it may.
+def returns_to(o: Observed, status: Status) -> dict[int, NodeView]:
+    """Returns the node by rank to which the ranks of `status`'s attempt return."""
+    record = before(o, status)
+    return survivors(o, record) if record is not None else {}
 
-    `hosts`: the result of `healthy`, which is the same for all pods of a gang.
-    """
-    if not pod.pinned or pod.node or pod.deleted is not None or pod.queued:
+
+def zone_of(o: Observed, status: Status, homes: Iterable[NodeView]) -> str:
+    """Returns the zone that a gang of one zone requires: its pods', else that of most of these nodes."""
+    if not gang.in_one_zone(o):
         return ""
-    if pod.pinned not in hosts:
-        return f"pod {pod.name} was pinned to node {pod.pinned}, which is gone, leaving or cordoned"
-    alone = o.job.spec is not None and not pod.grouped and native_gangs.one_by_one(o.job.spec)
-    if pod.unschedulable and o.now - pod.created > PATIENCE and alone:  # otherwise it waits for the gang
-        return f"pod {pod.name} was pinned to node {pod.pinned}, which has no room: {pod.unschedulable}"
-    return ""
+    begun = [o.nodes[p.node] for p in o.pods if p.attempt == status.attempt and p.node in o.nodes]
+    zones = Counter(node.zone for node in begun or homes if node.zone)
+    return max(sorted(zones), key=zones.__getitem__, default="")
 
 
-def _chain(status: Status, number: int) -> Iterator[AttemptRecord]:
-    """Yields an attempt and its predecessors while each was replaced, maybe before its ranks had nodes."""
-    record = status.record(number)
-    while record is not None:
-        yield record
-        record = status.record(record.number - 1) if record.cause == Cause.REPLACED else None
+def zone_note(o: Observed, pod: PodView) -> str:
+    """Returns a note that a pending pod must be in its gang's zone, which the scheduler does not report."""
+    zone = zone_of(o, o.job.status, returns_to(o, o.job.status).values())
+    if not zone or "affinity" not in pod.unschedulable:
+        return ""
+    return (
+        f" (capacity.sameZone keeps all {gang.size(o)} pods in zone {zone}: set it to false, or select a "
+        "zone that has room for all)"
+    )
 
 
 # --- pods to create -----------------------------------------------------------------------------------
 def placements(
-    o: Observed, status: Status, pool: ChosenPool, pinned: Mapping[int, str], api: GangApi | None = None
+    o: Observed, status: Status, pool: ChosenPool, api: GangApi | None = None
 ) -> Iterator[Placement]:
-    """Yields the ranks to create now. `pinned`: host name by rank. `api`: version of their group."""
-    soft = by_karpenter(o, pool)
-    alone = api is None and o.job.spec is not None and native_gangs.one_by_one(o.job.spec)
-    in_turn = alone and (soft or len(pinned) > MOST_AVOIDED or _may_hold_more(o, pinned))
-    avoided, waits = to_avoid(o, status), in_turn and _waited_for(o, status, pinned)
-    zone = _zone_of(o, pinned) if gang.in_one_zone(o) else ""
+    """Yields the ranks to create now. `api`: version of their group."""
+    homes, avoided, soft = returns_to(o, status), to_avoid(o, status), by_karpenter(o, pool)
+    zone = zone_of(o, status, homes.values())
     for rank in gang.missing(o, status):
-        pin = pinned.get(rank, "")
-        if waits and not pin:
-            continue
-        leave = () if pin or in_turn else tuple(pinned.values())
+        home = homes[rank].hostname if rank in homes else ""
         yield Placement(
-            rank=rank,
-            avoid=avoided,
-            pin=pin,
-            leave=leave,
-            zoned=o.zoned,
-            zone="" if pin else zone,
-            soft=soft and not pin,
-            gang_api=api,
+            rank=rank, avoid=avoided, home=home, zoned=o.zoned, zone=zone, soft=soft, gang_api=api
         )
 
 
@@ -248,23 +195,3 @@ def asked_note(o: Observed, pool: ChosenPool, pod: PodView) -> str:
     labels = asked_labels(o.job.spec) | dict(pool.selector)
     words = [f"{key} by its affinity" if value is None else f"{key}={value}" for key, value in labels.items()]
     return f" (the pod asks for nodes with {', '.join(words)})" if words else ""
-
-
-def _may_hold_more(o: Observed, pinned: Mapping[int, str]) -> bool:
-    """Returns whether a node of pinned ranks has GPUs for another rank too."""
-    gpus = (o.job.spec.gpus.count if o.job.spec is not None else None) or 0
-    ranks = Counter(pinned.values())
-    nodes = [n for n in o.nodes.values() if n.hostname in ranks]
-    return gpus > 0 and any(n.gpus >= gpus * (ranks[n.hostname] + 1) for n in nodes)
-
-
-def _zone_of(o: Observed, pinned: Mapping[int, str]) -> str:
-    """Returns the zone of the pinned ranks; "" where none is pinned."""
-    hosts = set(pinned.values())
-    return next((n.zone for n in o.nodes.values() if n.hostname in hosts), "")
-
-
-def _waited_for(o: Observed, status: Status, pinned: Mapping[int, str]) -> bool:
-    """Returns whether a pinned rank has no node yet."""
-    placed = {p.rank for p in o.pods if p.attempt == status.attempt and p.node}
-    return any(rank not in placed for rank in pinned)

@@ -127,21 +127,20 @@ def pods(
     it must not be changed."""
     alike: dict[Placement, Json] = {}
     for place in places:
-        common = replace(place, rank=0, pin="")
+        common = replace(place, rank=0, home="")
         if common not in alike:
             alike[common] = pod(job, status, pool, common, sync_image=sync_image)
         yield _of_rank(alike[common], job, status, place)
 
 
 def _of_rank(first: Json, job: Job, status: Status, place: Placement) -> Json:
-    """Returns the pod of another rank, from the one of rank 0 without a pin."""
+    """Returns the pod of another rank, from the one of rank 0 that prefers no node."""
     name, meta, body = job.pod_name(status.attempt, place.rank), first["metadata"], dict(first["spec"])
     meta = meta | {"name": name, "labels": meta["labels"] | {names.RANK_LABEL: str(place.rank)}}
-    if place.pin:
-        meta["annotations"] = meta["annotations"] | {names.PINNED_ANNOTATION: place.pin}
+    if place.home:
         affinity = body.get("affinity") or {}
         body["affinity"] = affinity | {"nodeAffinity": dict(affinity.get("nodeAffinity") or {})}
-        _pin(body, place.pin)
+        _prefer(body, _on(place.home))
     if place.rank:
         body["hostname"] = name
         trainer = judged(body["containers"])
@@ -188,8 +187,6 @@ def _metadata(job: Job, status: Status, place: Placement) -> Json:
     annotations[names.TRAINER_ANNOTATION] = judged(job.spec.template["spec"]["containers"])["name"]
     if place.avoid and not place.soft:
         annotations[names.AVOIDS_ANNOTATION] = ",".join(sorted(place.avoid))
-    if place.pin:
-        annotations[names.PINNED_ANNOTATION] = place.pin
     return {
         "name": job.pod_name(status.attempt, place.rank),
         "namespace": key.namespace,
@@ -214,17 +211,17 @@ def _place(body: Json, pool: ChosenPool, place: Placement) -> None:
     for rule in pool.exclusions:
         _require(body, rule)
     _require(body, *pool.rules)
-    if off := {*place.avoid, *place.leave}:
-        rule = {"key": names.HOSTNAME_LABEL, "operator": "NotIn", "values": sorted(off)}
+    if place.avoid:
+        rule = {"key": names.HOSTNAME_LABEL, "operator": "NotIn", "values": sorted(place.avoid)}
         (_prefer if place.soft else _require)(body, rule)
     if place.zone:
         _require(body, {"key": names.ZONE_LABEL, "operator": "In", "values": [place.zone]})
-    if place.pin:
-        _pin(body, place.pin)
+    if place.home:
+        _prefer(body, _on(place.home))
 
 
-def _pin(body: Json, host: str) -> None:
-    _require(body, {"key": names.HOSTNAME_LABEL, "operator": "In", "values": [host]})
+def _on(host: str) -> Json:
+    return {"key": names.HOSTNAME_LABEL, "operator": "In", "values": [host]}
 
 
 def _use_quota(body: Json, given: Assigned) -> None:

@@ -214,7 +214,7 @@ def _placed(status: Status, o: Observed, pods: Sequence[PodView]) -> Verdict:
         note = (
             cheapest.note(o, status)
             + claims.note(o, stuck)
-            + gang.zone_note(o, stuck)
+            + placement.zone_note(o, stuck)
             + placement.avoid_note(o, stuck)
             + placement.asked_note(o, capacity.pool_of(o, status), stuck)
         )

@@ -24,7 +24,7 @@ from spottrain_operator.api.observed import (
 from spottrain_operator.api.training_job import Job, RankRecord, Status
 from spottrain_operator.api.views import node_view
 from spottrain_operator.control.plan import plan, unschedulable
-from spottrain_operator.names import AVOIDS_ANNOTATION, PINNED_ANNOTATION, Cause, Reason, pod_name
+from spottrain_operator.names import AVOIDS_ANNOTATION, Cause, Reason, pod_name
 from spottrain_operator.policies import placement
 
 from tests.builders import (
@@ -33,6 +33,7 @@ from tests.builders import (
     after,
     deleted,
     ended_pod,
+    home_of,
     make_job,
     make_node,
     make_observed,
@@ -230,44 +231,21 @@ def test_a_peer_with_a_nearer_deadline_is_told_it_while_the_gang_stops() -> None
 
 
 # --- coming back ----------------------------------------------------------------------------------------
-def test_exactly_as_many_pods_as_nodes_were_lost_ask_for_a_new_one() -> None:
+def test_each_rank_prefers_the_node_that_it_had_and_none_may_have_the_lost_one() -> None:
+    """So no more nodes are asked for than were lost, wherever the ranks come to be."""
     ends = (over(0, 75), over(1, 75, **deleted()), over(2, 75))
     nodes = (NODES[0], replace(NODES[1], notice=notice(60)), NODES[2])
     made = plan(observed(*ends, nodes=nodes))
-    pods = [a.manifest for a in made.after if isinstance(a, Create)]
-    pinned = [p["metadata"]["annotations"].get(PINNED_ANNOTATION, "") for p in pods]
-    assert pinned == ["node-0", "", "node-2"]
-    assert pods[1]["metadata"]["annotations"][AVOIDS_ANNOTATION] == "node-1"
-    others = pods[1]["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
-    (rule, _) = others["nodeSelectorTerms"][0]["matchExpressions"]  # the other is their zone
-    assert rule["operator"] == "NotIn" and rule["values"] == ["node-0", "node-1", "node-2"], (
-        "nor may it take the place of one that comes back"
-    )
-    required = pods[0]["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
-    assert {"key": "kubernetes.io/hostname", "operator": "In", "values": ["node-0"]} in (
-        required["nodeSelectorTerms"][0]["matchExpressions"]
-    )
-
-
-def test_a_pin_whose_node_goes_is_replaced_uncharged() -> None:
-    job, waiting = Gang(begun(2)), member(0, 2, **PENDING, pinned="node-0")
-    others = [member(rank, 2, running_since=None) for rank in (1, 2)]
-    job.look("stopping2=Replaced deletes=0,1,2", waiting, *others, nodes=NODES[1:])
-    gone = [over(rank, 75, 2, **deleted()) for rank in (1, 2)]
-    never_bound = member(0, 2, **PENDING, **deleted())
-    job.look("attempt=3 interruptions=1 failures=0", never_bound, *gone, nodes=NODES[1:])
+    assert homes_of(made) == ["node-0", "", "node-2"]
+    off = [{"key": HOST, "operator": "NotIn", "values": ["node-1"]}]
+    assert [required(pod, HOST) for pod in manifests(made)] == [off] * SIZE
 
 
 def test_no_rank_comes_back_to_a_cordoned_node() -> None:
     """As a drain begins; what it evicts ends the attempt."""
     cordoned = (node_view(raw_node("node-0", unschedulable=True)), *NODES[1:])
     ends = (over(0, 75, **deleted(), disruption="EvictionByEvictionAPI"), over(1, 75), over(2, 75))
-    pods = manifests(plan(observed(*ends, nodes=cordoned)))
-    pinned = [p["metadata"]["annotations"].get(PINNED_ANNOTATION, "") for p in pods]
-    assert pinned == ["", "node-1", "node-2"]
-    waiting = member(0, 2, **PENDING, pinned="node-0")
-    others = [member(rank, 2, running_since=None) for rank in (1, 2)]
-    Gang(begun(2)).look("stopping2=Replaced deletes=0,1,2", waiting, *others, nodes=cordoned)
+    assert homes_of(plan(observed(*ends, nodes=cordoned))) == ["", "node-1", "node-2"]
 
 
 def raw_node(name: str, **spec: Any) -> Json:
@@ -275,21 +253,10 @@ def raw_node(name: str, **spec: Any) -> Json:
     return {"metadata": {"name": name, "resourceVersion": "1", "labels": labels}, "spec": spec}
 
 
-def test_ranks_of_a_replaced_attempt_that_had_no_node_yet_keep_the_pin_they_had() -> None:
-    """Seen on real nodes: the lost rank's node was free again before the survivor's new pod was scheduled."""
-    status = begun(3)
-    one, two, three = status.attempts
-    replaced = replace(
-        two, cause=Cause.REPLACED, ranks=(RankRecord(rank=0), RankRecord(rank=2, node="node-9"))
-    )
-    status = replace(status, attempts=(replace(one, cause=Cause.SPOT_NOTICE), replaced, three))
-    nodes = (NODES[0], replace(NODES[1], notice=notice(60)), NODES[2], make_node("node-9"))
-    assert placement.pins(observed(status=status, nodes=nodes), status) == {0: "node-0", 2: "node-9"}
-    assert placement.pinned_nodes(gang_job(status)) == {"node-0", "node-1", "node-2", "node-9"}, (
-        "to be observed"
-    )
-    moved = replace(status, attempts=(replace(one, cause=Cause.MOVED), replaced, three))
-    assert placement.pins(observed(status=moved, nodes=nodes), moved) == {2: "node-9"}
+def test_the_nodes_of_the_attempt_and_of_the_one_before_are_observed() -> None:
+    one, two = begun(2).attempts
+    status = replace(begun(2), attempts=(one, replace(two, ranks=(RankRecord(rank=0, node="node-9"),))))
+    assert placement.known_nodes(gang_job(status)) == {"node-0", "node-1", "node-2", "node-9"}
 
 
 # --- one zone -------------------------------------------------------------------------------------------
@@ -301,8 +268,9 @@ def zones_of(made: Plan) -> list[list[str]]:
     return [[zone for rule in required(pod, ZONE) for zone in rule["values"]] for pod in manifests(made)]
 
 
-def pins_of(made: Plan) -> list[str]:
-    return [pod["metadata"]["annotations"].get(PINNED_ANNOTATION, "") for pod in manifests(made)]
+def homes_of(made: Plan) -> list[str]:
+    """The node that each new pod prefers, by rank."""
+    return [home_of(pod) for pod in manifests(made)]
 
 
 def in_zones(*zones: str, lost: int = 1) -> tuple[NodeView, ...]:
@@ -321,79 +289,61 @@ def reclaimed(nodes: tuple[NodeView, ...], *pods: PodView, **more: Any) -> Obser
 
 
 ELSEWHERE: dict[str, Any] = {"spec": {"capacity": {"sameZone": False}}}
-PLACES: dict[str, tuple[Observed, list[str], list[list[str]]]] = {
-    "new nodes are in the zone of the ranks that return": (
-        reclaimed(in_zones("a", "a", "a")), ["node-0", "", "node-2"], [[], ["a"], []],
+PLACES: dict[str, tuple[Observed, list[str], str]] = {
+    "all are in the zone of the nodes that are left": (
+        reclaimed(in_zones("a", "a", "a")), ["node-0", "", "node-2"], "a",
     ),
-    "without zones all pins are kept": (
-        replace(reclaimed(in_zones("a", "b", "b")), zoned=False), ["node-0", "", "node-2"], [[], [], []],
+    "without zones there is none": (
+        replace(reclaimed(in_zones("a", "b", "b")), zoned=False), ["node-0", "", "node-2"], "",
     ),
-    "and where the gang may be in several": (
-        reclaimed(in_zones("a", "b", "b"), **ELSEWHERE), ["node-0", "", "node-2"], [[], [], []],
+    "nor where the gang may be in several": (
+        reclaimed(in_zones("a", "b", "b"), **ELSEWHERE), ["node-0", "", "node-2"], "",
     ),
-    "of pins in several zones those in the zone of most are kept": (
-        reclaimed(in_zones("a", "b", "b", lost=9)), ["", "node-1", "node-2"], [["b"], [], []],
+    "of several the zone of most nodes": (
+        reclaimed(in_zones("a", "b", "b", lost=9)), ["node-0", "node-1", "node-2"], "b",
     ),
     "of equals the first": (
-        reclaimed(in_zones("b", "a", "a", lost=2)), ["", "node-1", ""], [["a"], [], ["a"]],
+        reclaimed(in_zones("b", "a", "a", lost=2)), ["node-0", "node-1", ""], "a",
     ),
-    "nobody returns to a node without a zone where the gang needs one": (
-        reclaimed(in_zones("", "", "")), ["", "", ""], [[], [], []],
+    "nodes without a zone are no reason for one": (
+        reclaimed(in_zones("", "", "")), ["node-0", "", "node-2"], "",
     ),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", PLACES)
 def test_a_gang_returns_to_one_zone(name: str) -> None:
-    """Otherwise a rank that is scheduled first chooses the zone, and the pinned ones can never follow."""
-    observed, pins, zones = PLACES[name]
+    """Otherwise a rank that is scheduled first chooses the zone, and all must have new nodes there."""
+    observed, homes, zone = PLACES[name]
     made = plan(observed)
-    assert (pins_of(made), zones_of(made)) == (pins, zones)
-
-
-def test_karpenter_makes_their_nodes_in_that_zone() -> None:
-    """A zone in a hard rule does not keep Karpenter from making a node, other than a host name."""
-    o = replace(reclaimed(in_zones("a", "a", "a")), karpenter=True)
-    made = second_look(o, 0, 2, status=o.job.status)
-    assert zones_of(made) == [["a"]]
+    assert (homes_of(made), zones_of(made)) == (homes, [[zone] if zone else []] * SIZE)
 
 
 def test_ranks_that_are_made_later_go_to_the_zone_of_those_that_are_there() -> None:
     """The operator was killed between two POSTs, and since then a node is usable again."""
-    nodes = in_zones("b", "a", "a", lost=9)
-    for there in ({"node": "node-0"}, {"node": "", "pinned": "node-0"}):
-        pod = member(0, 2, phase="Pending", created=NOW, **there)
-        assert pins_of(plan(reclaimed(nodes, pod))) == ["", ""]
+    there = member(0, 2, phase="Pending", created=NOW, node="node-0")
+    assert zones_of(plan(reclaimed(in_zones("b", "a", "a", lost=9), there))) == [["b"], ["b"]]
 
 
-def test_a_full_zone_is_given_up_with_its_pins_after_the_time_for_half_a_gang() -> None:
+@pytest.mark.parametrize("there", [(0, 2), ()])
+def test_a_full_zone_is_given_up_after_the_time_for_half_a_gang(there: tuple[int, ...]) -> None:
     job, nodes = Gang(begun(2)), in_zones("a", "a", "a")
-    lost = member(1, 2, **PENDING, unschedulable="3 Insufficient nvidia.com/gpu")
-    pods = (member(0, 2, pinned="node-0"), lost, member(2, 2, pinned="node-2"))
+    waits: dict[str, Any] = PENDING | {"unschedulable": "3 Insufficient nvidia.com/gpu"}
+    pods = [member(rank, 2, **({} if rank in there else waits)) for rank in range(SIZE)]
+    job.look("!stopping", *pods, nodes=nodes)
     job.look("stopping2=SchedulingTimeout", *pods, nodes=nodes, at=360)
-    ends = (over(0, 75, 2, **deleted()), replace(lost, **deleted()), over(2, 75, 2, **deleted()))
+    ends = [
+        replace(pod, **deleted()) if pod.rank not in there else over(pod.rank, 75, 2, **deleted())
+        for pod in pods
+    ]
     job.look("attempt=3", *ends, nodes=nodes, at=360)
     again = job.look("creates=0,1,2", nodes=nodes, at=720)
-    assert pins_of(again) == ["", "", ""] and zones_of(again) == [[], [], []]
+    assert homes_of(again) == ["", "", ""] and zones_of(again) == [[], [], []]
 
 
-def test_a_group_whose_pinned_nodes_are_taken_is_given_up_with_its_pins() -> None:
-    """All or none are scheduled, so no pod says which node lacks room; without a limit it would never end."""
-    waiting = [
-        member(rank, 2, **PENDING, pinned=pin, unschedulable="minCount", grouped=True)
-        for rank, pin in enumerate(("node-0", "", "node-2"))
-    ]
-    free = [replace(pod, pinned="") for pod in waiting]  # in the only pool, where it blocks nobody
-    Gang(begun(2)).look("!deletes", *free, at=360)
-    job = Gang(begun(2))
-    job.look("!deletes", *waiting)
-    job.look("stopping2=SchedulingTimeout", *waiting, at=360)
-
-
-def test_a_pinned_pod_is_not_replaced_because_another_node_is_free_again() -> None:
-    waiting = member(0, 2, created=NOW, **PENDING, pinned="node-0", avoids=("node-1",), unschedulable="0/3")
-    others = [member(rank, 2, running_since=None) for rank in (1, 2)]
-    Gang(begun(2)).look("!stopping !deletes", waiting, *others)
+def test_a_gang_that_follows_none_waits_in_its_only_pool_where_it_blocks_nobody() -> None:
+    pods = [member(rank, **PENDING, unschedulable="minCount", grouped=True) for rank in range(SIZE)]
+    Gang().look("!deletes", *pods, at=360)
 
 
 def test_the_nodes_are_looked_through_no_more_often_for_more_pods() -> None:
@@ -420,18 +370,6 @@ def test_the_nodes_are_looked_through_no_more_often_for_more_pods() -> None:
     assert counts[0] == counts[1] > 0
 
 
-def test_a_rank_that_was_pinned_in_vain_is_not_pinned_there_again() -> None:
-    """`kubectl cordon`, or another job's pod, keeps the node from it for as long as it likes."""
-    ranks = (RankRecord(rank=0), RankRecord(rank=2, node="node-2"))
-    first, second = begun(2).attempts
-    job = Gang(replace(begun(2), attempts=(first, replace(second, ranks=ranks))))
-    full = "0/3 nodes are available"
-    job.look("", member(0, 2, **PENDING, pinned="node-0", unschedulable=full), member(2, 2))
-    assert full in job.status.attempts[1].evidence
-    job.look("attempt=3 cause2=Replaced", member(0, 2, **PENDING, **deleted()), over(2, 75, 2, **deleted()))
-    assert placement.pins(observed(status=job.status), job.status) == {1: "node-1", 2: "node-2"}
-
-
 def test_a_group_that_can_not_be_completed_is_given_up_uncharged() -> None:
     """The native API was switched off between two of its pods."""
     half = [member(rank, **PENDING, grouped=True) for rank in (0, 1)]
@@ -448,7 +386,7 @@ def test_a_half_gang_lets_go_after_its_time_and_comes_back_later_than_others() -
     start = job.status.next_start
     assert start is not None and start > after(370)
     again = job.look("creates=0,1,2", *ends, at=(start - NOW).total_seconds() + 1)
-    assert pins_of(again) == ["", "", ""], "all look again"
+    assert homes_of(again) == ["", "", ""], "all look again"
 
 
 def test_a_lone_pod_in_the_only_pool_waits_for_ever() -> None:
@@ -501,25 +439,10 @@ def test_a_part_of_a_gang_that_a_quota_holds_up_lets_go_too() -> None:
 
 
 def test_pods_that_wait_in_a_queue_are_not_taken_out_of_it_nor_the_moment_they_are_admitted() -> None:
-    waiting = [
-        member(rank, 2, **PENDING, pinned=f"node-{rank}", queued=True, unschedulable="gated")
-        for rank in range(SIZE)
-    ]
+    waiting = [member(rank, 2, **PENDING, queued=True, unschedulable="gated") for rank in range(SIZE)]
     admitted = [replace(pod, queued=False) for pod in waiting[1:]] + [member(0, 2)]
     for pods in (waiting, admitted):
         Gang(begun(2), queueName="q").look("!deletes", *pods, at=9999)
-
-
-def test_nodes_of_ranks_that_are_no_more_are_free_for_those_that_lost_theirs() -> None:
-    ends = (over(0, 75, **deleted()), over(1, 75), over(2, 75))
-    job = make_job(raw_spec(workers=2), status=begun())
-    nodes = (replace(NODES[0], notice=notice(60)), *NODES[1:])
-    pods = [
-        a.manifest for a in plan(make_observed(*ends, job=job, nodes=nodes)).after if isinstance(a, Create)
-    ]
-    affinity = pods[0]["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
-    (rule, _) = affinity["nodeSelectorTerms"][0]["matchExpressions"]
-    assert len(pods) == 2 and rule["values"] == ["node-0", "node-1"], "node-2 may be had"
 
 
 def test_a_gang_stays_in_its_pool_while_survivors_keep_their_nodes_there() -> None:
@@ -603,15 +526,6 @@ def after_a_reclaim(**more: Any) -> Observed:
     return replace(observed(*ends, nodes=DOOMED, spec=more.pop("spec", {})), **more)
 
 
-def second_look(o: Observed, *bound: int, status: Status) -> Plan:
-    """At attempt 2, whose pinned pods are there; of these ranks they have nodes."""
-    pods = [
-        member(rank, 2, node=f"node-{rank}" if rank in bound else "", phase="Pending", pinned=f"node-{rank}")
-        for rank in (0, 2)
-    ]
-    return plan(replace(o, pods=tuple(pods), job=replace(o.job, status=status)))
-
-
 @pytest.mark.parametrize(
     ("more", "soft"),
     [
@@ -644,45 +558,14 @@ def test_a_lone_replacement_is_kept_off_the_doomed_node_by_a_wish_where_a_rule_w
     assert (AVOIDS_ANNOTATION in pod["metadata"]["annotations"]) == (not soft), "a wish is never in vain"
 
 
-def test_ranks_that_need_new_nodes_are_made_when_the_others_have_theirs_back() -> None:
-    o = after_a_reclaim(karpenter=True)
-    first = plan(o)
-    pins = [pod["metadata"]["annotations"].get(PINNED_ANNOTATION) for pod in manifests(first)]
-    assert pins == ["node-0", "node-2"]
-    status = status_of(first)
-    assert not created(second_look(o, 0, status=status)), "rank 1 could take node-2"
-    (pod,) = manifests(second_look(o, 0, 2, status=status))
-    assert pod["metadata"]["labels"]["spottrain.io/rank"] == "1"
-    hard, wished = rules(pod)
-    assert not hard and [rule["values"] for rule in wished] == [["node-1"]], "node-0 may have room for two"
-
-
-def test_a_node_with_gpus_for_several_ranks_may_be_the_place_of_one_that_lost_its_own() -> None:
-    """Kept off it, it may find no room in the zone; at once, it may take the place of one that returns."""
-    o = after_a_reclaim()
-    for gpus, pins in ((1, ["node-0", "", "node-2"]), (2, ["node-0", "node-2"])):
-        nodes = {name: replace(node, gpus=gpus) for name, node in o.nodes.items()}
-        assert pins_of(plan(replace(o, nodes=nodes))) == pins
-    roomy = replace(o, nodes=nodes)
-    status = status_of(plan(roomy))
-    assert not created(second_look(roomy, 0, status=status))
-    (pod,) = manifests(second_look(roomy, 0, 2, status=status))
-    assert [rule["values"] for rule in rules(pod)[0]] == [["node-1"]], "the doomed one alone"
-
-
-def test_a_queue_that_admits_all_or_none_sees_all_at_once() -> None:
-    pods = manifests(plan(after_a_reclaim(karpenter=True, spec={"queueName": "q"})))
+@pytest.mark.parametrize("karpenter", [True, False])
+def test_all_ranks_are_made_at_once_and_kept_off_the_lost_node(karpenter: bool) -> None:
+    pods = manifests(plan(after_a_reclaim(karpenter=karpenter)))
+    off = {"key": HOST, "operator": "NotIn", "values": ["node-1"]}
     assert len(pods) == SIZE
-    hard, wished = rules(pods[1])
-    assert not hard and [rule["values"] for rule in wished] == [["node-0", "node-1", "node-2"]]
-
-
-def test_without_karpenter_all_are_made_at_once_by_hard_rules() -> None:
-    pods = manifests(plan(after_a_reclaim()))
-    assert len(pods) == SIZE and rules(pods[1]) == (
-        [{"key": HOST, "operator": "NotIn", "values": ["node-0", "node-1", "node-2"]}],
-        [],
-    )
+    for pod in pods:
+        hard, wished = rules(pod)
+        assert (off in hard, off in wished) == (not karpenter, karpenter)
 
 
 def test_karpenters_nodes_are_known_by_its_label() -> None:
@@ -704,25 +587,6 @@ def _large(lost: range, **spec: Any) -> Observed:
     ends = [over(rank, 75, **(deleted() if rank in lost else {})) for rank in range(size)]
     job = make_job(raw_spec(workers=size, **spec), status=replace(status, attempts=(record,)))
     return make_observed(*ends, job=job, nodes=nodes)
-
-
-def test_a_large_gangs_new_ranks_are_made_when_the_pinned_ones_have_their_nodes() -> None:
-    """Otherwise each of them would name all nodes to which the others return."""
-    o = _large(range(3))
-    first = plan(o)
-    assert created(first) == [pod_name(KEY.name, KEY.uid, 2, rank) for rank in range(3, 240)]
-    job = replace(o.job, status=status_of(first))
-    for bound, made in ((239, 0), (240, 3)):
-        pods = tuple(
-            member(
-                rank, 2, node=f"node-{rank}" if rank < bound else "", phase="Pending", pinned=f"node-{rank}"
-            )
-            for rank in range(3, 240)
-        )
-        pods_made = manifests(plan(replace(o, pods=pods, job=job)))
-        assert len(pods_made) == made
-    assert all(rules(pod)[0][0]["values"] == ["node-0", "node-1", "node-2"] for pod in pods_made)
-    assert len(manifests(plan(_large(range(3), queueName="q")))) == 240, "a queue needs all of them"
 
 
 def test_a_pod_avoids_a_hundred_nodes_at_most_of_those_that_are_there_longest() -> None:

@@ -29,7 +29,6 @@ from spottrain_operator.control.apply import Changed, Context, apply
 from spottrain_operator.control.plan import plan
 from spottrain_operator.errors import ApiError, Incomplete
 from spottrain_operator.names import (
-    PINNED_ANNOTATION,
     QUEUE_LABEL,
     Cause,
     Condition,
@@ -49,6 +48,7 @@ from tests.builders import (
     condition,
     deleted,
     ended_pod,
+    home_of,
     make_job,
     make_observed,
     make_pod,
@@ -354,7 +354,7 @@ def test_an_eviction_ends_the_attempt_as_a_suspension_does() -> None:
     follows("attempt=2 creates=0", admitted(job))
 
 
-def test_a_gang_is_not_pinned_to_the_nodes_that_it_had_before_another_admission() -> None:
+def test_a_gang_does_not_return_to_the_nodes_that_it_had_before_another_admission() -> None:
     """They may be others' by now, and of another flavor."""
     before = (RankRecord(rank=0, node="node-a"),)
     record = replace(running().attempts[0], cause=str(Cause.SUSPENDED), ended=NOW, workers=2, ranks=before)
@@ -362,12 +362,9 @@ def test_a_gang_is_not_pinned_to_the_nodes_that_it_had_before_another_admission(
         status = replace(running(), attempts=(replace(record, reason=str(reason)),))
         job, plain = queued_job(status, workers=2), make_job(raw_spec(workers=2), status=status)
         pods = manifests(plan(seen(job, workload=workload_of(job, **ADMITTED))))
-        assert len(pods) == 2 and not pinned(pods)
-        assert reason != Reason.SUSPENDED or pinned(manifests(plan(make_observed(job=plain)))), "as without"
-
-
-def pinned(pods: list[Json]) -> bool:
-    return any(PINNED_ANNOTATION in pod["metadata"]["annotations"] for pod in pods)
+        assert len(pods) == 2 and not any(map(home_of, pods))
+        without = manifests(plan(make_observed(job=plain)))
+        assert reason != Reason.SUSPENDED or any(map(home_of, without))
 
 
 def test_an_eviction_is_told_once_by_an_event() -> None:

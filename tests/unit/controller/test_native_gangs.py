@@ -15,7 +15,7 @@ from spottrain_operator.control.memory import Memory
 from spottrain_operator.control.plan import plan
 from spottrain_operator.control.resync import discover
 from spottrain_operator.errors import ApiError
-from spottrain_operator.names import PINNED_ANNOTATION, Condition, pod_name
+from spottrain_operator.names import Condition, pod_name
 from spottrain_operator.settings import Settings
 
 from tests.builders import (
@@ -23,6 +23,7 @@ from tests.builders import (
     condition,
     deleted,
     ended_pod,
+    home_of,
     make_job,
     make_node,
     make_observed,
@@ -86,7 +87,7 @@ def test_an_attempt_has_a_group_that_wants_all_of_its_pods_is_made_before_them_a
     assert (owner["kind"], owner["uid"]) == ("TrainingJob", KEY.uid)
 
 
-def test_each_attempt_has_a_group_of_its_own_for_it_cannot_be_changed_and_pins_hold_in_it() -> None:
+def test_each_attempt_has_a_group_of_its_own_for_it_cannot_be_changed_and_ranks_return_in_it() -> None:
     ends = (ended_pod(1, 75, rank=0, node="node-0"), ended_pod(1, 75, rank=1, node="node-1", **deleted()))
     ranks = tuple(RankRecord(rank=rank, node=f"node-{rank}") for rank in range(SIZE))
     status = replace(started(), attempts=(replace(started().attempts[0], ranks=ranks),))
@@ -96,10 +97,7 @@ def test_each_attempt_has_a_group_of_its_own_for_it_cannot_be_changed_and_pins_h
     name = groups(made)[0].manifest["metadata"]["name"]
     assert name == pod_name(KEY.name, KEY.uid, 2).removesuffix("-0")
     assert name != groups(first_plan(GangApi.V1BETA1))[0].manifest["metadata"]["name"]
-    assert [p["metadata"]["annotations"].get(PINNED_ANNOTATION, "") for p in manifests(made)] == [
-        "node-0",
-        "",
-    ]
+    assert list(map(home_of, manifests(made))) == ["node-0", ""]
     assert all("podAffinity" in p["spec"]["affinity"] and referring(p) for p in manifests(made)), "one zone"
 
 

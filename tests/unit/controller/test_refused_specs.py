@@ -98,7 +98,7 @@ REFUSED: list[tuple[str, Json]] = [
         pod(containers=[{"name": "x"}, {"name": "trainer", "terminationMessagePath": "/x"}]),
     ),
     (f"{TRAINER}.lifecycle.preStop", pod({"lifecycle": {"preStop": {"sleep": {}}}})),
-    (f"{METADATA}.annotations", pod(metadata={"annotations": {"spottrain.io/pinned-to": "n"}})),
+    (f"{METADATA}.annotations", pod(metadata={"annotations": {"spottrain.io/avoids": "n"}})),
     (f"{METADATA}.annotations", pod(metadata={"annotations": {"spottrain.io/termination-deadline": "x"}})),
     (f"{METADATA}.labels", pod(metadata={"labels": {"spottrain.io/attempt": "7"}})),
     (f"{METADATA}.labels", pod(metadata={"labels": {"kueue.x-k8s.io/queue-name": "a"}}) | {"queueName": "b"}),

@@ -73,7 +73,6 @@ PODS = (
     make_pod(**deleted()),
     make_pod(notice=notice()),
     make_pod(**PENDING, unschedulable="no node"),
-    make_pod(**PENDING, pinned="node-z", unschedulable="no node"),
     make_pod(**PENDING, avoids=("node-a",), unschedulable="no node"),
     make_pod(**PENDING, grouped=True),
     make_pod(phase="Pending", running_since=None, waiting=NO_IMAGE),
