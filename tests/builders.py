@@ -41,7 +41,7 @@ RUNTIME_SEEN = ConditionStatus(
     type=Condition.RUNTIME_ATTACHED,
     status="True",
     reason=Reason.RUNTIME_TRAINS,
-    message="the runtime was seen to train in this job, or to be done",
+    message="the spottrain runtime has trained in this job",
     last_transition_time=NOW - timedelta(minutes=9),
     observed_generation=1,
 )

@@ -162,7 +162,7 @@ def test_a_leader_that_is_cut_off_ends_and_comes_back_as_a_standby(
         line.cut()
         scene.give_notice(node, 60)
         assert first.wait_end() == 1
-        assert "this process leads no more, and ends: the Lease could not be renewed" in first.log.read_text()
+        assert "lost leadership, exiting: the Lease could not be renewed" in first.log.read_text()
         new = scene.wait_attempt(2)
         line.mend()
         first.start()

@@ -75,7 +75,7 @@ def _of_python(words: Sequence[str]) -> list[str]:
         case ["-m", "accelerate.commands.launch", *more]:
             return [*interpreter, *rest[:2], *_of_ranks(more, ACCELERATE_SWITCHES, ONE_RANK)]
         case ["-m", "torch.distributed.launch", *_]:
-            raise ValueError("starts torch.distributed.launch, in place of which there is torchrun")
+            raise ValueError("starts torch.distributed.launch, which torchrun has replaced")
         case ["-m", "spottrain", "run", *more]:
             return [*interpreter, LAUNCHER, *more]
         case ["-m", module, *_] if not module.startswith("-"):

@@ -244,7 +244,7 @@ class ChosenPool(Pool):
             words.append(f"{offers}, so pods may run on any node")
         if self.type is CapacityType.SPOT and self.found_platform is None and self.notice_seconds is None:
             words.append(
-                f"no node tells its cloud, so the grace is {self.window} s, the shortest of all clouds"
+                f"no node has a cloud's label, so the grace is {self.window} s, the shortest of all clouds"
             )
         todo = "set platform, preset or nodeSelector in spec.capacity.pools or in the chart's defaultPool"
         return f"pool {self.name}: {'; '.join(words)}; {todo}" if words else ""

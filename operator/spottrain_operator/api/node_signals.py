@@ -26,7 +26,7 @@ OUT_OF_SERVICE: Final = "node.kubernetes.io/out-of-service"
 LEAVING_TAINTS: Final = {
     KARPENTER_DISRUPTED: "Karpenter takes the node out of service",
     f"{NTH}spot-itn": "the AWS node termination handler has seen a spot interruption",
-    f"{NTH}scheduled-maintenance": "the AWS node termination handler has seen a maintenance event",
+    f"{NTH}scheduled-maintenance": "the AWS node termination handler reports a maintenance event",
     f"{NTH}asg-lifecycle-termination": "its auto scaling group ends the instance",
     "cloud.google.com/impending-node-termination": "Google Cloud ends the machine",
     "ToBeDeletedByClusterAutoscaler": "the cluster autoscaler deletes the node",
@@ -127,7 +127,7 @@ def fault(node: Raw) -> str:
         kind, status = condition["type"], condition.get("status")
         if (kind in FAULTY_IF_TRUE and status == "True") or (kind in FAULTY_IF_FALSE and status == "False"):
             why = ": ".join(filter(None, (condition.get("reason"), condition.get("message", "")[:500])))
-            return f"condition {kind}={status} ({why or 'no reason is given'})"
+            return f"condition {kind}={status} ({why or 'no reason given'})"
     return ""
 
 

@@ -213,7 +213,7 @@ def _pod_problem(spec: TrainingJobSpec) -> str:
     if PROGRESS_PORT in ports:
         return (
             f"{trainer_path(pod)}.ports must not have containerPort {PROGRESS_PORT}, on which the sidecar "
-            "tells its progress; take another number"
+            "serves its progress; take another number"
         )
     for variable in judged(pod["containers"]).get("env") or ():
         if variable.get("name") in {str(name) for name in SyncEnv}:

@@ -64,13 +64,15 @@ def template_problem(template: Mapping[str, Any]) -> str:
         )
     names = [c["name"] for c in pod["containers"]]
     if len(names) > 1 and TRAINER_CONTAINER not in names:
-        return f"{path}.containers must have one named {TRAINER_CONTAINER}, the one that is judged: {names}"
+        return (
+            f"{path}.containers must have one named {TRAINER_CONTAINER}, whose end ends the attempt: {names}"
+        )
     trainer = judged(pod["containers"])
     where = trainer_path(pod)
     if "terminationMessagePath" in trainer:
-        return f"{where}.terminationMessagePath must be absent, because the runtime tells its outcome there"
+        return f"{where}.terminationMessagePath must be absent, because the runtime writes its outcome there"
     if (trainer.get("lifecycle") or {}).get("preStop"):
-        return f"{where}.lifecycle.preStop must be absent, because it takes from the time to save"
+        return f"{where}.lifecycle.preStop must be absent, because it shortens the time to save"
     return ""
 
 
@@ -122,7 +124,7 @@ def _port_taken(pod: Mapping[str, Any]) -> str:
         if port.get("name") == PROGRESS_NAME and port.get("containerPort") != PROGRESS_PORT:
             return (
                 f"{trainer_path(pod)}.ports[{i}] must not be named {PROGRESS_NAME}, the name of the port "
-                f"{PROGRESS_PORT} on which the trainer tells its progress; give it another name"
+                f"{PROGRESS_PORT} on which the trainer serves its progress; give it another name"
             )
     for kind in ("containers", "initContainers"):
         for container in pod.get(kind) or ():
@@ -130,7 +132,7 @@ def _port_taken(pod: Mapping[str, Any]) -> str:
             if container is not trainer and PROGRESS_PORT in numbers:
                 where = f"spec.template.spec.{kind}, {container['name']}"
                 return (
-                    f"{where} has containerPort {PROGRESS_PORT}, on which the trainer tells its progress; "
+                    f"{where} has containerPort {PROGRESS_PORT}, on which the trainer serves its progress; "
                     "take another number"
                 )
     return ""

@@ -222,7 +222,7 @@ def _problem(spec: TrainingJobSpec) -> str:
     """Returns a sentence about fields that do not fit together; "" where the spec is valid."""
     pod, checkpoint = spec.template.get("spec"), spec.checkpoint
     if not isinstance(pod, dict):
-        return "spec.template.spec must be a pod's spec"
+        return "spec.template.spec must be a pod spec"
     if problem := template.template_problem(spec.template) or gpus.problem(pod, spec.gpus_per_worker):
         return problem
     if problem := _other_capacity(spec) or template.collision(

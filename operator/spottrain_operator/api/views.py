@@ -412,7 +412,7 @@ def _unready(status: Raw) -> str:
     if found.get("status", "True") == "True":
         return ""
     why = ": ".join(filter(None, (found.get("reason"), found.get("message", "")[:500])))
-    return f"since {found.get('lastTransitionTime', 'an unknown time')} ({why or 'no reason is given'})"
+    return f"since {found.get('lastTransitionTime', 'an unknown time')} ({why or 'no reason given'})"
 
 
 def claim_view(raw: Raw) -> ClaimView:

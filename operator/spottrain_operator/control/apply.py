@@ -520,7 +520,7 @@ def _cleanup_refused(action: Provide, error: ApiError, context: Context) -> Done
     if error.kind is ApiFailure.NOT_FOUND or NAMESPACE_TERMINATING in error.causes:
         context.memory.cleanup_refused[uid] = str(error)
         return Done(again=True)
-    words = f"the API server rejects the pod for that: {admission_words(str(error))}"
+    words = f"the API server rejects the cleanup pod: {admission_words(str(error))}"
     known = context.memory.cleanup_rejected.get(uid)
     context.memory.cleanup_rejected[uid] = words
     return Done(again=words != known)

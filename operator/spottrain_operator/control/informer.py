@@ -152,7 +152,7 @@ class Informer(Lister[str, V]):
 
     def _log(self, error: ApiError) -> None:
         if self._quiet.due():
-            logger.warning("watching the %s is interrupted, and goes on soon: %s", self, error)
+            logger.warning("watch of %s failed, retrying: %s", self, error)
 
     # --- objects ---
     def _apply(self, event: str, raw: Json) -> None:

@@ -62,7 +62,7 @@ def _log_end(task: asyncio.Task[None]) -> None:
 
 
 def _lost(why: str) -> None:
-    _end_process(f"this process leads no more, and ends: {why}")
+    _end_process(f"lost leadership, exiting: {why}")
 
 
 def _went_back(why: str) -> None:

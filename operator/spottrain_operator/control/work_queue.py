@@ -2,8 +2,8 @@
 
 It has client-go's semantics. A key that is added while it is processed is processed once more afterwards. A
 key that fails is retried with exponential backoff of its own. Keys wait in three lanes. What is due and what
-has an event are taken in turn, so a delayed key waits for one other at most, however many wait: the DELETE at
-a notice depends on it. A resync's keys are taken when nothing else waits, and as every eighth in any case.
+has an event alternate, so a delayed key waits for one other at most, however many wait: the DELETE at a
+notice depends on it. A resync's keys are taken when nothing else waits, and as every eighth in any case.
 """
 
 from __future__ import annotations

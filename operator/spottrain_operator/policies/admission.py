@@ -50,7 +50,7 @@ def waiting(o: Observed) -> str:
     if found is None and asks_twice(o):
         return ""  # it asks by its pods so far; they go on, and capacity.problem lets no attempt follow
     if found is None or found.going or found.finished:
-        todo = f"create {seen.unknown_class}, which the job names" if seen.unknown_class else ""
+        todo = f"{seen.unknown_class}, named by the job, does not exist" if seen.unknown_class else ""
         return f"{asks}: {todo or 'its Workload is being created'}"
     return _said(o, found, asks)
 
@@ -64,7 +64,9 @@ def _said(o: Observed, found: WorkloadView, asks: str) -> str:
     if found.evicted:
         return f"{asks} again, after its eviction ({found.evicted}){message}"
     if not found.admitted:
-        return asks + (message or ": Kueue has not said why it waits; is there a LocalQueue of this name?")
+        return asks + (
+            message or ": Kueue has reported no reason; check that a LocalQueue of this name exists"
+        )
     changed = "" if occupied(o) else unfit(o, found)
     return f"{asks}: it asks again, because {changed}" if changed else ""
 
@@ -116,7 +118,7 @@ def problem(o: Observed, pool: ChosenPool) -> str:
         return f"ResourceFlavor {lacking[0]}, which the queue {o.job.queue} has assigned, does not exist"
     if seen.workload.by_topology:
         return (
-            f"the queue {o.job.queue} has assigned nodes by topology, which the operator does not follow: "
+            f"the queue {o.job.queue} has assigned nodes by topology, which the operator does not support: "
             "use a ResourceFlavor without topologyName"
         )
     return conflict(o, pool)

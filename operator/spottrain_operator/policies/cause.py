@@ -395,7 +395,7 @@ def _code(code: int) -> str:
         name = signal.Signals(code - 128).name
     except ValueError:
         return f"exit code {code}"
-    unasked = ", and no notice, deletion or memory limit is known" if name in ("SIGTERM", "SIGKILL") else ""
+    unasked = "; no notice, deletion or memory limit explains it" if name in ("SIGTERM", "SIGKILL") else ""
     return f"exit code {code} ({name}{unasked})"
 
 

@@ -66,8 +66,8 @@ def state(o: Observed) -> tuple[Reason, str]:
     retain = '{"spec":{"deletionPolicy":"Retain"}}'
     patch = f"kubectl -n {o.job.key.namespace} patch trainingjob {o.job.key.name} --type merge -p '{retain}'"
     return Reason.CANNOT_DELETE_CHECKPOINTS, (
-        f"{what} cannot be deleted: {o.cleanup_trouble[:CUT]}. It is tried{limit}, and after that they are "
-        f"left. To let the job go now and keep them: {patch}"
+        f"{what} cannot be deleted: {o.cleanup_trouble[:CUT]}. The operator retries{limit}, then leaves "
+        f"them. To let the job go now and keep them: {patch}"
     )
 
 

@@ -43,15 +43,15 @@ def _words(o: Observed) -> str:
     limit = f"and the limit is {most:.0f} s ({LIMIT})"
     if idle >= most:
         return (
-            f"no progress since step {progress.step} ({progress.state}) for {idle:.0f} s when it was asked "
-            f"at {when}, {limit}; the stacks of its threads are in its log"
+            f"no progress since step {progress.step} ({progress.state}) for {idle:.0f} s, as polled at "
+            f"{when}, {limit}; its stack traces are in its log"
         )
     silent = (o.now - sample.at).total_seconds()
     return (
         f"the trainer has not responded since {when}, for {silent:.0f} s, {limit}; it was at step "
         f"{progress.step} ({progress.state}). Its process is stopped or gets no processor time (SIGSTOP, a "
-        "debugger, a limit on CPU), or the network to it is cut; the stacks of its threads are in its log "
-        "if it could still write them"
+        "debugger, a limit on CPU), or the network to it is cut; its stack traces are in its log if "
+        "it could still write them"
     )
 
 

@@ -56,7 +56,7 @@ def suspended(o: Observed) -> Halt | None:
     assert o.spending is not None
     return Halt(
         reason=Reason.MAX_COST_REACHED,
-        why=f"the job has cost as much as capacity.maxCost ({o.job.spec.capacity.max_cost:f} US dollars)",
+        why=f"the job has reached capacity.maxCost ({o.job.spec.capacity.max_cost:f} US dollars)",
         figures=f": {o.spending.spent:.2f} US dollars before refunds",
         remedy="raise capacity.maxCost",
     )

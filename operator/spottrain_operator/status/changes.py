@@ -98,7 +98,7 @@ def with_runtime(status: Status, o: Observed) -> Status:
     """Sets RuntimeAttached=True once, for the rest of the job."""
     if not runtime.managed(o) or status.is_true(Condition.RUNTIME_ATTACHED):
         return status
-    words = "the runtime was seen to train in this job, or to be done"
+    words = "the spottrain runtime has trained in this job"
     return with_condition(status, Condition.RUNTIME_ATTACHED, True, Reason.RUNTIME_TRAINS, words, o=o)
 
 

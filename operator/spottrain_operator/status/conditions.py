@@ -103,7 +103,7 @@ def _accepted(o: Observed, note: str) -> Verdict | None:
         return False, no.reason, no.message
     if not o.admitted:
         return None  # not checked yet
-    return True, Reason.VALID, note or "the API server accepts the pod of the template"
+    return True, Reason.VALID, note or "the pod template passed a dry run"
 
 
 def _with_kstatus(status: Status, o: Observed, accepted: Verdict | None) -> Status:
@@ -415,7 +415,7 @@ def _durable(status: Status, o: Observed) -> Verdict:
     note = f"; {warning}" if warning else ""  # such as a marker that does not come
     note += _lost(status, o)
     if status.known_durable_step is None:
-        return False, Reason.NO_CHECKPOINT, f"no checkpoint is known to be in the store{note}"
+        return False, Reason.NO_CHECKPOINT, f"no durable checkpoint yet{note}"
     what = "commit" if synced else "step"
     return True, Reason.DURABLE, f"{what} {status.known_durable_step} is in the store{note}"
 
@@ -435,7 +435,7 @@ def lost_words(status: Status, record: AttemptRecord, o: Observed) -> str:
     words = f"attempt {record.number} ended at step {record.last_step}, and its last {lost} step(s) are"
     if not loss_is_certain(status, record):
         return f"{words} not known to be saved"
-    return f"{words} lost" if status.terminal else f"{words} lost and done again"
+    return f"{words} lost" if status.terminal else f"{words} lost, and will be repeated"
 
 
 def _synced(o: Observed) -> bool:

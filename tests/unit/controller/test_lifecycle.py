@@ -285,7 +285,7 @@ CLEANUPS: dict[str, tuple[Observed, str]] = {
         "phase=Stopping Running=False/CannotDeleteCheckpoints warns=CannotDeleteCheckpoints !holds again=5",
     ),
     "so is a rejection": (
-        going(cleanup_trouble="the API server rejects the pod for that: exceeded quota"),
+        going(cleanup_trouble="the API server rejects the cleanup pod: exceeded quota"),
         "Running=False/CannotDeleteCheckpoints warns=CannotDeleteCheckpoints provides=pods",
     ),
     "with the way out taken it goes": (

@@ -153,7 +153,7 @@ def test_steps_that_are_lost_are_said_by_an_event_and_until_they_are_done_again(
     job = Story()
     end = told(Outcome.INTERRUPTED_LOST, pod=deleted(), **LOST)
     made = job.look("attempt=2 durable=40 warns=StepsLost", end)
-    said = "attempt 1 ended at step 57, and its last 17 step(s) are lost and done again"
+    said = "attempt 1 ended at step 57, and its last 17 step(s) are lost, and will be repeated"
     assert [e.message for e in made.events if e.reason == "StepsLost"] == [said]
     assert condition(made, Condition.CHECKPOINT_DURABLE).message == f"step 40 is in the store; {said}"
     assert job.status.progress is not None and job.status.progress.step == 40
@@ -192,7 +192,7 @@ def test_what_a_killed_trainer_has_lost_is_said_when_the_next_one_has_read_the_n
     resumed = replace(sample(found, 2, startStep=found, durableStep=found), at=after(20))
     made = job.look(f"durable={found}", make_pod(2), at=20, sample=resumed)
     said_then = [e.message for e in made.events if e.reason == "StepsLost"]
-    words = f"attempt 1 ended at step 57, and its last {lost} step(s) are lost and done again"
+    words = f"attempt 1 ended at step 57, and its last {lost} step(s) are lost, and will be repeated"
     assert said_then == [words] * (lost > 0)
 
 

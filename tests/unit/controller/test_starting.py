@@ -84,7 +84,7 @@ SAID: dict[str, tuple[Observed, str]] = {
     "a spec that cannot be read any more is no reason to end it": (
         replace(
             seen(400, IMAGE),
-            job=replace(failing_since(400), spec=None, invalid="spec.template.spec must be a pod's spec"),
+            job=replace(failing_since(400), spec=None, invalid="spec.template.spec must be a pod spec"),
         ),
         "Running=False/ImagePullBackOff !deletes",
     ),
