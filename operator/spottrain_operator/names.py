@@ -293,53 +293,40 @@ ILLEGAL_INSTRUCTION: Final = 128 + 4
 
 HASH_DIGITS: Final = 8
 """Digits of the hash of a job's UID in the names of its objects."""
-OLD_HASH_DIGITS: Final = 5
-"""Those of a job whose first attempt was started by spottrain 0.2."""
 NAME_LIMIT: Final = 63
 """A pod's name is also its host name (RFC 1123 label)."""
 RENDEZVOUS_PORT: Final = 29500
 """torch's default port; each pod has its own addresses, so two gangs cannot conflict."""
 
 
-def pod_name(job: str, job_uid: str, attempt: int, rank: int = 0, *, digits: int = HASH_DIGITS) -> str:
+def pod_name(job: str, job_uid: str, attempt: int, rank: int = 0) -> str:
     """Returns a deterministic name: a crash between status write and POST can only recreate the same pod."""
-    return _name(job, job_uid, digits, suffix=f"-{attempt}-{rank}")
+    return _name(job, job_uid, suffix=f"-{attempt}-{rank}")
 
 
-def hash_digits(pod: str) -> int:
-    """Returns how many digits of the hash a job's pod has in its name."""
-    parts = pod.rsplit("-", 3)  # job, hash, attempt, rank
-    return OLD_HASH_DIGITS if len(parts) == 4 and len(parts[1]) == OLD_HASH_DIGITS else HASH_DIGITS
-
-
-def group_name(job: str, job_uid: str, attempt: int, *, digits: int = HASH_DIGITS) -> str:
+def group_name(job: str, job_uid: str, attempt: int) -> str:
     """Returns the name of an attempt's pod group, for schedulers and queues that start all pods or none."""
-    return pod_name(job, job_uid, attempt, digits=digits).removesuffix("-0")
+    return pod_name(job, job_uid, attempt).removesuffix("-0")
 
 
-def cleanup_name(job: str, job_uid: str, *, digits: int = HASH_DIGITS) -> str:
+def cleanup_name(job: str, job_uid: str) -> str:
     """Returns the name of the pod that deletes the checkpoints of a deleted job."""
-    return _name(job, job_uid, digits, suffix="-cleanup")
+    return _name(job, job_uid, suffix="-cleanup")
 
 
-def cache_claim_name(job: str, job_uid: str, *, digits: int = HASH_DIGITS) -> str:
-    """Returns the name of the claim that is created for a job's data cache, for all its attempts."""
-    return _name(job, job_uid, digits, suffix="-data-cache")
-
-
-def workload_name(job: str, job_uid: str, *, digits: int = HASH_DIGITS) -> str:
+def workload_name(job: str, job_uid: str) -> str:
     """Returns the name of the Workload with which a job asks its Kueue queue."""
-    return _name(job, job_uid, digits, suffix="-workload")
+    return _name(job, job_uid, suffix="-workload")
 
 
-def service_name(job: str, job_uid: str, *, digits: int = HASH_DIGITS) -> str:
+def service_name(job: str, job_uid: str) -> str:
     """Returns the name of a gang's headless Service; it begins with a letter (RFC 1035)."""
-    return _name(job, job_uid, digits, prefix="gang-")
+    return _name(job, job_uid, prefix="gang-")
 
 
-def _name(job: str, job_uid: str, digits: int, *, prefix: str = "", suffix: str = "") -> str:
+def _name(job: str, job_uid: str, *, prefix: str = "", suffix: str = "") -> str:
     """Returns the job's name, cut to fit, with a hash of its UID: another job of this name differs."""
-    end = f"-{hashlib.sha256(job_uid.encode()).hexdigest()[:digits]}{suffix}"
+    end = f"-{hashlib.sha256(job_uid.encode()).hexdigest()[:HASH_DIGITS]}{suffix}"
     room = NAME_LIMIT - len(prefix) - len(end)
     return prefix + job.replace(".", "-")[:room].rstrip("-") + end
 

@@ -228,8 +228,10 @@ def test_the_operator_may_change_the_workloads_of_training_jobs_only(kube: Kube,
     kube.call("DELETE", f"{folder}/of-another")
 
 
-def test_both_ways_to_a_queue_are_refused_with_a_sentence(scene: Scene, operator: OperatorProcess) -> None:
-    create(scene, queueName="other")
+def test_pods_that_ask_a_queue_themselves_are_refused(scene: Scene, operator: OperatorProcess) -> None:
+    container = {"name": "trainer", "image": "example.com/train:1"}
+    asks = {"labels": {QUEUE_LABEL: "other"}}
+    create(scene, template={"metadata": asks, "spec": {"containers": [container]}})
     refused = scene.wait_condition("Accepted", "False", "InvalidSpec")
-    assert "leave one of the two out" in refused["message"]
+    assert "set that label on the TrainingJob" in refused["message"]
     scene.kube.call("DELETE", jobs(scene.namespace, scene.job))

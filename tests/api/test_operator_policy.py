@@ -155,8 +155,6 @@ def test_each_write_of_the_operator_to_a_job_passes(guarded: Kube, operators_kub
 def test_the_operator_makes_what_a_job_needs_beside_its_pods(job: Json, operators_kubeconfig: Path) -> None:
     ports = [{"name": "rendezvous", "port": names.RENDEZVOUS_PORT}]
     service = owned("gang-mine", job, spec={"clusterIP": "None", "ports": ports})
-    size = {"requests": {"storage": "1Gi"}}
-    claim = owned("mine-data-cache", job, spec={"accessModes": ["ReadWriteOnce"], "resources": size})
     about = {"kind": names.KIND, "namespace": SPACE, "name": "mine"}
     event = {
         "metadata": {"generateName": "mine."},
@@ -167,7 +165,6 @@ def test_the_operator_makes_what_a_job_needs_beside_its_pods(job: Json, operator
 
     async def make(cluster: KubeCluster) -> None:
         await cluster.create("services", service)
-        await cluster.create(names.CLAIMS, claim)
         await cluster.create_event(SPACE, event)
 
     run(operators_kubeconfig, make)

@@ -50,7 +50,6 @@ def scene(seed: int, number: int, *, workers: int = 1) -> Scene:
         workers=random.randint(1, workers),
         policy=policy,
         grace=random.choice((3, 6, 12)),
-        replace_early=random.random() < 0.7,
     )
     acts, kills, edited = _acts(random, made), _kills(random), random.random() < 0.5
     down = random.uniform(3, 20) if random.random() < WEBHOOK_FAILS else 0.0

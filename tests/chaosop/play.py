@@ -135,7 +135,6 @@ class Play:
             JOB,
             template={"spec": pod},
             failurePolicy=budgets | {"backoffSeconds": policy.backoff},
-            capacity={"replaceDuringNotice": scene.replace_early},
             **more,
         )
 

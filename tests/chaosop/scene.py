@@ -113,7 +113,6 @@ class Scene:
     workers: int = 1
     policy: Policy = Policy()
     grace: int = 4
-    replace_early: bool = True
     acts: tuple[Act, ...] = ()
     kills: tuple[Kill, ...] = ()
     webhook_down: float = 0.0

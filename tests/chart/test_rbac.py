@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 from spottrain_operator import names
 from spottrain_operator.api import kueue
-from spottrain_operator.api.native_gangs import GangApi
+from spottrain_operator.api.native_gangs import API_VERSION, POD_GROUPS
 from spottrain_operator.io.cluster import Cluster, Json, KubeCluster
-from spottrain_operator.rendering.objects import VOLCANO
 from spottrain_operator.uninstall import uninstall
 
 from tests.support.helm import ROOT, Object, find, render
@@ -100,10 +99,7 @@ async def called_by_the_operator() -> Rights:
     }
     for call in calls.values():
         await call
-    await recorder.create(names.CLAIMS, {"metadata": {"namespace": "ml"}})
-    for api in GangApi:
-        await recorder.create(api.resource, {"metadata": {"namespace": "ml"}}, group=api.group)
-    await recorder.create("podgroups", {"metadata": {"namespace": "ml"}}, group=VOLCANO)
+    await recorder.create(POD_GROUPS, {"metadata": {"namespace": "ml"}}, group=API_VERSION)
     await recorder.create("workloads", {"metadata": {"namespace": "ml"}}, group=QUEUES.group)
     for kind in (QUEUES.kind(kueue.FLAVORS), QUEUES.kind(kueue.QUEUE_CLASSES), kueue.POD_CLASSES):
         await recorder.get_custom(kind, "n")

@@ -13,11 +13,11 @@ import pytest
 import yaml
 from spottrain.contract import AZURE, NO_AZURE, OnExisting
 from spottrain_operator import names
-from spottrain_operator.api.data_cache import AccessMode, DataCache
+from spottrain_operator.api.data_cache import DataCache
 from spottrain_operator.api.node_pools import CapacityType
 from spottrain_operator.api.training_job import CheckpointMode, CompileCache, Status, TrainingJobSpec
-from spottrain_operator.api.validation import REMOVED, parse_spec
-from spottrain_operator.api.volumes import KeyRef
+from spottrain_operator.api.validation import parse_spec
+from spottrain_operator.api.volumes import KeyRef, ObjectRef
 from spottrain_operator.api.wire import camel
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -35,15 +35,8 @@ def _inner(hint: Any) -> Any:
     return hint
 
 
-def _message_of_removed(schema: dict[str, Any]) -> str:
-    """The sentence with which any value of the field is refused; "" where there is none."""
-    rules = schema.get("x-kubernetes-validations", ())
-    return next((str(rule["message"]) for rule in rules if rule["rule"] == "false"), "")
-
-
 def _pairs(cls: type, schema: dict[str, Any], path: str) -> Iterator[tuple[str, set[str], set[str]]]:
-    kept = {name for name, sub in schema["properties"].items() if not _message_of_removed(sub)}
-    yield path, {camel(f.name) for f in fields(cls)}, kept
+    yield path, {camel(f.name) for f in fields(cls)}, set(schema["properties"])
     for name, hint in get_type_hints(cls).items():
         sub, where = schema["properties"].get(camel(name), {}), f"{path}.{camel(name)}"
         if sub.get("type") == "array":
@@ -73,7 +66,6 @@ ENUMS: list[tuple[tuple[str, ...], type[StrEnum]]] = [
     (("spec", "checkpoint", "mode"), CheckpointMode),
     (("spec", "checkpoint", "onExisting"), OnExisting),
     (("spec", "checkpoint", "compileCache"), CompileCache),
-    (("spec", "dataCache", "accessMode"), AccessMode),
     (("status", "phase"), names.Phase),
 ]
 
@@ -81,17 +73,6 @@ ENUMS: list[tuple[tuple[str, ...], type[StrEnum]]] = [
 @pytest.mark.parametrize(("path", "enum"), ENUMS, ids=[".".join(p) for p, _ in ENUMS])
 def test_the_crd_has_the_values_of_the_enum(path: tuple[str, ...], enum: type[StrEnum]) -> None:
     assert _enum(*path) == {str(value) for value in enum}
-
-
-def _removed(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, str]]:
-    for name, sub in schema.get("properties", {}).items():
-        if message := _message_of_removed(sub):
-            yield f"{path}{name}", message
-        yield from _removed(sub, f"{path}{name}.")
-
-
-def test_a_removed_field_is_refused_with_one_sentence_by_schema_and_operator() -> None:
-    assert dict(_removed(SCHEMA["spec"])) == REMOVED
 
 
 def test_azures_store_is_refused_by_schema_and_chart_as_by_operator_and_runtime() -> None:
@@ -119,7 +100,7 @@ def test_the_defaults_of_the_crd_are_those_of_the_dataclasses() -> None:
         (spec, parsed),
         (spec["checkpoint"]["properties"], parsed.checkpoint),
         (ca_bundle["secretKeyRef"]["properties"], KeyRef(name="x")),
-        (spec["dataCache"]["properties"], DataCache()),
+        (spec["dataCache"]["properties"], DataCache(claim_ref=ObjectRef(name="x"))),
         (spec["capacity"]["properties"], parsed.capacity),
         (spec["failurePolicy"]["properties"], parsed.failure_policy),
     ):

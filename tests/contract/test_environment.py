@@ -77,8 +77,6 @@ TRAINING: dict[str, Any] = {
     "deterministic": False,
 }
 """All of it, but the two other ways to give the warm-up."""
-REMOVED = {"workers"}
-"""Of spottrain 0.1; the schema refuses it with a sentence."""
 OTHER_WARM_UPS = {"warmupEpochs": 0.5, "warmupFraction": 0.1}
 IMAGE = "registry.example.com:5000/train:1@sha256:" + "a" * 64
 CHECKPOINT = {
@@ -103,7 +101,6 @@ def environment() -> dict[str, str]:
     spec = raw_spec(
         template=template,
         training=TRAINING,
-        runtime={"autoAttach": False},
         checkpoint=CHECKPOINT,
         failurePolicy=policy,
         workers=2,
@@ -116,7 +113,7 @@ def environment() -> dict[str, str]:
 
 def test_every_name_of_the_contract_is_set_and_no_other(environment: dict[str, str]) -> None:
     ours = {name for name in environment if name.startswith("SPOTTRAIN_")}
-    assert ours == set(map(str, Env))
+    assert ours == set(map(str, Env)) - {Env.AUTO_ATTACH}, "which is the template's alone"
 
 
 def test_an_absent_variable_means_its_default_in_a_jobs_pod() -> None:
@@ -144,7 +141,6 @@ def test_the_runtime_reads_what_the_operator_writes(environment: dict[str, str])
     assert run.training == Training.from_json(json.dumps(TRAINING)) and run.training.optimizer is not None
     assert run.keep == 5 and run.interval.seconds == 90 and run.endpoint == "http://minio:9000"
     assert (run.keep_best, run.path_style, run.kms_key) == (False, True, "alias/checkpoints")
-    assert not run.auto_attach
     assert run.init_from == InitFrom(source="s3://bucket/base", ignore=("head.*", "norm.bias"))
     assert (run.compile_cache, run.image_digest) == ("off", "sha256:" + "a" * 64)
 
@@ -174,7 +170,7 @@ def test_the_training_fields_of_crd_and_runtime_are_the_same() -> None:
     for part in (ActivationCheckpointing, Optimizer, LearningRateScaling, EarlyStoppingSpec, Data, Profile):
         name = part.__name__[0].lower() + part.__name__[1:].removesuffix("Spec")
         ours = {f.name: f.default for f in fields(part)}
-        assert set(schema[name]["properties"]) - REMOVED == set(ours), name
+        assert set(schema[name]["properties"]) == set(ours), name
         defaults = {
             field: rule["default"] for field, rule in schema[name]["properties"].items() if "default" in rule
         }

@@ -159,11 +159,9 @@ def play(seen: Played, folder: Path, volumes: list[str]) -> None:
     lab, peace = seen.lab, {"pools": [local_pool(seen.peaceful)]}
     slow = slow_job(lab, "cache", dataCache={"claimRef": {"name": "datasets"}})
     slow["spec"]["template"]["spec"]["containers"][0] |= downloads()
-    short = {"training": {"maxSteps": 5}, "container": downloads()}
     lab.apply(
         *(drawn_to(seen.doomed, job) for job in (slow_job(lab, "job"), sync_job(lab), slow)),
         lab.job("alone", capacity=peace, training={"maxSteps": 60}),
-        lab.job("sized", capacity=peace, dataCache={"size": SIZE}, **short),
     )
     lab.wait(
         "a sentence that names the claim",
@@ -175,14 +173,6 @@ def play(seen: Played, folder: Path, volumes: list[str]) -> None:
     )
     volumes.append(add_volume(lab, folder / "datasets", "datasets"))
     add_claim(lab, "datasets", volumes[0])
-    (claim,) = lab.wait("the claim", lambda: claims(lab, "sized"), name="sized")
-    made = claim["metadata"]["name"]
-    lab.wait(
-        "a sentence that names the claim",
-        lambda: f"no volume yet for {made}" in lab.condition("Scheduled", "sized").get("message", ""),
-        name="sized",
-    )
-    volumes.append(add_volume(lab, folder / "sized", made))
     for name in ("job", "cache"):
         lab.wait_for_step(BEGUN, name=name, seconds=240)
     lab.wait(
@@ -194,7 +184,7 @@ def play(seen: Played, folder: Path, volumes: list[str]) -> None:
     for name in MOVED:
         lab.wait(f"the end of {name}'s first attempt", partial(first_has_ended, lab, name), name=name)
         seen.ended[name] = now()
-    for name in ("alone", "sized", *MOVED):
+    for name in ("alone", *MOVED):
         lab.wait_for_phase("Succeeded", name=name, seconds=240)
         seen.ended.setdefault(name, now())
 
@@ -202,10 +192,6 @@ def play(seen: Played, folder: Path, volumes: list[str]) -> None:
 def first_has_ended(lab: Lab, name: str) -> bool:
     attempts = lab.status(name).get("attempts", [])
     return bool(attempts and attempts[0].get("ended"))
-
-
-def claims(lab: Lab, job: str) -> list[Raw]:
-    return lab.kubectl.items("persistentvolumeclaims", "-l", f"spottrain.io/job={job}")
 
 
 # --- with a notice --------------------------------------------------------------------------------------
@@ -320,14 +306,6 @@ def test_the_time_of_a_job_is_what_its_trainer_measured_and_its_saving_follows(p
     assert abs(Decimal(cost["onDemandIdeal"]) - ideal) <= CENT
     saving = 100 * (1 - Decimal(cost["spent"]) / Decimal(cost["onDemandIdeal"]))
     assert cost["saving"] == f"{saving:.1f}%"
-
-
-def test_a_claim_made_for_a_job_goes_with_it(played: Played) -> None:
-    lab = played.lab
-    assert "event=data-cache-filled name=weights" in lab.stored_log(attempt=1, name="sized")
-    assert claims(lab, "sized")
-    lab.kubectl.run("delete", "trainingjob", "sized")
-    lab.wait("the claim to go", lambda: not claims(lab, "sized"), name="sized")
 
 
 # --- a trainer that behaves badly -----------------------------------------------------------------------

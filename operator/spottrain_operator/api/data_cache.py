@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
@@ -18,30 +17,10 @@ Json = dict[str, Any]
 VOLUME: Final = "spottrain-data-cache"
 
 
-class AccessMode(StrEnum):
-    READ_WRITE_MANY = "ReadWriteMany"
-    READ_WRITE_ONCE = "ReadWriteOnce"
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataCache:
-    """Either `claim_ref` or `size` is set."""
-
-    claim_ref: volumes.ObjectRef | None = None
-    size: str = ""
-    storage_class_name: str = ""
-    access_mode: AccessMode | None = None
-    """None with `claim_ref`: that claim's own mode applies."""
+    claim_ref: volumes.ObjectRef
     mount_path: str = DATA_CACHE_DIR
-
-    @property
-    def mode(self) -> AccessMode:
-        """Access mode of the claim that is created."""
-        return self.access_mode or AccessMode.READ_WRITE_MANY
-
-    def claim(self, own: str) -> str:
-        """Returns the name of the cache's claim; `own`: of the one that the operator creates."""
-        return self.claim_ref.name if self.claim_ref is not None else own
 
     @property
     def path(self) -> str:
@@ -80,7 +59,7 @@ def _folder_problem(cache: DataCache, checkpoint_uri: str) -> str:
         return ""
     return (
         f"spec.checkpoint.uri {checkpoint_uri} is in the data cache, which is for what can be downloaded "
-        "again, and may go with the job; give checkpoints a volume of their own, or an s3:// or gs:// URI"
+        "again; give checkpoints a volume of their own, or an s3:// or gs:// URI"
     )
 
 
@@ -88,10 +67,10 @@ def _within(path: str, folder: str) -> bool:
     return path == folder or path.startswith(f"{folder}/")
 
 
-def mount(body: Json, trainer: Json, cache: DataCache, claim: str) -> None:
+def mount(body: Json, trainer: Json, cache: DataCache) -> None:
     """Mounts the cache into the trainer; must follow `volumes.equip`."""
     trainer["volumeMounts"].append({"name": VOLUME, "mountPath": cache.path})
-    body["volumes"].append({"name": VOLUME, "persistentVolumeClaim": {"claimName": claim}})
+    body["volumes"].append({"name": VOLUME, "persistentVolumeClaim": {"claimName": cache.claim_ref.name}})
 
 
 def homes(cache: DataCache | None, trainer: Mapping[str, Any]) -> dict[str, str]:

@@ -13,7 +13,6 @@ from spottrain.contract import Progress
 
 from spottrain_operator.api.kueue import NOTHING as NOTHING_ASSIGNED
 from spottrain_operator.api.kueue import Admission, Assigned, KueueApi, Told, WorkloadView
-from spottrain_operator.api.native_gangs import GangApi
 from spottrain_operator.api.node_pools import NOTHING, Found, Pool
 from spottrain_operator.api.prices import NO_PRICES, PriceList
 from spottrain_operator.api.resources import NO_RESOURCES, Resources
@@ -214,8 +213,6 @@ class ClaimView:
     """The fields of a PersistentVolumeClaim that decisions need."""
 
     name: str
-    owner_uid: str = ""
-    """UID of its controller."""
     access_modes: tuple[str, ...] = ()
     bound: bool = False
     """Whether it has its volume. Some storage classes create that only once a pod has a node."""
@@ -363,8 +360,8 @@ class Observed:
     """Until when a pod of the job may have waited for a volume, as far as this process has seen."""
     heard: Mapping[str, PodEvents] = field(default_factory=dict)
     """By pod UID: its Events, where `policies.starting` requested them and they could be read."""
-    gang_api: GangApi | None = None
-    """The version of Kubernetes' own gang scheduling that this cluster serves."""
+    has_gangs: bool = False
+    """Whether this cluster serves Kubernetes' own gang scheduling."""
     admission: Admission | None = None
     """By Kueue; None where the job names no queue and has no Workload."""
     karpenter: bool = False
@@ -561,8 +558,8 @@ class Placement:
     """Whether the cluster's nodes have zones, so that a gang can be kept in one."""
     zone: str = ""
     """Zone to require, to which ranks return."""
-    gang_api: GangApi | None = None
-    """Version of Kubernetes' own gang scheduling, if the attempt has such a group."""
+    grouped: bool = False
+    """Whether the attempt has a PodGroup."""
     assigned: Assigned = field(default=NOTHING_ASSIGNED, hash=False)
     """By the admission of the job's queue: the same for all ranks."""
     soft: bool = False

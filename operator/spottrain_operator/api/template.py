@@ -76,32 +76,13 @@ def template_problem(template: Mapping[str, Any]) -> str:
     return ""
 
 
-def queued_twice(template: Mapping[str, Any], label: str, queue_name: str) -> str:
-    """Returns a sentence about a job that a Kueue queue would admit twice; "" where it does once at most.
-
-    label: the job's own label, for which a Workload is made. The others make Kueue admit the pods themselves.
-    """
-    pods = ((template.get("metadata") or {}).get("labels") or {}).get(QUEUE_LABEL, "")
-    if not label or not (queue_name or pods):
-        return ""
-    other = (
-        f"spec.queueName {queue_name}"
-        if queue_name
-        else f"spec.template.metadata.labels {QUEUE_LABEL} {pods}"
-    )
-    return (
-        f"metadata.labels has {QUEUE_LABEL} {label}, by which the job asks its Kueue queue with a Workload, "
-        f"and with {other} its pods would ask too: leave one of the two out"
-    )
-
-
-def collision(template: Mapping[str, Any], *, gang: bool, managed: bool, queue: str) -> str:
+def collision(template: Mapping[str, Any], *, gang: bool, managed: bool) -> str:
     """Returns a sentence about a template entry that conflicts with the operator's own; "" without one."""
-    taken = _key_taken(template, queue) or _port_taken(template["spec"])
+    taken = _key_taken(template) or _port_taken(template["spec"])
     return taken or _variable_taken(template["spec"], gang, managed)
 
 
-def _key_taken(template: Mapping[str, Any], queue: str) -> str:
+def _key_taken(template: Mapping[str, Any]) -> str:
     """Rejects keys of ours, which would take effect: a deadline annotation would end each attempt at once."""
     metadata = template.get("metadata") or {}
     for kind in ("annotations", "labels"):
@@ -109,11 +90,10 @@ def _key_taken(template: Mapping[str, Any], queue: str) -> str:
             if f".{key.partition('/')[0]}".endswith(f".{DOMAIN}"):
                 where = f"spec.template.metadata.{kind}"
                 return f"{where} must not have {key}: keys of {DOMAIN} are the operator's; leave it out"
-    label = (metadata.get("labels") or {}).get(QUEUE_LABEL, queue)
-    if queue and label != queue:
+    if QUEUE_LABEL in (metadata.get("labels") or {}):
         return (
-            f"spec.template.metadata.labels has {QUEUE_LABEL} {label}, and spec.queueName is {queue}: "
-            "leave one of the two out"
+            f"spec.template.metadata.labels must not have {QUEUE_LABEL}: set that label on the TrainingJob, "
+            "which asks the queue for all of its pods"
         )
     return ""
 
@@ -140,7 +120,8 @@ def _port_taken(pod: Mapping[str, Any]) -> str:
 
 def _variable_taken(pod: Mapping[str, Any], gang: bool, managed: bool) -> str:
     ours = {str(name) for name in Env if managed or not name.startswith("SPOTTRAIN_CHECKPOINT_")}
-    ours.discard(Env.DATA_CACHE)  # the template's own volume may be the cache (data_cache.py rejects two)
+    # The template's own volume may be the cache (data_cache.py rejects two).
+    ours -= {Env.DATA_CACHE, Env.AUTO_ATTACH}
     for variable in judged(pod["containers"]).get("env") or ():
         name = variable.get("name")
         if name in ours or (gang and name in RANK_VARIABLES):

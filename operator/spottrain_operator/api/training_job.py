@@ -64,14 +64,12 @@ class OnDemandAfter:
     """When SpotFirst switches to on-demand for a while."""
 
     interruptions: int | None = 3
-    within_seconds: int = 3600
     pending_seconds: int | None = 600
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CapacitySpec:
     type: CapacityType = CapacityType.SPOT
-    replace_during_notice: bool = True
     same_zone: bool = True
     pending_timeout_seconds: int = 900
     on_demand_after: OnDemandAfter = OnDemandAfter()
@@ -90,7 +88,6 @@ class Encryption:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RuntimeSpec:
-    auto_attach: bool = True
     inject: bool = False
     """Whether the operator brings the runtime into the trainer's container, whose image lacks it."""
 
@@ -151,7 +148,6 @@ class CheckpointSpec:
 class FailurePolicy:
     max_failures: int = 3
     max_interruptions: int = 100
-    within_seconds: int | None = None
     max_no_progress: int | None = 10
     backoff_seconds: int = 10
     start_timeout_seconds: int = 300
@@ -177,7 +173,6 @@ class TrainingJobSpec:
     active_deadline_seconds: int | None = None
     ttl_seconds_after_finished: int | None = None
     deletion_policy: DeletionPolicy = DeletionPolicy.RETAIN
-    queue_name: str = ""
 
     @property
     def gpus(self) -> gpus.Gpus:
@@ -190,9 +185,7 @@ class TrainingJobSpec:
         Only our runtime can wait until its predecessor has saved. A gang is excluded: its survivors occupy
         the nodes that its next attempt needs until they have saved.
         """
-        alone = self.workers == 1 and not self.queue_name
-        queued = self.template["spec"].get("schedulerName") == "volcano"
-        return self.capacity.replace_during_notice and self.checkpoint.managed and alone and not queued
+        return self.workers == 1 and self.checkpoint.managed
 
     @property
     def on_spot(self) -> bool:
@@ -527,7 +520,6 @@ class Status:
     attempt: int = 0
     failures: int = 0
     interruptions: int = 0
-    interruption_times: tuple[datetime, ...] = ()
     spot_reclaims: tuple[datetime, ...] = ()
     no_progress: int = 0
     interrupted_at_step: int | None = None
@@ -624,33 +616,23 @@ class Job:
         return not (complete and spec.capacity.pools and spec.service_account)
 
     # --- names of its objects ---
-    @property
-    def hash_digits(self) -> int:
-        """Digits of the hash in these names, for all of a job's life: its objects are found by them."""
-        attempts = self.status.attempts
-        return names.hash_digits(attempts[-1].pod) if attempts else names.HASH_DIGITS
-
     def pod_name(self, attempt: int, rank: int = 0) -> str:
-        return names.pod_name(self.key.name, self.key.uid, attempt, rank, digits=self.hash_digits)
+        return names.pod_name(self.key.name, self.key.uid, attempt, rank)
 
     @property
     def service_name(self) -> str:
-        return names.service_name(self.key.name, self.key.uid, digits=self.hash_digits)
+        return names.service_name(self.key.name, self.key.uid)
 
     def group_name(self, attempt: int) -> str:
-        return names.group_name(self.key.name, self.key.uid, attempt, digits=self.hash_digits)
-
-    @property
-    def cache_claim_name(self) -> str:
-        return names.cache_claim_name(self.key.name, self.key.uid, digits=self.hash_digits)
+        return names.group_name(self.key.name, self.key.uid, attempt)
 
     @property
     def workload_name(self) -> str:
-        return names.workload_name(self.key.name, self.key.uid, digits=self.hash_digits)
+        return names.workload_name(self.key.name, self.key.uid)
 
     @property
     def cleanup_name(self) -> str:
-        return names.cleanup_name(self.key.name, self.key.uid, digits=self.hash_digits)
+        return names.cleanup_name(self.key.name, self.key.uid)
 
 
 KEPT_ATTEMPTS = 20

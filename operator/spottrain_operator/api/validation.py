@@ -1,14 +1,14 @@
 """Parses and validates TrainingJobs: raw JSON becomes dataclasses, or sentences that say what is wrong. Pure.
 
-A sentence names the field, what is wrong with it and what to do. Wrong types, unknown values and fields that
-were removed are reported together; rules across fields only for a spec without those.
+A sentence names the field, what is wrong with it and what to do. Wrong types and unknown values are
+reported together; rules across fields only for a spec without those.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from decimal import Decimal
 from functools import cache
@@ -44,34 +44,6 @@ T = TypeVar("T")
 LEAST_DOLLARS: Final = Decimal("0.01")
 MOST_DOLLARS: Final = Decimal(10**9)
 MOST_DIGITS: Final = 20
-REMOVED: Final = {
-    "checkpoint.managed": (
-        "checkpoint.managed was replaced by mode in spottrain 0.2; write mode: Runtime in place of true, "
-        "mode: Self in place of false"
-    ),
-    "checkpoint.credentialsSecret": (
-        "checkpoint.credentialsSecret was replaced by credentialsSecretRef in spottrain 0.2; write "
-        "credentialsSecretRef with the Secret's name in its field name"
-    ),
-    "checkpoint.caBundle.configMap": (
-        "caBundle.configMap was replaced by configMapKeyRef in spottrain 0.2; "
-        "write configMapKeyRef with name and key"
-    ),
-    "checkpoint.caBundle.secret": (
-        "caBundle.secret was replaced by secretKeyRef in spottrain 0.2; write secretKeyRef with name and key"
-    ),
-    "checkpoint.caBundle.key": (
-        "caBundle.key moved into configMapKeyRef and secretKeyRef in spottrain 0.2; write it there"
-    ),
-    "dataCache.claimName": (
-        "dataCache.claimName was replaced by claimRef in spottrain 0.2; write claimRef with the claim's name "
-        "in its field name"
-    ),
-    "training.data.workers": (
-        "training.data.workers was renamed to numWorkers in spottrain 0.2; write numWorkers"
-    ),
-}
-"""Fields of spottrain 0.1, with the schema's sentences. Objects that were stored then may still have them."""
 
 
 # --- from JSON to dataclasses -----------------------------------------------------------------------------
@@ -130,8 +102,8 @@ def parse_spec(raw: Any, defaults: AppliedDefaults | None = None) -> TrainingJob
     not seen."""
     spec: TrainingJobSpec
     spec, wrong = _decoded(TrainingJobSpec, raw, "spec")
-    if sentences := [*_removed(raw), *wrong]:
-        raise InvalidSpec("; ".join(sentences))
+    if wrong:
+        raise InvalidSpec("; ".join(wrong))
     return with_defaults(spec, defaults or AppliedDefaults())
 
 
@@ -209,15 +181,6 @@ def _sane(item: Any) -> bool:
 
 
 # --- rules that no schema can express ---------------------------------------------------------------------
-def _removed(raw: Any) -> Iterator[str]:
-    for path, sentence in REMOVED.items():
-        part = raw
-        for step in path.split("."):
-            part = part.get(step) if isinstance(part, Mapping) else None
-        if part is not None:
-            yield f"spec.{path}: {sentence}"
-
-
 def _problem(spec: TrainingJobSpec) -> str:
     """Returns a sentence about fields that do not fit together; "" where the spec is valid."""
     pod, checkpoint = spec.template.get("spec"), spec.checkpoint
@@ -226,7 +189,7 @@ def _problem(spec: TrainingJobSpec) -> str:
     if problem := template.template_problem(spec.template) or gpus.problem(pod, spec.gpus_per_worker):
         return problem
     if problem := _other_capacity(spec) or template.collision(
-        spec.template, gang=spec.workers > 1, managed=checkpoint.ours, queue=spec.queue_name
+        spec.template, gang=spec.workers > 1, managed=checkpoint.ours
     ):
         return problem
     if problem := sync.problem(spec) or injected.problem(spec) or _init_problem(checkpoint):

@@ -94,8 +94,7 @@ def _stray(meta: Raw, job: JobKey) -> bool:
     """Returns whether a pod is a copy: ours have an owner, and a name derived from job, attempt and rank."""
     owned = any(o.get("controller") for o in meta.get("ownerReferences") or ())
     attempt, rank = int(meta["labels"][names.ATTEMPT_LABEL]), _rank(meta["labels"])
-    digits = names.hash_digits(meta["name"])
-    return not owned or meta["name"] != names.pod_name(job.name, job.uid, attempt, rank, digits=digits)
+    return not owned or meta["name"] != names.pod_name(job.name, job.uid, attempt, rank)
 
 
 def _owner(meta: Raw) -> JobKey | None:
@@ -417,11 +416,9 @@ def _unready(status: Raw) -> str:
 
 def claim_view(raw: Raw) -> ClaimView:
     meta = raw["metadata"]
-    owner: Raw = next((o for o in meta.get("ownerReferences") or () if o.get("controller")), {})
     bound = raw.get("status", {}).get("phase") == "Bound"
     return ClaimView(
         name=meta["name"],
-        owner_uid=owner.get("uid", ""),
         access_modes=tuple(raw.get("spec", {}).get("accessModes") or ()),
         bound=bound,
         selected=not bound and names.SELECTED_NODE_ANNOTATION in (meta.get("annotations") or {}),

@@ -23,7 +23,7 @@ from typing import Any, Final
 
 from spottrain_operator import names
 from spottrain_operator.api import kueue
-from spottrain_operator.api.native_gangs import API_GROUP
+from spottrain_operator.api.native_gangs import API_VERSION
 from spottrain_operator.api.observed import (
     Action,
     Annotate,
@@ -498,14 +498,12 @@ async def _provide(action: Provide, key: JobKey, context: Context) -> Done | Rej
         if action.kind == "pods" and not exists:
             return _cleanup_refused(action, error, context)
         # Also where groups are no longer served: pods with a missing group never start.
-        if action.group.startswith(API_GROUP) and error.kind in (ApiFailure.NOT_FOUND, ApiFailure.FORBIDDEN):
+        if action.group == API_VERSION and error.kind in (ApiFailure.NOT_FOUND, ApiFailure.FORBIDDEN):
             logger.warning("%s starts without a pod group: %s", key, error, extra=about(key))
             context.memory.ungrouped.add(key)
             return Changed(why=f"{key}: the next plan does without groups")
         if error.kind in REJECTIONS:
             return Rejected(refusal=_refusal(error, action.generation, context.now, _field(action)))
-        if exists and action.kind == names.CLAIMS:  # new since the last read, owner unknown
-            return Changed(why=f"{key}: {error}")
         if not error.stale:
             raise
         logger.info("%s %s: %s", action.kind, name, error)
@@ -587,7 +585,7 @@ def _field(action: Provide) -> str:
     """Returns the field of the job that an object comes from."""
     if action.group.startswith(kueue.API_GROUP):
         return f"the Workload for {names.QUEUE_LABEL}"
-    return "spec.dataCache" if action.kind == names.CLAIMS else TEMPLATE
+    return TEMPLATE
 
 
 def _refusal(error: ApiError, generation: int, now: datetime, field: str = TEMPLATE) -> Refusal:

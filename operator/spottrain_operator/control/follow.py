@@ -28,7 +28,7 @@ from spottrain_operator.api.observed import (
     Tell,
 )
 from spottrain_operator.api.training_job import AppliedDefaults, Status
-from spottrain_operator.names import CLAIMS, SAVE_ADVISED_ANNOTATION, Condition
+from spottrain_operator.names import SAVE_ADVISED_ANNOTATION, Condition
 from spottrain_operator.policies import (
     admission,
     capacity,
@@ -210,15 +210,11 @@ def _create_missing(o: Observed, status: Status) -> Iterator[Action]:
         return
     lacks = gang.missing(o, status) and _due(o, status)
     due = lacks and not (status.attempt == o.job.status.attempt and gang.broken(o))
-    if _rejected(o) or claims.problem(o) or not (due or claims.to_recreate(o)):
+    if not due or _rejected(o) or claims.problem(o):
         return
     if admission.problem(o, capacity.pool_of(o, status)):
         return
-    if (cache := claims.to_create(o)) is not None:
-        manifest = objects.cache_claim(o.job, cache)
-        yield Provide(kind=CLAIMS, manifest=manifest, generation=o.job.generation)
-    if due:
-        yield from _start(o, status)
+    yield from _start(o, status)
 
 
 def _start(o: Observed, status: Status) -> Iterator[Action]:
@@ -226,14 +222,13 @@ def _start(o: Observed, status: Status) -> Iterator[Action]:
     assert o.job.spec is not None
     if o.job.spec.workers > 1:
         yield Provide(kind="services", manifest=objects.service(o.job), generation=o.job.generation)
-    if (group := objects.pod_group(o.job, status)) is not None:
-        generation = o.job.generation
-        yield Provide(kind="podgroups", group=objects.VOLCANO, manifest=group, generation=generation)
-    if (api := _gang_api(o, status)) is not None:
-        group, generation = objects.gang(o.job, status, api, zoned=o.zoned), o.job.generation
-        yield Provide(kind=api.resource, group=api.group, manifest=group, generation=generation)
+    grouped = _grouped(o, status)
+    if grouped:
+        group, generation = objects.gang(o.job, status, zoned=o.zoned), o.job.generation
+        kind, api = native_gangs.POD_GROUPS, native_gangs.API_VERSION
+        yield Provide(kind=kind, group=api, manifest=group, generation=generation)
     pool, assigned = capacity.pool_of(o, status), admission.assigned(o)
-    places = (replace(p, assigned=assigned) for p in placement.placements(o, status, pool, api))
+    places = (replace(p, assigned=assigned) for p in placement.placements(o, status, pool, grouped))
     for manifest in trainer_pod.pods(o.job, status, pool, places, sync_image=o.sync_image):
         yield Create(manifest=manifest, generation=o.job.generation, attempt=status.attempt)
 
@@ -274,11 +269,11 @@ def _due(o: Observed, status: Status) -> bool:
     return begun or status.next_start is None or status.next_start <= o.now
 
 
-def _gang_api(o: Observed, status: Status) -> native_gangs.GangApi | None:
-    """Returns None also for an attempt that began without a group: all of its pods are in it, or none is."""
+def _grouped(o: Observed, status: Status) -> bool:
+    """Returns False also for an attempt that began without a group: all of its pods are in it, or none is."""
     assert o.job.spec is not None
     begun = all(p.grouped for p in o.pods if p.attempt == status.attempt)
-    return o.gang_api if begun and native_gangs.fits(o.job.spec) else None
+    return o.has_gangs and begun and native_gangs.fits(o.job.spec)
 
 
 def _rejected(o: Observed) -> bool:

@@ -14,7 +14,6 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from spottrain_operator.api.kueue import Assigned
-from spottrain_operator.api.native_gangs import GangApi
 from spottrain_operator.api.node_pools import NOTHING
 from spottrain_operator.api.observed import (
     Kept,
@@ -87,8 +86,8 @@ class Memory:
         """By job UID: the API server's final rejection of a cleanup pod."""
         self.cleanup_rejected: dict[str, str] = {}
         """By job UID: its last rejection of a cleanup pod that may be created later."""
-        self.gang_api: GangApi | None = None
-        """The version of Kubernetes' own gang scheduling that this cluster serves."""
+        self.has_gangs = False
+        """Whether this cluster serves Kubernetes' own gang scheduling."""
         self.flavors: dict[str, FlavorRead] = {}
         """ResourceFlavors by name."""
         self.node_pools = NOTHING

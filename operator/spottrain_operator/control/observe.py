@@ -111,7 +111,7 @@ async def observe(
         cleanup_refused=memory.cleanup_refused.get(job.key.uid, ""),
         cleanup_trouble=await _cleanup_trouble(cleanup, job, cluster, memory),
         zoned=caches.nodes.zoned(fetched),
-        gang_api=None if job.key in memory.ungrouped else memory.gang_api,
+        has_gangs=memory.has_gangs and job.key not in memory.ungrouped,
         admission=await _admission(job, kueue, pods, caches, cluster, flavors),
         karpenter=caches.nodes.karpenter(fetched),
         found=found,
@@ -282,7 +282,7 @@ async def _with_priority(seen: Admission, job: Job, api: KueueApi, cluster: Clus
 def _remembered(o: Observed, current: Sequence[PodView], memory: Memory) -> Observed:
     """Adds what this process remembers and pods and claims have not made obsolete."""
     key, spec = o.job.key, o.job.spec
-    made = spec is not None and len(current) == spec.workers and o.admitted and claims.to_create(o) is None
+    made = spec is not None and len(current) == spec.workers and o.admitted
     refusal = None if made else memory.refusals.get(key)  # made: all objects that a rejected POST was for
     volume_wait = memory.volume_wait(key, claims.wait_for_volume(o), o.now)
     return replace(o, refusal=refusal, volume_wait=volume_wait)

@@ -296,7 +296,7 @@ def _useless_pods(o: Observed) -> Iterator[Ending]:
             yield Ending(cause=Cause.REPLACED, evidence=words)
     if words := claims.lost(o):
         yield Ending(cause=Cause.REPLACED, evidence=words)
-    if any(p.grouped for p in team) and gang.missing(o, o.job.status) and o.gang_api is None:
+    if any(p.grouped for p in team) and gang.missing(o, o.job.status) and not o.has_gangs:
         words = f"the group of pod {team[0].name} lacks ranks, and no pod can join it any more"
         yield Ending(cause=Cause.REPLACED, evidence=words)
 
@@ -482,7 +482,7 @@ def _end_attempt(o: Observed, ending: Ending) -> Decision:
     policy = spec.failure_policy if spec is not None else FailurePolicy()
     status = _with_ending(o, with_pods(with_heard_steps(old, o), o), old.attempt, ending)
     reports = spec is not None and spec.checkpoint.ours
-    status = restart.counted(status, ending, policy, o.now, reports=reports)
+    status = restart.counted(status, ending, reports=reports)
     status = capacity.with_reclaim(o, status, ending)
     if ending.cause is Cause.STORE_UNREACHABLE:
         status = with_store_unreachable(status, o, old.attempt, ending.evidence)

@@ -15,7 +15,7 @@ from typing import Final
 
 from prometheus_client import Gauge
 
-from spottrain_operator.api.native_gangs import API_GROUP, GangApi
+from spottrain_operator.api.native_gangs import API_VERSION, POD_GROUPS
 from spottrain_operator.api.node_pools import of_node_pool
 from spottrain_operator.api.training_job import Job, JobKey
 from spottrain_operator.api.wire import camel
@@ -104,34 +104,22 @@ def _figures(job: Job) -> Iterator[tuple[Gauge, tuple[str, ...], Decimal]]:
 # --- features -------------------------------------------------------------------------------------------
 async def discover(cluster: Cluster, memory: Memory) -> None:
     try:
-        found = await _served(cluster)
+        found = await _serves_gangs(cluster)
     except ApiError as error:
         if not memory.discovery_failed:
             logger.warning("it is unknown whether this cluster has gang scheduling: %s", error)
         memory.discovery_failed = True
         return
     memory.discovery_failed = False
-    if found is not memory.gang_api:
-        words = (
-            f"gangs are scheduled by {found.group}"
-            if found
-            else "this cluster has no gang scheduling of its own"
-        )
-        logger.info("%s", words)
-    memory.gang_api = found
+    if found is not memory.has_gangs:
+        logger.info("%s", f"gangs are scheduled by {API_VERSION}" if found else "gang scheduling has gone")
+    memory.has_gangs = found
     memory.ungrouped.clear()
 
 
-async def _served(cluster: Cluster) -> GangApi | None:
-    """Returns the first version with the kind: earlier v1alpha1 and v1beta1 had only priority classes."""
-    about = await cluster.served(API_GROUP) or {}
-    offered = {version["version"] for version in about.get("versions") or ()}
-    for api in GangApi:
-        if api in offered:
-            listed = await cluster.served(api.group) or {}
-            if api.resource in {resource["name"] for resource in listed.get("resources") or ()}:
-                return api
-    return None
+async def _serves_gangs(cluster: Cluster) -> bool:
+    listed = await cluster.served(API_VERSION) or {}
+    return POD_GROUPS in {resource["name"] for resource in listed.get("resources") or ()}
 
 
 async def discover_node_pools(cluster: Cluster, memory: Memory) -> None:

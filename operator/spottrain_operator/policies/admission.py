@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from enum import Enum, auto
 from typing import Any, Final
 
-from spottrain_operator.api import kueue, template
+from spottrain_operator.api import kueue
 from spottrain_operator.api.kueue import Admission, Assigned, Told, WorkloadView
 from spottrain_operator.api.node_pools import ChosenPool
 from spottrain_operator.api.observed import Observed
@@ -47,8 +47,6 @@ def waiting(o: Observed) -> str:
         return _said(o, found, asks) if found is not None and evicted else ""
     if seen.api is None:
         return "" if occupied(o) else f"{asks}: {seen.missing}"
-    if found is None and asks_twice(o):
-        return ""  # it asks by its pods so far; they go on, and capacity.problem lets no attempt follow
     if found is None or found.going or found.finished:
         todo = f"{seen.unknown_class}, named by the job, does not exist" if seen.unknown_class else ""
         return f"{asks}: {todo or 'its Workload is being created'}"
@@ -69,12 +67,6 @@ def _said(o: Observed, found: WorkloadView, asks: str) -> str:
         )
     changed = "" if occupied(o) else unfit(o, found)
     return f"{asks}: it asks again, because {changed}" if changed else ""
-
-
-def asks_twice(o: Observed) -> str:
-    """Returns a sentence about a job that names a queue for its Workload and one for its pods."""
-    spec = o.job.spec
-    return template.queued_twice(spec.template, o.job.queue, spec.queue_name) if spec is not None else ""
 
 
 def occupied(o: Observed) -> bool:

@@ -18,23 +18,23 @@ from spottrain_operator.api.training_job import AttemptRecord, Status, TrainingJ
 from spottrain_operator.api.wire import rfc3339
 from spottrain_operator.errors import InvalidSpec
 from spottrain_operator.names import Cause, Platform
-from spottrain_operator.policies import admission, claims, cost_limit, gang, node_prices, placement
+from spottrain_operator.policies import claims, cost_limit, gang, node_prices, placement
 
 RECLAIMS: Final = frozenset({Cause.SPOT_NOTICE, Cause.NODE_LOST, Cause.NODE_SHUTDOWN, Cause.DISRUPTED})
 """Endings that are caused by the pool."""
 MAX_RECLAIMS: Final = 1000
 """The maximum of onDemandAfter.interruptions."""
+RECLAIM_WINDOW: Final = timedelta(hours=1)
+"""In which onDemandAfter.interruptions are counted."""
 NEVER: Final = datetime.min.replace(tzinfo=UTC)
 REST: Final = timedelta(minutes=10)
 """How long a pool that interrupted the job, or had no nodes, ranks after the others."""
 
 
 def problem(o: Observed) -> str:
-    """Returns a sentence about queues, pools, deadline or place of checkpoints; "" where all are valid."""
+    """Returns a sentence about pools, deadline or place of checkpoints; "" where all are valid."""
     if o.job.spec is None:
         return ""
-    if twice := admission.asks_twice(o):
-        return twice
     try:
         pools_of(o)
     except InvalidSpec as error:
@@ -132,7 +132,7 @@ def _falls_back(spec: TrainingJobSpec, status: Status, o: Observed) -> bool:
     if stays_on_spot(o, status):
         return False
     rule = spec.capacity.on_demand_after
-    since = o.now - timedelta(seconds=rule.within_seconds)
+    since = o.now - RECLAIM_WINDOW
     reclaims = [r for r in _spot(status) if r.cause in RECLAIMS and _end(r, o.now) >= since]
     older = [t for t in status.spot_reclaims if t >= since]
     spots = {p.name for p in pools_of(o) if p.type is CapacityType.SPOT}
@@ -182,10 +182,10 @@ def with_reclaim(o: Observed, status: Status, ending: Ending) -> Status:
         return status
     if o.job.spec.capacity.type is not CapacityType.SPOT_FIRST or ending.cause is Cause.MOVED:
         return replace(status, spot_reclaims=())
-    record, rule = status.current, o.job.spec.capacity.on_demand_after
+    record = status.current
     if record is None or record.capacity_type != CapacityType.SPOT or ending.cause not in RECLAIMS:
         return status
-    since = o.now - timedelta(seconds=rule.within_seconds)
+    since = o.now - RECLAIM_WINDOW
     times = (*(t for t in status.spot_reclaims if t >= since), o.now.replace(microsecond=0))
     return replace(status, spot_reclaims=times[-MAX_RECLAIMS:])
 
@@ -234,11 +234,11 @@ def gives_up_waiting(o: Observed) -> str:
 def due_pending(o: Observed) -> datetime | None:
     """Returns when the pending timeout expires; None where it does not apply.
 
-    It does not apply to a job with a queue, which admits all pods or none. Nor does it apply while a claim
-    has no volume or is being deleted, because then no pool has a suitable node.
+    It does not apply while a pod is gated, nor while a claim has no volume or is being deleted: then no pool
+    has a suitable node.
     """
     team = gang.team(o)
-    if o.job.spec is None or o.job.spec.queue_name or not team:
+    if o.job.spec is None or not team:
         return None
     waiting = [p for p in team if not p.node and p.deleted is None]
     if claims.wait_for_volume(o):

@@ -10,15 +10,14 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from spottrain_operator.api.data_cache import AccessMode, DataCache
-from spottrain_operator.api.observed import ClaimView, Observed, PodView
+from spottrain_operator.api.observed import Observed, PodView
 from spottrain_operator.api.training_job import TrainingJobSpec
 from spottrain_operator.names import CLAIMS
 from spottrain_operator.policies import gang, lifecycle
 from spottrain_operator.policies.cause import notice_of
 from spottrain_operator.policies.pod_end import pod_ended
 
-SHARED: Final = frozenset({str(AccessMode.READ_WRITE_MANY), "ReadOnlyMany"})
+SHARED: Final = frozenset({"ReadWriteMany", "ReadOnlyMany"})
 """Access modes that let pods on several nodes use a volume at once."""
 NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
 """Valid claim names. A pod may contain others, and `..` would change the path of a request."""
@@ -32,13 +31,9 @@ def wanted(o: Observed) -> tuple[str, ...]:
         return ()
     if _quiet(o) or not (team or o.admitted):  # without admission no pod is created
         return ()
-    own = (_own(o, spec.data_cache),) if spec.data_cache is not None else ()
+    cache = (spec.data_cache.claim_ref.name,) if spec.data_cache is not None else ()
     replaced = spec.replaces_during_notice and any(notice_of(p, o) is not None for p in team)
-    return tuple(dict.fromkeys((*own, *(_of_template(spec) if replaced or _without_node(o) else ()))))
-
-
-def _own(o: Observed, cache: DataCache) -> str:
-    return cache.claim(o.job.cache_claim_name)
+    return tuple(dict.fromkeys((*cache, *(_of_template(spec) if replaced or _without_node(o) else ()))))
 
 
 def _quiet(o: Observed) -> bool:
@@ -72,55 +67,24 @@ def mounted(spec: TrainingJobSpec) -> bool:
 
 
 # --- the data cache's claim -----------------------------------------------------------------------------
-def to_create(o: Observed) -> DataCache | None:
-    """Returns the data cache whose claim must be created because it was not found."""
-    cache = o.job.spec.data_cache if o.job.spec is not None else None
-    if cache is None or cache.claim_ref is not None:
-        return None
-    name = _own(o, cache)
-    return cache if name in o.claims and o.claims[name] is None else None
-
-
-def to_recreate(o: Observed) -> bool:
-    """Returns whether pending pods mount the cache's claim and it is gone; only the operator recreates it."""
-    return bool(_without_node(o)) and to_create(o) is not None
-
-
 def problem(o: Observed) -> str:
     """Returns a sentence about why the data cache's claim blocks new pods; "" where it does not."""
     spec = o.job.spec
-    if spec is None or spec.data_cache is None:
-        return ""
-    cache, name = spec.data_cache, _own(o, spec.data_cache)
-    if name not in o.claims:
+    if spec is None or spec.data_cache is None or spec.data_cache.claim_ref.name not in o.claims:
         return ""  # not read, because no pod is to be created
-    claim = o.claims[name]
-    what = f"PersistentVolumeClaim {name}"
-    if claim is not None and claim.unread:
-        return f"{what}, of the data cache, cannot be read: {claim.unread}"
-    if cache.claim_ref is not None:
-        return _problem_of_given(o, what, claim, spec.workers)
-    if claim is not None and claim.owner_uid != o.job.key.uid:
-        return f"{what}, of the data cache, exists and is not this job's; delete it"
-    if claim is not None and claim.going:
-        return f"{what}, of the data cache, is being deleted; it is created again afterwards"
-    return ""
-
-
-def _problem_of_given(o: Observed, what: str, claim: ClaimView | None, workers: int) -> str:
-    path = "spec.dataCache.claimRef"
+    name = spec.data_cache.claim_ref.name
+    claim, what = o.claims[name], f"spec.dataCache.claimRef: PersistentVolumeClaim {name}"
     if claim is None:
-        return (
-            f"{path}: there is no {what} in namespace {o.job.key.namespace}; create it, or set "
-            "dataCache.size instead of claimRef, and the operator creates one"
-        )
+        return f"{what} does not exist in namespace {o.job.key.namespace}; create it"
+    if claim.unread:
+        return f"{what} cannot be read: {claim.unread}"
     if claim.going:
-        return f"{path}: {what} is being deleted; create it again afterwards"
-    if workers > 1 and SHARED.isdisjoint(claim.access_modes):
+        return f"{what} is being deleted; create it again afterwards"
+    if spec.workers > 1 and SHARED.isdisjoint(claim.access_modes):
         modes = ", ".join(claim.access_modes)
         return (
-            f"{path}: {what} is {modes}, so one node at a time can mount it, and the job has {workers} "
-            f"workers; use one that is {AccessMode.READ_WRITE_MANY}"
+            f"{what} is {modes}, so one node at a time can mount it, and the job has {spec.workers} workers; "
+            "use one that is ReadWriteMany"
         )
     return ""
 
@@ -130,9 +94,6 @@ def one_node_at_a_time(o: Observed) -> bool:
 
     An unreadable claim is treated as single-node.
     """
-    cache = o.job.spec.data_cache if o.job.spec is not None else None
-    if cache is not None and cache.size and cache.mode is AccessMode.READ_WRITE_ONCE:
-        return True
     return any(claim is not None and SHARED.isdisjoint(claim.access_modes) for claim in o.claims.values())
 
 
@@ -177,9 +138,6 @@ def note(o: Observed, pod: PodView) -> str:
     """Returns which claim's volume the scheduler waits for, as it does not say so; "" for other reasons."""
     if words := problem(o):
         return f" ({words})"
-    if (cache := to_create(o)) is not None:
-        why = o.refusal.message if o.refusal is not None else "it is created again"
-        return f" (PersistentVolumeClaim {_own(o, cache)} does not exist any more: {why})"
     waiting = _without_volume(o)
     if _unbound_immediate(pod):
         waiting = [n for n, claim in o.claims.items() if claim is None or not (claim.bound or claim.unread)]

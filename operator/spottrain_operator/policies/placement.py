@@ -18,7 +18,6 @@ from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from typing import Final
 
-from spottrain_operator.api.native_gangs import GangApi
 from spottrain_operator.api.node_pools import ChosenPool, Preset
 from spottrain_operator.api.observed import NodeView, Observed, Placement, PodView
 from spottrain_operator.api.training_job import AttemptRecord, Job, Status, TrainingJobSpec
@@ -150,16 +149,14 @@ def zone_note(o: Observed, pod: PodView) -> str:
 
 
 # --- pods to create -----------------------------------------------------------------------------------
-def placements(
-    o: Observed, status: Status, pool: ChosenPool, api: GangApi | None = None
-) -> Iterator[Placement]:
-    """Yields the ranks to create now. `api`: version of their group."""
+def placements(o: Observed, status: Status, pool: ChosenPool, grouped: bool = False) -> Iterator[Placement]:
+    """Yields the ranks to create now. `grouped`: whether they have a PodGroup."""
     homes, avoided, soft = returns_to(o, status), to_avoid(o, status), by_karpenter(o, pool)
     zone = zone_of(o, status, homes.values())
     for rank in gang.missing(o, status):
         home = homes[rank].hostname if rank in homes else ""
         yield Placement(
-            rank=rank, avoid=avoided, home=home, zoned=o.zoned, zone=zone, soft=soft, gang_api=api
+            rank=rank, avoid=avoided, home=home, zoned=o.zoned, zone=zone, soft=soft, grouped=grouped
         )
 
 

@@ -57,9 +57,7 @@ def interrupts(ending: Ending) -> bool:
     return not ending.charged and ending.cause not in {*UNCOUNTED, Cause.STORE_UNREACHABLE}
 
 
-def counted(
-    status: Status, ending: Ending, policy: FailurePolicy, now: datetime, *, reports: bool = True
-) -> Status:
+def counted(status: Status, ending: Ending, *, reports: bool = True) -> Status:
     """Adds the ending to the status' counters; `status` already includes the ending's record.
 
     reports: whether a program of ours reports what is saved; otherwise nothing is known.
@@ -68,17 +66,12 @@ def counted(
         return replace(status, failures=status.failures + 1)
     if ending.cause in UNCOUNTED or _only_waited(status, ending):
         return status
-    status = replace(
+    return replace(
         status,
         interruptions=status.interruptions + 1,
         no_progress=_no_progress(status) if reports else 0,
         interrupted_at_step=status.known_durable_step,
     )
-    if policy.within_seconds is None:
-        return status
-    since = now - timedelta(seconds=policy.within_seconds)
-    times = (*(t for t in status.interruption_times if t > since), now.replace(microsecond=0))
-    return replace(status, interruption_times=times[-policy.max_interruptions - 1 :])
 
 
 def _only_waited(status: Status, ending: Ending) -> bool:
@@ -125,11 +118,8 @@ def exhausted(
         return Reason.CANNOT_START, f"{tries} attempts in a row could not be started{last}"
     if ending.charged or ending.cause in UNCOUNTED:
         return None
-    within = policy.within_seconds
-    times = status.interruptions if within is None else len(status.interruption_times)
-    if times > policy.max_interruptions:
-        window = "" if within is None else f" within {within} s"
-        many = f"interrupted {times} time(s){window}, and failurePolicy.maxInterruptions is"
+    if status.interruptions > policy.max_interruptions:
+        many = f"interrupted {status.interruptions} time(s), and failurePolicy.maxInterruptions is"
         return Reason.TOO_MANY_INTERRUPTIONS, f"{many} {policy.max_interruptions}{last}"
     if policy.max_no_progress is not None and status.no_progress > policy.max_no_progress:
         many = f"interrupted {status.no_progress} time(s) in a row before one more step was saved, and"

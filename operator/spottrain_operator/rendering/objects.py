@@ -7,7 +7,6 @@ from typing import Any, Final
 
 from spottrain_operator import names
 from spottrain_operator.api import kueue, native_gangs, sync, volumes
-from spottrain_operator.api.data_cache import DataCache
 from spottrain_operator.api.kueue import KueueApi
 from spottrain_operator.api.node_pools import ChosenPool, Pool
 from spottrain_operator.api.template import judged
@@ -16,7 +15,6 @@ from spottrain_operator.rendering import sync_sidecar, trainer_pod, variables
 
 Json = dict[str, Any]
 
-VOLCANO: Final = "scheduling.volcano.sh/v1beta1"
 OUR_USER: Final = 1000
 """User of our image."""
 CLEANUP_SECONDS: Final = 840
@@ -59,31 +57,11 @@ def service(job: Job) -> Json:
     return {"apiVersion": "v1", "kind": "Service", "metadata": meta, "spec": spec}
 
 
-def cache_claim(job: Job, cache: DataCache) -> Json:
-    """Returns the data cache's claim: one for all attempts; the garbage collector deletes it with the job."""
-    body: Json = {"accessModes": [str(cache.mode)], "resources": {"requests": {"storage": cache.size}}}
-    if cache.storage_class_name:
-        body["storageClassName"] = cache.storage_class_name
-    meta = _metadata(job, job.cache_claim_name)
-    return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": meta, "spec": body}
-
-
-def pod_group(job: Job, status: Status) -> Json | None:
-    """Returns Volcano's PodGroup if the template uses that scheduler, which then starts all pods or none."""
-    assert job.spec is not None
-    if job.spec.template["spec"].get("schedulerName") != "volcano":
-        return None
-    meta = _metadata(job, job.group_name(status.attempt))
-    queue = {"queue": job.spec.queue_name} if job.spec.queue_name else {}
-    spec = {"minMember": job.spec.workers} | queue
-    return {"apiVersion": VOLCANO, "kind": "PodGroup", "metadata": meta, "spec": spec}
-
-
-def gang(job: Job, status: Status, api: native_gangs.GangApi, *, zoned: bool) -> Json:
-    """Returns the group of Kubernetes' own gang scheduling; one per attempt, because it is immutable."""
+def gang(job: Job, status: Status, *, zoned: bool) -> Json:
+    """Returns the PodGroup of Kubernetes' own gang scheduling; one per attempt, because it is immutable."""
     assert job.spec is not None
     meta = _metadata(job, job.group_name(status.attempt))
-    return native_gangs.group(api, meta, job.spec, zoned=zoned)
+    return native_gangs.group(meta, job.spec, zoned=zoned)
 
 
 def workload(

@@ -108,7 +108,7 @@ def pod(job: Job, status: Status, pool: ChosenPool, place: Placement = SOLE, *, 
     ca = spec.checkpoint.ca_bundle
     volumes.equip(body, trainer, ca.source if ca and not spec.checkpoint.synced else None)
     if spec.data_cache is not None:
-        data_cache.mount(body, trainer, spec.data_cache, spec.data_cache.claim(job.cache_claim_name))
+        data_cache.mount(body, trainer, spec.data_cache)
     _equip_container(trainer, job, status, grace(spec, pool), place.rank)
     if spec.checkpoint.synced:
         sync_sidecar.add(body, trainer, job, status, sync_image)
@@ -150,22 +150,6 @@ def _of_rank(first: Json, job: Job, status: Status, place: Placement) -> Json:
     return first | {"metadata": meta, "spec": body}
 
 
-def _queue(job: Job, status: Status) -> tuple[Json, Json]:
-    """Returns labels and annotations with which Kueue or Volcano admits an attempt's pods together."""
-    assert job.spec is not None
-    spec = job.spec
-    if spec.template["spec"].get("schedulerName") == "volcano":
-        return {}, {"scheduling.k8s.io/group-name": job.group_name(status.attempt)}
-    if not spec.queue_name:
-        return {}, {}
-    labels = {names.QUEUE_LABEL: spec.queue_name}
-    if spec.workers == 1:
-        return labels, {}
-    labels["kueue.x-k8s.io/pod-group-name"] = job.group_name(status.attempt)
-    total = {"kueue.x-k8s.io/pod-group-total-count": str(spec.workers)}
-    return labels, total | {"kueue.x-k8s.io/retriable-in-group": "false"}
-
-
 def owner_of(job: Job) -> Json:
     owner = {"apiVersion": names.API_VERSION, "kind": names.KIND, "name": job.key.name, "uid": job.key.uid}
     return owner | {"controller": True, "blockOwnerDeletion": True}
@@ -182,15 +166,14 @@ def _metadata(job: Job, status: Status, place: Placement) -> Json:
         names.MANAGED_BY_LABEL: names.MANAGED_BY,
         names.ROLE_LABEL: names.ROLE_TRAINER,
     }
-    queued, grouped = _queue(job, status)
-    annotations = KEEP_ALIVE | (given.get("annotations") or {}) | grouped | dict(place.assigned.annotations)
+    annotations = KEEP_ALIVE | (given.get("annotations") or {}) | dict(place.assigned.annotations)
     annotations[names.TRAINER_ANNOTATION] = judged(job.spec.template["spec"]["containers"])["name"]
     if place.avoid and not place.soft:
         annotations[names.AVOIDS_ANNOTATION] = ",".join(sorted(place.avoid))
     return {
         "name": job.pod_name(status.attempt, place.rank),
         "namespace": key.namespace,
-        "labels": (given.get("labels") or {}) | dict(place.assigned.labels) | queued | labels,
+        "labels": (given.get("labels") or {}) | dict(place.assigned.labels) | labels,
         "annotations": annotations,
         "finalizers": [names.OUTCOME_FINALIZER],
         "ownerReferences": [owner_of(job)],
@@ -264,8 +247,8 @@ def _join_gang(body: Json, job: Job, status: Status, place: Placement) -> None:
     assert job.spec is not None
     body["hostname"] = job.pod_name(status.attempt, place.rank)
     body["subdomain"] = job.service_name
-    if place.gang_api is not None:
-        body |= native_gangs.reference(place.gang_api, job.group_name(status.attempt))
+    if place.grouped:
+        body |= native_gangs.reference(job.group_name(status.attempt))
     if not (job.spec.capacity.same_zone and place.zoned):
         return
     labels = {names.JOB_UID_LABEL: job.key.uid, names.ATTEMPT_LABEL: str(status.attempt)}
@@ -372,7 +355,6 @@ def _saving(spec: TrainingJobSpec, status: Status) -> dict[str, str]:
         Env.HANG_TIMEOUT: str(spec.failure_policy.hang_timeout_seconds or ""),
         Env.STORE_WAIT: str(min(STORE_WAIT_SECONDS, spec.failure_policy.store_outage_seconds)),
         Env.LOGS: "keep" if checkpoint.logs is Logs.KEEP else "off",
-        Env.AUTO_ATTACH: "" if spec.runtime.auto_attach else "false",
     }
 
 

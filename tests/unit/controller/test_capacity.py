@@ -309,7 +309,7 @@ def test_a_pending_pod_of_it_is_no_error_of_ours() -> None:
 
 def test_more_interruptions_than_attempts_are_kept_still_lead_on_demand() -> None:
     """The records go back 20 attempts; onDemandAfter.interruptions may be more."""
-    rule = {"interruptions": 30, "withinSeconds": 86400}
+    rule = {"interruptions": 30}
     spec = SPOT_FIRST | {"onDemandAfter": rule}
     status, kinds = Status(), []
     for minute in range(32):

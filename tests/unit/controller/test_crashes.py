@@ -12,10 +12,8 @@ from typing import Any
 
 import pytest
 from spottrain.contract import Outcome
-from spottrain_operator.api.validation import parse_job
-from spottrain_operator.names import CLAIMS, cache_claim_name
 
-from tests.builders import KEY, word
+from tests.builders import word
 from tests.unit.controller.fake_cluster import World, begun
 
 Story = Callable[[World], Awaitable[None]]
@@ -83,13 +81,11 @@ async def refuses_its_configuration(w: World) -> None:
 
 STORIES: list[tuple[Story, dict[str, object], tuple[int, int, int, str]]] = [
     (reclaimed_with_notice, {}, (2, 0, 1, "Succeeded")),
-    (reclaimed_with_notice, {"capacity": {"replaceDuringNotice": False}}, (2, 0, 1, "Succeeded")),
     (node_vanishes, {}, (2, 0, 1, "Succeeded")),
     (fails_then_works, {}, (2, 1, 0, "Succeeded")),
     (deleted_by_hand, {}, (2, 0, 1, "Succeeded")),
     (done_during_the_notice, {}, (2, 0, 1, "Succeeded")),
     (refuses_its_configuration, {}, (1, 1, 0, "Failed")),
-    (node_vanishes, {"dataCache": {"size": "200Gi"}}, (2, 0, 1, "Succeeded")),
 ]
 
 
@@ -104,10 +100,6 @@ def _check_end(w: World, expected: tuple[int, int, int, str]) -> None:
     assert [r.number for r in w.status.attempts] == list(range(1, expected[0] + 1))
     held = [n for n, p in w.cluster.pods.items() if p["metadata"].get("finalizers")]
     assert not held or w.cluster.live(), f"finalizers left on {held}"
-    claims = [name for name in w.cluster.others if name.startswith(CLAIMS)]
-    spec = parse_job(w.cluster.jobs[KEY.name]).spec
-    cached = spec is not None and spec.data_cache is not None
-    assert claims == [f"{CLAIMS}/{cache_claim_name(KEY.name, KEY.uid)}"] * cached, "one for all attempts"
 
 
 @pytest.mark.parametrize("after_effect", [True, False], ids=["after", "before"])
@@ -118,8 +110,8 @@ async def test_a_crash_at_any_write_changes_nothing_in_the_end(
     whole = World(spec)
     await story(whole)
     _check_end(whole, expected)
-    # Stories without a data cache begin alike, and one of them has the crashes of the beginning.
-    first = 1 if (story, spec) == STORIES[0][:2] or "dataCache" in spec else whole.begun_after + 1
+    # All begin alike, and one of them has the crashes of the beginning.
+    first = 1 if (story, spec) == STORIES[0][:2] else whole.begun_after + 1
     for k in range(first, whole.cluster.writes + 1):
         world = World(spec)
         world.cluster.crash_at, world.cluster.crash_after_effect = k, after_effect

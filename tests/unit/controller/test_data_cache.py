@@ -8,18 +8,16 @@ from typing import Any
 
 import pytest
 from spottrain.contract import Outcome
-from spottrain_operator.api.observed import ClaimView, Create, Observed, Plan, Provide
+from spottrain_operator.api.observed import ClaimView, Create, Observed, Plan
 from spottrain_operator.api.training_job import Status
 from spottrain_operator.api.views import claim_view
 from spottrain_operator.control.plan import plan
 from spottrain_operator.errors import ApiError
 from spottrain_operator.io.cluster import KubeCluster
-from spottrain_operator.names import CLAIMS, Cause, Condition, Reason, cache_claim_name
+from spottrain_operator.names import CLAIMS, Cause, Condition, Reason
 from spottrain_operator.policies import claims
 
 from tests.builders import (
-    KEY,
-    NOW,
     after,
     condition,
     ended_pod,
@@ -36,9 +34,6 @@ from tests.unit.controller.fake_cluster import World
 from tests.unit.controller.stories import follows
 from tests.unit.controller.test_trainer_pod import Json
 
-OWN = cache_claim_name(KEY.name, KEY.uid)
-SIZE = {"size": "200Gi", "storageClassName": "efs"}
-DISK = {"size": "200Gi", "accessMode": "ReadWriteOnce"}
 CLAIM = {"claimRef": {"name": "datasets"}}
 SHARED = ("ReadWriteMany",)
 ONE_NODE = ("ReadWriteOnce",)
@@ -46,12 +41,11 @@ ONE_NODE = ("ReadWriteOnce",)
 
 # --- the claim ----------------------------------------------------------------------------------------
 def _observed(
-    *pods: Any, cache: Json | None, claim: ClaimView | None = None, name: str = "", **more: Any
+    *pods: Any, cache: Json | None, claim: ClaimView | None = None, name: str = "datasets", **more: Any
 ) -> Observed:
     """The claim of the cache (or of that name) is looked for, and found or not."""
     spec = raw_spec(**({"dataCache": cache} if cache else {}), **more.pop("spec", {}))
     job = make_job(spec, status=more.pop("status", Status()))
-    name = name or (cache or {}).get("claimRef", {}).get("name") or OWN
     return replace(make_observed(*pods, job=job, **more), claims={name: claim})
 
 
@@ -62,33 +56,6 @@ def _scheduled(made: Plan) -> tuple[str, str]:
     return found.reason, found.message
 
 
-def _kinds(made: Plan) -> list[str]:
-    return [a.kind if isinstance(a, Provide) else type(a).__name__ for a in made.after]
-
-
-def test_the_claim_comes_before_the_first_pod_and_belongs_to_the_job() -> None:
-    made = plan(_observed(cache=SIZE))
-    assert _kinds(made) == [CLAIMS, "Create"]
-    claim = next(a for a in made.after if isinstance(a, Provide)).manifest
-    assert claim["metadata"]["name"] == OWN and claim["metadata"]["ownerReferences"][0]["uid"] == KEY.uid
-    assert claim["spec"] == {
-        "accessModes": ["ReadWriteMany"],
-        "storageClassName": "efs",
-        "resources": {"requests": {"storage": "200Gi"}},
-    }
-    claim = next(a for a in plan(_observed(cache=DISK)).after if isinstance(a, Provide)).manifest
-    assert claim["spec"]["accessModes"] == ["ReadWriteOnce"] and "storageClassName" not in claim["spec"]
-
-
-MINE = ClaimView(name=OWN, owner_uid=KEY.uid, access_modes=SHARED)
-
-
-def test_the_next_attempt_finds_the_claim_of_the_first() -> None:
-    made = follows("attempt=2", _observed(ended_pod(1, 1), cache=SIZE, claim=MINE, status=started()))
-    later = follows("creates=0", _observed(cache=SIZE, claim=MINE, status=made.status, now=after(60)))
-    assert _kinds(later) == ["Create"]
-
-
 DATASETS = ClaimView(name="datasets", access_modes=ONE_NODE)
 WAITS = f"Scheduled=False/{Reason.WAITING_FOR_CLAIM} !creates !provides phase=Waiting"
 
@@ -96,19 +63,18 @@ WAITS = f"Scheduled=False/{Reason.WAITING_FOR_CLAIM} !creates !provides phase=Wa
 @pytest.mark.parametrize(
     "observed",
     [
-        _observed(cache=SIZE, claim=ClaimView(name=OWN, owner_uid="other")),
         _observed(cache=CLAIM),
         _observed(cache=CLAIM, claim=DATASETS, spec={"workers": 2}),
-        _observed(cache=SIZE, claim=replace(MINE, going=True)),
         _observed(cache=CLAIM, claim=replace(DATASETS, going=True)),
+        _observed(cache=CLAIM, claim=replace(DATASETS, unread="forbidden")),
     ],
-    ids=["a stranger's", "none", "for one node, and a gang", "being deleted", "being deleted by others"],
+    ids=["none", "for one node, and a gang", "being deleted", "unread"],
 )
 def test_no_pod_is_made_while_the_claim_cannot_be_used(observed: Observed) -> None:
     follows(WAITS, observed)
 
 
-def test_a_claim_that_comes_late_or_is_shared_is_used_and_never_made() -> None:
+def test_a_claim_that_comes_late_or_is_shared_is_used() -> None:
     made = follows("again=10", _observed(cache=CLAIM))
     for o in (
         _observed(cache=CLAIM, claim=ClaimView(name="datasets"), status=made.status),
@@ -116,16 +82,15 @@ def test_a_claim_that_comes_late_or_is_shared_is_used_and_never_made() -> None:
             cache=CLAIM, claim=replace(DATASETS, access_modes=(*ONE_NODE, *SHARED)), spec={"workers": 2}
         ),
     ):
-        assert CLAIMS not in _kinds(follows("creates", o))
+        follows("creates", o)
 
 
 def test_the_claim_that_the_scheduler_waits_for_is_named() -> None:
     words = "0/2 nodes are available: pod has unbound immediate PersistentVolumeClaims."
     pod = make_pod(node="", phase="Pending", unschedulable=words)
-    mine = ClaimView(name=OWN, owner_uid=KEY.uid)
-    made = plan(_observed(pod, cache=SIZE, claim=mine, status=started()))
-    assert OWN in _scheduled(made)[1]
-    bound = plan(_observed(pod, cache=SIZE, claim=replace(mine, bound=True), status=started()))
+    made = plan(_observed(pod, cache=CLAIM, claim=DATASETS, status=started()))
+    assert "datasets" in _scheduled(made)[1]
+    bound = plan(_observed(pod, cache=CLAIM, claim=replace(DATASETS, bound=True), status=started()))
     assert _scheduled(bound)[1] == words
 
 
@@ -158,8 +123,6 @@ def _under_notice(*, cache: Json | None, claim: ClaimView, spec: Json | None = N
 VOLUME = {"name": "d", "persistentVolumeClaim": {"claimName": "disk"}}
 TEMPLATE = {"template": {"spec": {"containers": [{"name": "trainer"}], "volumes": [VOLUME]}}}
 NOTICES: list[tuple[Json | None, ClaimView, Json, bool]] = [
-    (SIZE, ClaimView(name=OWN, owner_uid=KEY.uid, access_modes=SHARED), {}, True),
-    (DISK, ClaimView(name=OWN, owner_uid=KEY.uid, access_modes=ONE_NODE), {}, False),
     (CLAIM, ClaimView(name="datasets", access_modes=SHARED), {}, True),
     (CLAIM, ClaimView(name="datasets", access_modes=ONE_NODE), {}, False),
     (CLAIM, ClaimView(name="datasets", access_modes=("ReadWriteOncePod",)), {}, False),
@@ -175,51 +138,6 @@ def test_a_replacement_is_made_during_the_notice_only_where_two_nodes_can_have_t
     made = _under_notice(cache=cache, claim=claim, spec=spec)
     assert any(isinstance(a, Create) for a in made.after) is early
     assert made.status is None or (made.status.attempt == 2) is early
-
-
-# --- told as a story ----------------------------------------------------------------------------------
-def _claims_of(w: World) -> list[str]:
-    return [name for name in w.cluster.others if name.startswith(CLAIMS)]
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-async def test_a_claim_over_the_quota_is_waited_for_and_then_the_pods_come(workers: int) -> None:
-    """Made when there is room: what was refused before must not keep the pods away."""
-    w = World({"dataCache": SIZE, "workers": workers})
-    w.refuse("create", ApiError(403, f'"{OWN}" is forbidden: exceeded quota: storage'), CLAIMS)
-    await w.settle()
-    found = condition(w.status, Condition.SCHEDULED)
-    assert found.reason == Reason.QUOTA_EXCEEDED and "storage" in found.message
-    assert not w.cluster.pods and (w.status.attempt, w.status.failures, w.status.interruptions) == (1, 0, 0)
-    del w.cluster.create
-    await w.after(21)
-    assert _claims_of(w) and len(w.cluster.pods) == workers and w.cluster.now > NOW
-
-
-async def test_a_claim_that_the_server_calls_invalid_is_said_of_the_data_cache() -> None:
-    w = World({"dataCache": SIZE})
-    w.refuse("create", ApiError(422, "spec.storageClassName: Invalid value"))
-    await w.settle()
-    found = condition(w.status, Condition.ACCEPTED)
-    assert found.message == "spec.dataCache: spec.storageClassName: Invalid value"
-    assert not w.cluster.pods
-
-
-async def test_a_claim_that_comes_between_look_and_write_is_looked_at_again() -> None:
-    w = World({"dataCache": SIZE})
-    await w.look()
-    create = w.cluster.create
-
-    async def late(kind: str, manifest: Json, *, group: str = "") -> Json:
-        w.cluster.create = create  # type: ignore[method-assign]
-        stranger = {"metadata": {"name": OWN, "ownerReferences": [{"controller": True, "uid": "other"}]}}
-        w.cluster.others[f"{CLAIMS}/{OWN}"] = stranger
-        return await create(kind, manifest, group=group)
-
-    w.cluster.create = late  # type: ignore[method-assign]
-    await w.settle()
-    found = condition(w.status, Condition.SCHEDULED)
-    assert found.reason == Reason.WAITING_FOR_CLAIM and not w.cluster.pods
 
 
 # --- pods that wait for a volume, and claims that go or cannot be read ----------------------------------
@@ -244,8 +162,13 @@ def _says(w: World, message: str) -> None:
     w.cluster._bump(pod)
 
 
-def _claim(w: World, name: str = OWN) -> Json:
+def _claim(w: World, name: str = "datasets") -> Json:
     return w.cluster.others[f"{CLAIMS}/{name}"]
+
+
+def _add_claim(w: World, name: str = "datasets", **status: Any) -> None:
+    claim = {"metadata": {"name": name}, "spec": {"accessModes": list(SHARED)}, "status": status}
+    w.cluster.others[f"{CLAIMS}/{name}"] = claim
 
 
 def _given_up(w: World) -> bool:
@@ -261,7 +184,8 @@ def _unscheduled(w: World) -> tuple[str, str]:
 
 
 async def _waiting(spec: Json | None = None) -> World:
-    w = World({"dataCache": SIZE, "capacity": SPOT_FIRST} | (spec or {}))
+    w = World({"dataCache": CLAIM, "capacity": SPOT_FIRST} | (spec or {}))
+    _add_claim(w)
     await w.settle()
     return w
 
@@ -303,10 +227,11 @@ DELAYED = 'running PreBind plugin "VolumeBinding": binding volumes: context dead
 async def test_a_class_that_makes_no_volume_for_the_chosen_node_costs_no_pool_and_is_named(
     words: str, own: bool
 ) -> None:
-    name = OWN if own else "disk"
-    spec: dict[str, object] = {"template": _template({"claimName": "disk"}), "capacity": SPOT_FIRST}
-    w = World(spec | _cache(own))
-    w.cluster.others[f"{CLAIMS}/disk"] = {"metadata": {"name": "disk"}, "status": {"phase": "Bound"}}
+    name = "datasets" if own else "disk"
+    cache: Json = {"dataCache": CLAIM} if own else {}
+    w = World({"template": _template({"claimName": "disk"}), "capacity": SPOT_FIRST} | cache)
+    for claim in ("disk", "datasets"):
+        _add_claim(w, claim, phase="Bound")
     await w.settle()
     _claim(w, name)["metadata"]["annotations"] = SELECTED
     _claim(w, name)["status"] = {"phase": "Pending"}
@@ -320,17 +245,12 @@ async def test_a_class_that_makes_no_volume_for_the_chosen_node_costs_no_pool_an
     assert _given_up(w)
 
 
-def _cache(own: bool) -> Json:
-    return {"dataCache": SIZE} if own else {}
-
-
 def test_a_claim_whose_volume_is_to_come_is_looked_at_while_a_pod_has_no_node() -> None:
-    pod, job = make_pod(node="", phase="Pending"), make_job(raw_spec(dataCache=SIZE), status=started())
+    pod, job = make_pod(node="", phase="Pending"), make_job(raw_spec(dataCache=CLAIM), status=started())
     o = make_observed(pod, job=job)
-    mine = ClaimView(name=OWN, owner_uid=KEY.uid)
-    made = plan(replace(o, claims={OWN: mine}))
+    made = plan(replace(o, claims={"datasets": DATASETS}))
     assert made.recheck_after is not None and made.recheck_after.total_seconds() < 31
-    assert plan(replace(o, claims={OWN: replace(mine, bound=True)})).recheck_after is None
+    assert plan(replace(o, claims={"datasets": replace(DATASETS, bound=True)})).recheck_after is None
 
 
 def test_of_a_claim_it_is_known_whether_it_goes_and_whether_a_node_was_chosen_for_it() -> None:
@@ -402,92 +322,70 @@ async def test_under_a_notice_a_claim_that_cannot_be_read_is_one_that_a_single_n
     assert w.status.attempt == 2 and w.pod(2) in w.cluster.pods
 
 
-@pytest.mark.parametrize("exists", [False, True])
-async def test_a_data_cache_that_cannot_be_read_is_said_and_no_claim_is_made_over_and_over(
-    exists: bool,
-) -> None:
-    w = World({"dataCache": SIZE})
-    if exists:
-        w.cluster.others[f"{CLAIMS}/{OWN}"] = {"metadata": {"name": OWN}}
+async def test_a_data_cache_that_cannot_be_read_is_said_and_asked_for_in_its_time() -> None:
+    w = World({"dataCache": CLAIM})
+    _add_claim(w)
     asked = w.refuse("get_claim", FORBIDDEN)
     await w.settle()
     reason, message = _unscheduled(w)
-    assert reason == Reason.WAITING_FOR_CLAIM and OWN in message and "is forbidden" in message
-    assert not w.cluster.posted and len(asked) < 4 and (f"{CLAIMS}/{OWN}" in w.cluster.others) is exists
+    assert reason == Reason.WAITING_FOR_CLAIM and "datasets" in message and "is forbidden" in message
+    assert not w.cluster.posted and len(asked) < 4
     assert 9 < (await w.look()).total_seconds() < 11  # type: ignore[attr-defined]
     del w.cluster.get_claim
-    w.cluster.others.pop(f"{CLAIMS}/{OWN}", None)
     await w.after(10)
-    assert w.cluster.posted == [w.pod(1)] and OWN in _claim(w)["metadata"]["name"], "it can be read again"
+    assert w.cluster.posted == [w.pod(1)], "it can be read again"
 
 
 # --- claims that go -----------------------------------------------------------------------------------
-async def test_a_claim_that_goes_while_a_pod_waits_is_made_again_and_costs_no_pool() -> None:
+async def test_a_claim_that_goes_while_a_pod_waits_costs_no_pool_until_it_is_there_again() -> None:
     w = await _waiting()
-    _says(w, f'persistentvolumeclaim "{OWN}" is being deleted')
+    _says(w, 'persistentvolumeclaim "datasets" is being deleted')
     _claim(w)["metadata"]["deletionTimestamp"] = "2026-03-01T12:00:00Z"
     await w.after(3600)
-    assert "is created again" in _unscheduled(w)[1] and not _given_up(w)
-    del w.cluster.others[f"{CLAIMS}/{OWN}"]
-    _says(w, f'persistentvolumeclaim "{OWN}" not found')
+    assert "create it again" in _unscheduled(w)[1] and not _given_up(w)
+    del w.cluster.others[f"{CLAIMS}/datasets"]
     await w.after(10)
-    assert "deletionTimestamp" not in _claim(w)["metadata"] and w.cluster.posted == [w.pod(1)]
-    assert not _given_up(w)
+    assert "does not exist" in _unscheduled(w)[1] and not _given_up(w)
+    _add_claim(w, phase="Bound")
     _says(w, NO_NODES)
+    await w.settle()
     await w.after(590)
     assert not _given_up(w)
-    await w.after(11)
+    await w.after(40)
     assert _given_up(w)
-
-
-async def test_a_claim_that_may_not_be_made_again_yet_is_tried_again_in_its_time() -> None:
-    w = await _waiting()
-    create, tried = w.cluster.create, []
-
-    async def full(kind: str, manifest: Json, *, group: str = "") -> Json:
-        tried.append(kind)
-        raise ApiError(403, "exceeded quota: storage")
-
-    w.cluster.create = full  # type: ignore[method-assign]
-    del w.cluster.others[f"{CLAIMS}/{OWN}"]
-    _says(w, f'persistentvolumeclaim "{OWN}" not found')
-    await w.settle()
-    assert tried == [CLAIMS] and "does not exist any more: exceeded quota" in _unscheduled(w)[1]
-    w.cluster.create = create  # type: ignore[method-assign]
-    await w.after(21)
-    assert _claim(w) and "does not exist" not in _unscheduled(w)[1]
 
 
 def test_half_a_gang_lets_go_of_the_claim_that_the_other_half_cannot_get() -> None:
     """Else the claim never goes, because pods have it, and the others never get a node, because of that."""
     pods = (make_pod(rank=0), make_pod(rank=1, node="", phase="Pending"))
-    job = make_job(raw_spec(workers=2, dataCache=SIZE), status=started())
-    claim = ClaimView(name=OWN, owner_uid=KEY.uid, access_modes=("ReadWriteMany",), bound=True)
+    job = make_job(raw_spec(workers=2, dataCache=CLAIM), status=started())
+    claim = ClaimView(name="datasets", access_modes=SHARED, bound=True)
     o = make_observed(*pods, job=job, nodes=(make_node(),))
-    made = plan(replace(o, claims={OWN: replace(claim, going=True)}))
+    made = plan(replace(o, claims={"datasets": replace(claim, going=True)}))
     assert made.status is not None and made.status.attempts[0].stopping == Cause.REPLACED
-    assert OWN in made.status.attempts[0].evidence and not [a for a in made.after if isinstance(a, Provide)]
-    calm = plan(replace(o, claims={OWN: claim})).status
+    assert "datasets" in made.status.attempts[0].evidence
+    calm = plan(replace(o, claims={"datasets": claim})).status
     assert calm is None or not calm.attempts[0].stopping
 
 
-GOING = ClaimView(name=OWN, owner_uid=KEY.uid, access_modes=SHARED, going=True)
+GOING = replace(DATASETS, access_modes=SHARED, going=True)
 TOLD = (
-    _observed(cache=SIZE, claim=ClaimView(name=OWN, owner_uid="other")),
     _observed(cache=CLAIM),
-    _observed(cache=CLAIM, claim=ClaimView(name="datasets", access_modes=ONE_NODE), spec={"workers": 2}),
-    _observed(cache=SIZE, claim=GOING),
-    _observed(cache=CLAIM, claim=replace(GOING, name="datasets")),
-    _observed(cache=SIZE, claim=ClaimView(name=OWN, unread="forbidden")),
+    _observed(cache=CLAIM, claim=DATASETS, spec={"workers": 2}),
+    _observed(cache=CLAIM, claim=GOING),
+    _observed(cache=CLAIM, claim=replace(DATASETS, unread="forbidden")),
     *(
         _observed(
-            make_pod(node="", phase="Pending", unschedulable=words), cache=SIZE, claim=claim, status=started()
+            make_pod(node="", phase="Pending", unschedulable=words),
+            cache=CLAIM,
+            claim=claim,
+            status=started(),
         )
         for words, claim in (
-            (IMMEDIATE, ClaimView(name=OWN, owner_uid=KEY.uid)),
-            (f'persistentvolumeclaim "{OWN}" is being deleted', GOING),
-            (f'persistentvolumeclaim "{OWN}" not found', None),
-            ("", ClaimView(name=OWN, owner_uid=KEY.uid, selected=True)),
+            (IMMEDIATE, DATASETS),
+            ('persistentvolumeclaim "datasets" is being deleted', GOING),
+            ('persistentvolumeclaim "datasets" not found', None),
+            ("", replace(DATASETS, selected=True)),
         )
     ),
 )

@@ -404,31 +404,7 @@ def test_each_rank_is_in_the_record_and_its_outcome_is_held_until_it_is() -> Non
     assert {a.pod.rank for a in made.after if isinstance(a, Release)} == {0, 1, 2}
 
 
-# --- queues and schedulers that start all or none ---------------------------------------------------------
-def metadata_of(made: Plan) -> list[dict[str, Any]]:
-    return [pod["metadata"] for pod in manifests(made)]
-
-
-def test_kueue_is_told_of_the_attempts_pods_as_one_group() -> None:
-    first = metadata_of(plan(observed(status=Status(), nodes=(), spec={"queueName": "team"})))
-    groups = {m["labels"]["kueue.x-k8s.io/pod-group-name"] for m in first}
-    assert len(first) == SIZE and len(groups) == 1
-    assert {m["labels"]["kueue.x-k8s.io/queue-name"] for m in first} == {"team"}
-    assert {m["annotations"]["kueue.x-k8s.io/pod-group-total-count"] for m in first} == {str(SIZE)}
-    alone = metadata_of(plan(make_observed(job=make_job(raw_spec(queueName="team"), status=Status()))))
-    assert "kueue.x-k8s.io/pod-group-name" not in alone[0]["labels"]
-
-
-def test_volcano_has_a_pod_group_for_each_attempt() -> None:
-    template = {"spec": {"schedulerName": "volcano", "containers": [{"name": "trainer", "image": "x"}]}}
-    made = plan(observed(status=Status(), nodes=(), spec={"template": template, "queueName": "team"}))
-    group = next(a for a in made.after if isinstance(a, Provide) and a.kind == "podgroups")
-    assert group.group == "scheduling.volcano.sh/v1beta1"
-    assert group.manifest["spec"] == {"minMember": SIZE, "queue": "team"}
-    names = {m["annotations"]["scheduling.k8s.io/group-name"] for m in metadata_of(made)}
-    assert names == {group.manifest["metadata"]["name"]}
-
-
+# --- quotas and gates that hold pods up ---------------------------------------------------------
 def test_a_part_of_a_gang_that_a_quota_holds_up_lets_go_too() -> None:
     quota = Reason.QUOTA_EXCEEDED
     no = Refusal(generation=1, reason=quota, message="gpus", at=NOW, retry=timedelta(seconds=20))
@@ -438,11 +414,9 @@ def test_a_part_of_a_gang_that_a_quota_holds_up_lets_go_too() -> None:
     assert "gpus" in job.status.attempts[0].evidence
 
 
-def test_pods_that_wait_in_a_queue_are_not_taken_out_of_it_nor_the_moment_they_are_admitted() -> None:
-    waiting = [member(rank, 2, **PENDING, queued=True, unschedulable="gated") for rank in range(SIZE)]
-    admitted = [replace(pod, queued=False) for pod in waiting[1:]] + [member(0, 2)]
-    for pods in (waiting, admitted):
-        Gang(begun(2), queueName="q").look("!deletes", *pods, at=9999)
+def test_pods_that_are_gated_are_not_given_up() -> None:
+    gated = [member(rank, 2, **PENDING, queued=True, unschedulable="gated") for rank in range(SIZE)]
+    Gang(begun(2)).look("!deletes", *gated, at=9999)
 
 
 def test_a_gang_stays_in_its_pool_while_survivors_keep_their_nodes_there() -> None:

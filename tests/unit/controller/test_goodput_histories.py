@@ -112,12 +112,12 @@ class PaidWorld(World):
 
 
 class History:
-    def __init__(self, workers: int, replace_early: bool) -> None:
+    def __init__(self, workers: int) -> None:
         self.workers = workers
         self.world = PaidWorld(
             {
                 "workers": workers,
-                "capacity": {"replaceDuringNotice": replace_early, "sameZone": False},
+                "capacity": {"sameZone": False},
                 "failurePolicy": {"maxFailures": 999, "maxInterruptions": 999, "maxNoProgress": None},
             }
         )
@@ -377,12 +377,11 @@ def check_money(status: Status) -> None:
 @given(
     steps=st.lists(STEPS, min_size=6, max_size=30),
     workers=st.sampled_from((1, 1, 2)),
-    replace_early=st.booleans(),
 )
 async def test_each_second_is_where_it_belongs(
-    steps: list[tuple[str, Any]], workers: int, replace_early: bool
+    steps: list[tuple[str, Any]], workers: int
 ) -> None:
-    history = History(workers, replace_early)
+    history = History(workers)
     await history.do("settle", None)
     for step, value in steps:
         await history.do(step, value)

@@ -24,7 +24,6 @@ from spottrain_operator.api.kueue import (
 from spottrain_operator.api.node_pools import Pool, of_node
 from spottrain_operator.api.observed import Discard, Observed, Plan, PodView, Provide, Tell
 from spottrain_operator.api.training_job import Job, RankRecord, Status
-from spottrain_operator.api.validation import parse_job
 from spottrain_operator.control.apply import Changed, Context, apply
 from spottrain_operator.control.plan import plan
 from spottrain_operator.errors import ApiError, Incomplete
@@ -54,7 +53,6 @@ from tests.builders import (
     make_pod,
     manifests,
     notice,
-    raw_job,
     raw_spec,
     started,
     status_of,
@@ -468,39 +466,6 @@ def test_without_kueue_a_job_waits_and_says_so_and_a_running_one_goes_on() -> No
     follows("!creates !deletes", seen(half, make_pod(), **away))  # while its flavors are unknown
 
 
-@pytest.mark.parametrize(
-    "spec",
-    [
-        {"queueName": "other"},
-        {
-            "template": {
-                "metadata": {"labels": {QUEUE_LABEL: "other"}},
-                "spec": {"containers": [{"name": "trainer", "image": "x"}]},
-            }
-        },
-    ],
-)
-def test_a_job_never_asks_by_its_workload_and_by_its_pods(spec: Json) -> None:
-    job = parse_job(raw_job(raw_spec(**spec), labels={QUEUE_LABEL: "team"}))
-    assert not asked(follows("Accepted=False !creates attempt=0", seen(job)))
-
-
-def test_a_running_job_with_both_queues_is_told_of_a_notice_and_its_end_is_recorded() -> None:
-    job = queued_job(running(), queueName="other")
-    follows("!deletes", seen(job, make_pod()))  # the pod has the admission that it asked for itself
-    follows("deletes=0", seen(job, make_pod(notice=notice(seconds=5))))
-    saved = ended_pod(code=75, message=word(Outcome.INTERRUPTED, step=9, durableStep=9), notice=notice())
-    assert not asked(follows("cause1=SpotNotice durable=9 attempt=1 !creates", seen(job, saved)))
-    follows("phase=Succeeded", seen(job, told(Outcome.DONE)))
-
-
-def test_a_job_with_both_queues_still_gives_back_what_its_workload_holds() -> None:
-    follows("deletes=0", admitted(queued_job(running(), queueName="other"), make_pod(), **PREEMPTED))
-    over = queued_job(_over(Cause.SUSPENDED), queueName="other")
-    (tell,) = made(plan(admitted(over, **PREEMPTED)), Tell)
-    assert tell.release
-
-
 # --- the operator's process, killed at any write --------------------------------------------------------
 async def preempted_and_admitted_again(w: World) -> None:
     await w.settle()
@@ -716,7 +681,6 @@ TOLD = (
     seen(WAITS, unknown_class="WorkloadPriorityClass high"),
     seen(WAITS, api=False, missing=Kueue().missing),
     seen(queued_job(running()), make_pod(), workload=workload_of(WAITS, **PREEMPTED)),
-    seen(parse_job(raw_job(raw_spec(queueName="other"), labels={QUEUE_LABEL: "team"}))),
     replace(
         seen(WAITS, workload=workload_of(WAITS, **ADMITTED)),
         default_pool=Pool(name="p", platform=Platform.AWS, node_selector={"capacity": "on-demand"}),

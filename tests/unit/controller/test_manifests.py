@@ -46,7 +46,7 @@ SPECS: dict[str, Json] = {
     "a bucket of Google Cloud Storage": {"checkpoint": GCS},
     "checkpoints of its own": {"checkpoint": {"mode": "Self"} | SECRET},
     "a claim for data": {"dataCache": {"claimRef": {"name": "datasets"}}},
-    "a data cache of a size, at a folder": {"dataCache": {"size": "200Gi", "mountPath": "/datasets/"}},
+    "a data cache at a folder": {"dataCache": {"claimRef": {"name": "datasets"}, "mountPath": "/datasets/"}},
     "the template's own home of a library stands": env("HF_HOME", "/own")
     | {"dataCache": {"claimRef": {"name": "datasets"}}},
     "names that an envFrom may hold are left to it": pod({"envFrom": [{"configMapRef": {"name": "c"}}]})
@@ -73,7 +73,6 @@ SPECS: dict[str, Json] = {
     ),
     "an own port for metrics": pod({"ports": [{"name": "metrics", "containerPort": 9477}]}),
     "an image that is pinned": pod({"image": "r.example.com:5000/a/b:1@sha256:" + "0" * 64}),
-    "no attaching to known libraries": {"runtime": {"autoAttach": False}},
     "three workers": {"workers": 3},
     "eight GPUs": limits(limits=8),
     "GPUs of a claim": pod({"resources": {"claims": [{"name": "gpu"}]}}, **GPU) | {"workers": 2},

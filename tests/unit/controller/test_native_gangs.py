@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from spottrain_operator.api.native_gangs import GangApi
+from spottrain_operator.api.native_gangs import API_VERSION
 from spottrain_operator.api.observed import Create, Plan, Provide
 from spottrain_operator.api.training_job import RankRecord
 from spottrain_operator.api.views import pod_view
@@ -37,12 +37,11 @@ from tests.unit.controller.fake_cluster import FakeCluster, World
 
 SIZE = 2
 Json = dict[str, Any]
-EACH = pytest.mark.parametrize("api", list(GangApi))
 
 
-def first_plan(api: GangApi | None, **spec: Any) -> Plan:
+def first_plan(*, served: bool = True, **spec: Any) -> Plan:
     o = make_observed(job=make_job(raw_spec(**({"workers": SIZE} | spec))), nodes=())
-    return plan(replace(o, gang_api=api))
+    return plan(replace(o, has_gangs=served))
 
 
 def template(metadata: Json | None = None, **spec: Any) -> Json:
@@ -55,32 +54,23 @@ def groups(made: Plan) -> list[Provide]:
 
 
 def referring(pod: Json) -> Json:
-    return {k: v for k, v in pod["spec"].items() if k in ("workloadRef", "schedulingGroup")}
+    return {k: v for k, v in pod["spec"].items() if k == "schedulingGroup"}
 
 
-def served(*apis: GangApi, resources: tuple[str, ...] = ("workloads", "podgroups")) -> dict[str, Json]:
-    group = {"versions": [{"version": v} for v in ("v1", *apis)]}
-    listed = {"resources": [{"name": name} for name in resources]}
-    return {"scheduling.k8s.io": group} | {api.group: listed for api in apis}
+def served(*names: str) -> dict[str, Json]:
+    return {API_VERSION: {"resources": [{"name": name} for name in names]}}
 
 
 # --- what is made ---------------------------------------------------------------------------------------
-@EACH
-def test_an_attempt_has_a_group_that_wants_all_of_its_pods_is_made_before_them_and_goes_with_the_job(
-    api: GangApi,
-) -> None:
-    """Of 1.35 a Workload, from 1.36 on a PodGroup."""
-    made = first_plan(api)
+def test_an_attempt_has_a_group_that_wants_all_of_its_pods_is_made_before_them_and_goes_with_the_job() -> (
+    None
+):
+    made = first_plan()
     (group,) = groups(made)
-    name, spec, gang = group.manifest["metadata"]["name"], group.manifest["spec"], {"gang": {"minCount": 2}}
-    if api is GangApi.V1ALPHA1:
-        assert group.kind == "workloads" and spec == {"podGroups": [{"name": "workers", "policy": gang}]}
-        refers: Json = {"workloadRef": {"name": name, "podGroup": "workers"}}
-    else:
-        assert group.kind == "podgroups" and spec["schedulingPolicy"] == gang
-        refers = {"schedulingGroup": {"podGroupName": name}}
-    assert group.group == f"scheduling.k8s.io/{api}"
-    assert [referring(p) for p in manifests(made)] == [refers] * 2
+    name = group.manifest["metadata"]["name"]
+    assert group.manifest["spec"]["schedulingPolicy"] == {"gang": {"minCount": 2}}
+    assert (group.kind, group.group) == ("podgroups", "scheduling.k8s.io/v1beta1")
+    assert [referring(p) for p in manifests(made)] == [{"schedulingGroup": {"podGroupName": name}}] * 2
     kinds = [type(a) for a in made.after if isinstance(a, Provide | Create)]
     assert kinds == [Provide, Provide, Create, Create]
     (owner,) = group.manifest["metadata"]["ownerReferences"]
@@ -93,24 +83,23 @@ def test_each_attempt_has_a_group_of_its_own_for_it_cannot_be_changed_and_ranks_
     status = replace(started(), attempts=(replace(started().attempts[0], ranks=ranks),))
     nodes = (make_node("node-0"), replace(make_node("node-1"), notice=notice(60)))
     o = make_observed(*ends, job=make_job(raw_spec(workers=SIZE), status=status), nodes=nodes)
-    made = plan(replace(o, gang_api=GangApi.V1BETA1))
+    made = plan(replace(o, has_gangs=True))
     name = groups(made)[0].manifest["metadata"]["name"]
     assert name == pod_name(KEY.name, KEY.uid, 2).removesuffix("-0")
-    assert name != groups(first_plan(GangApi.V1BETA1))[0].manifest["metadata"]["name"]
+    assert name != groups(first_plan())[0].manifest["metadata"]["name"]
     assert list(map(home_of, manifests(made))) == ["node-0", ""]
     assert all("podAffinity" in p["spec"]["affinity"] and referring(p) for p in manifests(made)), "one zone"
 
 
-@pytest.mark.parametrize("api", [GangApi.V1ALPHA2, GangApi.V1BETA1])
-def test_a_group_has_its_pods_priority_for_the_scheduler_compares_them(api: GangApi) -> None:
-    (group,) = groups(first_plan(api, **template(priorityClassName="high")))
+def test_a_group_has_its_pods_priority_for_the_scheduler_compares_them() -> None:
+    (group,) = groups(first_plan(**template(priorityClassName="high")))
     assert group.manifest["spec"]["priorityClassName"] == "high"
 
 
 @pytest.mark.parametrize(("zoned", "same"), [(True, True), (True, False), (False, True)])
 def test_a_group_is_kept_in_one_zone_like_its_pods(zoned: bool, same: bool) -> None:
     job = make_job(raw_spec(workers=SIZE, capacity={"sameZone": same}))
-    o = replace(make_observed(job=job, nodes=()), gang_api=GangApi.V1BETA1, zoned=zoned)
+    o = replace(make_observed(job=job, nodes=()), has_gangs=True, zoned=zoned)
     (group,) = groups(plan(o))
     wanted = {"topology": [{"key": "topology.kubernetes.io/zone"}]} if zoned and same else None
     assert group.manifest["spec"].get("schedulingConstraints") == wanted
@@ -119,9 +108,6 @@ def test_a_group_is_kept_in_one_zone_like_its_pods(zoned: bool, same: bool) -> N
 # --- who goes without -----------------------------------------------------------------------------------
 WITHOUT: list[Json] = [
     {"workers": 1},
-    {"queueName": "team"},
-    template({"labels": {"kueue.x-k8s.io/queue-name": "team"}}),
-    template(schedulerName="volcano"),
     template(schedulerName="my-scheduler"),
     template(schedulingGroup={"podGroupName": "theirs"}),
     template(workloadRef={"name": "theirs", "podGroup": "p"}),
@@ -130,18 +116,18 @@ WITHOUT: list[Json] = [
 
 
 @pytest.mark.parametrize("spec", WITHOUT, ids=str)
-def test_lone_workers_queues_other_schedulers_and_groups_of_others_are_left_alone(spec: Json) -> None:
-    ours = first_plan(GangApi.V1BETA1, **spec)
-    assert ours.after == first_plan(None, **spec).after
+def test_lone_workers_other_schedulers_and_groups_of_others_are_left_alone(spec: Json) -> None:
+    ours = first_plan(**spec)
+    assert ours.after == first_plan(served=False, **spec).after
 
 
 @pytest.mark.parametrize("name", ["", "default-scheduler"])
 def test_the_default_scheduler_may_be_named(name: str) -> None:
-    assert groups(first_plan(GangApi.V1BETA1, **template(schedulerName=name)))
+    assert groups(first_plan(**template(schedulerName=name)))
 
 
 def test_where_nothing_is_served_a_gang_starts_as_it_did() -> None:
-    made = first_plan(None)
+    made = first_plan(served=False)
     assert not groups(made) and [referring(p) for p in manifests(made)] == [{}] * SIZE
 
 
@@ -150,14 +136,13 @@ def test_the_rest_of_an_attempt_is_made_like_its_first_pods(grouped: bool) -> No
     status = started()
     status = replace(status, attempts=(replace(status.attempts[0], ranks=(), started=None),))
     job = make_job(raw_spec(workers=SIZE), status=status)
-    made = plan(replace(make_observed(make_pod(grouped=grouped), job=job), gang_api=GangApi.V1BETA1))
+    made = plan(replace(make_observed(make_pod(grouped=grouped), job=job), has_gangs=True))
     assert [bool(referring(p)) for p in manifests(made)] == [grouped]
 
 
-@EACH
-async def test_a_pod_of_ours_is_seen_to_be_in_its_group(api: GangApi) -> None:
+async def test_a_pod_of_ours_is_seen_to_be_in_its_group() -> None:
     w = World({"workers": SIZE})
-    w.reconciler.memory.gang_api = api
+    w.reconciler.memory.has_gangs = True
     for _ in range(5):
         await w.look()
     views = [view for raw in w.cluster.pods.values() if (view := pod_view(raw))]
@@ -165,73 +150,49 @@ async def test_a_pod_of_ours_is_seen_to_be_in_its_group(api: GangApi) -> None:
 
 
 # --- what the cluster serves ----------------------------------------------------------------------------
-async def found(**given: Any) -> GangApi | None:
-    cluster, memory = FakeCluster(), Memory()
-    cluster.serves = given["serves"]
-    await discover(cluster, memory)
-    return memory.gang_api
-
-
 @pytest.mark.parametrize(
-    ("serves", "api"),
-    [
-        ({}, None),
-        (served(), None),
-        (served(GangApi.V1ALPHA1), GangApi.V1ALPHA1),
-        (served(GangApi.V1ALPHA2), GangApi.V1ALPHA2),
-        (served(GangApi.V1ALPHA3, GangApi.V1BETA1), GangApi.V1BETA1),
-        (served(GangApi.V1BETA1, resources=("priorityclasses",)), None),
-        (served(GangApi.V1ALPHA1, resources=("podgroups",)), None),
-    ],
+    ("serves", "found"), [({}, False), (served("podgroups"), True), (served("priorityclasses"), False)]
 )
-async def test_the_newest_version_that_has_the_kind_is_used(
-    serves: dict[str, Json], api: GangApi | None
-) -> None:
-    assert await found(serves=serves) is api
+async def test_groups_are_used_where_the_beta_api_has_them(serves: dict[str, Json], found: bool) -> None:
+    cluster, memory = FakeCluster(), Memory()
+    memory.has_gangs = not found  # the cluster was changed
+    cluster.serves = serves
+    await discover(cluster, memory)
+    assert memory.has_gangs is found
 
 
 async def test_no_answer_is_told_once_and_what_was_known_stands(caplog: pytest.LogCaptureFixture) -> None:
-    w = World()
-    w.cluster.serves = served(GangApi.V1BETA1)
-    await discover(w.cluster, memory := Memory())
+    w, memory = World(), Memory()
+    memory.has_gangs = True
     w.refuse("served", ApiError(503, "the server is currently unable to handle the request"))
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
             await discover(w.cluster, memory)
-    assert memory.gang_api is GangApi.V1BETA1 and len(caplog.records) == 1
-
-
-async def test_a_cluster_that_was_changed_is_seen_at_the_next_resync() -> None:
-    cluster, memory = FakeCluster(), Memory()
-    for serves, api in ((served(GangApi.V1ALPHA2), GangApi.V1ALPHA2), ({}, None)):
-        cluster.serves = serves
-        await discover(cluster, memory)
-        assert memory.gang_api is api
+    assert memory.has_gangs and len(caplog.records) == 1
 
 
 @pytest.mark.parametrize("no", [ApiError(404, "not found"), ApiError(403, "podgroups is forbidden")], ids=str)
 async def test_where_the_group_cannot_be_made_its_pods_are_made_without(no: ApiError) -> None:
     w = World({"workers": SIZE})
-    w.reconciler.memory.gang_api = GangApi.V1BETA1
+    w.reconciler.memory.has_gangs = True
     w.refuse("create", no, "podgroups")
     for _ in range(6):
         await w.look()
     assert [referring(pod) for pod in w.cluster.pods.values()] == [{}] * SIZE
     memory = w.reconciler.memory
-    assert memory.gang_api is GangApi.V1BETA1 and memory.ungrouped == {KEY}, "other jobs have theirs"
-    w.cluster.serves = served(GangApi.V1BETA1)
+    assert memory.has_gangs and memory.ungrouped == {KEY}, "other jobs have theirs"
+    w.cluster.serves = served("podgroups")
     await discover(w.cluster, memory)
     assert not memory.ungrouped, "it is tried again"
 
 
-@EACH
-async def test_a_group_that_the_server_calls_invalid_is_said_of_the_template(api: GangApi) -> None:
+async def test_a_group_that_the_server_calls_invalid_is_said_of_the_template() -> None:
     w = World({"workers": SIZE})
-    w.reconciler.memory.gang_api = api
-    w.refuse("create", ApiError(422, "spec.podGroups: Invalid value"), api.resource)
+    w.reconciler.memory.has_gangs = True
+    w.refuse("create", ApiError(422, "spec.schedulingPolicy: Invalid value"), "podgroups")
     await w.settle()
     found = condition(w.status, Condition.ACCEPTED)
-    assert found.message == "spec.template: spec.podGroups: Invalid value" and not w.cluster.pods
+    assert found.message == "spec.template: spec.schedulingPolicy: Invalid value" and not w.cluster.pods
 
 
 def test_it_can_be_switched_off() -> None:

@@ -22,7 +22,7 @@ from spottrain_operator.names import Reason
 from tests.builders import KEY, NOW, after, make_node, make_pod, notice
 from tests.unit.controller.fake_cluster import KeySet, World, begun, resync
 from tests.unit.controller.test_crashes import STORIES, Story
-from tests.unit.controller.test_data_cache import IMMEDIATE, NO_NODES, OWN, _says, _waiting
+from tests.unit.controller.test_data_cache import IMMEDIATE, NO_NODES, _says, _waiting
 from tests.unit.controller.test_starting import event
 
 
@@ -286,7 +286,7 @@ async def test_an_unreadable_claim_and_the_wait_for_its_volume_are_remembered(
         for _ in range(2):
             remember(*(await _observed(w)), w.caches, w.memory)
     assert [r.getMessage() for r in caplog.records] == [
-        f"{KEY}: PersistentVolumeClaim {OWN} cannot be read: forbidden"
+        f"{KEY}: PersistentVolumeClaim datasets cannot be read: forbidden"
     ]
     del w.cluster.get_claim
     remember(*(await _observed(w)), w.caches, w.memory)

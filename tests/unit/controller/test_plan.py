@@ -81,10 +81,6 @@ SCENES: dict[str, tuple[Observed, str]] = {
         failed_before(0, {"maxInterruptions": 0}, code=75, notice=notice()),
         "Failed=True/TooManyInterruptions",
     ),
-    "the interruption after the last allowed one of an hour ends the job": (
-        failed_before(0, {"maxInterruptions": 0, "withinSeconds": 3600}, code=75, notice=notice()),
-        "Failed=True/TooManyInterruptions",
-    ),
     "an attempt says from which checkpoint it goes on": (
         make_observed(make_pod(2), job=make_job(status=started(2)), sample=sample(40, 2, startStep=33)),
         "durable=33 tells=CheckpointRestored",
@@ -222,8 +218,8 @@ def test_a_notice_leaves_two_seconds_and_never_lengthens_a_pods_grace() -> None:
     assert graces(plan(doomed_and_told(grace=25))) == [25]
 
 
-def test_without_early_replacement_the_next_attempt_waits_for_the_end() -> None:
-    job = make_job(raw_spec(capacity={"replaceDuringNotice": False}), status=started())
+def test_where_the_runtime_was_not_seen_the_next_attempt_waits_for_the_end() -> None:
+    job = make_job(status=started(conditions=()))
     follows("deletes=0 !creates attempt=1", doomed_and_told(job=job))
     ended = told(Outcome.INTERRUPTED, pod={"notice": notice(100), **deleted()})
     follows("attempt=2", make_observed(ended, job=job, nodes=(make_node(notice=notice(100)),)))

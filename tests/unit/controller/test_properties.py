@@ -139,17 +139,16 @@ class History:
 @settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     steps=st.lists(STEPS, max_size=25),
-    replace=st.booleans(),
     workers=st.sampled_from((1, 1, 2, 3)),
     chosen=st.sampled_from(({}, {}, CHEAPEST, CHEAPEST | {"maxCost": 100})),
 )
 async def test_any_history_converges(
-    steps: list[tuple[str, Any]], replace: bool, workers: int, chosen: dict[str, Any]
+    steps: list[tuple[str, Any]], workers: int, chosen: dict[str, Any]
 ) -> None:
     history = History(
         {
             "workers": workers,
-            "capacity": {"replaceDuringNotice": replace, "sameZone": False} | chosen,
+            "capacity": {"sameZone": False} | chosen,
             "failurePolicy": {"maxFailures": 50, "maxNoProgress": 100},
         }
     )

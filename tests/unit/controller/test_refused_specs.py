@@ -76,6 +76,7 @@ REFUSED: list[tuple[str, Json]] = [
     # --- what is no value ---
     ("spec.gpusPerWorker", {"gpusPerWorker": "two"}),
     ("spec.capacity.type", {"capacity": {"type": "cheap"}}),
+    ("spec.dataCache.claimRef", {"dataCache": {"mountPath": "/datasets"}}),
     ("spec.capacity.pools[0].name", {"capacity": {"pools": [{"platform": "AWS"}]}}),
     (TEMPLATE, {"template": {"spec": None}}),
     *(("spec.capacity.maxCost", {"capacity": {"maxCost": bad}}) for bad in BAD_COSTS),
@@ -101,7 +102,7 @@ REFUSED: list[tuple[str, Json]] = [
     (f"{METADATA}.annotations", pod(metadata={"annotations": {"spottrain.io/avoids": "n"}})),
     (f"{METADATA}.annotations", pod(metadata={"annotations": {"spottrain.io/termination-deadline": "x"}})),
     (f"{METADATA}.labels", pod(metadata={"labels": {"spottrain.io/attempt": "7"}})),
-    (f"{METADATA}.labels", pod(metadata={"labels": {"kueue.x-k8s.io/queue-name": "a"}}) | {"queueName": "b"}),
+    (f"{METADATA}.labels", pod(metadata={"labels": {"kueue.x-k8s.io/queue-name": "a"}})),
     (f"{TRAINER}.ports[1]", pod({"ports": [{"containerPort": 8}, {"name": "progress", "containerPort": 1}]})),
     (
         f"{TEMPLATE}.containers",
@@ -152,7 +153,7 @@ REFUSED: list[tuple[str, Json]] = [
         for path in ("/tmp", "/cache/", "//", "/a/../tmp")
     ),
     *(
-        (URI, {"dataCache": {"size": "1Gi"}, "checkpoint": {"uri": "file:///var/cache/spottrain/run"}} | more)
+        (URI, CACHE | {"checkpoint": {"uri": "file:///var/cache/spottrain/run"}} | more)
         for more in ({}, DEMAND)
     ),
     # --- checkpoint.mode Sync ---
@@ -213,13 +214,14 @@ REFUSED: list[tuple[str, Json]] = [
     ),
     (
         "spec.dataCache.mountPath",
-        inject("python a.py") | {"dataCache": {"size": "1Gi", "mountPath": "/spottrain/"}},
+        inject("python a.py") | {"dataCache": {"claimRef": {"name": "c"}, "mountPath": "/spottrain/"}},
     ),
 ]  # fmt: skip
 ALLOWED: list[Json] = [
     {"checkpoint": {"mode": "Self"}},
     env("MASTER_ADDR"),
     env("SPOTTRAIN_PROFILE"),
+    env("SPOTTRAIN_AUTO_ATTACH"),
     env("SPOTTRAIN_CHECKPOINT_URI") | {"checkpoint": {"mode": "Self"}},
     env("PET_RDZV_BACKEND") | {"workers": 2},
     env("AWS_CA_BUNDLE"),
@@ -228,7 +230,6 @@ ALLOWED: list[Json] = [
     CACHE | pod(mount("/var/cache/spottrain-other"), volumes=[{"name": "v", "emptyDir": {}}]),
     pod(volumes=[{"name": "spottrain-ca"}, {"name": "spottrain-data-cache"}]),
     pod({"command": ["sh", "-c", "x"]} | mount("/spottrain"), volumes=[{"name": "v", "emptyDir": {}}]),
-    pod(metadata={"labels": {"kueue.x-k8s.io/queue-name": "a"}}),
     pod(metadata={"annotations": {"notspottrain.io/x": "y"}}),
     pod(nodeSelector={CAPACITY: "on-demand"}) | DEMAND,
     *(folder("file:///data/run", {kind: {}}) | DEMAND for kind in ("emptyDir", "hostPath", "csi")),

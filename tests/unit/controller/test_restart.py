@@ -219,7 +219,7 @@ def test_the_first_checkpoint_of_an_attempt_is_written_at_once() -> None:
 
 
 # --- budgets --------------------------------------------------------------------------------------------
-def _counted(status: Status, policy: FailurePolicy, *, steps: tuple[int, int], at: float) -> Status:
+def _counted(status: Status, *, steps: tuple[int, int], at: float) -> Status:
     """One more interruption, of an attempt that went from the first step to the second, both saved."""
     number = status.attempt + 1
     record = AttemptRecord(
@@ -233,19 +233,7 @@ def _counted(status: Status, policy: FailurePolicy, *, steps: tuple[int, int], a
     )
     known = max(steps[1], status.known_durable_step or 0)
     grown = replace(status, attempt=number, attempts=(*status.attempts, record), known_durable_step=known)
-    return restart.counted(grown, Ending(cause=Cause.NODE_LOST, evidence="x"), policy, after(at))
-
-
-def test_interruptions_are_counted_within_their_window_alone() -> None:
-    policy = FailurePolicy(max_interruptions=2, within_seconds=3600)
-    ending, status = Ending(cause=Cause.NODE_LOST, evidence="x"), Status()
-    for at in (0, 2000, 4000, 6000):
-        status = _counted(status, policy, steps=(0, 5), at=at)
-        assert restart.exhausted(status, policy, ending, NOW) is None
-    status = _counted(status, policy, steps=(0, 5), at=6100)
-    found = restart.exhausted(status, policy, ending, NOW)
-    assert found is not None and found[0] == Reason.TOO_MANY_INTERRUPTIONS
-    assert status.interruptions == 5 and len(status.interruption_times) == 3
+    return restart.counted(grown, Ending(cause=Cause.NODE_LOST, evidence="x"))
 
 
 def test_interruptions_that_save_nothing_wait_longer_each_time_and_end_at_last() -> None:
@@ -256,15 +244,15 @@ def test_interruptions_that_save_nothing_wait_longer_each_time_and_end_at_last()
     )
     waits = []
     for n in range(4):
-        status = _counted(status, policy, steps=(7, 7), at=n * 1000)
+        status = _counted(status, steps=(7, 7), at=n * 1000)
         start = restart.next_start(status, policy, ending, after(n * 1000), "uid")
         waits.append((start - after(n * 1000)).total_seconds() if start else 0)
     assert waits == [0, 0, 10, 20]
     assert restart.exhausted(status, policy, ending, NOW) is None, "the first says nothing yet"
-    status = _counted(status, policy, steps=(7, 7), at=5000)
+    status = _counted(status, steps=(7, 7), at=5000)
     found = restart.exhausted(status, policy, ending, NOW)
     assert found is not None and found[0] == Reason.NO_PROGRESS
-    saved = _counted(status, policy, steps=(7, 8), at=9000)
+    saved = _counted(status, steps=(7, 8), at=9000)
     assert saved.no_progress == 0 and restart.exhausted(saved, policy, ending, NOW) is None
 
 
@@ -317,7 +305,7 @@ def test_of_an_image_that_keeps_its_own_checkpoints_no_lack_of_progress_is_known
         )
         status = replace(status, attempt=at + 1, attempts=(record,))
         ending = Ending(cause=Cause.SPOT_NOTICE, evidence="x")
-        status = restart.counted(status, ending, FailurePolicy(), after(at), reports=False)
+        status = restart.counted(status, ending, reports=False)
         assert restart.exhausted(status, FailurePolicy(), ending, NOW) is None
     assert status.interruptions == 40 and status.no_progress == 0
 

@@ -31,8 +31,8 @@ from tests.builders import (
 from tests.unit.controller.stories import Story, follows
 from tests.unit.controller.test_kueue import PREEMPTED, admitted
 
-OLD = {"checkpoint": {"managed": False, "uri": "s3://bucket/run"}}
-"""A field of an older version."""
+OLD = {"capacity": {"type": "spot"}}
+"""A value of an older version."""
 DOOMED = (make_node(notice=notice(60)), make_node("node-b"))
 
 

@@ -8,39 +8,29 @@ from typing import Any
 
 import pytest
 from spottrain_operator import names
-from spottrain_operator.api.training_job import Job, Status
+from spottrain_operator.api.training_job import Status
 from spottrain_operator.api.validation import parse_job
 from spottrain_operator.api.views import pod_view
 from spottrain_operator.errors import ApiError
-from spottrain_operator.rendering import objects, trainer_pod
+from spottrain_operator.rendering import trainer_pod
 
 from tests.builders import KEY, POOL, make_job, raw_job, raw_spec, started
 from tests.unit.controller.fake_cluster import World, begun
 
-CACHE = {"size": "10Gi", "accessMode": "ReadWriteMany"}
-
-
-def old_name(attempt: int, rank: int = 0, job: str = KEY.name) -> str:
-    """As spottrain 0.2 named a pod."""
-    return f"{job}-{hashlib.sha256(KEY.uid.encode()).hexdigest()[:5]}-{attempt}-{rank}"
-
 
 # --- names ----------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("job", ["a", "a.b-" + "x" * 249, "x" * 253, "a-" * 120 + "b"], ids=len)
-@pytest.mark.parametrize("digits", [names.OLD_HASH_DIGITS, names.HASH_DIGITS])
-def test_every_name_of_a_jobs_objects_is_a_label_with_the_hash_of_its_uid(job: str, digits: int) -> None:
-    number = hashlib.sha256(b"uid").hexdigest()[:digits]
+def test_every_name_of_a_jobs_objects_is_a_label_with_the_hash_of_its_uid(job: str) -> None:
+    number = hashlib.sha256(b"uid").hexdigest()[: names.HASH_DIGITS]
     made = [
-        names.pod_name(job, "uid", 123456, 12345, digits=digits),
-        names.group_name(job, "uid", 123456, digits=digits),
-        names.cleanup_name(job, "uid", digits=digits),
-        names.cache_claim_name(job, "uid", digits=digits),
-        names.service_name(job, "uid", digits=digits),
+        names.pod_name(job, "uid", 123456, 12345),
+        names.group_name(job, "uid", 123456),
+        names.cleanup_name(job, "uid"),
+        names.service_name(job, "uid"),
     ]
     for name in made:
         assert len(name) <= 63 and f"-{number}" in name and "." not in name and not name.startswith("-")
         assert name == name.lower() and name[0].isalpha() and name[-1].isalnum()
-    assert names.hash_digits(made[0]) == digits
     assert len(names.job_label(job)) <= 63
 
 
@@ -49,32 +39,8 @@ def test_a_new_job_has_32_bits_of_its_uid_in_its_names() -> None:
     assert job.pod_name(1).split("-")[-3] == hashlib.sha256(KEY.uid.encode()).hexdigest()[:8]
 
 
-def old_job(**spec: Any) -> Job:
-    """A job whose first attempt spottrain 0.2 has started."""
-    raw = raw_job(raw_spec(**spec), status=started())
-    raw["status"]["attempts"][0]["pod"] = old_name(1)
-    return parse_job(raw)
-
-
-def test_a_job_that_an_older_version_has_started_keeps_its_names() -> None:
-    """Its claim holds the data; its Service is what the running ranks have as their address."""
-    job, status = old_job(workers=2, dataCache=CACHE), Status(attempt=2)
-    assert job.spec is not None and job.spec.data_cache is not None
-    body = trainer_pod.pod(job, status, POOL)
-    number = old_name(2).split("-")[-3]
-    assert body["metadata"]["name"] == body["spec"]["hostname"] == old_name(2)
-    assert body["spec"]["subdomain"] == f"gang-{KEY.name}-{number}"
-    assert objects.service(job)["metadata"]["name"] == f"gang-{KEY.name}-{number}"
-    claim = objects.cache_claim(job, job.spec.data_cache)
-    assert claim["metadata"]["name"] == f"{KEY.name}-{number}-data-cache"
-    claims = [v["persistentVolumeClaim"] for v in body["spec"]["volumes"] if "persistentVolumeClaim" in v]
-    assert claims == [{"claimName": claim["metadata"]["name"]}]
-    assert job.cleanup_name == f"{KEY.name}-{number}-cleanup"
-    assert f"{old_name(2)}.gang-{KEY.name}-{number}." in str(body["spec"]["containers"][0]["env"])
-
-
-@pytest.mark.parametrize("name", [old_name(1), names.pod_name(KEY.name, KEY.uid, 1)])
-def test_pods_of_both_versions_are_ours_and_copies_are_not(name: str) -> None:
+def test_a_pod_with_its_jobs_name_is_ours_and_a_copy_is_not() -> None:
+    name = names.pod_name(KEY.name, KEY.uid, 1)
     raw = trainer_pod.pod(make_job(), Status(attempt=1), POOL)
     meta = raw["metadata"]
     meta |= {"uid": "u", "resourceVersion": "1", "creationTimestamp": "2026-01-01T00:00:00Z"}
@@ -84,32 +50,9 @@ def test_pods_of_both_versions_are_ours_and_copies_are_not(name: str) -> None:
         assert view is not None and view.stray is stray, named
 
 
-async def test_an_upgrade_restarts_nothing_and_the_next_attempt_has_the_jobs_names() -> None:
-    w = await begun()
-    as_of_the_old_version(w)
-    writes = w.cluster.writes
-    for _ in range(3):
-        await w.look()
-    assert w.status.attempt == 1 and w.cluster.writes == writes, "the new version had nothing to do"
-    w.cluster.end(old_name(1), 137)
-    await after_backoff(w)
-    assert w.status.attempt == 2 and w.status.attempts[1].pod == old_name(2)
-    assert w.cluster.posted[1:] == [old_name(2)]
-
-
 async def after_backoff(w: World) -> None:
     await w.settle()
     await w.after(600)
-
-
-def as_of_the_old_version(w: World) -> None:
-    """Renames the running attempt's pod in the cluster and in the status, and restarts the operator."""
-    new = w.pod(1)
-    pod = w.cluster.pods.pop(new)
-    pod["metadata"]["name"] = old_name(1)
-    w.cluster.pods[old_name(1)] = pod
-    w.cluster.jobs[KEY.name]["status"]["attempts"][0]["pod"] = old_name(1)
-    w._start()
 
 
 # --- fields, conditions and causes of a newer version ---------------------------------------------------
