@@ -27,7 +27,7 @@ SPOT_PRICE: Final = 0.9731
 BOOT_SECONDS: Final = 120.0
 """Where requests are simulated: from a granted one until the node can start the job."""
 REQUEST_SECONDS: Final = 600.0
-"""How long the operator waits for a spot node: the default of `onDemandAfter.pendingSeconds`."""
+"""How long the operator waits for a spot node: the default of `cheapest.pendingSeconds`."""
 FITTED: Final = "us-west-2a"
 DEVIATION: Final = 0.05
 """Dollars by which a reproduced mean may differ: half of the published figures' last digit."""

@@ -110,14 +110,19 @@ INSTANCE_TYPE_LABEL: Final = "node.kubernetes.io/instance-type"
 
 
 class Platform(StrEnum):
-    """`spec.capacity.pools[].platform`: determines how long before its end a spot node gets a notice."""
+    """`spec.capacity.pools[].platform`: what provisions the nodes, or the cloud they are in."""
 
     AUTO = "Auto"
     """Detected from the nodes, as are the labels of spot nodes."""
 
+    EKS = "EKS"
+    """Managed node groups."""
+    KARPENTER = "Karpenter"
+    GKE = "GKE"
+    AKS = "AKS"
+
     AWS = "AWS"
     GCP = "GCP"
-    GKE = "GKE"
     AZURE = "Azure"
 
 

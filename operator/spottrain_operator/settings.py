@@ -158,8 +158,8 @@ def _pool(raw: object, path: str) -> Pool:
 
 def _named_pool(raw: object, path: str) -> Pool:
     pool = _pool(raw, path)
-    if pool.where is None:
-        raise InvalidSpec(f"{path}: {pool.name} needs a platform or a preset")
+    if pool.platform is None:
+        raise InvalidSpec(f"{path}: {pool.name} needs a platform")
     return pool
 
 

@@ -22,7 +22,7 @@ PRICES: Final = [
 CAPACITY: Final = {
     "type": "Cheapest",
     "pendingTimeoutSeconds": 600,
-    "onDemandAfter": {"pendingSeconds": 30},
+    "cheapest": {"pendingSeconds": 30},
     "pools": [
         {"name": "cheap", "platform": "AWS", "nodeSelector": {LABEL: "g5.xlarge"}},
         {"name": "sure", "platform": "AWS", "type": "OnDemand", "nodeSelector": {LABEL: "g5.xlarge"}},
@@ -36,6 +36,10 @@ REQUEST: Final = 30 + 60 + 300
 
 def later(seconds: float) -> str:
     return (datetime.now(UTC) + timedelta(seconds=seconds)).isoformat()
+
+
+def by(deadline: str) -> dict[str, Any]:
+    return {"cheapest": {"pendingSeconds": 30, "deadline": deadline}}
 
 
 def records(scene: Scene) -> list[tuple[str, str]]:
@@ -53,13 +57,13 @@ def test_a_job_whose_request_for_spot_is_refused_runs_on_demand_in_time_though_t
         operator.wait_ready()
         scene = Scene(kube=kube, namespace=namespace, job="cheapest")
         store = {"uri": "s3://bucket/run", "interval": "1s"}
-        scene.create(capacity=CAPACITY | {"deadline": later(3600)}, checkpoint=store)
+        scene.create(capacity=CAPACITY | by(later(3600)), checkpoint=store)
         first = scene.wait_attempt(1)
         assert first["spec"]["nodeSelector"] == {LABEL: "g5.xlarge"}
         assert scene.wait_condition("OnTime", "Unknown", "WorkUnknown")
         scene.bind(first)
         # A hundred seconds of work are left, and a minute more than a request for spot may cost.
-        scene.change(capacity={"deadline": later(100 + RESERVE + REQUEST + 60)})
+        scene.change(capacity=by(later(100 + RESERVE + REQUEST + 60)))
         wait_for("the deadline to be seen", lambda: scene.status()["observedGeneration"] == 2)
         split = TimeSplit(productive=99, startup=20)
         done = {"startStep": 0, "step": 100, "durableStep": 100, "totalSteps": 200}
@@ -85,11 +89,11 @@ def test_a_job_whose_request_for_spot_is_refused_runs_on_demand_in_time_though_t
 def test_a_deadline_in_the_past_is_refused_with_a_sentence_and_a_later_one_starts_the_job(
     scene: Scene,
 ) -> None:
-    past: dict[str, Any] = CAPACITY | {"deadline": "2020-01-01T00:00:00Z"}
+    past: dict[str, Any] = CAPACITY | by("2020-01-01T00:00:00Z")
     scene.create(capacity=past)
     found = scene.wait_condition("Accepted", "False", "InvalidSpec")
-    assert "spec.capacity.deadline (2020-01-01T00:00:00Z) is in the past" in found["message"]
+    assert "spec.capacity.cheapest.deadline (2020-01-01T00:00:00Z) is in the past" in found["message"]
     assert not scene.pods()
-    scene.change(capacity={"deadline": later(36_000)})
+    scene.change(capacity=by(later(36_000)))
     scene.wait_attempt(1)
     scene.wait_condition("Accepted", "True")

@@ -60,8 +60,6 @@ def test_defaults_are_filled_in(kube: Kube) -> None:
         "type": "Spot",
         "sameZone": True,
         "pendingTimeoutSeconds": 900,
-        "onDemandAfter": {"interruptions": 3, "pendingSeconds": 600},
-        "returnToSpotAfterSeconds": 3600,
     }
     assert spec["failurePolicy"] == {
         "maxFailures": 3,

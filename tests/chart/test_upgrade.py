@@ -129,8 +129,7 @@ def test_helm_3_renders_what_helm_4_renders() -> None:
         return body["kind"], body["metadata"]["name"]
 
     def rendered(program: str) -> list[Object]:
-        preset = ("--set", "defaultPool.preset=EKS")  # by default it is null, which Helm 4 drops
-        words = ("--namespace", NAMESPACE, *KUBERNETES, *preset)
+        words = ("--namespace", NAMESPACE, *KUBERNETES)
         text = run(program, "template", "spottrain", CHART, *words)
         return sorted((body for body in yaml.load_all(text, yaml.CSafeLoader) if body), key=order)
 

@@ -421,7 +421,7 @@ def test_the_operator_reads_the_environment_that_the_chart_writes() -> None:
 
 
 def test_the_operator_reads_the_job_defaults_of_the_chart() -> None:
-    pools = [{"name": "a100", "preset": "Karpenter"}]
+    pools = [{"name": "a100", "platform": "Karpenter"}]
     given = {"checkpointPrefix": "s3://team/runs", "credentialsSecret": "s3", "pools": ["a100"]}
     changed = render(f"pools={json.dumps(pools)}", f"jobDefaults={json.dumps(given)}")
     settings = OperatorSettings.from_env(env_of(pod_templates(changed)["operator"]))

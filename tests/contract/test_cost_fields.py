@@ -37,7 +37,7 @@ def test_every_field_that_is_read_is_in_the_crd_with_its_type(cls: type, schema:
 
 def test_the_rest_of_the_status_that_is_read_is_in_the_crd() -> None:
     ours = {"namespace", "name", "team", "reports", "limit", "reason"}  # of metadata, spec and conditions
-    assert "maxCost" in SCHEMA["spec"]["properties"]["capacity"]["properties"]
+    assert "maxCostUSD" in SCHEMA["spec"]["properties"]["capacity"]["properties"]
     assert {"type", "status", "reason"} <= set(STATUS["conditions"]["items"]["properties"])
     assert {field.name for field in fields(JobCost)} - ours <= set(STATUS)
     assert str(CheckpointMode.SELF) == cost_status.SELF

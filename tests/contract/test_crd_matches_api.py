@@ -35,8 +35,14 @@ def _inner(hint: Any) -> Any:
     return hint
 
 
+def _removed(schema: dict[str, Any]) -> bool:
+    """Whether any value of the field is refused, with a sentence."""
+    return any(rule["rule"] == "false" for rule in schema.get("x-kubernetes-validations", ()))
+
+
 def _pairs(cls: type, schema: dict[str, Any], path: str) -> Iterator[tuple[str, set[str], set[str]]]:
-    yield path, {camel(f.name) for f in fields(cls)}, set(schema["properties"])
+    kept = {name for name, sub in schema["properties"].items() if not _removed(sub)}
+    yield path, {camel(f.name) for f in fields(cls)}, kept
     for name, hint in get_type_hints(cls).items():
         sub, where = schema["properties"].get(camel(name), {}), f"{path}.{camel(name)}"
         if sub.get("type") == "array":

@@ -37,8 +37,7 @@ GPU_TAINT = {"key": "nvidia.com/gpu", "value": "true", "effect": "NoSchedule"}
 def capacity(pool: str, **labels: str) -> Json:
     own = {
         "name": pool,
-        "preset": "Karpenter",
-        "platform": "AWS",
+        "platform": "Karpenter",
         "nodeSelector": {POOL_LABEL: pool} | labels,
     }
     return {"type": "Spot", "pools": [own]}

@@ -1,4 +1,4 @@
-"""Labels and taints of a pool's nodes: the manifest's, on top of a preset's. Pure.
+"""Labels and taints of a pool's nodes: the manifest's, on top of the platform's. Pure.
 
 Where the platform is `Auto`, both are detected from the cluster's nodes and from Karpenter's NodePools.
 Sources: the documentation of EKS, Karpenter, GKE and AKS.
@@ -29,23 +29,12 @@ class CapacityType(StrEnum):
         return self in (CapacityType.SPOT_FIRST, CapacityType.CHEAPEST)
 
 
-class Preset(StrEnum):
-    """`spec.capacity.pools[].preset`: what provisions the nodes."""
-
-    EKS = "EKS"
-    """Managed node groups."""
-    KARPENTER = "Karpenter"
-    GKE = "GKE"
-    AKS = "AKS"
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pool:
     """A group of nodes, and how pods are scheduled onto it."""
 
     name: str
     platform: Platform | None = None
-    preset: Preset | None = None
     type: CapacityType = CapacityType.SPOT
     notice_seconds: int | None = None
     """Seconds of grace after a notice; None: what is usual on the platform."""
@@ -53,58 +42,60 @@ class Pool:
     tolerations: tuple[Any, ...] = ()
 
     @property
-    def where(self) -> Platform | None:
-        """The platform, or the one that the preset implies. None: a pool of the chart, given by its name."""
-        if self.preset and self.platform in (None, Platform.AUTO):
-            return _PLATFORM[self.preset]
-        return self.platform
+    def cloud(self) -> Platform | None:
+        """The cloud, Auto if it must be detected. None: a pool of the chart, given by its name."""
+        return _CLOUD.get(self.platform, self.platform) if self.platform is not None else None
 
     @property
     def finds_labels(self) -> bool:
         """Whether the labels of its nodes must be detected."""
-        said = any(key in CAPACITY_KEYS for key in self.node_selector)
-        return self.platform is Platform.AUTO and self.preset is None and not said
+        return self.platform is Platform.AUTO and not self._says_type
+
+    @property
+    def _says_type(self) -> bool:
+        return any(key in CAPACITY_KEYS for key in self.node_selector)
 
     @property
     def selector(self) -> dict[str, str]:
-        labels = _LABELS.get((self.preset, self.type), {}) if self.preset else {}
-        return labels | self.node_selector
+        known = {} if self._says_type else _LABELS.get((self.platform, self.type), {})
+        return known | self.node_selector
 
     @property
     def tolerated(self) -> tuple[Any, ...]:
         """Tolerations. With detected labels they cover every cloud: a node group may have no node yet."""
-        taints = _TAINTS.get((self.preset, self.type), ()) if self.preset else ()
+        taints = _TAINTS.get((self.platform, self.type), ())
         if self.finds_labels:
             taints = tuple(t for (_, kind), given in _TAINTS.items() if kind is self.type for t in given)
-        known = self.preset or self.finds_labels
+        known = self.platform in PROVISIONERS or self.finds_labels
         gpu = ({"key": GPU_RESOURCE, "operator": "Exists", "effect": "NoSchedule"},) if known else ()
         return (*gpu, *taints, *self.tolerations)
 
 
+PROVISIONERS: Final = frozenset({Platform.EKS, Platform.KARPENTER, Platform.GKE, Platform.AKS})
+"""Platforms whose nodes have known labels and taints."""
 LEAST_WINDOW: Final = min(NOTICE_WINDOW.values())
 """Window of an unknown platform."""
-_PLATFORM: Final = {
-    Preset.EKS: Platform.AWS,
-    Preset.KARPENTER: Platform.AUTO,
-    Preset.GKE: Platform.GKE,
-    Preset.AKS: Platform.AZURE,
+_CLOUD: Final = {
+    Platform.EKS: Platform.AWS,
+    Platform.KARPENTER: Platform.AUTO,
+    Platform.AKS: Platform.AZURE,
 }
-_LABELS: Final[dict[tuple[Preset, CapacityType], dict[str, str]]] = {
-    (Preset.EKS, CapacityType.SPOT): {"eks.amazonaws.com/capacityType": "SPOT"},
-    (Preset.EKS, CapacityType.ON_DEMAND): {"eks.amazonaws.com/capacityType": "ON_DEMAND"},
-    (Preset.EKS, CapacityType.RESERVED): {"eks.amazonaws.com/capacityType": "CAPACITY_BLOCK"},
-    (Preset.KARPENTER, CapacityType.SPOT): {"karpenter.sh/capacity-type": "spot"},
-    (Preset.KARPENTER, CapacityType.ON_DEMAND): {"karpenter.sh/capacity-type": "on-demand"},
-    (Preset.KARPENTER, CapacityType.RESERVED): {"karpenter.sh/capacity-type": "reserved"},
-    (Preset.GKE, CapacityType.SPOT): {"cloud.google.com/gke-spot": "true"},
-    (Preset.AKS, CapacityType.SPOT): {"kubernetes.azure.com/scalesetpriority": "spot"},
+_LABELS: Final[dict[tuple[Platform | None, CapacityType], dict[str, str]]] = {
+    (Platform.EKS, CapacityType.SPOT): {"eks.amazonaws.com/capacityType": "SPOT"},
+    (Platform.EKS, CapacityType.ON_DEMAND): {"eks.amazonaws.com/capacityType": "ON_DEMAND"},
+    (Platform.EKS, CapacityType.RESERVED): {"eks.amazonaws.com/capacityType": "CAPACITY_BLOCK"},
+    (Platform.KARPENTER, CapacityType.SPOT): {"karpenter.sh/capacity-type": "spot"},
+    (Platform.KARPENTER, CapacityType.ON_DEMAND): {"karpenter.sh/capacity-type": "on-demand"},
+    (Platform.KARPENTER, CapacityType.RESERVED): {"karpenter.sh/capacity-type": "reserved"},
+    (Platform.GKE, CapacityType.SPOT): {"cloud.google.com/gke-spot": "true"},
+    (Platform.AKS, CapacityType.SPOT): {"kubernetes.azure.com/scalesetpriority": "spot"},
 }
 """On-demand nodes of GKE and AKS have no label of their own: there the taint of spot nodes repels pods."""
-_TAINTS: Final[dict[tuple[Preset, CapacityType], tuple[dict[str, str], ...]]] = {
-    (Preset.GKE, CapacityType.SPOT): (
+_TAINTS: Final[dict[tuple[Platform | None, CapacityType], tuple[dict[str, str], ...]]] = {
+    (Platform.GKE, CapacityType.SPOT): (
         {"key": "cloud.google.com/gke-spot", "operator": "Equal", "value": "true", "effect": "NoSchedule"},
     ),
-    (Preset.AKS, CapacityType.SPOT): (
+    (Platform.AKS, CapacityType.SPOT): (
         {"key": "kubernetes.azure.com/scalesetpriority", "operator": "Equal", "value": "spot"}
         | {"effect": "NoSchedule"},
     ),
@@ -246,7 +237,7 @@ class ChosenPool(Pool):
             words.append(
                 f"no node has a cloud's label, so the grace is {self.window} s, the shortest of all clouds"
             )
-        todo = "set platform, preset or nodeSelector in spec.capacity.pools or in the chart's defaultPool"
+        todo = "set platform or nodeSelector in spec.capacity.pools or in the chart's defaultPool"
         return f"pool {self.name}: {'; '.join(words)}; {todo}" if words else ""
 
 
@@ -266,7 +257,7 @@ def chosen(pool: Pool, found: Found, before: tuple[str, ...] = ()) -> ChosenPool
     if pool.finds_labels and pool.type is not CapacityType.ON_DEMAND:
         seen = found.labels & CAPACITY_LABELS[pool.type]
         labels = tuple(sorted("=".join(label) for label in seen)) or before
-    platform = pool.where
+    platform = pool.cloud
     if platform in (None, Platform.AUTO):
         platform = min(found.platforms, key=lambda p: (NOTICE_WINDOW[p], str(p)), default=None)
     seconds = NOTICE_WINDOW.get(platform or Platform.AUTO, LEAST_WINDOW)

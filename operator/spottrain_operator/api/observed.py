@@ -373,7 +373,7 @@ class Observed:
     kept: Kept | None = None
     """The last decision about a Cheapest job's attempt, if this process has made one."""
     spending: Spending | None = None
-    """For a job with spec.capacity.maxCost alone; `plan` computes it."""
+    """For a job with spec.capacity.maxCostUSD alone; `plan` computes it."""
 
 
 # --- actions ----------------------------------------------------------------------------------------

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from decimal import Decimal
 from enum import StrEnum
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
+from pydantic import Field
 from spottrain.contract import OnExisting, SyncWhen, TimeSplit
 
 from spottrain_operator import names
@@ -60,24 +61,30 @@ class DeletionPolicy(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class OnDemandAfter:
-    """When SpotFirst switches to on-demand for a while."""
+class SpotFirst:
+    """When type SpotFirst uses on-demand, and for how long."""
 
-    interruptions: int | None = 3
-    pending_seconds: int | None = 600
+    interruptions: int = 3
+    pending_seconds: int = 600
+    return_after_seconds: int = 3600
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cheapest:
+    deadline: datetime | None = None
+    """When the job must be done."""
+    pending_seconds: int = 600
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CapacitySpec:
     type: CapacityType = CapacityType.SPOT
+    spot_first: SpotFirst = SpotFirst()
+    cheapest: Cheapest = Cheapest()
     same_zone: bool = True
     pending_timeout_seconds: int = 900
-    on_demand_after: OnDemandAfter = OnDemandAfter()
-    return_to_spot_after_seconds: int = 3600
-    deadline: datetime | None = None
-    """When the job must be done; with Cheapest only."""
-    max_cost: Decimal | None = None
-    """US dollars. None: without limit."""
+    max_cost_usd: Annotated[Decimal, Field(gt=0, lt=10**9)] | None = None
+    """None: without limit."""
     pools: tuple[Pool, ...] = ()
 
 

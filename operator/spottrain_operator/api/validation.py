@@ -10,9 +10,8 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, fields, replace
-from decimal import Decimal
 from functools import cache
-from typing import Any, Final, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails, PydanticSerializationError, to_json
@@ -41,9 +40,6 @@ from spottrain_operator.names import (
 )
 
 T = TypeVar("T")
-LEAST_DOLLARS: Final = Decimal("0.01")
-MOST_DOLLARS: Final = Decimal(10**9)
-MOST_DIGITS: Final = 20
 
 
 # --- from JSON to dataclasses -----------------------------------------------------------------------------
@@ -101,10 +97,37 @@ def parse_spec(raw: Any, defaults: AppliedDefaults | None = None) -> TrainingJob
     """Parses a spec and fills in defaults. Raises InvalidSpec for what the CRD's schema cannot reject, or has
     not seen."""
     spec: TrainingJobSpec
-    spec, wrong = _decoded(TrainingJobSpec, raw, "spec")
+    spec, wrong = _decoded(TrainingJobSpec, _of_0_3(raw), "spec")
     if wrong:
         raise InvalidSpec("; ".join(wrong))
     return with_defaults(spec, defaults or AppliedDefaults())
+
+
+def _of_0_3(raw: Any) -> Any:
+    """Returns a spec that 0.3 has stored with today's names; the schema refuses the old ones in new objects.
+
+    It can go with the release after 0.4. Raises InvalidSpec for what cannot be translated.
+    """
+    if isinstance(raw, Mapping) and raw.get("queueName"):
+        raise InvalidSpec(
+            f"spec.queueName was removed in spottrain 0.4; set the label {QUEUE_LABEL} on the TrainingJob"
+        )
+    old = raw.get("capacity") if isinstance(raw, Mapping) else None
+    if not isinstance(old, Mapping):
+        return raw
+    new = dict(old)
+    if "maxCost" in old:
+        new.setdefault("maxCostUSD", old["maxCost"])
+    if "deadline" in old:
+        new.setdefault("cheapest", {"deadline": old["deadline"]})
+    if isinstance(old.get("pools"), list):
+        new["pools"] = [_pool_of_0_3(pool) for pool in old["pools"]]
+    return dict(raw) | {"capacity": new}
+
+
+def _pool_of_0_3(pool: Any) -> Any:
+    named = isinstance(pool, Mapping) and pool.get("preset")
+    return dict(pool) | {"platform": pool["preset"]} if named else pool
 
 
 def with_defaults(spec: TrainingJobSpec, defaults: AppliedDefaults) -> TrainingJobSpec:
@@ -198,12 +221,6 @@ def _problem(spec: TrainingJobSpec) -> str:
         return problem
     if spec.data_cache is not None and (problem := data_cache.problem(spec.data_cache, pod, checkpoint.uri)):
         return problem
-    if spec.capacity.deadline is not None and spec.capacity.deadline.tzinfo is None:
-        return "spec.capacity.deadline must be a time with its zone, such as 2026-12-01T18:00:00Z"
-    if spec.capacity.deadline is not None and spec.capacity.type is not CapacityType.CHEAPEST:
-        return f"spec.capacity.deadline needs capacity.type Cheapest, and that is {spec.capacity.type}"
-    if problem := _limit_problem(spec.capacity.max_cost):
-        return problem
     spot_folder = spec.on_spot and checkpoint.uri.startswith("file:")
     return volumes.folder_problem(pod, checkpoint.uri) if spot_folder else ""
 
@@ -226,18 +243,6 @@ def _init_problem(checkpoint: CheckpointSpec) -> str:
             "resumes anyway; name another job's URI, or leave initFrom out"
         )
     return ""
-
-
-def _limit_problem(limit: Decimal | None) -> str:
-    """Rejects what is no sum of money. `limit` may have an exponent of any size, so it is not written out."""
-    if limit is None:
-        return ""
-    if LEAST_DOLLARS <= limit < MOST_DOLLARS and len(limit.as_tuple().digits) <= MOST_DIGITS:
-        return ""
-    return (
-        f"spec.capacity.maxCost must be a number of US dollars, at least {LEAST_DOLLARS} and below "
-        f'{MOST_DOLLARS:f}, such as 120 or "35.50", and is {str(limit)[:40]}'
-    )
 
 
 def _other_capacity(spec: TrainingJobSpec) -> str:
@@ -302,12 +307,12 @@ def pools_of(
 
 
 def _known(pool: Pool, named: Mapping[str, Pool]) -> Pool:
-    if pool.where is not None:
+    if pool.platform is not None:
         return pool
     if pool.name not in named:
         known = f"it knows {', '.join(sorted(named))}" if named else "it knows none"
         raise InvalidSpec(
-            f"spec.capacity.pools: {pool.name} has neither platform nor preset, and the operator knows no "
+            f"spec.capacity.pools: {pool.name} has no platform, and the operator knows no "
             f"pool of this name ({known}; the chart's value pools names them)"
         )
     own = ("node_selector", "tolerations", "notice_seconds")

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from spottrain_operator import names
 
-SPECIAL: Final = {"checkpoint_uri": "checkpointURI"}
+SPECIAL: Final = {"checkpoint_uri": "checkpointURI", "max_cost_usd": "maxCostUSD"}
 """JSON names that the camelCase rule does not produce."""
 
 

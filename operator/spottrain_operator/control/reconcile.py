@@ -151,7 +151,7 @@ class Reconciler:
         That is a table of costs, or the pods of a large gang. Other jobs are reconciled meanwhile.
         """
         spec = observed.job.spec
-        limited = spec is not None and spec.capacity.max_cost is not None
+        limited = spec is not None and spec.capacity.max_cost_usd is not None
         large = max(_pods(observed.job), len(observed.pods)) >= LARGE
         if limited or large or cheapest.applies(observed):
             return await asyncio.to_thread(planned, observed)

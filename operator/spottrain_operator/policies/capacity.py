@@ -23,9 +23,9 @@ from spottrain_operator.policies import claims, cost_limit, gang, node_prices, p
 RECLAIMS: Final = frozenset({Cause.SPOT_NOTICE, Cause.NODE_LOST, Cause.NODE_SHUTDOWN, Cause.DISRUPTED})
 """Endings that are caused by the pool."""
 MAX_RECLAIMS: Final = 1000
-"""The maximum of onDemandAfter.interruptions."""
+"""The maximum of spotFirst.interruptions."""
 RECLAIM_WINDOW: Final = timedelta(hours=1)
-"""In which onDemandAfter.interruptions are counted."""
+"""In which spotFirst.interruptions are counted."""
 NEVER: Final = datetime.min.replace(tzinfo=UTC)
 REST: Final = timedelta(minutes=10)
 """How long a pool that interrupted the job, or had no nodes, ranks after the others."""
@@ -44,10 +44,11 @@ def problem(o: Observed) -> str:
 
 def _deadline_problem(o: Observed) -> str:
     """Rejects a deadline that was over before the first attempt; later it is a matter of condition OnTime."""
-    deadline = o.job.spec.capacity.deadline if o.job.spec is not None else None
+    deadline = o.job.spec.capacity.cheapest.deadline if o.job.spec is not None else None
     if deadline is None or o.job.status.attempt or o.now < deadline:
         return ""
-    return f"spec.capacity.deadline ({rfc3339(deadline)}) is in the past; set a later time, or leave it out"
+    when = rfc3339(deadline)
+    return f"spec.capacity.cheapest.deadline ({when}) is in the past; set a later time, or leave it out"
 
 
 def pools_of(o: Observed) -> tuple[Pool, ...]:
@@ -131,16 +132,16 @@ def _falls_back(spec: TrainingJobSpec, status: Status, o: Observed) -> bool:
     """Returns whether to use on-demand: too many recent reclaims, or every spot pool recently timed out."""
     if stays_on_spot(o, status):
         return False
-    rule = spec.capacity.on_demand_after
+    rule = spec.capacity.spot_first
     since = o.now - RECLAIM_WINDOW
     reclaims = [r for r in _spot(status) if r.cause in RECLAIMS and _end(r, o.now) >= since]
     older = [t for t in status.spot_reclaims if t >= since]
     spots = {p.name for p in pools_of(o) if p.type is CapacityType.SPOT}
-    all_dry = spots <= _dry(o, status, timedelta(seconds=spec.capacity.return_to_spot_after_seconds))
+    all_dry = spots <= _dry(o, status, timedelta(seconds=rule.return_after_seconds))
     if last := _moved_back(status):
         reclaims = [r for r in reclaims if r.number > last]
     many = max(len(reclaims), len(older))
-    return all_dry or (rule.interruptions is not None and many >= rule.interruptions)
+    return all_dry or many >= rule.interruptions
 
 
 def _dry(o: Observed, status: Status, recent: timedelta) -> set[str]:
@@ -164,7 +165,7 @@ def _dry(o: Observed, status: Status, recent: timedelta) -> set[str]:
 def stays_on_spot(o: Observed, status: Status) -> str:
     """Returns a sentence about why a job with a cost limit must not use on-demand; "" where it may."""
     spec = o.job.spec
-    if spec is None or spec.capacity.max_cost is None or not spec.capacity.type.mixes:
+    if spec is None or spec.capacity.max_cost_usd is None or not spec.capacity.type.mixes:
         return ""
     if cost_limit.unpriced(o):
         return "a price of the job's nodes is unknown"
@@ -275,9 +276,11 @@ def patience(o: Observed, capacity_type: str) -> int:
 def _limit_of_wait(o: Observed, capacity_type: str) -> tuple[str, int]:
     """Returns the field that limits the wait for nodes, and its seconds."""
     assert o.job.spec is not None
-    capacity, seconds = o.job.spec.capacity, o.job.spec.capacity.on_demand_after.pending_seconds
-    if capacity.type.mixes and capacity_type == CapacityType.SPOT and seconds is not None:
-        return "onDemandAfter.pendingSeconds", seconds
+    capacity = o.job.spec.capacity
+    if capacity.type is CapacityType.SPOT_FIRST and capacity_type == CapacityType.SPOT:
+        return "spotFirst.pendingSeconds", capacity.spot_first.pending_seconds
+    if capacity.type is CapacityType.CHEAPEST and capacity_type == CapacityType.SPOT:
+        return "cheapest.pendingSeconds", capacity.cheapest.pending_seconds
     return "pendingTimeoutSeconds", capacity.pending_timeout_seconds
 
 
@@ -300,9 +303,9 @@ def moves(o: Observed) -> Ending | None:
         return None
     if o.job.spec.capacity.type is not CapacityType.SPOT_FIRST:
         return None
-    seconds = o.job.spec.capacity.return_to_spot_after_seconds
+    seconds = o.job.spec.capacity.spot_first.return_after_seconds
     return Ending(
-        cause=Cause.MOVED, evidence=f"back to spot after {seconds} s on demand (returnToSpotAfterSeconds)"
+        cause=Cause.MOVED, evidence=f"back to spot after {seconds} s on demand (spotFirst.returnAfterSeconds)"
     )
 
 
@@ -315,7 +318,7 @@ def due_return(o: Observed) -> datetime | None:
     saved = o.job.status.known_durable_step is not None and record.durable_step is not None
     if record.capacity_type != CapacityType.ON_DEMAND or not runs or not saved:
         return None
-    return min(runs) + timedelta(seconds=o.job.spec.capacity.return_to_spot_after_seconds)
+    return min(runs) + timedelta(seconds=o.job.spec.capacity.spot_first.return_after_seconds)
 
 
 def due(o: Observed) -> datetime | None:

@@ -1,7 +1,7 @@
 """capacity.type Cheapest: what `spot_or_on_demand.choose` is asked, and what follows from its answer. Pure.
 
-It is asked when an attempt is to start, when a request for spot has waited for onDemandAfter.pendingSeconds,
-and while an attempt runs on demand, from returnToSpotAfterSeconds on. An attempt on spot is kept.
+It is asked when an attempt is to start, when a request for spot has waited for cheapest.pendingSeconds,
+and while an attempt runs on demand, from an hour on. An attempt on spot is kept.
 
     spot        the attempt's pods request it; only so the operator learns whether there is spot
     wait        the same: a pod that waits costs nothing, and it is what makes an autoscaler look for a node
@@ -131,7 +131,7 @@ def _takes_turns(o: Observed, status: Status) -> bool:
     Then the deadline is no longer a matter of choice, and whichever comes first is best.
     """
     ended, spec = status.current, o.job.spec
-    if ended is None or spec is None or spec.capacity.deadline is None:
+    if ended is None or spec is None or spec.capacity.cheapest.deadline is None:
         return False
     return ended.capacity_type == CapacityType.ON_DEMAND and ended.cause == Cause.SCHEDULING_TIMEOUT
 
@@ -173,9 +173,9 @@ def note(o: Observed, status: Status) -> str:
         return ""
     if capacity.problem(o) or capacity.stays_on_spot(o, status):
         return " (waits for spot, because on-demand is ruled out: see condition CostLimited)"
-    deadline, work = spec.capacity.deadline, _work_left(o, status)
+    deadline, work = spec.capacity.cheapest.deadline, _work_left(o, status)
     if deadline is None:
-        return " (waits for spot, which costs less; there is no capacity.deadline)"
+        return " (waits for spot, which costs less; there is no capacity.cheapest.deadline)"
     if work is None:
         return ""
     overheads = _overheads(o, status)
@@ -194,7 +194,7 @@ def moves(o: Observed) -> Ending | None:
         return None
     if capacity.stays_on_spot(o, o.job.status):  # it is a reason not to begin on demand
         return None
-    if spec.capacity.deadline is not None and _work_left(o, o.job.status) is None:
+    if spec.capacity.cheapest.deadline is not None and _work_left(o, o.job.status) is None:
         return None
     decided = decide(o, o.job.status, running="on-demand")
     if decided is None or decided.on_demand:
@@ -207,7 +207,7 @@ def due(o: Observed) -> datetime | None:
     spec = o.job.spec
     if spec is None or not applies(o):
         return None
-    times = [spec.capacity.deadline]
+    times = [spec.capacity.cheapest.deadline]
     if _waited_enough(o):
         times.append(_kept_until(o) or o.now + _interval(o))
     return min((t for t in times if t is not None and t > o.now), default=None)
@@ -253,7 +253,7 @@ def _ask(
 ) -> SpotDecision:
     assert o.job.spec is not None
     moving = running == "on-demand"
-    deadline = o.job.spec.capacity.deadline
+    deadline = o.job.spec.capacity.cheapest.deadline
     situation = Situation(
         now=o.now.timestamp(),
         deadline=deadline.timestamp() if deadline is not None else None,
@@ -356,10 +356,10 @@ def _work_left(o: Observed, status: Status) -> float | None:
 
 def verdict(o: Observed, status: Status) -> tuple[bool | None, Reason, str] | None:
     """Returns the condition OnTime; its value None stands for Unknown."""
-    deadline = o.job.spec.capacity.deadline if o.job.spec is not None else None
+    deadline = o.job.spec.capacity.cheapest.deadline if o.job.spec is not None else None
     if deadline is None:
         known = o.job.spec is not None and status.condition(Condition.ON_TIME) is not None
-        return (None, Reason.NO_DEADLINE, "capacity.deadline is not set") if known else None
+        return (None, Reason.NO_DEADLINE, "capacity.cheapest.deadline is not set") if known else None
     when = rfc3339(deadline, timespec="seconds")
     if status.terminal:
         return _judged(status, deadline, when)
@@ -367,7 +367,7 @@ def verdict(o: Observed, status: Status) -> tuple[bool | None, Reason, str] | No
         return (
             False,
             Reason.DEADLINE_MISSED,
-            f"capacity.deadline ({when}) has passed, and the job is not done",
+            f"capacity.cheapest.deadline ({when}) has passed, and the job is not done",
         )
     work = _work_left(o, status)
     if work is None:

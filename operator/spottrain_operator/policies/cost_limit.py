@@ -1,4 +1,4 @@
-"""spec.capacity.maxCost: when a job has cost so much, and what unknown prices mean for the limit. Pure.
+"""spec.capacity.maxCostUSD: when a job has cost so much, and what unknown prices mean for the limit. Pure.
 
 The sums of status.cost are written each few minutes only, so the limit is checked with the sums as of now.
 What the cloud does not bill is known only when a node has gone. It counts for the limit all the same: else a
@@ -42,7 +42,7 @@ def with_spending(o: Observed) -> Observed:
 
 def _limit(o: Observed) -> Decimal | None:
     ends = o.job.deleting or o.job.status.terminal
-    return o.job.spec.capacity.max_cost if o.job.spec is not None and not ends else None
+    return o.job.spec.capacity.max_cost_usd if o.job.spec is not None and not ends else None
 
 
 def reached(o: Observed) -> bool:
@@ -87,13 +87,13 @@ def verdict(o: Observed, stays_on_spot: str) -> Verdict | None:
     """
     limit, known = _limit(o), o.job.status.condition(Condition.COST_LIMITED)
     if limit is None:
-        if o.job.spec is None or known is None or o.job.spec.capacity.max_cost is not None:
+        if o.job.spec is None or known is None or o.job.spec.capacity.max_cost_usd is not None:
             return None
-        return False, Reason.NO_MAX_COST, "capacity.maxCost is not set"
-    words = f"the job saves and stops when it has cost {limit:f} US dollars (capacity.maxCost)"
+        return False, Reason.NO_MAX_COST, "capacity.maxCostUSD is not set"
+    words = f"the job saves and stops when it has cost {limit:f} US dollars (capacity.maxCostUSD)"
     if unknown(o):
         words = (
-            f"capacity.maxCost ({limit:f} US dollars) cannot be guaranteed, because node-seconds without a "
+            f"capacity.maxCostUSD ({limit:f}) cannot be guaranteed, because node-seconds without a "
             "known price are not counted (status.cost.unknownSeconds)"
         )
     if unpriced(o):

@@ -56,9 +56,9 @@ def suspended(o: Observed) -> Halt | None:
     assert o.spending is not None
     return Halt(
         reason=Reason.MAX_COST_REACHED,
-        why=f"the job has reached capacity.maxCost ({o.job.spec.capacity.max_cost:f} US dollars)",
+        why=f"the job has reached capacity.maxCostUSD ({o.job.spec.capacity.max_cost_usd:f})",
         figures=f": {o.spending.spent:.2f} US dollars before refunds",
-        remedy="raise capacity.maxCost",
+        remedy="raise capacity.maxCostUSD",
     )
 
 

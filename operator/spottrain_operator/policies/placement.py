@@ -18,10 +18,10 @@ from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from typing import Final
 
-from spottrain_operator.api.node_pools import ChosenPool, Preset
+from spottrain_operator.api.node_pools import PROVISIONERS, ChosenPool
 from spottrain_operator.api.observed import NodeView, Observed, Placement, PodView
 from spottrain_operator.api.training_job import AttemptRecord, Job, Status, TrainingJobSpec
-from spottrain_operator.names import HOSTNAME_LABEL, Cause, Reason
+from spottrain_operator.names import HOSTNAME_LABEL, Cause, Platform, Reason
 from spottrain_operator.policies import gang
 
 FAULT_KEPT: Final = timedelta(hours=24)
@@ -167,9 +167,11 @@ def by_karpenter(o: Observed, pool: ChosenPool) -> bool:
     """
     assert o.job.spec is not None
     asked = {*pool.selector, *(rule["key"] for rule in pool.rules), *asked_labels(o.job.spec)}
-    if pool.preset not in (None, Preset.KARPENTER) or asked & {HOSTNAME_LABEL, "metadata.name"}:
+    if pool.platform in PROVISIONERS - {Platform.KARPENTER} or asked & {HOSTNAME_LABEL, "metadata.name"}:
         return False  # other autoscalers handle a required rule well
-    return o.karpenter or pool.preset is Preset.KARPENTER or any(key.startswith(KARPENTER) for key in asked)
+    return (
+        o.karpenter or pool.platform is Platform.KARPENTER or any(key.startswith(KARPENTER) for key in asked)
+    )
 
 
 def asked_labels(spec: TrainingJobSpec) -> dict[str, str | None]:

@@ -100,7 +100,7 @@ def _spent(job: JobCost) -> Iterator[str]:
         whole = lower_bound(cost.wholeNodes, known=cost.known)
         rows.append(("Whole nodes", whole, "use, boot and idle without shares of nodes"))
     if job.limit is not None:
-        rows.append(("Limit", dollars(job.limit), "capacity.maxCost"))
+        rows.append(("Limit", dollars(job.limit), "capacity.maxCostUSD"))
     names, amounts = (max(len(row[column]) for row in rows) for column in (0, 1))
     for name, amount_text, about in rows:
         yield f"{name:<{names}}  {amount_text:>{amounts}}  {about}"

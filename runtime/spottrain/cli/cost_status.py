@@ -160,7 +160,7 @@ class JobCost:
     reports: bool = True
     """Whether the image has the runtime, which reports how it spends its time."""
     limit: Decimal | None = None
-    """spec.capacity.maxCost"""
+    """spec.capacity.maxCostUSD"""
     phase: str = ""
     reason: str = ""
     """Of the condition that has the phase's name, such as MaxCostReached for Suspended."""
@@ -202,7 +202,7 @@ def _job(document: Any, source: str) -> JobCost:
         name=name,
         team=_word(_table(metadata, "labels"), TEAM_LABEL, f"{where}: metadata.labels"),
         reports=_table(_table(document, "spec"), "checkpoint").get("mode") != SELF,
-        limit=_limit(_table(_table(document, "spec"), "capacity").get("maxCost")),
+        limit=_limit(_table(_table(document, "spec"), "capacity").get("maxCostUSD")),
         phase=_word(status, "phase", f"{where}: status"),
         reason=_reason(status, f"{where}: status"),
         attempt=_count(status, "attempt", where),

@@ -315,5 +315,5 @@ def stamp(seconds: float) -> datetime:
 def spec_of(deadline: float | None, **capacity: Any) -> dict[str, Any]:
     more: dict[str, Any] = {"type": "Cheapest", "pools": POOLS} | capacity
     if deadline is not None:
-        more["deadline"] = stamp(deadline).isoformat()
+        more["cheapest"] = {"deadline": stamp(deadline).isoformat()} | more.get("cheapest", {})
     return raw_spec(capacity=more)

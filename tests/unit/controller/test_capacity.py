@@ -15,7 +15,6 @@ from spottrain_operator.api.node_pools import (
     CapacityType,
     Found,
     Pool,
-    Preset,
     chosen,
     of_node,
     of_node_pool,
@@ -104,7 +103,7 @@ def test_each_pool_is_asked_before_one_is_asked_again_however_long_the_waits(
     capacity_type: str, history: list[tuple[str, Cause, float]], pool: str
 ) -> None:
     pools = [SPOT_A, SPOT_B, SPOT_C] + [ON_DEMAND] * (capacity_type == "SpotFirst")
-    spec = {"type": capacity_type, "pools": pools, "returnToSpotAfterSeconds": 1200}
+    spec = {"type": capacity_type, "pools": pools, "spotFirst": {"returnAfterSeconds": 1200}}
     assert choice(past(*history), spec) == pool
 
 
@@ -119,16 +118,16 @@ def test_a_pool_whose_nodes_give_more_time_than_usual_says_so() -> None:
 
 @pytest.mark.parametrize(("waited", "gives_up"), [(1799, False), (1800, True)])
 def test_pending_seconds_above_the_pending_timeout_are_waited_for(waited: int, gives_up: bool) -> None:
-    spec = SPOT_FIRST | {"onDemandAfter": {"pendingSeconds": 1800}, "pendingTimeoutSeconds": 900}
+    spec = SPOT_FIRST | {"spotFirst": {"pendingSeconds": 1800}, "pendingTimeoutSeconds": 900}
     status = Status(attempt=1, attempts=(AttemptRecord(number=1, pool="a", capacity_type="Spot"),))
     waits = make_pod(node="", phase="Pending", unschedulable="no nodes", created=after(-waited))
     found = capacity.gives_up_waiting(replace(observed(status, spec), pods=(waits,)))
-    assert bool(found) == gives_up and ("onDemandAfter.pendingSeconds (1800 s)" in found) == gives_up
+    assert bool(found) == gives_up and ("spotFirst.pendingSeconds (1800 s)" in found) == gives_up
 
 
 @pytest.mark.parametrize(("waited", "gives_up"), [(899, False), (900, True)])
 def test_on_demand_nodes_are_waited_for_until_the_pending_timeout(waited: int, gives_up: bool) -> None:
-    spec = SPOT_FIRST | {"onDemandAfter": {"pendingSeconds": 1800}, "pendingTimeoutSeconds": 900}
+    spec = SPOT_FIRST | {"spotFirst": {"pendingSeconds": 1800}, "pendingTimeoutSeconds": 900}
     status = Status(attempt=1, attempts=(AttemptRecord(number=1, pool="od", capacity_type="OnDemand"),))
     waits = make_pod(node="", phase="Pending", unschedulable="no nodes", created=after(-waited))
     found = capacity.gives_up_waiting(replace(observed(status, spec), pods=(waits,)))
@@ -234,28 +233,28 @@ def test_pods_that_their_queue_has_not_admitted_have_no_time_to_lose() -> None:
 
 # --- what a pool is -------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
-    ("preset", "kind", "label", "window"),
+    ("platform", "kind", "label", "window"),
     [
-        (Preset.EKS, "Spot", {"eks.amazonaws.com/capacityType": "SPOT"}, 110),
-        (Preset.EKS, "OnDemand", {"eks.amazonaws.com/capacityType": "ON_DEMAND"}, 110),
-        (Preset.KARPENTER, "Spot", {"karpenter.sh/capacity-type": "spot"}, 15),
-        (Preset.KARPENTER, "Reserved", {"karpenter.sh/capacity-type": "reserved"}, 110),
-        (Preset.GKE, "Spot", {"cloud.google.com/gke-spot": "true"}, 15),
-        (Preset.GKE, "OnDemand", {}, 110),
-        (Preset.AKS, "Spot", {"kubernetes.azure.com/scalesetpriority": "spot"}, 25),
+        (Platform.EKS, "Spot", {"eks.amazonaws.com/capacityType": "SPOT"}, 110),
+        (Platform.EKS, "OnDemand", {"eks.amazonaws.com/capacityType": "ON_DEMAND"}, 110),
+        (Platform.KARPENTER, "Spot", {"karpenter.sh/capacity-type": "spot"}, 15),
+        (Platform.KARPENTER, "Reserved", {"karpenter.sh/capacity-type": "reserved"}, 110),
+        (Platform.GKE, "Spot", {"cloud.google.com/gke-spot": "true"}, 15),
+        (Platform.GKE, "OnDemand", {}, 110),
+        (Platform.AKS, "Spot", {"kubernetes.azure.com/scalesetpriority": "spot"}, 25),
     ],
 )
-def test_a_preset_knows_labels_and_window(preset: Preset, kind: str, label: Json, window: int) -> None:
-    pool = Pool(name="p", preset=preset, type=CapacityType(kind), node_selector={"x": "y"})
+def test_a_platform_knows_labels_and_window(platform: Platform, kind: str, label: Json, window: int) -> None:
+    pool = Pool(name="p", platform=platform, type=CapacityType(kind), node_selector={"x": "y"})
     assert pool.selector == label | {"x": "y"} and chosen(pool, NOTHING).window == window
 
 
 def test_spot_nodes_of_gke_and_aks_are_tolerated_and_theirs_alone() -> None:
-    for preset, key in (
-        (Preset.GKE, "cloud.google.com/gke-spot"),
-        (Preset.AKS, "kubernetes.azure.com/scalesetpriority"),
+    for platform, key in (
+        (Platform.GKE, "cloud.google.com/gke-spot"),
+        (Platform.AKS, "kubernetes.azure.com/scalesetpriority"),
     ):
-        spot, demand = (Pool(name="p", preset=preset, type=t) for t in ("Spot", "OnDemand"))  # type: ignore[arg-type]
+        spot, demand = (Pool(name="p", platform=platform, type=t) for t in ("Spot", "OnDemand"))  # type: ignore[arg-type]
         assert key in {t["key"] for t in spot.tolerated} and key not in {t["key"] for t in demand.tolerated}
 
 
@@ -263,9 +262,13 @@ def test_a_pool_that_the_platform_team_has_named_needs_no_more_than_its_name() -
     named = {"gpus": Pool(name="gpus", platform=Platform.GKE, node_selector={"team": "ml"})}
     o = replace(observed(Status(), {"pools": [{"name": "gpus"}]}), pools=named)
     pod = next(a.manifest for a in plan(o).after if isinstance(a, Create))
-    assert (
-        pod["spec"]["nodeSelector"] == {"team": "ml"} and pod["spec"]["terminationGracePeriodSeconds"] == 15
-    )
+    assert pod["spec"]["nodeSelector"] == {"team": "ml", "cloud.google.com/gke-spot": "true"}
+    assert pod["spec"]["terminationGracePeriodSeconds"] == 15
+
+
+def test_a_selector_that_says_which_nodes_takes_the_place_of_the_platforms_labels() -> None:
+    own = {"cloud.google.com/gke-preemptible": "true"}
+    assert Pool(name="p", platform=Platform.GKE, node_selector=own).selector == own
 
 
 @pytest.mark.parametrize(
@@ -308,9 +311,9 @@ def test_a_pending_pod_of_it_is_no_error_of_ours() -> None:
 
 
 def test_more_interruptions_than_attempts_are_kept_still_lead_on_demand() -> None:
-    """The records go back 20 attempts; onDemandAfter.interruptions may be more."""
+    """The records go back 20 attempts; spotFirst.interruptions may be more."""
     rule = {"interruptions": 30}
-    spec = SPOT_FIRST | {"onDemandAfter": rule}
+    spec = SPOT_FIRST | {"spotFirst": rule}
     status, kinds = Status(), []
     for minute in range(32):
         job = make_job(raw_spec(capacity=spec), status=status)
@@ -485,7 +488,7 @@ def test_what_is_set_is_not_looked_for(pool: Pool) -> None:
 
 
 def test_karpenter_is_not_taken_for_aws() -> None:
-    pools = [{"name": "a", "preset": "Karpenter"}]
+    pools = [{"name": "a", "platform": "Karpenter"}]
     (pod,) = pods_of(plan(seeing(of_node({}, "azure:///s"), capacity={"pools": pools})))
     assert pod["terminationGracePeriodSeconds"] == 25
 

@@ -143,7 +143,7 @@ def test_without_prices_the_time_alone_decides(
 
 
 def test_a_job_that_had_no_prices_for_a_while_is_in_time_on_demand() -> None:
-    life = market(10 * HOUR, [(0.0, 1800.0)], prices=NO_PRICES, capacity={"maxCost": 1000}, notice=120.0)
+    life = market(10 * HOUR, [(0.0, 1800.0)], prices=NO_PRICES, capacity={"maxCostUSD": 1000}, notice=120.0)
     life.run(900)
     life.prices = PRICES
     life.run(20 * HOUR)
@@ -249,10 +249,10 @@ DECISIONS: dict[str, tuple[Observed, str]] = {
         "on=OnDemand OnTime=Unknown/WorkUnknown",
     ),
     "a cost limit and an unknown price": (
-        seen(between(refused()), HOUR, prices=parse(json.dumps([SPOT])), maxCost=100),
+        seen(between(refused()), HOUR, prices=parse(json.dumps([SPOT])), maxCostUSD=100),
         "on=Spot OnTime=False CostLimited=True/PriceUnknown",
     ),
-    "a cost limit with an old gap in the sums": (seen(GAP, HOUR, maxCost=100), "on=OnDemand"),
+    "a cost limit with an old gap in the sums": (seen(GAP, HOUR, maxCostUSD=100), "on=OnDemand"),
     "of two spot pools the cheaper": (in_two(2), "pool=a"),
     "of two spot pools the other": (in_two("0.2"), "pool=b"),
     "of two spot pools the one that did not refuse": (in_two(2, LOST), "pool=b"),
@@ -273,7 +273,6 @@ DECISIONS: dict[str, tuple[Observed, str]] = {
     "not to dearer spot": (seen(ON, 100 * HOUR, ITS, prices=DEAR_SPOT), "!deletes"),
     "not without slack": (seen(ON, 9 * HOUR + RESERVE + 700, ITS), "!deletes"),
     "not before it has saved": (seen(on_demand(durable_step=None)[0], 100 * HOUR, ITS), "!deletes"),
-    "not so soon": (seen(ON, 100 * HOUR, ITS, returnToSpotAfterSeconds=7200), "!deletes"),
     "not with unknown work": (seen(replace(ON, progress=None), 100 * HOUR, ITS), "!deletes"),
     "an attempt on spot is kept": (
         seen(on_demand(capacity_type="Spot", pool="cheap")[0], HOUR, ITS, prices=DEAR_SPOT),
@@ -371,7 +370,7 @@ def test_no_job_with_known_work_is_late_while_on_demand_comes_within_its_time(
         lag=lag,
         prices=prices,
         remembers=remembers,
-        capacity={"onDemandAfter": {"pendingSeconds": pending}},
+        capacity={"cheapest": {"pendingSeconds": pending}},
     )
     life.run(deadline + 7200)
     assert life.done_at is not None and life.done_at <= deadline, life.status.attempts
@@ -408,7 +407,7 @@ TWINS = [
 @pytest.mark.parametrize("pending", [30, 600])
 def test_with_unknown_work_each_spot_pool_is_asked_once_and_then_on_demand(pools: int, pending: int) -> None:
     named = [pool | {"name": f"cheap-{number}"} for number, pool in enumerate(TWINS[:pools])]
-    capacity = {"pools": [*named, POOLS[1]], "onDemandAfter": {"pendingSeconds": pending}}
+    capacity = {"pools": [*named, POOLS[1]], "cheapest": {"pendingSeconds": pending}}
     life = market(12 * HOUR, NEVER, capacity=capacity)
     life.status = Status(conditions=(RUNTIME_SEEN,))
     life.run(pools * (pending + 60.0) + 600)
@@ -543,8 +542,8 @@ def test_a_job_that_is_done_says_whether_it_was_in_time(deadline: float, status:
 
 def test_a_deadline_that_is_left_out_takes_its_condition_back() -> None:
     running, pod = on_demand()
-    first = status_of(plan(seen(running, 100 * HOUR, pod, returnToSpotAfterSeconds=7200)))
-    made = plan(seen(first, None, pod, returnToSpotAfterSeconds=7200))
+    first = status_of(plan(seen(running, 100 * HOUR, pod, spotFirst={"returnAfterSeconds": 7200})))
+    made = plan(seen(first, None, pod, spotFirst={"returnAfterSeconds": 7200}))
     assert condition(made, Condition.ON_TIME).reason == "NoDeadline"
 
 
@@ -603,7 +602,7 @@ async def test_the_process_decides_once_in_ten_minutes(monkeypatch: pytest.Monke
 # --- the event loop -------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("capacity", "beside"),
-    [({"type": "Cheapest", "pools": TWO}, True), ({"maxCost": 100}, True), ({}, False)],
+    [({"type": "Cheapest", "pools": TWO}, True), ({"maxCostUSD": 100}, True), ({}, False)],
     ids=["Cheapest", "maxCost", "others"],
 )
 async def test_a_plan_that_may_take_long_is_made_beside_the_event_loop(

@@ -475,7 +475,7 @@ ON_NODE_A = {
         ]
     }
 }
-KARPENTER = {"pools": [{"name": "default", "preset": "Karpenter"}]}
+KARPENTER = {"pools": [{"name": "default", "platform": "Karpenter"}]}
 
 
 def rules(pod: Json) -> tuple[list[Json], list[Json]]:

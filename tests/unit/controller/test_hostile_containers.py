@@ -59,8 +59,8 @@ SPECS: list[dict[str, Any]] = [
     {
         "capacity": {
             "type": "Cheapest",
-            "deadline": "2026-03-02T12:00:00Z",
-            "maxCost": 100,
+            "cheapest": {"deadline": "2026-03-02T12:00:00Z"},
+            "maxCostUSD": 100,
             "pools": [{"name": "a", "platform": "AWS"}, {"name": "b", "platform": "AWS", "type": "OnDemand"}],
         }
     },

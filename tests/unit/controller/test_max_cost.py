@@ -1,4 +1,4 @@
-"""capacity.maxCost: the job is stopped in time, as suspend stops it, and goes on when the limit is raised."""
+"""capacity.maxCostUSD: the job is stopped in time, as suspend stops it, and goes on when it is raised."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def seen(
     generation: int = 1,
     **capacity: Any,
 ) -> Observed:
-    spec = raw_spec(capacity={"maxCost": limit} | capacity if limit is not None else capacity)
+    spec = raw_spec(capacity={"maxCostUSD": limit} | capacity if limit is not None else capacity)
     job = make_job(spec, status=status or started(), generation=generation)
     return replace(make_observed(*pods, job=job, nodes=nodes, now=at), prices=prices)
 
@@ -128,7 +128,7 @@ def test_a_limit_below_what_was_spent_stops_a_running_job_at_once() -> None:
 
 
 def test_a_suspension_by_the_user_keeps_its_own_sentence() -> None:
-    job = make_job(raw_spec(suspend=True, capacity={"maxCost": 1}), status=stopped(), generation=2)
+    job = make_job(raw_spec(suspend=True, capacity={"maxCostUSD": 1}), status=stopped(), generation=2)
     o = replace(make_observed(job=job, nodes=(node(),)), prices=PRICES)
     follows("Suspended=True/Suspended", o)
 
@@ -259,7 +259,7 @@ def test_a_limit_that_is_left_out_takes_its_condition_back() -> None:
     ("value", "dollars"), [(120, "120"), ("120", "120"), (35.5, "35.5"), ("0.01", "0.01")]
 )
 def test_numbers_and_decimal_strings_are_dollars(value: Any, dollars: str) -> None:
-    assert parse_spec(raw_spec(capacity={"maxCost": value})).capacity.max_cost == Decimal(dollars)
+    assert parse_spec(raw_spec(capacity={"maxCostUSD": value})).capacity.max_cost_usd == Decimal(dollars)
 
 
 TOLD = (

@@ -19,7 +19,7 @@ from tests.unit.controller.fake_cluster import Crash, World
 NODES = ("node-a", "node-b", "node-c")
 CHEAPEST: dict[str, Any] = {
     "type": "Cheapest",
-    "deadline": "2026-03-01T13:00:00Z",
+    "cheapest": {"deadline": "2026-03-01T13:00:00Z"},
     "pools": [{"name": "a", "platform": "AWS"}, {"name": "b", "platform": "AWS", "type": "OnDemand"}],
 }
 """An hour to go; the work is unknown."""
@@ -140,7 +140,7 @@ class History:
 @given(
     steps=st.lists(STEPS, max_size=25),
     workers=st.sampled_from((1, 1, 2, 3)),
-    chosen=st.sampled_from(({}, {}, CHEAPEST, CHEAPEST | {"maxCost": 100})),
+    chosen=st.sampled_from(({}, {}, CHEAPEST, CHEAPEST | {"maxCostUSD": 100})),
 )
 async def test_any_history_converges(
     steps: list[tuple[str, Any]], workers: int, chosen: dict[str, Any]

@@ -126,7 +126,7 @@ WITHOUT_NODES: dict[str, Json | None] = {
     "attempts that are gone may have had nodes": {"phase": "Pending", "attempt": 25}
     | attempts(*({"number": number, "cause": "SchedulingTimeout"} for number in range(6, 26))),
 }
-SPECS: dict[str, Json] = {"checkpoint": {"mode": "Self"}, "capacity": {"maxCost": "12.00"}}
+SPECS: dict[str, Json] = {"checkpoint": {"mode": "Self"}, "capacity": {"maxCostUSD": "12.00"}}
 
 
 def test_the_report_fits_a_terminal_but_for_its_table() -> None:
@@ -163,8 +163,8 @@ def test_a_report_depends_on_the_spec(name: str, told: Told) -> None:
 
 @pytest.mark.parametrize("limit", [12, 12.0])
 def test_a_limit_may_be_any_number(limit: float) -> None:
-    lines = lines_of(ENDED, spec={"capacity": {"maxCost": limit}})
-    assert line(lines, "Limit").split() == ["Limit", "$12.00", "capacity.maxCost"]
+    lines = lines_of(ENDED, spec={"capacity": {"maxCostUSD": limit}})
+    assert line(lines, "Limit").split() == ["Limit", "$12.00", "capacity.maxCostUSD"]
 
 
 def test_where_the_time_went_adds_up_to_a_hundred_percent() -> None:
