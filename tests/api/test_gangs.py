@@ -66,15 +66,17 @@ def test_one_ranks_crash_stops_the_others_and_is_charged_once(scene: Scene) -> N
     assert [r["exitCode"] for r in record["ranks"]] == [75, 143, 1]
 
 
-def test_a_suspended_gang_saves_and_ends_can_be_changed_and_goes_on(scene: Scene) -> None:
+def test_a_gang_that_is_changed_goes_on_as_it_is_until_it_was_suspended(scene: Scene) -> None:
     pods = begun(scene, 2)
+    scene.change(workers=3)
+    said = scene.wait_condition("Accepted", "False", "InvalidSpec")
+    assert "set suspend to true" in said["message"] and len(scene.pods()) == 2
     scene.change(suspend=True)
     wait_for("both to be stopped", lambda: all(deleted(scene, pod) for pod in pods))
     for pod in pods:
         scene.end(pod, 75, SAVED)
     scene.wait_condition("Suspended", "True")
     assert scene.status()["phase"] == "Suspended" and not [p for p in scene.pods() if not deleted(scene, p)]
-    scene.change(workers=3)
     scene.change(suspend=False)
     again = scene.wait_gang(2, 3)
     env = {e["name"]: e.get("value") for e in again[0]["spec"]["containers"][0]["env"]}

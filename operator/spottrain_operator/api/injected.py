@@ -15,7 +15,7 @@ from spottrain.contract import LAUNCHER_FILE
 
 from spottrain_operator.api import volumes
 from spottrain_operator.api.template import judged, trainer_path
-from spottrain_operator.api.training_job import CheckpointMode, TrainingJobSpec
+from spottrain_operator.api.training_job import TrainingJobSpec
 from spottrain_operator.names import INJECT_CONTAINER
 
 FOLDER: Final = "/spottrain"
@@ -107,14 +107,7 @@ def _of_ranks(words: Sequence[str], switches: frozenset[str], ours: tuple[str, .
 # --- validation ---------------------------------------------------------------------------------------
 def problem(spec: TrainingJobSpec) -> str:
     """Returns a sentence about what in the spec does not fit with `inject`; "" where all does."""
-    if not spec.runtime.inject:
-        return ""
-    if spec.checkpoint.mode is not CheckpointMode.RUNTIME:
-        return (
-            "spec.runtime.inject needs checkpoint.mode Runtime, because the injected runtime saves and "
-            f"restores, and mode is {spec.checkpoint.mode}; leave one of the two out"
-        )
-    return _taken(spec) or _command_problem(spec)
+    return _taken(spec) or _command_problem(spec) if spec.runtime.inject else ""
 
 
 def _taken(spec: TrainingJobSpec) -> str:

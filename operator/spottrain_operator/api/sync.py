@@ -13,7 +13,6 @@ from spottrain.contract import (
     PROGRESS_PORT,
     Env,
     SyncEnv,
-    SyncWhen,
     loses_arguments,
 )
 
@@ -113,12 +112,8 @@ def problem(spec: TrainingJobSpec) -> str:
     if any(c.get("name") == SYNC_CONTAINER for c in (*pod["containers"], *(pod.get("initContainers") or ()))):
         return f"no container of spec.template.spec may be named {SYNC_CONTAINER}: that is the operator's"
     if not checkpoint.synced:
-        if checkpoint.sync_path or checkpoint.sync_when is not None or checkpoint.resume_args:
-            fields = "syncPath, syncWhen and resumeArgs"
-            return f"spec.checkpoint.{fields} need mode Sync, and mode is {checkpoint.mode}"
         return ""
     checks = (
-        _spec_problem,
         _args_problem,
         _path_problem,
         _pod_problem,
@@ -127,24 +122,6 @@ def problem(spec: TrainingJobSpec) -> str:
         _variables_problem,
     )
     return next((words for check in checks if (words := check(spec))), "")
-
-
-def _spec_problem(spec: TrainingJobSpec) -> str:
-    if spec.workers > 1:
-        return (
-            f"spec.workers must be 1 with checkpoint.mode Sync, and is {spec.workers}: a sidecar uploads the "
-            "folder of one pod, and nothing makes the folders of several belong to one step"
-        )
-    if spec.failure_policy.hang_timeout_seconds is not None:
-        return (
-            "spec.failurePolicy.hangTimeoutSeconds must be absent with checkpoint.mode Sync: the sidecar "
-            "does not see the script's steps"
-        )
-    try:
-        SyncWhen.from_json(when_of(spec.checkpoint))
-    except ValueError as error:
-        return f"spec.checkpoint.syncWhen {error}"
-    return ""
 
 
 def _args_problem(spec: TrainingJobSpec) -> str:
@@ -166,12 +143,8 @@ def _args_problem(spec: TrainingJobSpec) -> str:
 
 
 def _path_problem(spec: TrainingJobSpec) -> str:
-    given, path = spec.checkpoint.sync_path, folder(spec.checkpoint)
-    what = f"spec.checkpoint.syncPath {given}"
-    if not given:
-        return "spec.checkpoint.mode Sync needs syncPath, the folder to which the script writes checkpoints"
-    if not given.startswith("/") or path == "/" or ".." in given.split("/"):
-        return f"{what} must be an absolute folder below /, without .. in its path"
+    path = folder(spec.checkpoint)
+    what = f"spec.checkpoint.syncPath {spec.checkpoint.sync_path}"
     # A folder below /tmp, /cache or the home is fine: it has a volume of its own there.
     ours = next((own for own in sorted(volumes.OWN_PATHS) if _within(own, path)), "")
     if ours or _within(path, PODINFO_DIR) or _within(path, volumes.CA_DIR):

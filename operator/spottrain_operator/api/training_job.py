@@ -524,6 +524,8 @@ class Status:
     ready: str = ""
     conditions: tuple[ConditionStatus, ...] = ()
     defaults: AppliedDefaults | None = None
+    template_hash: str = ""
+    """`Job.template_hash` when the job could change it last."""
     attempt: int = 0
     failures: int = 0
     interruptions: int = 0
@@ -598,6 +600,8 @@ class Job:
     invalid: str
     """A sentence about why `spec` is None."""
     status: Status
+    template_hash: str = ""
+    """Of what must not change under a running attempt; "" where `spec` is None."""
     team: str = ""
     """Its label `spottrain.io/team`."""
     queue: str = ""

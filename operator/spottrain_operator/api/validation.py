@@ -6,12 +6,13 @@ reported together; rules across fields only for a spec without those.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from functools import cache
-from typing import Any, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails, PydanticSerializationError, to_json
@@ -40,6 +41,8 @@ from spottrain_operator.names import (
 )
 
 T = TypeVar("T")
+FIXED: Final = ("template", "training", "workers", "gpusPerWorker", "dataCache")
+"""Fields of the spec that change only while no attempt runs."""
 
 
 # --- from JSON to dataclasses -----------------------------------------------------------------------------
@@ -58,6 +61,7 @@ def parse_job(raw: Mapping[str, Any]) -> Job:
         spec=spec,
         invalid=invalid,
         status=status,
+        template_hash=_template_hash(raw["spec"]) if spec is not None else "",
         unknown=unknown_fields(raw.get("status") or {}, status),
         team=labels.get(TEAM_LABEL, ""),
         queue=labels.get(QUEUE_LABEL, ""),
@@ -70,6 +74,11 @@ def identity(raw: Mapping[str, Any]) -> tuple[JobKey, int]:
     meta = raw["metadata"]
     key = JobKey(namespace=meta["namespace"], name=meta["name"], uid=meta["uid"])
     return key, int(meta["resourceVersion"])
+
+
+def _template_hash(spec: Mapping[str, Any]) -> str:
+    fixed = [spec.get(name) for name in FIXED]
+    return hashlib.sha256(json.dumps(fixed, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _spec_or_sentence(raw: Any, defaults: AppliedDefaults | None) -> tuple[TrainingJobSpec | None, str]:
@@ -226,23 +235,14 @@ def _problem(spec: TrainingJobSpec) -> str:
 
 
 def _init_problem(checkpoint: CheckpointSpec) -> str:
-    """Rejects an initFrom that no runtime would read, or that is the job's own place of checkpoints."""
+    """Rejects an initFrom that is the job's own place of checkpoints, which may be the default one."""
     given = checkpoint.init_from
-    if given is None:
+    if given is None or not given.uri or given.uri.rstrip("/") != checkpoint.uri.rstrip("/"):
         return ""
-    if not checkpoint.managed:
-        return (
-            f"spec.checkpoint.initFrom needs mode Runtime, and mode is {checkpoint.mode}: the runtime loads "
-            "the weights. Leave it out, and load them in the script"
-        )
-    if bool(given.uri) == bool(given.path):
-        return "spec.checkpoint.initFrom must have either uri or path"
-    if given.uri and given.uri.rstrip("/") == checkpoint.uri.rstrip("/"):
-        return (
-            f"spec.checkpoint.initFrom.uri {given.uri} is the job's own checkpoint URI, from which it "
-            "resumes anyway; name another job's URI, or leave initFrom out"
-        )
-    return ""
+    return (
+        f"spec.checkpoint.initFrom.uri {given.uri} is the job's own checkpoint URI, from which it resumes "
+        "anyway; name another job's URI, or leave initFrom out"
+    )
 
 
 def _other_capacity(spec: TrainingJobSpec) -> str:

@@ -120,6 +120,8 @@ def _being_checked(o: Observed, status: Status) -> bool:
 def _with_facts(o: Observed, status: Status) -> Status:
     status = starting.with_start_error(with_back_fill(with_vanished(with_pods(status, o), o)), o)
     status = with_conditions(status, o, note="; ".join(trainer_pod.notes(o, status).values()))
+    if lifecycle.may_change(o.job.status) or lifecycle.may_change(status):
+        status = replace(status, template_hash=o.job.template_hash or status.template_hash)
     if status.defaults is None and o.applied is not None and status.is_true(Condition.ACCEPTED):
         return replace(status, defaults=o.applied if o.applied != AppliedDefaults() else None)
     return status
@@ -210,7 +212,7 @@ def _create_missing(o: Observed, status: Status) -> Iterator[Action]:
         return
     lacks = gang.missing(o, status) and _due(o, status)
     due = lacks and not (status.attempt == o.job.status.attempt and gang.broken(o))
-    if not due or _rejected(o) or claims.problem(o):
+    if not due or _rejected(o) or lifecycle.changed(o) or claims.problem(o):
         return
     if admission.problem(o, capacity.pool_of(o, status)):
         return

@@ -253,10 +253,10 @@ def advised(o: Observed) -> Decision | None:
 
 
 def stopped_by_owner(o: Observed) -> Decision | None:
-    """Stops an attempt that is suspended, past its deadline, resized, stalled, or to move back to spot."""
+    """Stops an attempt that is suspended, past its deadline, stalled, or to move back to spot."""
     if _attempt_ended(o) or _stopping(o) or not gang.team(o):
         return None
-    asked = lifecycle.asked_to_stop(o) or gang.resized(o) or hang.stalled(o) or _move(o)
+    asked = lifecycle.asked_to_stop(o) or hang.stalled(o) or _move(o)
     return _stop(o, asked) if asked is not None else None
 
 

@@ -18,7 +18,7 @@ from spottrain_operator.api.training_job import AttemptRecord, Status, TrainingJ
 from spottrain_operator.api.wire import rfc3339
 from spottrain_operator.errors import InvalidSpec
 from spottrain_operator.names import Cause, Platform
-from spottrain_operator.policies import claims, cost_limit, gang, node_prices, placement
+from spottrain_operator.policies import claims, cost_limit, gang, lifecycle, node_prices, placement
 
 RECLAIMS: Final = frozenset({Cause.SPOT_NOTICE, Cause.NODE_LOST, Cause.NODE_SHUTDOWN, Cause.DISRUPTED})
 """Endings that are caused by the pool."""
@@ -32,9 +32,11 @@ REST: Final = timedelta(minutes=10)
 
 
 def problem(o: Observed) -> str:
-    """Returns a sentence about pools, deadline or place of checkpoints; "" where all are valid."""
+    """Returns why no attempt can be started by the spec as it is now; "" where one can."""
     if o.job.spec is None:
         return ""
+    if changed := lifecycle.changed(o):
+        return changed
     try:
         pools_of(o)
     except InvalidSpec as error:

@@ -59,14 +59,6 @@ def spec_size(o: Observed) -> int:
     return o.job.spec.workers if o.job.spec is not None else 1
 
 
-def resized(o: Observed) -> Ending | None:
-    """Ends an attempt whose size differs from spec.workers: the job was changed unseen while suspended."""
-    if o.job.spec is None or spec_size(o) == size(o):
-        return None
-    words = f"spec.workers is {spec_size(o)} now, and the attempt has {size(o)}"
-    return Ending(cause=Cause.REPLACED, evidence=words)
-
-
 def team(o: Observed) -> tuple[PodView, ...]:
     """Returns the pods of the current attempt, by rank."""
     return tuple(sorted((p for p in o.pods if p.attempt == o.job.status.attempt), key=lambda p: p.rank))

@@ -8,7 +8,7 @@ from typing import Final
 
 from spottrain_operator.api.observed import Ending, Observed
 from spottrain_operator.api.training_job import Status
-from spottrain_operator.names import Cause, Reason
+from spottrain_operator.names import Cause, Condition, Reason
 from spottrain_operator.policies import admission, cost_limit
 
 FOR_EVER: Final = 2**31 - 1
@@ -59,6 +59,25 @@ def suspended(o: Observed) -> Halt | None:
         why=f"the job has reached capacity.maxCostUSD ({o.job.spec.capacity.max_cost_usd:f})",
         figures=f": {o.spending.spent:.2f} US dollars before refunds",
         remedy="raise capacity.maxCostUSD",
+    )
+
+
+def may_change(status: Status) -> bool:
+    """Returns whether template, training, workers, gpusPerWorker and dataCache may change: nothing runs."""
+    return not status.attempt or not status.template_hash or status.is_true(Condition.SUSPENDED)
+
+
+def changed(o: Observed) -> str:
+    """Returns a sentence about a job whose template was changed under its running attempt; "" otherwise."""
+    spec, status = o.job.spec, o.job.status
+    if spec is None or spec.suspend or status.terminal or may_change(status):
+        return ""
+    if o.job.template_hash == status.template_hash:
+        return ""
+    return (
+        "spec.template, training, workers, gpusPerWorker or dataCache was changed while the job runs: its "
+        "attempt goes on as it is, and no other is started; set suspend to true, and to false again once the "
+        "job is suspended, or change it back"
     )
 
 

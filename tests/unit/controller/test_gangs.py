@@ -183,11 +183,6 @@ def test_a_rank_whose_pod_vanished_stops_the_others_and_its_name_is_never_used_t
     Gang().look("stopping1=PodDeleted deletes=0,2 !creates", member(0), member(2))
 
 
-def test_a_gang_that_was_resized_while_nobody_looked_starts_again() -> None:
-    status = replace(begun(), attempts=(replace(begun().attempts[0], workers=SIZE),))
-    Gang(status, workers=2).look("stopping1=Replaced !creates", *map(member, range(SIZE)))
-
-
 # --- done -----------------------------------------------------------------------------------------------
 def test_rank_0_alone_says_that_it_is_done() -> None:
     """It may still be storing the weights, and does not look as if it were starting."""

@@ -54,6 +54,48 @@ def between_attempts(**more: Any) -> Status:
 POOL = Pool(name="p", platform=Platform.AWS)
 
 
+# --- a template that is changed -------------------------------------------------------------------------
+OTHER = {"template": {"spec": {"containers": [{"name": "trainer", "image": "example.com/train:2"}]}}}
+
+
+@pytest.mark.parametrize("change", [OTHER, {"training": {"seed": 3}}, {"workers": 2}, {"gpusPerWorker": 2}])
+def test_a_template_changed_under_an_attempt_is_said_and_starts_no_other(change: dict[str, Any]) -> None:
+    job = Story(Status(), workers=1, gpusPerWorker=1)
+    job.look("attempt=1 creates=0")
+    before = {name: job.spec.get(name, raw_spec().get(name)) for name in change}
+    job.look("Accepted=False/InvalidSpec !deletes", make_pod(), at=60, spec=change)
+    job.look("cause1=Failed attempt=1 !creates", ended_pod(code=1), at=120)
+    job.look("attempt=2 Accepted=True", at=300, spec=before)
+
+
+def test_a_template_changed_while_the_job_is_suspended_holds_from_its_next_attempt() -> None:
+    job = Story(Status())
+    job.look("attempt=1 creates=0")
+    job.look(
+        "stopping1=Suspended deletes=0 !Accepted=False", make_pod(), at=60, spec=OTHER | {"suspend": True}
+    )
+    job.look("Suspended=True cause1=Suspended", SAVED, at=70)
+    job.look("unwritten", at=80)
+    job.look("attempt=2 creates=0 Accepted=True", at=90, spec={"suspend": False})
+
+
+def test_a_template_changed_while_the_job_was_suspended_unseen_is_said() -> None:
+    job = Story(Status())
+    job.look("attempt=1 creates=0")
+    job.look("Accepted=False !deletes", make_pod(), at=60, spec=OTHER)
+    job.look("deletes=0", make_pod(), at=61, spec={"suspend": True})
+    job.look("cause1=Suspended attempt=1 !creates Accepted=False", SAVED, at=70, spec={"suspend": False})
+    job.look("Suspended=True", at=80, spec={"suspend": True})
+    job.look("attempt=2 creates=0", at=90, spec={"suspend": False})
+
+
+def test_a_running_job_of_0_3_has_its_template_recorded() -> None:
+    job = running()
+    job.look("!Accepted=False", make_pod())
+    assert job.status.template_hash == make_job().template_hash
+    job.look("Accepted=False", make_pod(), spec=OTHER)
+
+
 # --- suspend --------------------------------------------------------------------------------------------
 def test_a_suspended_job_saves_ends_and_goes_on_when_it_is_resumed_with_all_of_its_time() -> None:
     job = running(suspend=True)
