@@ -188,13 +188,3 @@ def test_what_was_filled_in_cannot_be_changed_or_removed_in_the_status(kube: Kub
             kube.call("PUT", path, raw | {"status": other})
     with pytest.raises(Refused, match=r"checkpoint.uri is immutable"):
         kube.call("PATCH", jobs(namespace, "job"), {"spec": {"checkpoint": {"uri": "s3://b/c"}}}, kind=MERGE)
-
-
-@pytest.mark.parametrize("change", [{"capacity": {"type": "Spot"}}, {"deletionPolicy": "Delete"}])
-def test_a_job_that_started_without_checkpoints_cannot_begin_to_need_them(
-    kube: Kube, namespace: str, change: Json
-) -> None:
-    raw = kube.create_job(namespace, silent("job", capacity={"type": "OnDemand"}))
-    kube.call("PUT", f"{jobs(namespace, 'job')}/status", raw | {"status": {"attempt": 1}})
-    with pytest.raises(Refused, match=r"needs checkpoint.uri, .* this job has started without one"):
-        kube.call("PATCH", jobs(namespace, "job"), {"spec": change}, kind=MERGE)

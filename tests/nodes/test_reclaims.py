@@ -166,7 +166,7 @@ def play(seen: Played, folder: Path, volumes: list[str]) -> None:
     lab.wait(
         "a sentence that names the claim",
         lambda: (
-            "there is no PersistentVolumeClaim datasets"
+            "PersistentVolumeClaim datasets does not exist"
             in lab.condition("Scheduled", "cache").get("message", "")
         ),
         name="cache",

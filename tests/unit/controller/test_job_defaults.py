@@ -19,8 +19,19 @@ from spottrain_operator.names import Condition, Platform, Reason
 from spottrain_operator.policies import capacity, cleanup
 from spottrain_operator.rendering import objects
 
-from tests.builders import KEY, condition, make_job, make_observed, raw_job, raw_spec
+from tests.builders import (
+    KEY,
+    condition,
+    ended_pod,
+    make_job,
+    make_observed,
+    make_pod,
+    raw_job,
+    raw_spec,
+    started,
+)
 from tests.unit.controller.fake_cluster import World, begun
+from tests.unit.controller.stories import Story
 
 Json = dict[str, Any]
 CHART = JobDefaults(
@@ -351,3 +362,12 @@ def test_the_pod_that_deletes_them_has_the_default_place_credentials_and_identit
     command, source = pod["containers"][0]["command"], pod["containers"][0]["envFrom"]
     assert command[3] == "s3://team/runs/ns/job" and command[-2:] == ["--endpoint", "https://minio:9000"]
     assert source == [{"secretRef": {"name": "s3"}}] and pod["serviceAccountName"] == "trainer"
+
+
+@pytest.mark.parametrize("change", [{"capacity": {"type": "Spot"}}, {"deletionPolicy": "Delete"}])
+def test_a_job_that_started_without_checkpoints_starts_no_attempt_that_would_need_them(change: Any) -> None:
+    job = Story(started(), checkpoint={}, capacity={"type": "OnDemand"})
+    job.look("!Accepted=False", make_pod())
+    made = job.look("Accepted=False !deletes", make_pod(), spec=change)
+    assert "this job was accepted without one" in condition(made, Condition.ACCEPTED).message
+    job.look("cause1=Failed attempt=1 !creates", ended_pod(code=1), at=60)
