@@ -1,6 +1,6 @@
 # Four images from one file and one lock: `operator` (no torch, no boto3), `runtime` (no kopf, no Kubernetes
 # client), `sync` (the stores' libraries and NVML's, no torch), for checkpoint.mode Sync and runtime.inject, and `prices`
-# (boto3 alone), which only the price CronJob needs. Each ends in a check that fails when the others' dependencies got in. The code
+# (boto3, no Kubernetes client), which only the price CronJob needs. Each ends in a check that fails when the others' dependencies got in. The code
 # is the last, small layer, so that a change of code rebuilds and loads in seconds. Built by
 # dev/localcluster/images.py, or by `docker build --target runtime .`. A fifth one, `runtime-tests`, is never shipped:
 # `runtime` and Accelerate.
@@ -60,7 +60,7 @@ RUN python3 -m compileall -q /opt/spottrain/lib \
 USER 65532:65532
 ENTRYPOINT ["python3", "-m", "spottrain_operator"]
 
-# Of the operator it has the price list's own module and what that imports.
+# Of the operator it has the price list's own module, how settings are read, and what these import.
 FROM installer AS prices
 ARG CA_BUNDLE
 RUN useradd --uid 65532 --user-group --no-create-home --home-dir /tmp spottrain
@@ -68,7 +68,8 @@ COPY --from=lock /out/prices.txt /opt/spottrain/
 RUN install-locked /opt/spottrain/prices.txt
 COPY runtime/spottrain/__init__.py runtime/spottrain/contract.py /opt/spottrain/lib/spottrain/
 COPY runtime/spottrain/core/__init__.py runtime/spottrain/core/lazy.py /opt/spottrain/lib/spottrain/core/
-COPY operator/spottrain_operator/__init__.py operator/spottrain_operator/names.py /opt/spottrain/lib/spottrain_operator/
+COPY operator/spottrain_operator/__init__.py operator/spottrain_operator/environment.py \
+     operator/spottrain_operator/names.py /opt/spottrain/lib/spottrain_operator/
 COPY operator/spottrain_operator/api/__init__.py operator/spottrain_operator/api/node_pools.py \
      operator/spottrain_operator/api/prices.py operator/spottrain_operator/api/wire.py \
      /opt/spottrain/lib/spottrain_operator/api/

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 from collections.abc import Callable
 from datetime import datetime
@@ -27,7 +26,7 @@ async def run(settings: Settings, now: Callable[[], datetime]) -> None:
 
 def main(*, now: Callable[[], datetime] = utc_now) -> int:
     try:
-        settings = Settings.from_env(os.environ)
+        settings = Settings.from_env()
     except ValueError as error:
         print(f"the operator's environment is invalid: {error}", file=sys.stderr)
         return 2

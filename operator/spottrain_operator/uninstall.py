@@ -10,20 +10,17 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Iterable
-from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from collections.abc import AsyncIterator
+from typing import Final, Protocol
 
 from spottrain_operator import names
 from spottrain_operator.errors import ApiError, ApiFailure
 from spottrain_operator.io.cluster import Json, KubeCluster
 from spottrain_operator.settings import PREFIX
 
-AT_ONCE: Final = 16
 TIME_LIMIT: Final = 200.0
 """Seconds; below the Job's own limit (240), so that the message about what is left is always printed."""
 FINALIZERS: Final = {"pods": names.OUTCOME_FINALIZER, names.PLURAL: names.CHECKPOINTS_FINALIZER}
-WORDS: Final = {"pods": "trainer pods", names.PLURAL: "TrainingJobs"}
 
 
 class Calls(Protocol):
@@ -36,97 +33,68 @@ class Calls(Protocol):
     async def hold_job(self, namespace: str, name: str, *, uid: str, on: bool) -> Json: ...
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Held:
-    """An object with a finalizer. Only these fields are kept, because there may be thousands."""
-
-    kind: str
-    namespace: str
-    name: str
-    uid: str
-
-    def __str__(self) -> str:
-        return f"{self.namespace}/{self.name}"
-
-
-async def others(calls: Calls) -> list[tuple[str, frozenset[str]]]:
-    """Returns this cluster's other operators with their namespaces (empty: all). Raises ApiError."""
-    found = []
-    async for raw in calls.every("deployments", ()):
-        meta = raw["metadata"]
-        if "deletionTimestamp" not in meta:
-            found.append((f"{meta['namespace']}/{meta['name']}", _served(raw)))
-    return found
-
-
-def _served(deployment: Json) -> frozenset[str]:
-    containers: Iterable[Json] = deployment["spec"]["template"]["spec"]["containers"]
-    env: Iterable[dict[str, Any]] = (e for c in containers for e in c.get("env") or ())
-    text = next((e.get("value", "") for e in env if e["name"] == f"{PREFIX}NAMESPACES"), "")
-    return frozenset(name.strip() for name in text.split(",") if name.strip())
-
-
-async def held(calls: Calls, kind: str, served: Iterable[frozenset[str]]) -> list[Held]:
-    """Returns the objects of a kind that still carry our finalizer. Raises ApiError."""
-    found, theirs = [], list(served)
-    async for raw in calls.every(kind, ()):
-        meta = raw["metadata"]
-        served_still = any(not where or meta["namespace"] in where for where in theirs)
-        if FINALIZERS[kind] in (meta.get("finalizers") or ()) and not served_still:
-            found.append(Held(kind=kind, namespace=meta["namespace"], name=meta["name"], uid=meta["uid"]))
-    return found
-
-
-async def release(calls: Calls, things: list[Held]) -> list[str]:
-    """Removes the finalizers; returns a sentence for each object that still carries its own afterwards."""
-    slots = asyncio.Semaphore(AT_ONCE)
-
-    async def one(thing: Held) -> str:
-        async with slots:
-            try:
-                if thing.kind == "pods":
-                    await calls.release_pod(thing.namespace, thing.name, uid=thing.uid)
-                else:
-                    await calls.hold_job(thing.namespace, thing.name, uid=thing.uid, on=False)
-            except ApiError as e:
-                return "" if e.kind is ApiFailure.NOT_FOUND else f"{thing}: {e}"
-            return ""
-
-    return [sentence for sentence in await asyncio.gather(*map(one, things)) if sentence]
-
-
-async def _strip(calls: Calls, kind: str, served: list[frozenset[str]]) -> list[str]:
-    try:
-        found = await held(calls, kind, served)
-    except ApiError as e:
-        if kind == names.PLURAL and e.kind is ApiFailure.NOT_FOUND:
-            return []  # the CRD is gone, and with it all jobs
-        raise
-    print(f"{len(found)} {WORDS[kind]} carry the finalizer {FINALIZERS[kind]}", flush=True)
-    failed = await release(calls, found)
-    print(f"taken off {len(found) - len(failed)} of them" if found else "nothing to do", flush=True)
-    if found and kind == names.PLURAL:
-        print("their checkpoints are not deleted with them unless an operator is installed again", flush=True)
-    return failed
-
-
 async def uninstall(calls: Calls) -> int:
     """Returns the exit code: 0 where no object carries a finalizer any more."""
-    failed: list[str] = []
     try:
         async with asyncio.timeout(TIME_LIMIT):
-            there = await others(calls)
-            for name, served in there:
-                where = ", ".join(sorted(served)) or "all namespaces"
-                print(f"left alone, because the operator {name} serves it: {where}", flush=True)
-            for kind in FINALIZERS:
-                failed += await _strip(calls, kind, [served for _, served in there])
+            served = await served_by_others(calls)
+            failures = [why for kind in FINALIZERS for why in await release_all(calls, kind, served)]
     except (ApiError, TimeoutError) as e:
         print(f"gave up, run it again: {type(e).__name__} {e}".rstrip(), file=sys.stderr)
         return 1
-    for sentence in failed:
-        print(f"still held: {sentence}", file=sys.stderr)
-    return 1 if failed else 0
+    for why in failures:
+        print(f"the finalizer is still on {why}", file=sys.stderr)
+    return 1 if failures else 0
+
+
+async def served_by_others(calls: Calls) -> list[frozenset[str]]:
+    """Returns the namespaces of each operator of this cluster; empty: all. Raises ApiError."""
+    found = []
+    async for raw in calls.every("deployments", ()):
+        if "deletionTimestamp" in raw["metadata"]:
+            continue
+        variables = [e for c in raw["spec"]["template"]["spec"]["containers"] for e in c.get("env") or ()]
+        text = next((e.get("value", "") for e in variables if e["name"] == f"{PREFIX}NAMESPACES"), "")
+        found.append(frozenset(name.strip() for name in text.split(",") if name.strip()))
+        where = ", ".join(sorted(found[-1])) or "all namespaces"
+        name = f"{raw['metadata']['namespace']}/{raw['metadata']['name']}"
+        print(f"skipped: {where}, served by the operator {name}", flush=True)
+    return found
+
+
+async def release_all(calls: Calls, kind: str, served: list[frozenset[str]]) -> list[str]:
+    """Takes our finalizer off all objects of a kind; returns a sentence about each that still carries it.
+
+    Raises ApiError.
+    """
+
+    async def release(namespace: str, name: str, uid: str) -> str:
+        try:
+            if kind == "pods":
+                await calls.release_pod(namespace, name, uid=uid)
+            else:
+                await calls.hold_job(namespace, name, uid=uid, on=False)
+        except ApiError as e:
+            return "" if e.kind is ApiFailure.NOT_FOUND else f"{namespace}/{name}: {e}"
+        return ""
+
+    held = [one async for one in _held(calls, kind, served)]
+    failures = [why for why in await asyncio.gather(*(release(*one) for one in held)) if why]
+    print(f"{FINALIZERS[kind]}: removed from {len(held) - len(failures)} of {len(held)} {kind}", flush=True)
+    return failures
+
+
+async def _held(calls: Calls, kind: str, served: list[frozenset[str]]) -> AsyncIterator[tuple[str, str, str]]:
+    """Yields namespace, name and UID of the objects with our finalizer that no operator serves."""
+    try:
+        async for raw in calls.every(kind, ()):
+            meta = raw["metadata"]
+            others = any(not where or meta["namespace"] in where for where in served)
+            if FINALIZERS[kind] in (meta.get("finalizers") or ()) and not others:
+                yield meta["namespace"], meta["name"], meta["uid"]
+    except ApiError as e:
+        if (kind, e.kind) != (names.PLURAL, ApiFailure.NOT_FOUND):
+            raise  # without the CRD there are no jobs
 
 
 async def _main() -> int:

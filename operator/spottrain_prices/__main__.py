@@ -6,22 +6,22 @@ what was found is written all the same.
 
 from __future__ import annotations
 
-import os
 import sys
-from collections.abc import Mapping
 from datetime import UTC, datetime
 
-from spottrain_prices.cluster import Cluster, ClusterError, Endpoint
+from spottrain_operator.environment import Endpoint
+
+from spottrain_prices.cluster import Cluster
 from spottrain_prices.job import Job
 from spottrain_prices.log import log
 from spottrain_prices.settings import Settings
 
 
-def main(environ: Mapping[str, str] = os.environ) -> int:
+def main() -> int:
     """Returns the exit code."""
     try:
-        settings, endpoint = Settings.from_env(environ), Endpoint.in_cluster()
-    except (ValueError, ClusterError) as error:
+        settings, endpoint = Settings.from_env(), Endpoint.in_pod()
+    except ValueError as error:
         log("ERROR", f"the price job cannot start: {error}")
         return 1
     now = datetime.now(UTC).replace(microsecond=0)

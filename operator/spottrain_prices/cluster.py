@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import ssl
 from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlencode
 
-from spottrain_operator.names import service_account
+from spottrain_operator.environment import Endpoint
 
 from spottrain_prices.web import Unanswered, call
 
@@ -27,34 +23,6 @@ class ClusterError(Exception):
 
 class Conflict(ClusterError):
     """The ConfigMap has changed since it was read."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Endpoint:
-    """URL and credentials of the API server."""
-
-    url: str
-    token_file: Path
-    tls: ssl.SSLContext | None = None
-
-    @classmethod
-    def in_cluster(cls) -> Endpoint:
-        """Returns this pod's API server. Raises ClusterError outside a pod."""
-        host, port = (os.environ.get(f"KUBERNETES_SERVICE_{part}", "") for part in ("HOST", "PORT"))
-        if not host or not port:
-            raise ClusterError(
-                "KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT are not set: run it in a pod"
-            )
-        account = service_account(os.environ)
-        authority = account / "ca.crt"
-        try:
-            tls = ssl.create_default_context(cafile=str(authority))
-        except OSError as error:
-            raise ClusterError(
-                f"{authority} cannot be read ({error}): the pod needs automountServiceAccountToken"
-            ) from error
-        address = f"[{host}]" if ":" in host else host
-        return cls(url=f"https://{address}:{port}", token_file=account / "token", tls=tls)
 
 
 class Cluster:
@@ -85,9 +53,11 @@ class Cluster:
 
     def _call(self, method: str, path: str, body: Json | None = None) -> Json:
         try:
-            # The kubelet replaces the token about every hour, so it is read for each request.
-            token = self._endpoint.token_file.read_text().strip()
-            headers = {"Authorization": f"Bearer {token}", "Accept": JSON, "Content-Type": JSON}
+            headers = {
+                "Authorization": f"Bearer {self._endpoint.token()}",
+                "Accept": JSON,
+                "Content-Type": JSON,
+            }
             content = None if body is None else json.dumps(body).encode()
             url = self._endpoint.url + path
             reply = call(method, url, headers=headers, body=content, tls=self._endpoint.tls, direct=True)

@@ -7,7 +7,6 @@ from datetime import datetime
 from typing import Final
 
 from spottrain_operator.api.prices import parse
-from spottrain_operator.names import Platform
 
 from spottrain_prices import aws, azure
 from spottrain_prices.cluster import Cluster, ClusterError, Conflict, Json
@@ -58,7 +57,7 @@ class Job:
 
     def _fetch(self, found: Fetched, types: Wanted) -> None:
         since = self.now - self.settings.history
-        if self.settings.provider == Platform.AWS:
+        if self.settings.provider == "AWS":
             region = self.settings.pricing_region
             aws.fetch(found, types, aws.connect(), since=since, pricing_region=region)
         else:

@@ -10,7 +10,7 @@ from spottrain_operator.names import INSTANCE_TYPE_LABEL, Platform
 from spottrain_prices.settings import Settings
 
 REGION_LABEL: Final = "topology.kubernetes.io/region"
-SCHEMES: Final = {Platform.AWS: "aws://", Platform.AZURE: "azure://"}
+SCHEMES: Final[Mapping[str, str]] = {Platform.AWS: "aws://", Platform.AZURE: "azure://"}
 """Start of `spec.providerID` of a cloud's nodes."""
 
 Wanted = Mapping[str, tuple[str, ...]]

@@ -144,10 +144,10 @@ Set by the user, never by the operator. Absent: trainer and operator listen on a
 127.0.0.1. Pods that share a network, each with an address of its own, thus have the same ports."""
 
 
-def bind_address(env: Mapping[str, str], default: str = "") -> str:
-    """Returns the address of BIND_ADDRESS, or `default` where it is absent. Raises ValueError."""
+def bind_address(env: Mapping[str, str]) -> str:
+    """Returns the address of BIND_ADDRESS, "" where it is absent. Raises ValueError."""
     if not (text := env.get(BIND_ADDRESS, "")):
-        return default
+        return ""
     try:
         usable = not ipaddress.ip_address(text).is_unspecified
     except ValueError:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import ssl
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,12 +15,13 @@ import pytest
 from localcluster import layout
 from localcluster.apiserver import ApiServer
 from spottrain_operator.api.prices import PriceList, parse
+from spottrain_operator.environment import Endpoint
 from spottrain_operator.io.price_file import PriceFiles
 from spottrain_operator.names import SERVICE_ACCOUNT_VARIABLE, Platform
 from spottrain_prices import __main__ as program
-from spottrain_prices.cluster import Cluster, ClusterError, Endpoint
+from spottrain_prices.cluster import Cluster, ClusterError
 from spottrain_prices.job import Job
-from spottrain_prices.settings import PricesEnv, Settings
+from spottrain_prices.settings import PREFIX, Settings
 
 from tests.api.kube import MERGE, Json, Kube
 from tests.support.helm import CHART
@@ -76,8 +76,7 @@ class Release:
         path = f"/api/v1/namespaces/{self.namespace}/serviceaccounts/{ACCOUNT}/token"
         token = self.kube.call("POST", path, {"spec": {"expirationSeconds": 600}})["status"]["token"]
         (self.folder / "token").write_text(token)
-        trust = ssl.create_default_context(cafile=str(self.authority))
-        return Endpoint(url=self.server.url, token_file=self.folder / "token", tls=trust)
+        return Endpoint(url=self.server.url, token_file=self.folder / "token", ca_file=self.authority)
 
     @property
     def authority(self) -> Path:
@@ -315,28 +314,32 @@ def test_the_program_ends_with_the_exit_code_of_its_run(
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", host)
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", port)
     monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")  # for the cloud; the API server is asked directly
-    environ: dict[str, str] = {
-        PricesEnv.PROVIDER: "AWS",
-        PricesEnv.REGIONS: "us-east-1",
-        PricesEnv.INSTANCE_TYPES: P4D,
-        PricesEnv.NAMESPACE: release.namespace,
-        PricesEnv.CONFIG_MAP: CONFIG_MAP,
+    given = {
+        "PROVIDER": "AWS",
+        "REGIONS": "us-east-1",
+        "INSTANCE_TYPES": P4D,
+        "NAMESPACE": release.namespace,
+        "CONFIG_MAP": CONFIG_MAP,
     }
-    assert program.main(environ) == 0
+    for name, value in given.items():
+        monkeypatch.setenv(f"{PREFIX}{name}", value)
+    assert program.main() == 0
     assert release.spot(datetime.now(UTC)) == Decimal("8.19")
     stub.refuse = {"GetProducts": (400, "AccessDeniedException")}
-    assert program.main(environ) == 1
+    assert program.main() == 1
     (tmp_path / "ca.crt").unlink()
-    assert program.main(environ) == 1
+    assert program.main() == 1
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST")
-    assert program.main(environ) == program.main({}) == 1
+    assert program.main() == 1
+    monkeypatch.delenv(f"{PREFIX}NAMESPACE")
+    assert program.main() == 1
     said = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     errors = [line["message"] for line in said if line["level"] == "ERROR"]
     assert errors[0].endswith("(AccessDeniedException): the role must allow pricing:GetProducts")
     starts = (
         "the price job cannot start: " + reason
         for reason in (
-            f"{tmp_path / 'ca.crt'} cannot be read (",
+            f"{tmp_path / 'ca.crt'} does not exist: ",
             "KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT are not set",
             "SPOTTRAIN_PRICES_NAMESPACE is missing",
         )

@@ -49,7 +49,7 @@ def set_clock(path: Path, ahead: float) -> None:
 
 
 async def operate() -> None:
-    settings = Settings.from_env(os.environ)
+    settings = Settings.from_env()
     service = Service(settings, now=jumping_clock(Path(os.environ[CLOCK])))
     await kopf.operator(
         registry=registry(service),

@@ -9,9 +9,10 @@ import pytest
 from spottrain_operator.names import Platform
 from spottrain_operator.settings import Settings as OperatorSettings
 from spottrain_prices.job import KEY
-from spottrain_prices.settings import PricesEnv, Settings
+from spottrain_prices.settings import PREFIX, Settings
 
 from tests.chart.test_rbac import rights_in_docs, rights_of
+from tests.support.environment import read
 from tests.support.helm import CHART, KUBERNETES, NAMESPACE, Object, find, helm, render, template
 
 ENABLED = "priceJob.enabled=true"
@@ -31,7 +32,7 @@ def pod_of(objects: list[Object], name: str = "spottrain-price-job") -> Object:
 def settings_of(objects: list[Object]) -> Settings:
     (container,) = pod_of(objects)["containers"]
     environ = {e["name"]: e.get("value", NAMESPACE) for e in container["env"]}
-    return Settings.from_env(environ)
+    return read(Settings, environ)
 
 
 def test_without_it_nothing_of_it_is_there() -> None:
@@ -44,10 +45,10 @@ def test_the_chart_with_it_has_no_fault() -> None:
 
 
 def test_its_defaults_are_the_chart_s(objects: list[Object]) -> None:
-    expected = Settings(provider=Platform.AWS, namespace=NAMESPACE, config_map=FETCHED)
+    expected = Settings(provider="AWS", namespace=NAMESPACE, config_map=FETCHED)
     assert settings_of(objects) == expected
     (container,) = pod_of(objects)["containers"]
-    assert {e["name"] for e in container["env"]} == set(PricesEnv)
+    assert {e["name"] for e in container["env"]} == {PREFIX + x.upper() for x in Settings.model_fields}
 
 
 def test_it_reads_the_environment_that_the_chart_writes() -> None:
@@ -154,8 +155,8 @@ def test_a_long_release_name_leaves_room_for_the_names_of_its_jobs() -> None:
         ("priceJob.interval=5", "don't meet the specifications of the schema"),
         ('priceJob.regions="us-east-1"', "don't meet the specifications of the schema"),
         ("priceJob.fromNodes=false", "priceJob: without fromNodes, name regions and instanceTypes to price"),
-        ('priceJob.regions=["a,b"]', 'priceJob: "a,b" has a comma: write each region'),
-        ('priceJob.azureEndpoint="prices"', 'priceJob.azureEndpoint: "prices" is no URL of a server'),
+        ('priceJob.regions=["a,b"]', "at '/priceJob/regions/0'"),
+        ('priceJob.azureEndpoint="prices"', "at '/priceJob/azureEndpoint'"),
     ],
 )
 def test_a_value_that_makes_no_sense_is_refused_with_a_sentence(setting: str, says: str) -> None:

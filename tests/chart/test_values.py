@@ -6,19 +6,18 @@ import importlib.util
 import json
 import re
 import tarfile
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
-from spottrain.contract import NO_AZURE
-from spottrain_operator.agent.settings import AgentEnv, AgentSettings
+from spottrain_operator.agent.settings import PREFIX, AgentSettings
 from spottrain_operator.api.job_defaults import JobDefaults, problem_of
 from spottrain_operator.api.node_pools import CAPACITY_LABELS, CapacityType, Pool
 from spottrain_operator.api.prices import parse
 from spottrain_operator.names import Platform
 from spottrain_operator.settings import Settings as OperatorSettings
 
+from tests.support.environment import read
 from tests.support.helm import CHART, KUBERNETES, NAMESPACE, ROOT, Object, find, helm, render, template
 
 CRD = ROOT / "crds" / "trainingjobs.yaml"
@@ -100,9 +99,9 @@ def test_two_price_lists_are_refused_with_a_sentence() -> None:
         'defaultPool.tolerations=[{"effects":"NoSchedule"}]',
         "agent.pollSeconds=0",
         'agent.platform="gcp"',
-        "agent.readyPort=65536",
-        "operator.tuning.workers=1000000",
-        "operator.tuning.resyncSeconds=1e12",
+        "operator.tuning.deadSlackSeconds=1e12",
+        "operator.tuning.progressSeconds=0",
+        "operator.tuning.leaseSeconds=15",
         "operator.lostNodeSeconds=1000000",
         'agent.nodeSelector={"spot":true}',
         'watchNamespaces="ml"',
@@ -112,6 +111,11 @@ def test_two_price_lists_are_refused_with_a_sentence() -> None:
         "operator.podDisruptionBudget.minAvailable=1",
         "metrics.podMonitor.enable=true",
         "networkPolicy.operator.apiServerPorts=[]",
+        'agent.metadataEndpoint="169.254.169.254"',
+        'agent.namespace="a b"',
+        'watchNamespaces=["ml", "ML"]',
+        'image.operator.digest="0a1b"',
+        'image.sync.digest="0a1b"',
     ],
 )
 def test_a_value_that_is_misspelt_or_makes_no_sense_is_refused(setting: str) -> None:
@@ -123,12 +127,7 @@ def test_a_value_that_is_misspelt_or_makes_no_sense_is_refused(setting: str) -> 
 @pytest.mark.parametrize(
     ("setting", "says"),
     [
-        ('agent.metadataEndpoint="169.254.169.254"', 'agent.metadataEndpoint: "169.254.169.254" is no URL'),
-        ('jobDefaults.checkpointPrefix="az://c/runs"', f"checkpointPrefix is az://c/runs: {NO_AZURE}"),
         ('jobDefaults.pools=["a100"]', 'jobDefaults.pools: "a100" is not in pools'),
-        ('watchNamespaces=["ml", "ML"]', 'watchNamespaces: "ML" is no name of a namespace: use lower-case'),
-        ('agent.namespace="a b"', 'agent.namespace: "a b" is no name of a namespace: use lower-case'),
-        ('image.operator.digest="0a1b"', 'image.operator.digest: "0a1b" is no digest: write sha256: and 64'),
         (
             'operator.extraEnv=[{"name":"SPOTTRAIN_OPERATOR_POOLS","value":"[]"}]',
             "operator.extraEnv: SPOTTRAIN_OPERATOR_POOLS is set by the chart: use its values",
@@ -136,10 +135,10 @@ def test_a_value_that_is_misspelt_or_makes_no_sense_is_refused(setting: str) -> 
         ("networkPolicy.trainers.enabled=true", "name them in networkPolicy.trainers.namespaces"),
     ],
 )
-def test_a_value_of_the_wrong_form_is_refused_with_a_sentence(setting: str, says: str) -> None:
+def test_values_that_do_not_fit_together_are_refused_with_a_sentence(setting: str, says: str) -> None:
     done = template(setting)
     assert done.returncode != 0
-    assert says in done.stderr and "pattern" not in done.stderr
+    assert says in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -158,15 +157,13 @@ def test_a_value_of_the_wrong_form_is_refused_with_a_sentence(setting: str, says
         "file:////",
         "file:///mnt//runs",
         "https://bucket/runs",
+        "az://c/runs",
     ],
 )
-def test_a_prefix_that_the_operator_refuses_is_refused_by_the_chart_in_the_same_words(
-    prefix: str,
-) -> None:
-    sentence = problem_of(JobDefaults(checkpoint_prefix=prefix), [])
-    assert sentence
+def test_a_prefix_that_the_operator_refuses_is_refused_by_the_chart(prefix: str) -> None:
+    assert problem_of(JobDefaults(checkpoint_prefix=prefix), [])
     done = template(f"jobDefaults.checkpointPrefix={json.dumps(prefix)}")
-    assert done.returncode != 0 and f"jobDefaults.{sentence}" in done.stderr
+    assert done.returncode != 0 and "at '/jobDefaults/checkpointPrefix'" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -268,19 +265,6 @@ def test_two_releases_have_a_lease_each(objects: list[Object]) -> None:
     assert role["metadata"]["namespace"] == NAMESPACE
 
 
-@pytest.mark.parametrize(
-    ("setting", "words"),
-    [
-        ("renewDeadlineSeconds=15", "renewDeadlineSeconds (15) must be below leaseSeconds (15)"),
-        ("leaseRetrySeconds=12.5", "leaseRetrySeconds (12.5) must be below renewDeadlineSeconds (12)"),
-        ("writeTimeoutSeconds=12", "writeTimeoutSeconds (12) must be below renewDeadlineSeconds (12)"),
-    ],
-)
-def test_times_of_the_lease_that_do_not_fit_are_refused_with_a_sentence(setting: str, words: str) -> None:
-    done = template(f"operator.tuning.{setting}")
-    assert done.returncode and words in done.stderr
-
-
 @pytest.mark.parametrize("how", ["Never", "Avoid"])
 def test_the_operator_is_kept_off_spot_nodes(how: str) -> None:
     node = placement(render(f'operator.spotNodes="{how}"'))["affinity"]["nodeAffinity"]
@@ -343,10 +327,10 @@ def test_the_other_images_are_beside_the_operators_unless_they_are_named() -> No
     changed = render(
         'image.operator.repository="r.example:5000/a/b/my-operator"', 'image.sync.repository="x/sync"'
     )
-    settings = OperatorSettings.from_env(env_of(pod_templates(changed)["operator"]))
+    settings = read(OperatorSettings, env_of(pod_templates(changed)["operator"]))
     assert settings.sync_image == f"x/sync:{CHART_VERSION}"
     beside = render('image.operator.repository="r.example:5000/a/b/my-operator"')
-    settings = OperatorSettings.from_env(env_of(pod_templates(beside)["operator"]))
+    settings = read(OperatorSettings, env_of(pod_templates(beside)["operator"]))
     assert settings.sync_image == f"r.example:5000/a/b/spottrain-sync:{CHART_VERSION}"
 
 
@@ -395,12 +379,12 @@ IN_A_POD = OperatorSettings(
 
 
 def test_the_operators_own_defaults_are_the_charts(objects: list[Object]) -> None:
-    assert OperatorSettings.from_env(env_of(pod_templates(objects)["operator"])) == IN_A_POD
+    assert read(OperatorSettings, env_of(pod_templates(objects)["operator"])) == IN_A_POD
 
 
 def test_the_sidecar_of_mode_sync_has_the_image_that_the_values_name() -> None:
     changed = render(f'image.sync={{"repository":"r/sync","digest":"sha256:{"0a" * 32}"}}')
-    settings = OperatorSettings.from_env(env_of(pod_templates(changed)["operator"]))
+    settings = read(OperatorSettings, env_of(pod_templates(changed)["operator"]))
     assert settings.sync_image == f"r/sync@sha256:{'0a' * 32}"
 
 
@@ -410,13 +394,17 @@ def test_the_operator_reads_the_environment_that_the_chart_writes() -> None:
     changed = render(
         f"defaultPool={json.dumps(pool)}", 'watchNamespaces=["ml","research"]', "operator.nativeGangs=false"
     )
-    assert OperatorSettings.from_env(env_of(pod_templates(changed)["operator"])) == replace(
-        IN_A_POD,
-        namespaces=("ml", "research"),
-        native_gangs=False,
-        default_pool=Pool(
-            name="g", platform=Platform.GKE, node_selector={"spot": "true"}, tolerations=tuple(tolerations)
-        ),
+    assert read(OperatorSettings, env_of(pod_templates(changed)["operator"])) == IN_A_POD.model_copy(
+        update={
+            "namespaces": ("ml", "research"),
+            "native_gangs": False,
+            "default_pool": Pool(
+                name="g",
+                platform=Platform.GKE,
+                node_selector={"spot": "true"},
+                tolerations=tuple(tolerations),
+            ),
+        }
     )
 
 
@@ -424,7 +412,7 @@ def test_the_operator_reads_the_job_defaults_of_the_chart() -> None:
     pools = [{"name": "a100", "platform": "Karpenter"}]
     given = {"checkpointPrefix": "s3://team/runs", "credentialsSecret": "s3", "pools": ["a100"]}
     changed = render(f"pools={json.dumps(pools)}", f"jobDefaults={json.dumps(given)}")
-    settings = OperatorSettings.from_env(env_of(pod_templates(changed)["operator"]))
+    settings = read(OperatorSettings, env_of(pod_templates(changed)["operator"]))
     assert settings.job_defaults == JobDefaults(
         checkpoint_prefix="s3://team/runs", credentials_secret="s3", pools=("a100",)
     )
@@ -440,16 +428,19 @@ def test_null_is_the_default() -> None:
     changed = render(
         "jobDefaults=null", "pools=null", "defaultPool=null", "operator.tuning=null", "watchNamespaces=null"
     )
-    assert OperatorSettings.from_env(env_of(pod_templates(changed)["operator"])) == IN_A_POD
+    assert read(OperatorSettings, env_of(pod_templates(changed)["operator"])) == IN_A_POD
 
 
 def test_each_tuning_value_reaches_the_setting_of_its_name() -> None:
-    names = SCHEMA["properties"]["operator"]["properties"]["tuning"]["properties"]
-    others = {"logLevel": "DEBUG", "leaseSeconds": 30, "renewDeadlineSeconds": 20}
-    tuning = {name: others.get(name, 7) for name in names}
-    environ = env_of(pod_templates(render(f"operator.tuning={json.dumps(tuning)}"))["operator"])
-    settings = OperatorSettings.from_env(environ)
-    assert environ["SPOTTRAIN_OPERATOR_RESYNC_SECONDS"] == "7"
+    tuning = {
+        "logLevel": "DEBUG",
+        "progressSeconds": 7.5,
+        "deadSlackSeconds": 8,
+        "runtimePatienceSeconds": 900,
+    }
+    assert SCHEMA["properties"]["operator"]["properties"]["tuning"]["properties"].keys() == tuning.keys()
+    changed = render(f"operator.tuning={json.dumps(tuning)}")
+    settings = read(OperatorSettings, env_of(pod_templates(changed)["operator"]))
     for name, value in tuning.items():
         assert getattr(settings, re.sub("([A-Z])", r"_\1", name).lower()) == value
 
@@ -465,9 +456,12 @@ def test_the_probes_ask_what_the_operator_serves(objects: list[Object]) -> None:
 def test_the_agent_reads_the_environment_that_the_chart_writes() -> None:
     changed = render('watchNamespaces=["ml","research"]', 'agent.metadataEndpoint="http://127.0.0.1:1338"')
     environ = env_of(pod_templates(changed)["agent"])
-    assert set(environ) == {str(name) for name in AgentEnv}
-    assert AgentSettings.from_env(environ) == AgentSettings(
-        node="from the pod", metadata_endpoint="http://127.0.0.1:1338", namespaces=("ml", "research")
+    assert set(environ) == {PREFIX + name.upper() for name in AgentSettings.model_fields}
+    assert read(AgentSettings, environ) == AgentSettings(
+        node="from the pod",
+        metadata_endpoint="http://127.0.0.1:1338",
+        namespaces=("ml", "research"),
+        ready_file=Path("/run/spottrain/ready"),
     )
 
 
@@ -484,21 +478,20 @@ def test_the_agent_runs_on_the_spot_nodes_of_each_platform_whatever_their_taints
     assert spec["priorityClassName"] == "system-node-critical"
 
 
-def test_the_agents_probe_asks_what_the_agent_serves() -> None:
-    (container,) = pod_templates(render("agent.readyPort=9999"))["agent"]["spec"]["containers"]
-    assert container["readinessProbe"] == {"httpGet": {"host": "127.0.0.1", "port": 9999, "path": "/readyz"}}
+def test_the_agents_probe_looks_for_the_file_that_the_agent_makes(objects: list[Object]) -> None:
+    pod = pod_templates(objects)["agent"]
+    (container,), (volume,) = pod["spec"]["containers"], pod["spec"]["volumes"]
+    file = read(AgentSettings, env_of(pod)).ready_file
+    assert file is not None and container["readinessProbe"] == {
+        "exec": {"command": ["test", "-e", str(file)]}
+    }
+    assert container["volumeMounts"] == [{"name": volume["name"], "mountPath": str(file.parent)}]
     assert {"livenessProbe", "ports"}.isdisjoint(container)
-    assert (
-        AgentSettings.from_env(env_of(pod_templates(render("agent.readyPort=9999"))["agent"])).ready_port
-        == 9999
-    )
-    (container,) = pod_templates(render("agent.readyPort=0"))["agent"]["spec"]["containers"]
-    assert "readinessProbe" not in container
 
 
 def test_the_agents_platform_reaches_it() -> None:
     environ = env_of(pod_templates(render('agent.platform="Azure"', "agent.acknowledge=false"))["agent"])
-    settings = AgentSettings.from_env(environ)
+    settings = read(AgentSettings, environ)
     assert (settings.platform, settings.acknowledge) == ("Azure", False)
 
 
@@ -534,7 +527,8 @@ def test_the_rendered_crd_differs_by_the_keep_annotation_alone(objects: list[Obj
 def test_a_packaged_chart_has_the_crd_in_place_of_the_link(tmp_path: Path) -> None:
     done = helm("package", CHART, "--destination", tmp_path)
     assert done.returncode == 0, done.stderr
-    with tarfile.open(*tmp_path.iterdir()) as package:
+    (made,) = tmp_path.iterdir()
+    with tarfile.open(made) as package:
         found = package.extractfile("spottrain/files/trainingjobs.yaml")
         assert found is not None and found.read() == CRD.read_bytes()
 

@@ -120,7 +120,7 @@ def copied(target: str, folder: Path) -> None:
 
 
 IMPORTS = {"operator": "spottrain_operator.__main__", "prices": "spottrain_prices.__main__"}
-FOREIGN = {"operator": {"torch", "boto3"}, "prices": {"torch", "kopf", "kubernetes", "aiohttp", "pydantic"}}
+FOREIGN = {"operator": {"torch", "boto3"}, "prices": {"torch", "kopf", "kubernetes", "aiohttp"}}
 
 
 @pytest.mark.parametrize("target", IMPORTS)

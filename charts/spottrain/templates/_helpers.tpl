@@ -7,44 +7,13 @@
 {{- end -}}
 {{- end }}
 
-{{/* What values.schema.json could only refuse with a regular expression. */}}
+{{/* What values.schema.json cannot say, because it is about several values. */}}
 {{- define "spottrain.check" -}}
-{{- range .Values.watchNamespaces }}
-{{- if not (regexMatch "^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$" .) }}
-{{- fail (printf "watchNamespaces: %q is no name of a namespace: use lower-case letters, digits and -, 63 at most" .) }}
-{{- end }}
-{{- end }}
-{{- with .Values.jobDefaults }}
-{{- with .checkpointPrefix }}
-{{- /* The operator's rule and words (api/job_defaults.py), for it would end at its start. */}}
-{{- if regexMatch "(?i)^((az|azure|abfss?|wasbs?)://|https?://[^/]*[.](blob|dfs)[.](core[.](windows[.]net|usgovcloudapi[.]net|chinacloudapi[.]cn)|storage[.]azure[.]net))" . }}
-{{- fail (printf "jobDefaults.checkpointPrefix is %s: Azure Blob Storage cannot be used, because its protocol is not that of S3; on AKS use s3://bucket/prefix with the endpoint of an S3 server, or file:///folder on a persistentVolumeClaim, such as Azure Files" .) }}
-{{- end }}
-{{- if not (regexMatch "^(s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]|gs://[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]|file:///[^/?#\\s]+)(/[^?#\\s]*)?$" .) }}
-{{- fail (printf "jobDefaults.checkpointPrefix must be s3://bucket/prefix, gs://bucket/prefix or file:///folder, of at most 700 characters, and is %s" .) }}
-{{- end }}
-{{- if contains "//" (regexReplaceAll "^[a-z0-9]+://" . "") }}
-{{- fail (printf "jobDefaults.checkpointPrefix must not have // after the bucket or folder, and is %s" .) }}
-{{- end }}
-{{- end }}
 {{- $known := list }}
 {{- range $.Values.pools }}{{ $known = append $known .name }}{{ end }}
-{{- range .pools }}
+{{- range (.Values.jobDefaults | default dict).pools }}
 {{- if not (has . $known) }}
 {{- fail (printf "jobDefaults.pools: %q is not in pools" .) }}
-{{- end }}
-{{- end }}
-{{- end }}
-{{- with .Values.agent.namespace }}
-{{- if not (regexMatch "^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$" .) }}
-{{- fail (printf "agent.namespace: %q is no name of a namespace: use lower-case letters, digits and -, 63 at most" .) }}
-{{- end }}
-{{- end }}
-{{- range $name, $image := .Values.image }}
-{{- with $image.digest }}
-{{- if not (regexMatch "^sha256:[0-9a-f]{64}$" .) }}
-{{- fail (printf "image.%s.digest: %q is no digest: write sha256: and 64 hexadecimal digits" $name .) }}
-{{- end }}
 {{- end }}
 {{- end }}
 {{- range $where := list "operator" "agent" }}
@@ -82,27 +51,6 @@
 {{- with .Values.priceJob }}
 {{- if and .enabled (not .fromNodes) (or (not .regions) (not .instanceTypes)) }}
 {{- fail "priceJob: without fromNodes, name regions and instanceTypes to price" }}
-{{- end }}
-{{- range concat (.regions | default list) (.instanceTypes | default list) }}
-{{- if contains "," . }}
-{{- fail (printf "priceJob: %q has a comma: write each region and instance type as an item of its own" .) }}
-{{- end }}
-{{- end }}
-{{- if not (regexMatch "^https?://[^/]+/?$" .azureEndpoint) }}
-{{- fail (printf "priceJob.azureEndpoint: %q is no URL of a server: write it as https://prices.azure.com" .azureEndpoint) }}
-{{- end }}
-{{- end }}
-{{- $times := merge dict (.Values.operator.tuning | default dict) (dict "leaseRetrySeconds" 2 "renewDeadlineSeconds" 12 "leaseSeconds" 15 "writeTimeoutSeconds" 11) }}
-{{- range $less, $more := dict "leaseRetrySeconds" "renewDeadlineSeconds" "writeTimeoutSeconds" "renewDeadlineSeconds" "renewDeadlineSeconds" "leaseSeconds" }}
-{{- $a := get $times $less }}
-{{- $b := get $times $more }}
-{{- if ge (float64 $a) (float64 $b) }}
-{{- fail (printf "operator.tuning: %s (%v) must be below %s (%v): the leader must have stopped before a standby takes over" $less $a $more $b) }}
-{{- end }}
-{{- end }}
-{{- with .Values.agent.metadataEndpoint }}
-{{- if not (regexMatch "^https?://[^/]+/?$" .) }}
-{{- fail (printf "agent.metadataEndpoint: %q is no URL of a server: write it as http://169.254.169.254" .) }}
 {{- end }}
 {{- end }}
 {{- end }}

@@ -1,29 +1,29 @@
 """`python -m spottrain_operator.agent`: runs the notice agent with its settings, sessions and signals.
 
-On the host network ports can collide, so the only port is a readiness endpoint on loopback. No liveness probe
-is needed: the event loop resets a timer of faulthandler. If the timer expires, it prints the stacks and exits
-the process, and the kubelet restarts it.
+It uses the host network and opens no port: the readiness probe looks for a file. No liveness probe is needed:
+the event loop resets a timer of faulthandler. If the timer expires, it prints the stacks and exits the
+process, and the kubelet restarts it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import faulthandler
-import os
 import signal
 import sys
 from functools import partial
+from pathlib import Path
 from typing import Final
 
 import aiohttp
 
-from spottrain_operator.agent.api import Api, Endpoint
+from spottrain_operator.agent.api import Api
 from spottrain_operator.agent.log import log
 from spottrain_operator.agent.loop import Agent
-from spottrain_operator.agent.ready import serving
 from spottrain_operator.agent.settings import AgentSettings
 from spottrain_operator.agent.sources.choose import source_of
 from spottrain_operator.agent.sources.client import Client
+from spottrain_operator.environment import Endpoint
 
 STALLED_SECONDS: Final = 30.0
 """Far longer than one iteration of the event loop can take."""
@@ -32,6 +32,8 @@ STALLED_SECONDS: Final = 30.0
 async def serve(settings: AgentSettings, endpoint: Endpoint) -> None:
     """Runs until SIGTERM or SIGINT."""
     stalled = settings.poll_seconds + STALLED_SECONDS
+    show_ready = partial(show, settings.ready_file)
+    show_ready(False)  # the file of an earlier container of this pod
     async with aiohttp.ClientSession() as session:
         agent = Agent(
             partial(source_of, settings.platform, Client(session, endpoint=settings.metadata_endpoint)),
@@ -39,28 +41,31 @@ async def serve(settings: AgentSettings, endpoint: Endpoint) -> None:
             acknowledge=settings.acknowledge,
             poll_seconds=settings.poll_seconds,
             heartbeat=partial(faulthandler.dump_traceback_later, stalled, exit=True),
+            show_ready=show_ready,
         )
         work = asyncio.create_task(agent.run())
         # PID 1 of a container ignores SIGTERM unless it has a handler.
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, work.cancel)
-        async with serving(settings.ready_port, agent.readiness, settings.bind_address):
-            log(
-                "started", node=settings.node, platform=settings.platform, metadata=settings.metadata_endpoint
-            )
-            await asyncio.wait([work])
+        log("started", node=settings.node, platform=settings.platform, metadata=settings.metadata_endpoint)
+        await asyncio.wait([work])
         faulthandler.cancel_dump_traceback_later()
     log("stopped")
     if not work.cancelled():
         work.result()
 
 
+def show(ready_file: Path | None, ready: bool) -> None:
+    """Makes or removes the file for which the readiness probe looks."""
+    if ready_file is not None:
+        ready_file.touch() if ready else ready_file.unlink(missing_ok=True)
+
+
 def main() -> None:
     try:
-        settings = AgentSettings.from_env(os.environ)
-        endpoint = Endpoint.in_cluster(settings.account)
-    except (ValueError, KeyError, OSError) as e:
-        sys.exit(f"the notice agent cannot start: {type(e).__name__} {e}")
+        settings, endpoint = AgentSettings.from_env(), Endpoint.in_pod()
+    except ValueError as e:
+        sys.exit(f"the notice agent cannot start: {e}")
     asyncio.run(serve(settings, endpoint))
 
 

@@ -2,44 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import ssl
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import aiohttp
 
 from spottrain_operator import names
 from spottrain_operator.agent.plan import Node, Patch, Pod
+from spottrain_operator.environment import Endpoint
 
 
 class AgentApiError(Exception):
     """A request to the API server failed; the text says which and why. It can be retried."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Endpoint:
-    """URL and credentials of the API server."""
-
-    url: str
-    token_file: Path
-    tls: ssl.SSLContext | None = None
-
-    @classmethod
-    def in_cluster(cls, account: Path = names.SERVICE_ACCOUNT) -> Endpoint:
-        """Returns this pod's API server, with the account of that folder.
-
-        Raises KeyError or OSError outside a pod.
-        """
-        host, port = os.environ["KUBERNETES_SERVICE_HOST"], os.environ["KUBERNETES_SERVICE_PORT"]
-        return cls(
-            url=f"https://{f'[{host}]' if ':' in host else host}:{port}",
-            token_file=account / "token",
-            tls=ssl.create_default_context(cafile=str(account / "ca.crt")),
-        )
 
 
 class Api:
@@ -119,8 +94,7 @@ class Api:
             raise AgentApiError(f"{method} {path}: {type(e).__name__} {e}".rstrip()) from e
 
     def _headers(self, patch: Patch | None) -> dict[str, str]:
-        # The kubelet replaces the token about every hour, so it is read for each request.
-        headers = {"Authorization": f"Bearer {self._endpoint.token_file.read_text().strip()}"}
+        headers = {"Authorization": f"Bearer {self._endpoint.token()}"}
         return headers if patch is None else headers | {"Content-Type": "application/merge-patch+json"}
 
 

@@ -38,21 +38,25 @@ class Agent:
         poll_seconds: float = 1.0,
         backoff: tuple[float, ...] = BACKOFF,
         heartbeat: Callable[[], None] = lambda: None,
+        show_ready: Callable[[bool], None] = lambda _: None,
         now: Callable[[], datetime] = utc_now,
     ) -> None:
-        """`find` raises Unanswered with a sentence while no metadata service responds."""
+        """`find` raises Unanswered with a sentence while no metadata service responds. `heartbeat` and
+        `show_ready` are called at each poll."""
         self._find = find
         self._api = api
         self._acknowledge = acknowledge
         self._poll_seconds = poll_seconds
         self._backoff = backoff
         self._heartbeat = heartbeat
+        self._show_ready = show_ready
         self._now = now
         self._source: Source | None = None
         self._view = View()
         self._marks: Marks | None = None
         """None until every watch has responded once, or one has found something."""
-        self._troubles: dict[str, str] = {}
+        self._unreadable: set[str] = set()
+        """Names of the watches whose last response could not be read."""
         self._acknowledged: set[str] = set()
         self._asked: dict[str, float] = {}
         """Start time of each pending poll by watch name, by the event loop's clock."""
@@ -75,15 +79,10 @@ class Agent:
                 part.cancel()
             await asyncio.gather(*parts, return_exceptions=True)
 
-    def readiness(self) -> tuple[bool, str]:
-        """Returns whether a notice would be seen now, and a sentence about it."""
-        if self._troubles:
-            return False, " ".join(self._troubles.values())
-        if self._source is None:
-            return False, "the metadata services of AWS, GCP and Azure are being asked which of them is here"
-        if missing := self._unheard():
-            return False, f"not answered yet: {', '.join(missing)}"
-        return True, f"watching {', '.join(w.name for w in self._source.watches)}"
+    @property
+    def ready(self) -> bool:
+        """Whether a notice would be seen now: every watch has responded, the last time as well."""
+        return self._source is not None and not self._unreadable and not self._unheard()
 
     # --- polling ----------------------------------------------------------------------------------
     async def _find_source(self) -> Source:
@@ -94,7 +93,7 @@ class Agent:
             except Unanswered as e:
                 self._note("metadata service", Unreadable(why=str(e)))
             await asyncio.sleep(self._poll_seconds)
-        self._troubles.clear()
+        self._unreadable.clear()
         log("source", platform=source.platform, watches=[w.name for w in source.watches])
         return source
 
@@ -112,11 +111,15 @@ class Agent:
             await asyncio.sleep(max(0.0, asked + watch.polls * self._poll_seconds - clock()))
 
     async def _beat(self) -> None:
-        """Sends the heartbeat, and re-evaluates the marks: ends come near and advice expires with time."""
+        """Sends the heartbeat, shows the readiness, and re-evaluates the marks.
+
+        Ends come near and advice expires with time.
+        """
         clock = asyncio.get_running_loop().time
         while True:
             if all(clock() - asked < LONGEST_READ for asked in self._asked.values()):
                 self._heartbeat()
+            self._show_ready(self.ready)
             self._update_marks()
             await asyncio.sleep(self._poll_seconds)
 
@@ -139,12 +142,11 @@ class Agent:
 
     def _note(self, name: str, answer: Answer) -> None:
         """Logs an unreadable watch once per change, not once per poll."""
-        before = self._troubles.pop(name, "")
         why = answer.why if isinstance(answer, Unreadable) else answer.unclear
-        if why:
-            self._troubles[name] = f"{name}: {why}."
-        if bool(why) != bool(before):
-            log("metadataUnreadable" if why else "metadataReadable", watch=name, why=why)
+        if bool(why) == (name in self._unreadable):
+            return
+        self._unreadable ^= {name}
+        log("metadataUnreadable" if why else "metadataReadable", watch=name, why=why)
 
     # --- publishing -------------------------------------------------------------------------------
     async def _publish(self) -> None:

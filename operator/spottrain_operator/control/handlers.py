@@ -7,16 +7,16 @@ and nodes have informers of their own (docs/adr/0015-informer.md).
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import chain, repeat
 from typing import Any
 
 import kopf
 
 from spottrain_operator.control.service import Service
+from spottrain_operator.environment import Endpoint, NotInPod
 from spottrain_operator.io.cluster import PAGE
-from spottrain_operator.names import GROUP, PLURAL, VERSION, service_account
+from spottrain_operator.names import GROUP, PLURAL, VERSION
 
 FIRST_BACKOFFS = (5.0,) * 60
 LONGEST_BACKOFF = 30.0
@@ -41,7 +41,16 @@ def registry(service: Service) -> kopf.OperatorRegistry:
 
     @kopf.on.login(registry=handlers)
     def login(**kwargs: Any) -> kopf.ConnectionInfo | None:
-        return login_of_pod(kwargs["settings"], os.environ) or kopf.login_with_kubeconfig(**kwargs)
+        try:
+            pod = Endpoint.in_pod()
+        except NotInPod:
+            return kopf.login_with_kubeconfig(**kwargs)
+        return kopf.ConnectionInfo(
+            server=pod.url,
+            ca_path=str(pod.ca_file),
+            token=pod.token(),
+            trust_env=kwargs["settings"].networking.trust_env,
+        )
 
     @kopf.on.startup(registry=handlers)
     async def startup(settings: kopf.OperatorSettings, **_: Any) -> None:
@@ -57,24 +66,6 @@ def registry(service: Service) -> kopf.OperatorRegistry:
         service.saw_job(event["type"], event["object"])
 
     return handlers
-
-
-def login_of_pod(settings: kopf.OperatorSettings, env: Mapping[str, str]) -> kopf.ConnectionInfo | None:
-    """Returns the login with the pod's service account; None where there is none.
-
-    kopf's own uses a DNS name, and the cluster's DNS may have run on the reclaimed node. This one uses the
-    API server's address from the environment, like the official clients.
-    """
-    host, port = env.get("KUBERNETES_SERVICE_HOST"), env.get("KUBERNETES_SERVICE_PORT")
-    account = service_account(env)
-    if not host or not port or not (account / "token").is_file():
-        return None
-    return kopf.ConnectionInfo(
-        server=f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}",
-        ca_path=str(account / "ca.crt"),
-        token=(account / "token").read_text().strip(),
-        trust_env=settings.networking.trust_env,
-    )
 
 
 def tune(settings: kopf.OperatorSettings) -> None:

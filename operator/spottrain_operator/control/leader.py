@@ -39,14 +39,26 @@ def boot_clock() -> float:
 # --- the rule -------------------------------------------------------------------------------------------
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Times:
-    """In seconds; retry < renew_deadline < lease."""
+    """In seconds. All keep their ratio to the Lease: a leader has stopped before another process takes over,
+    and a write has ended before its process stops being the leader."""
 
     lease: int = 15
     """How long the others wait after a renewal."""
-    renew_deadline: float = 12
-    """How long after its last renewal a leader stops being one."""
-    retry: float = 2
-    """Between two looks at the Lease, and between two renewals."""
+
+    @property
+    def renew_deadline(self) -> float:
+        """How long after its last renewal a leader stops being one: 12."""
+        return self.lease * 0.8
+
+    @property
+    def retry(self) -> float:
+        """Between two looks at the Lease, and between two renewals: 2."""
+        return self.lease * 2 / 15
+
+    @property
+    def write(self) -> float:
+        """Limit of one write: 11. Admission webhooks may take 10 by default."""
+        return self.lease * 11 / 15
 
     @property
     def request(self) -> float:
@@ -189,9 +201,9 @@ class Elector:
         try:
             await self._give_up(seconds)
         except ApiError as error:
-            logger.warning("the Lease is not given up, and ends by itself: %s", error)
+            logger.warning("failed to release the Lease, it will expire: %s", error)
         else:
-            logger.info("%s has given up the Lease", self._me.identity)
+            logger.info("%s released the Lease", self._me.identity)
 
     async def _give_up(self, seconds: float) -> None:
         """Empties the Lease. A renewal that was under way may change it meanwhile."""
@@ -245,10 +257,10 @@ class Elector:
         if self._me.renewed is None:
             return ""
         if other := self._me.replaced_by():
-            return f"{other} has taken the Lease"
+            return f"{other} holds the Lease"
         if not self.time_to_write():
             said = f": {self._failure}" if self._failure else ""
-            return f"the Lease could not be renewed for {self._me.times.renew_deadline:g} s{said}"
+            return f"could not renew the Lease for {self._me.times.renew_deadline:g} s{said}"
         return ""
 
     def _tell_holder(self) -> None:
@@ -260,5 +272,5 @@ class Elector:
     def _tell(self, words: str) -> None:
         """Logs a failure once a minute."""
         if self._quiet.due():
-            logger.warning("the Lease cannot be read or written, and is tried again: %s", words)
+            logger.warning("failed to read or write the Lease, retrying: %s", words)
         self._failure = words

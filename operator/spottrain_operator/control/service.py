@@ -58,7 +58,7 @@ def utc_now() -> datetime:
 def _log_end(task: asyncio.Task[None]) -> None:
     """Logs why a task has ended. /livez then fails, and the kubelet restarts the operator."""
     if not task.cancelled() and (error := task.exception()) is not None:
-        logger.critical("a task of the operator has ended", exc_info=error)
+        logger.critical("a task of the operator has failed", exc_info=error)
 
 
 def _lost(why: str) -> None:
@@ -66,7 +66,7 @@ def _lost(why: str) -> None:
 
 
 def _went_back(why: str) -> None:
-    _end_process(f"this process ends, so that the next one reads everything again: {why}")
+    _end_process(f"exiting, so that the next process lists everything again: {why}")
 
 
 def _end_process(words: str) -> None:
@@ -83,6 +83,7 @@ class Service:
         self.queue = WorkQueue(open=False)
         self.memory = Memory()
         self._now = now
+        self._times = Times(lease=settings.lease_seconds)
         self._synced = False
         self._cluster: KubeCluster | None = None
         self._workloads: Workloads | None = None
@@ -100,7 +101,7 @@ class Service:
             self._elector = self._candidate(self._lease_cluster)
         time_to_write = self._elector.time_to_write if self._elector is not None else lambda: math.inf
         self._cluster = await KubeCluster.connect(
-            write_timeout=self.settings.write_timeout_seconds, time_to_write=time_to_write
+            write_timeout=self._times.write, time_to_write=time_to_write
         )
         informers = Informers(
             self._cluster, self.caches, self.queue, self.settings.namespaces, went_back=_went_back
@@ -184,11 +185,7 @@ class Service:
             KubeLease(cluster=cluster, namespace=given.lease_namespace, name=given.lease_name),
             Candidate(
                 identity=given.identity or f"{socket.gethostname()}_{uuid.uuid4().hex[:8]}",
-                times=Times(
-                    lease=given.lease_seconds,
-                    renew_deadline=given.renew_deadline_seconds,
-                    retry=given.lease_retry_seconds,
-                ),
+                times=self._times,
             ),
             lost=_lost,
             now=self._now,
@@ -229,7 +226,7 @@ class Service:
             try:
                 return await listing()
             except ApiError as error:
-                logger.warning("listing failed, and is retried: %s", error)
+                logger.warning("LIST failed, retrying: %s", error)
                 await asyncio.sleep(RETRY_SECONDS)
 
     # --- watch events ---

@@ -15,11 +15,12 @@ import aiohttp
 import pytest
 from aiohttp import web
 from spottrain_operator import names
-from spottrain_operator.agent.api import Api, Endpoint
+from spottrain_operator.agent.api import Api
 from spottrain_operator.agent.loop import Agent
 from spottrain_operator.agent.sources import Source
 from spottrain_operator.agent.sources.aws import Aws
 from spottrain_operator.agent.sources.client import Client
+from spottrain_operator.environment import Endpoint
 
 from tests.support.imds import FakeImds
 

@@ -11,10 +11,11 @@ import aiohttp
 import pytest
 from spottrain_operator import names
 from spottrain_operator.agent import loop
-from spottrain_operator.agent.api import Api, Endpoint
+from spottrain_operator.agent.api import Api
 from spottrain_operator.agent.findings import NOTHING, Answer
 from spottrain_operator.agent.loop import Agent
 from spottrain_operator.agent.sources import Source, Watch
+from spottrain_operator.environment import Endpoint
 
 from tests.support.imds import ACTION, MAINTENANCE, FakeImds
 from tests.unit.agent.fakes import (
@@ -270,16 +271,20 @@ async def test_a_question_that_never_comes_back_stops_the_heartbeat(
 ADVISED = names.SAVE_ADVISED_ANNOTATION
 
 
-async def test_a_notice_is_told_though_another_question_is_not_answered(imds: FakeImds, api: FakeApi) -> None:
+async def test_a_notice_is_told_though_another_question_is_not_answered(
+    imds: FakeImds, api: FakeApi, capsys: pytest.CaptureFixture[str]
+) -> None:
     imds.broken[MAINTENANCE] = 500
     announced(imds)
     async with on_aws(imds, api) as agent:
         await until(lambda: TAINT in api.taints(), "the node was tainted")
-        ready, why = agent.readiness()
+        ready = agent.ready
         imds.withdraw()
         await until(lambda: not api.taints(), "the taint was taken away")
     assert not ready
-    assert "AWS events/maintenance/scheduled: GET /latest/meta-data/events/maintenance/scheduled was" in why
+    (said,) = (e for e in events(capsys) if e["event"] == "metadataUnreadable")
+    assert said["watch"] == "AWS events/maintenance/scheduled"
+    assert said["why"].startswith("GET /latest/meta-data/events/maintenance/scheduled was")
 
 
 async def test_stale_marks_stay_until_every_question_is_answered(imds: FakeImds, api: FakeApi) -> None:
@@ -354,26 +359,24 @@ async def test_whatever_goes_wrong_a_notice_is_told_afterwards(
     imds: FakeImds, api: FakeApi, fault: str
 ) -> None:
     async with on_aws(imds, api) as agent:
-        await until(lambda: agent.readiness()[0], "the agent was ready")
+        await until(lambda: agent.ready, "the agent was ready")
         setattr(imds.faults, fault, 5.0 if fault == "seconds" else True)
-        await until(lambda: not agent.readiness()[0], "the fault was seen")
+        await until(lambda: not agent.ready, "the fault was seen")
         announced(imds)
         imds.faults.clear()
         await until(lambda: TAINT in api.taints(), "the node was tainted")
-        await until(lambda: agent.readiness()[0], "the agent was ready again")
+        await until(lambda: agent.ready, "the agent was ready again")
 
 
-async def test_readiness_names_what_is_watched(imds: FakeImds, api: FakeApi) -> None:
+async def test_it_is_ready_once_each_question_is_answered_and_names_what_is_watched(
+    imds: FakeImds, api: FakeApi, capsys: pytest.CaptureFixture[str]
+) -> None:
     async with on_aws(imds, api) as agent:
-        assert agent.readiness() == (
-            False,
-            "the metadata services of AWS, GCP and Azure are being asked which of them is here",
-        )
-        await until(lambda: agent.readiness()[0], "the agent was ready")
-        assert agent.readiness()[1] == (
-            "watching AWS spot/instance-action, AWS events/recommendations/rebalance, "
-            "AWS events/maintenance/scheduled"
-        )
+        assert not agent.ready
+        await until(lambda: agent.ready, "the agent was ready")
+    (said,) = (e for e in events(capsys) if e["event"] == "source")
+    names = ("spot/instance-action", "events/recommendations/rebalance", "events/maintenance/scheduled")
+    assert said["watches"] == [f"AWS {name}" for name in names]
 
 
 async def test_the_less_urgent_questions_are_asked_less_often(imds: FakeImds, api: FakeApi) -> None:

@@ -58,9 +58,9 @@ async def test_the_call_that_enables_the_service_may_take_long(
     azure.schedule(event("Preempt", NOT_BEFORE))
     async with on_azure(azure, api, acknowledge=False) as agent:
         await until(lambda: azure.gets == 1, "the first call was made")
-        assert agent.readiness() == (False, "not answered yet: Azure scheduledevents")
+        assert not agent.ready
         await until(lambda: api.taints() == [TAINT], "the node was tainted")
-        assert agent.readiness() == (True, "watching Azure scheduledevents")
+        assert agent.ready
     said = [e["event"] for e in events(capsys)]
     assert said.count("scheduledEventsFirstCall") == 1
     assert "metadataUnreadable" not in said
@@ -134,7 +134,7 @@ async def test_an_acknowledgement_that_fails_is_a_log_line_and_nothing_else(
     async with on_azure(azure, api) as agent:
         await until(lambda: bool(azure.started), "it was tried")
         await asked_more(azure)
-        assert agent.readiness()[0]
+        assert agent.ready
         api.add_pod("late")
         await until(lambda: bool(api.annotations("late")), "a late pod was told")
     assert azure.started == [EVENT]

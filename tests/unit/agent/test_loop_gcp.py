@@ -74,7 +74,7 @@ async def test_a_server_that_answers_each_wait_at_once_is_not_asked_without_paus
     """No more than one question in an interval, whatever it does; here 100 in a second for each value."""
     gcp.etags = False
     async with on_gcp(gcp, api) as agent:
-        await until(lambda: agent.readiness()[0], "the agent was ready")
+        await until(lambda: agent.ready, "the agent was ready")
         gcp.asked.clear()
         await until(lambda: len(gcp.asked) >= 20, "it was asked many times")
         assert abs(gcp.asked.count(PREEMPTED) - gcp.asked.count(MAINTENANCE)) <= 2

@@ -92,7 +92,7 @@ async def test_what_another_operator_serves_is_left_alone(
     cluster = FakeCluster(pods=[thing("a", OURS)], jobs=jobs, operators=there)
     assert await uninstall(cluster) == 0
     assert cluster.released == released
-    assert ("system/second serves it" in capsys.readouterr().out) == (len(released) < 3)
+    assert ("served by the operator system/second" in capsys.readouterr().out) == (len(released) < 3)
 
 
 async def test_what_is_gone_meanwhile_is_no_error() -> None:
@@ -114,11 +114,10 @@ async def test_what_stays_held_is_named_and_does_not_stop_the_others(
     assert cluster.released == {"b", "j"}
     said = capsys.readouterr()
     assert said.out == (
-        "2 trainer pods carry the finalizer spottrain.io/outcome\ntaken off 1 of them\n"
-        "1 TrainingJobs carry the finalizer spottrain.io/checkpoints\ntaken off 1 of them\n"
-        "their checkpoints are not deleted with them unless an operator is installed again\n"
+        "spottrain.io/outcome: removed from 1 of 2 pods\n"
+        "spottrain.io/checkpoints: removed from 1 of 1 trainingjobs\n"
     )
-    assert said.err == "still held: ml/a: the server's words\n"
+    assert said.err == "the finalizer is still on ml/a: the server's words\n"
 
 
 @pytest.mark.parametrize("kind", ["pods", names.PLURAL, "deployments"])

@@ -21,6 +21,8 @@ from spottrain_operator.io.health import Health
 from spottrain_operator.names import SERVICE_ACCOUNT_VARIABLE
 from spottrain_operator.settings import Settings
 
+from tests.support.environment import read
+
 IN_POD = {"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "6443"}
 KUBECONFIG_SERVER = "https://127.0.0.1:7443"
 
@@ -103,7 +105,7 @@ async def test_outside_a_pod_the_kubeconfig_is_used(account: Path, monkeypatch: 
 async def test_two_operators_serve_on_the_same_port_of_different_addresses() -> None:
     port, runners = 0, []
     for alive, address in ((True, "127.64.0.1"), (False, "127.64.0.2")):
-        host = Settings.from_env({BIND_ADDRESS: address}).bind_address
+        host = read(Settings, {BIND_ADDRESS: address}).bind_address
         health = Health(alive=lambda alive=alive: alive, ready=lambda: True)  # type: ignore[misc]
         runners.append(await health.start(port, host))
         port = runners[-1].addresses[0][1]
@@ -117,4 +119,4 @@ async def test_two_operators_serve_on_the_same_port_of_different_addresses() -> 
 
 def test_an_address_that_is_none_is_a_sentence() -> None:
     with pytest.raises(ValueError, match=f"{BIND_ADDRESS}='here' must be one IP address of this pod"):
-        Settings.from_env({BIND_ADDRESS: "here"})
+        read(Settings, {BIND_ADDRESS: "here"})

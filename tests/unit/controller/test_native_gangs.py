@@ -33,6 +33,7 @@ from tests.builders import (
     raw_spec,
     started,
 )
+from tests.support.environment import read
 from tests.unit.controller.fake_cluster import FakeCluster, World
 
 SIZE = 2
@@ -196,7 +197,7 @@ async def test_a_group_that_the_server_calls_invalid_is_said_of_the_template() -
 
 
 def test_it_can_be_switched_off() -> None:
-    assert Settings.from_env({}).native_gangs
-    assert not Settings.from_env({"SPOTTRAIN_OPERATOR_NATIVE_GANGS": "false"}).native_gangs
-    with pytest.raises(ValueError, match="true or false"):
-        Settings.from_env({"SPOTTRAIN_OPERATOR_NATIVE_GANGS": "no"})
+    assert read(Settings, {}).native_gangs
+    assert not read(Settings, {"SPOTTRAIN_OPERATOR_NATIVE_GANGS": "false"}).native_gangs
+    with pytest.raises(ValueError, match="NATIVE_GANGS=perhaps: "):
+        read(Settings, {"SPOTTRAIN_OPERATOR_NATIVE_GANGS": "perhaps"})

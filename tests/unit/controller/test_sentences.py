@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from spottrain_operator.agent.settings import AgentEnv, AgentSettings
+from spottrain_operator.agent.settings import AgentSettings
 from spottrain_operator.api.job_defaults import of_config_map
 from spottrain_operator.api.observed import Observed
 from spottrain_operator.api.prices import parse
@@ -21,6 +21,7 @@ from spottrain_operator.settings import Settings
 from spottrain_prices.settings import Settings as PricesSettings
 
 from tests.builders import make_job, raw_spec
+from tests.support.environment import read
 from tests.unit.agent import test_process
 from tests.unit.controller import (
     test_capacity,
@@ -93,11 +94,11 @@ def refusals() -> Iterator[str]:
     for _, raw in test_refused_specs.REFUSED:
         yield make_job(raw_spec(**raw)).invalid
     for name, value in test_words_from_outside.WRONG_SETTINGS:
-        yield _error(Settings.from_env, {f"SPOTTRAIN_OPERATOR_{name}": value})
-    for variable, text in test_process.WRONG_SETTINGS:
-        yield _error(AgentSettings.from_env, {AgentEnv.NODE: "n1", variable: text})
-    for setting, text in test_wanted.WRONG_SETTINGS:
-        yield _error(PricesSettings.from_env, test_wanted.REQUIRED | {setting: text})
+        yield _error(read, Settings, {f"SPOTTRAIN_OPERATOR_{name}": value})
+    for name, value in test_process.WRONG_SETTINGS:
+        yield _error(read, AgentSettings, test_process.NODE | {f"SPOTTRAIN_AGENT_{name}": value})
+    for name, value in test_wanted.WRONG_SETTINGS:
+        yield _error(read, PricesSettings, test_wanted.REQUIRED | {f"SPOTTRAIN_PRICES_{name}": value})
     for data in test_job_defaults.UNUSABLE:
         yield _error(of_config_map, test_job_defaults.config_map(**data), "ns", ["a100"])
     for entry in test_prices.UNREADABLE:

@@ -52,6 +52,7 @@ from tests.builders import (
     status_of,
     told,
 )
+from tests.support.environment import read
 from tests.support.loopback import on_loopback
 from tests.unit.controller.fake_cluster import resync
 from tests.unit.controller.stories import follows
@@ -77,7 +78,7 @@ def test_a_null_in_a_pool_of_the_chart_is_no_value() -> None:
         "SPOTTRAIN_OPERATOR_DEFAULT_POOL": '{"platform": "AWS", "preset": null}',
         "SPOTTRAIN_OPERATOR_POOLS": '[{"name": "a", "platform": "GCP", "nodeSelector": null}]',
     }
-    settings = Settings.from_env(env)
+    settings = read(Settings, env)
     assert settings.default_pool == Pool(name="default", platform=Platform.AWS)
     assert settings.pools == (Pool(name="a", platform=Platform.GCP),)
 
@@ -226,7 +227,7 @@ def test_settings_come_from_the_environment() -> None:
         "SPOTTRAIN_OPERATOR_RESYNC_SECONDS": "",
         "PATH": "/bin",
     }
-    settings = Settings.from_env(env)
+    settings = read(Settings, env)
     assert settings.namespaces == ("a", "b") and settings.workers == 3 and settings.resync_seconds == 300
     assert settings.default_pool == Pool(name="default", platform=Platform.GKE, node_selector={"x": "y"})
 
@@ -246,7 +247,11 @@ WRONG_SETTINGS = (
     ("JOB_DEFAULTS", '{"checkpointPrefix": "b"}'),
     ("JOB_DEFAULTS", '{"pools": ["a100"]}'),
     ("WORKERS", "many"),
+    ("WORKERS", "0"),
     ("RESYNC_SECONDS", "nan"),
+    ("PROGRESS_SECONDS", "0"),
+    ("DEAD_SLACK_SECONDS", "-1"),
+    ("RENEW_DEADLINE_SECONDS", "12"),
     ("LOG_LEVEL", "chatty"),
     ("RESYNC", "7"),
     ("PORT", "8080"),
@@ -256,30 +261,18 @@ WRONG_SETTINGS = (
 @pytest.mark.parametrize(("name", "value"), WRONG_SETTINGS)
 def test_a_wrong_setting_is_refused_by_the_name_of_its_variable(name: str, value: str) -> None:
     with pytest.raises(ValueError, match=f"^SPOTTRAIN_OPERATOR_{name}"):
-        Settings.from_env({f"SPOTTRAIN_OPERATOR_{name}": value})
+        read(Settings, {f"SPOTTRAIN_OPERATOR_{name}": value})
 
 
 def test_the_operator_does_not_start_with_a_wrong_setting(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("SPOTTRAIN_OPERATOR_WORKERS", "many")
+    monkeypatch.setenv("SPOTTRAIN_OPERATOR_WORKERS", "0")
     assert main() == 2
     assert capsys.readouterr().err == (
-        "the operator's environment is invalid: SPOTTRAIN_OPERATOR_WORKERS=many: it must be a whole number\n"
+        "the operator's environment is invalid: "
+        "SPOTTRAIN_OPERATOR_WORKERS=0: Input should be greater than 0\n"
     )
-
-
-def test_variables_that_the_kubelet_adds_for_a_service_are_no_settings() -> None:
-    links = {
-        "SERVICE_HOST": "10.0.0.1",
-        "SERVICE_PORT": "80",
-        "SERVICE_PORT_HTTP": "80",
-        "PORT": "tcp://10.0.0.1:80",
-        "PORT_80_TCP": "tcp://10.0.0.1:80",
-        "PORT_80_TCP_ADDR": "10.0.0.1",
-    }
-    env = {f"SPOTTRAIN_OPERATOR_{x}{name}": value for x in ("", "METRICS_") for name, value in links.items()}
-    assert Settings.from_env(env) == Settings()
 
 
 # --- the API server ------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from spottrain_operator.control.workloads import Workloads, served
 from spottrain_operator.errors import ApiError
 from spottrain_operator.settings import Settings
 
+from tests.support.environment import read
 from tests.unit.controller.fake_cluster import FakeCluster, KeySet
 
 
@@ -55,5 +56,5 @@ async def test_what_is_not_known_yet_is_not_used_and_a_failure_changes_nothing()
 
 
 def test_it_is_off_by_default() -> None:
-    assert not Settings.from_env({}).kueue and Settings.from_env({"SPOTTRAIN_OPERATOR_KUEUE": "true"}).kueue
+    assert not read(Settings, {}).kueue and read(Settings, {"SPOTTRAIN_OPERATOR_KUEUE": "true"}).kueue
     assert "kueue.enabled" in Kueue().missing
