@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
 from spottrain_operator.agent.sources.client import DEFAULT_ENDPOINT
 from spottrain_operator.environment import EnvironmentSettings, Words
-from spottrain_operator.names import Platform
 
 PREFIX: Final = "SPOTTRAIN_AGENT_"
 
@@ -21,8 +20,8 @@ class AgentSettings(EnvironmentSettings):
     model_config = SettingsConfigDict(env_prefix=PREFIX)
 
     node: Annotated[str, Field(description="the name of this node (downward API: spec.nodeName)")]
-    platform: Platform = Platform.AUTO
-    """AUTO: the one whose metadata service responds."""
+    platform: Literal["Auto", "AWS", "GCP", "GKE", "Azure"] = "Auto"
+    """Auto: the one whose metadata service responds."""
     metadata_endpoint: str = DEFAULT_ENDPOINT
     namespaces: Words = ()
     """Namespaces that may have trainer pods; empty = all."""

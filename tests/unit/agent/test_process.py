@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 from spottrain_operator.agent.settings import PREFIX, AgentSettings
-from spottrain_operator.names import Platform
 
 from tests.support.environment import read
 from tests.support.imds import fake_imds
@@ -52,7 +51,7 @@ def test_settings_are_read_from_the_environment() -> None:
     environ = NODE | {f"{PREFIX}{name}": value for name, value in given.items()}
     assert read(AgentSettings, environ) == AgentSettings(
         node="n1",
-        platform=Platform.GKE,
+        platform="GKE",
         metadata_endpoint="http://[fd00:ec2::254]",
         namespaces=("ml", "research"),
         poll_seconds=5.0,
