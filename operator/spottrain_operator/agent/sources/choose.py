@@ -19,11 +19,11 @@ _INSTANCE_ID: Final = "instance/id"
 async def source_of(platform: str, client: Client) -> Source:
     """Returns a platform's source; for `Auto` the one that responds. Raises Unanswered with a sentence."""
     match platform:
-        case Platform.AWS | Platform.EKS:
+        case Platform.AWS:
             return Aws(client)
         case Platform.GCP | Platform.GKE:
             return Gcp(client)
-        case Platform.AZURE | Platform.AKS:
+        case Platform.AZURE:
             return Azure(client)
     return await _answering(client)
 
