@@ -93,6 +93,27 @@ def test_a_running_job_whose_stored_spec_cannot_be_read_any_more_is_told_of_its_
         wait_for("its end to be counted", lambda: scene.counters() == (1, 0, 1))
 
 
+def test_a_running_job_of_0_3_goes_on_with_its_deadline_and_its_limit_and_new_ones_are_refused(
+    kube: Kube, server: ApiServer, namespace: str
+) -> None:
+    pools = [{"name": "a", "preset": "EKS"}, {"name": "b", "preset": "EKS", "type": "OnDemand"}]
+    old = {"type": "Cheapest", "deadline": "2099-01-01T00:00:00Z", "maxCost": 120, "pools": pools}
+    scene = Scene(kube=kube, namespace=namespace, job="runs")
+    with pytest.raises(Refused, match=r"moved to capacity\.cheapest\.deadline"):
+        scene.create(capacity=old)
+    with _schema_that_accepts_anything(kube):
+        _create_once_accepted(kube, namespace, job_body("runs", capacity=old))
+    with OperatorProcess(kubeconfig=server.kubeconfig, namespace=namespace) as operator:
+        operator.wait_ready()
+        pod = scene.wait_attempt(1)
+        assert pod["spec"]["nodeSelector"]["eks.amazonaws.com/capacityType"] == "SPOT"
+        scene.bind(pod)
+        scene.end(pod, 1)
+        scene.wait_attempt(2)
+        assert "(120)" in scene.wait_condition("CostLimited", "False")["message"]
+        assert scene.condition("OnTime")["status"] == "Unknown", "it has a deadline"
+
+
 def _changed(scene: Scene, **spec: Any) -> bool:
     try:
         scene.change(**spec)

@@ -158,7 +158,7 @@ async def test_the_operator_may_do_what_it_calls(objects: list[Object], queued: 
 
 
 def test_kubernetes_own_groups_are_made_only_where_that_is_not_switched_off(objects: list[Object]) -> None:
-    own = {(f"{kind}.scheduling.k8s.io", "create") for kind in ("podgroups", "workloads")}
+    own = {("podgroups.scheduling.k8s.io", "create")}
     without = rights_of(render("operator.nativeGangs=false"), "spottrain-operator")
     assert rights_of(objects, "spottrain-operator") - without == own
 
