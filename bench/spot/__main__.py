@@ -21,7 +21,7 @@ def main() -> int:
         formatter_class=argparse.RawTextHelpFormatter,
     )
     parser.add_argument("--traces", type=Path, required=True, metavar="FOLDER")
-    parser.add_argument("--every", type=int, default=4, help="with requests, replay one window in this many")
+    parser.add_argument("--every", type=int, default=1, help="replay one window in this many")
     options = parser.parse_args()
     try:
         figures = goodput.figures_of(options.traces) | choice.figures_of(options.traces, options.every)

@@ -10,14 +10,12 @@ from bench.spot.simulate import TINY, Choice, Rule, View
 def with_safety_net(rule: Rule) -> Rule:
     """Returns `rule`, overruled where one more tick without progress would make the job late.
 
-    The net is that of "Can't Be Late": in whole ticks, and a job that works on spot stays there. A request
-    that may be refused is one more loss.
+    The net is that of "Can't Be Late": in whole ticks, and a job that works on spot stays there.
     """
 
     def decide(view: View) -> Choice:
         left = math.floor((view.job.deadline - view.now) / view.tick + TINY)
-        lost = view.job.overhead + view.job.request
-        needed = math.ceil((view.left + lost) / view.tick - TINY / view.tick)
+        needed = math.ceil((view.left + view.job.overhead) / view.tick - TINY / view.tick)
         if needed < left:
             return rule(view)
         return "spot" if view.running == "spot" and view.works else "on-demand"

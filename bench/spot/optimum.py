@@ -19,7 +19,7 @@ def least_cost(job: Job, zones: Sequence[Zone], tick: float) -> float:
 
     Works backwards over the ticks. An array holds the cost from here on by units of work done. There is one
     array for a job that waits, and for each place one by `phase`: the ticks since the start of its node, up
-    to the first tick without overhead. Requests cost nothing, and there are no refunds.
+    to the first tick without overhead. It asks for nothing, and no start overlaps with on-demand.
     """
     unit = math.gcd(_whole(tick), _whole(job.overhead), _whole(job.work))
     work, per_tick, overhead = (_whole(seconds) // unit for seconds in (job.work, tick, job.overhead))

@@ -3,11 +3,10 @@
 A set is of traces of one instance type that were recorded at the same time. It is cut into windows of 70 h.
 All zones have the same price, and a move between them costs a start, of 12 minutes.
 
-    ours                       `choose` says whether, `rank` says in which zone
-    round_robin                Uniform Progress; after an interruption or a refusal in the next zone
-    single, single_best        ours in one zone: the mean over the zones, and the zone that hindsight picks
-    single_uniform_progress    Uniform Progress in one zone, the mean over the zones
-    optimum                    moves between all zones, knows everything, and asks for nothing
+    ours                in all zones, one after the other
+    uniform_progress    the same with its rule
+    single              ours in one zone: the mean over the zones; single_best: the zone that hindsight picks
+    optimum             moves between all zones, knows everything, and asks for nothing
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from typing import Any, Final
 from bench.spot.baselines import uniform_progress, with_safety_net
 from bench.spot.optimum import least_cost
 from bench.spot.ours import Ours
-from bench.spot.simulate import Job, Outcome, Replay, Sight, View, Zone
+from bench.spot.simulate import Job, Replay, Zone
 from bench.spot.traces import Trace, TraceError, merged, read_trace
 
 SETS: Final = {
@@ -34,18 +33,6 @@ SETS: Final = {
 """Folder, files, and nodes. Sets whose traces differ in length are left out: their times may differ."""
 DEADLINES: Final = (52, 70)
 WINDOW_SECONDS: Final = 70 * 3600.0
-Jobs = Callable[[int, Sight], Job]
-"""Returns the job of a deadline in hours."""
-
-
-class RoundRobin:
-    """Picks the zone after the one that interrupted the job or refused a request."""
-
-    def __call__(self, view: View) -> int:
-        count = len(view.zones)
-        left = view.running == "spot" and view.known[view.zone] is not False
-        order = [(view.zone + (0 if left else 1) + step) % count for step in range(count)]
-        return next(zone for zone in order if view.known[zone] is not False)
 
 
 def read_set(folder: Path, name: str) -> list[Trace]:
@@ -73,41 +60,32 @@ def windows_of(traces: Sequence[Trace], price: float) -> list[list[Zone]]:
     ]
 
 
-def replay_ours(job: Job, zones: Sequence[Zone], tick: float, sight: Sight) -> Outcome:
-    rule = Ours()
-    return Replay(job, zones, tick, sight, pick=rule.pick).run(rule)
-
-
-def row(job: Job, windows: Sequence[Sequence[Zone]], tick: float, sight: Sight) -> dict[str, Any]:
+def row(job: Job, windows: Sequence[Sequence[Zone]], tick: float) -> dict[str, Any]:
     """Returns the mean dollars of each way, and their ratios."""
-    progress = with_safety_net(uniform_progress)
-    ours = [replay_ours(job, zones, tick, sight) for zones in windows]
-    robin = [Replay(job, zones, tick, sight, pick=RoundRobin()).run(progress) for zones in windows]
-    alone = [[replay_ours(job, [zone], tick, sight).cost for zone in zones] for zones in windows]
-    others = [[Replay(job, [zone], tick, sight).run(progress).cost for zone in zones] for zones in windows]
+    ours = [Replay(job, zones, tick).run(Ours()) for zones in windows]
+    progress = [Replay(job, zones, tick).run(with_safety_net(uniform_progress)) for zones in windows]
+    alone = [[Replay(job, [zone], tick).run(Ours()).cost for zone in zones] for zones in windows]
     costs = {
         "ours": mean(each.cost for each in ours),
-        "round_robin": mean(each.cost for each in robin),
+        "uniform_progress": mean(each.cost for each in progress),
         "single": mean(map(mean, alone)),
         "single_best": min(map(mean, zip(*alone, strict=True))),
-        "single_uniform_progress": mean(map(mean, others)),
         "optimum": mean(least_cost(job, zones, tick) for zones in windows),
     }
     found = {name: round(cost, 2) for name, cost in costs.items()}
-    for name in ("round_robin", "single", "single_best", "single_uniform_progress", "optimum"):
-        found[f"ours_over_{name}"] = round(costs["ours"] / costs[name], 4)
-    return found | {"windows": len(windows), "late": sum(each.late for each in ours)}
+    ratios = {
+        f"ours_over_{name}": round(costs["ours"] / cost, 4) for name, cost in costs.items() if name != "ours"
+    }
+    return found | ratios | {"windows": len(windows), "late": sum(each.late for each in ours)}
 
 
-def figures_of(folder: Path, jobs: Jobs, price: float) -> dict[str, dict[str, dict[str, Any]]]:
-    """Returns a row for each sight, set and deadline."""
-    found: dict[str, dict[str, dict[str, Any]]] = {"free": {}, "stopped": {}}
+def figures_of(folder: Path, jobs: Callable[[int], Job], price: float) -> dict[str, dict[str, Any]]:
+    """Returns a row for each set and deadline. `jobs`: returns the job of a deadline in hours."""
+    found: dict[str, dict[str, Any]] = {}
     for name in SETS:
         traces = read_set(folder, name)
         windows, tick = windows_of(traces, price), traces[0].tick_seconds
         for deadline in DEADLINES:
-            for sight in ("free", "stopped"):
-                each = row(jobs(deadline, sight), windows, tick, sight)
-                found[sight][f"{name}, {deadline} h"] = each
-                print(f"zones, {sight}: {name}, {deadline} h: {each}", flush=True)
+            found[f"{name}, {deadline} h"] = row(jobs(deadline), windows, tick)
+            print(f"zones: {name}, {deadline} h: {found[f'{name}, {deadline} h']}", flush=True)
     return found

@@ -70,7 +70,7 @@ def test_a_job_whose_request_for_spot_is_refused_runs_on_demand_in_time_though_t
         scene.end(first, 75, word(Outcome.INTERRUPTED, timeSplit=split, **done))
         second = scene.wait_attempt(2)
         assert records(scene) == [("Spot", "Interrupted"), ("Spot", "")]
-        assert "expected cost of the rest" in scene.status()["attempts"][1]["choice"]
+        assert "at least the" in scene.status()["attempts"][1]["choice"]
         scene.wait_condition("OnTime", "True", "OnSchedule")
         operator.kill()  # while the request is pending
         operator.start(ahead=70)
@@ -78,7 +78,7 @@ def test_a_job_whose_request_for_spot_is_refused_runs_on_demand_in_time_though_t
         third = scene.wait_attempt(3)
         assert second["metadata"]["name"] != third["metadata"]["name"]
         assert records(scene)[1:] == [("Spot", "SchedulingTimeout"), ("OnDemand", "")]
-        assert "only on-demand is sure to meet the deadline" in scene.status()["attempts"][2]["choice"]
+        assert "less than the" in scene.status()["attempts"][2]["choice"]
         scene.bind(third)
         scene.end(third, 0, word(Outcome.DONE, step=200, durableStep=200, startStep=100))
         scene.wait_condition("Succeeded", "True")

@@ -287,15 +287,6 @@ class Silence:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Kept:
-    """This process has decided that an attempt goes on where it is."""
-
-    attempt: int
-    generation: int
-    at: datetime
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Spending:
     """What a job has cost by now, and how fast that grows, in US dollars."""
 
@@ -370,8 +361,6 @@ class Observed:
     """Detected so far from all nodes and Karpenter's NodePools."""
     limits: Limits = Limits()
     prices: PriceList = NO_PRICES
-    kept: Kept | None = None
-    """The last decision about a Cheapest job's attempt, if this process has made one."""
     spending: Spending | None = None
     """For a job with spec.capacity.maxCostUSD alone; `plan` computes it."""
 
@@ -541,8 +530,6 @@ class Plan:
     measurements: tuple[Measurement, ...] = ()
     """For the operator's metrics, once the status is written."""
     recheck_after: timedelta | None = None
-    kept: Kept | None = None
-    """What the process is to remember; None: nothing new."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

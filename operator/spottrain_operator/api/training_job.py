@@ -564,6 +564,31 @@ class Status:
         return self.record(self.attempt)
 
     @property
+    def previous(self) -> AttemptRecord | None:
+        """The record of the attempt before `attempt`."""
+        return next((r for r in reversed(self.attempts) if r.number < self.attempt), None)
+
+    @property
+    def over(self) -> tuple[AttemptRecord, ...]:
+        """The attempts that were given up, without requests."""
+        return tuple(r for r in self.attempts if r.cause and r.number <= self.attempt)
+
+    @property
+    def asked(self) -> tuple[AttemptRecord, ...]:
+        """Requests for spot that were made beside the current attempt (policies/handover.py)."""
+        return tuple(r for r in self.attempts if r.number > self.attempt)
+
+    @property
+    def asking(self) -> AttemptRecord | None:
+        """The one that is open."""
+        return next((r for r in self.asked if not r.cause), None)
+
+    @property
+    def next_number(self) -> int:
+        """The number of the next attempt or request. None is used twice: it is in the names of pods."""
+        return max((self.attempt, *(r.number for r in self.attempts))) + 1
+
+    @property
     def state(self) -> str:
         """The trainer's state; "" where it is not known."""
         return self.progress.state if self.progress is not None else ""
@@ -591,6 +616,7 @@ class Job:
     key: JobKey
     resource_version: int
     generation: int
+    created: datetime | None
     deleted: datetime | None
     """When its deletion was requested."""
     holds_checkpoints: bool
@@ -655,6 +681,10 @@ def with_record(status: Status, record: AttemptRecord) -> Status:
     if status.record(record.number) == record:
         return status
     others = [r for r in status.attempts if r.number != record.number]
-    kept = sorted((*others, record), key=lambda r: r.number)[-KEPT_ATTEMPTS:]
-    old = [replace(r, ranks=()) if r.ranks else r for r in kept[:-KEPT_RANKS]]
-    return replace(status, attempts=(*old, *kept[-KEPT_RANKS:]))
+    every = sorted((*others, record), key=lambda r: r.number)
+    current = status.attempt  # stays, however many requests came after it
+    kept = [r for r in every[:-KEPT_ATTEMPTS] if r.number == current] + every[-KEPT_ATTEMPTS:]
+    listed = {current, *(r.number for r in kept[-KEPT_RANKS:])}
+    return replace(
+        status, attempts=tuple(r if r.number in listed or not r.ranks else replace(r, ranks=()) for r in kept)
+    )

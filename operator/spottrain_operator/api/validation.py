@@ -30,7 +30,7 @@ from spottrain_operator.api.training_job import (
     TrainingJobSpec,
 )
 from spottrain_operator.api.unknown_fields import unknown_fields
-from spottrain_operator.api.wire import camel, timestamp
+from spottrain_operator.api.wire import camel, optional_timestamp, timestamp
 from spottrain_operator.errors import InvalidSpec
 from spottrain_operator.names import (
     CHECKPOINTS_FINALIZER,
@@ -56,6 +56,7 @@ def parse_job(raw: Mapping[str, Any]) -> Job:
         key=key,
         resource_version=version,
         generation=int(meta.get("generation", 1)),
+        created=optional_timestamp(meta.get("creationTimestamp")),
         deleted=timestamp(meta["deletionTimestamp"]) if "deletionTimestamp" in meta else None,
         holds_checkpoints=CHECKPOINTS_FINALIZER in (meta.get("finalizers") or ()),
         spec=spec,

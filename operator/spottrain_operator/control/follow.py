@@ -38,6 +38,7 @@ from spottrain_operator.policies import (
     cost_limit,
     gang,
     goodput,
+    handover,
     hang,
     ledger,
     lifecycle,
@@ -87,6 +88,7 @@ NODES_RECHECK: Final = timedelta(seconds=30)
 # --- the status -----------------------------------------------------------------------------------------
 def settled(o: Observed, status: Status) -> Status:
     """Returns the status with all facts from pods and progress; those alone are written at intervals."""
+    status = handover.withdrawn(o, status)
     if o.job.deleting:
         return with_deletion(with_pods(status, o), o)
     if _being_checked(o, status):
@@ -169,6 +171,7 @@ def after(o: Observed, status: Status, before: tuple[Action, ...]) -> Iterator[A
         yield from _delete_checkpoints(o)
     elif not (status.terminal or o.job.spec is None or capacity.problem(o)):
         yield from _create_missing(o, status)
+        yield from _ask_for_spot(o, status)
 
 
 def _delete_checkpoints(o: Observed) -> Iterator[Action]:
@@ -183,7 +186,9 @@ def _remove(o: Observed, status: Status, pod: PodView, going: bool) -> Iterator[
     """Deletes a pod that is no longer needed, and releases it once its outcome is recorded."""
     record = status.record(pod.attempt)
     attempt_ended = record is not None and bool(record.cause)
-    stale = pod.attempt < status.attempt or (attempt_ended and not status.terminal)
+    stale = pod.attempt < status.attempt or (
+        attempt_ended and (not status.terminal or pod.attempt > status.attempt)
+    )
     # A pod with a notice is annotated first (plan.py): its time is shorter than its grace period.
     stopping = record is not None and bool(record.stopping)
     stopped = stopping and not pod_ended(pod, o) and notice_of(pod, o) is None
@@ -217,6 +222,12 @@ def _create_missing(o: Observed, status: Status) -> Iterator[Action]:
     if admission.problem(o, capacity.pool_of(o, status)):
         return
     yield from _start(o, status)
+
+
+def _ask_for_spot(o: Observed, status: Status) -> Iterator[Action]:
+    """Creates the pods of a request for spot, beside those of an attempt on demand."""
+    if status.asking is not None and not _rejected(o):
+        yield from _start(o, handover.ahead(o, status, status.asking))
 
 
 def _start(o: Observed, status: Status) -> Iterator[Action]:
@@ -324,8 +335,9 @@ def _times(o: Observed, status: Status) -> Iterator[datetime | None]:
         yield hang.due(o)
         yield starting.due(o)
         yield starting.next_read(o)
-        yield None if capacity.problem(o) else capacity.due(o)
+        yield None if capacity.problem(o) else capacity.due_pending(o)
         yield None if capacity.problem(o) else cheapest.due(o)
+        yield handover.due(o)
         if o.refusal is not None:
             yield o.refusal.at + o.refusal.retry
         yield _defaults_recheck(o)

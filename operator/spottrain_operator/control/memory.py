@@ -16,7 +16,6 @@ from typing import Any
 from spottrain_operator.api.kueue import Assigned
 from spottrain_operator.api.node_pools import NOTHING
 from spottrain_operator.api.observed import (
-    Kept,
     NodeView,
     Observed,
     PodEvents,
@@ -78,8 +77,6 @@ class Memory:
         """Jobs whose trainer did not respond to the last query."""
         self.write_interval = timedelta(0)
         """Interval of writes that report only further steps, which the number of jobs allows."""
-        self.kept: dict[JobKey, Kept] = {}
-        """Cheapest jobs whose attempt goes on where it is, since when this was decided."""
         self.began: datetime | None = None
         """When this process first reconciled a job."""
         self.cleanup_refused: dict[str, str] = {}
@@ -156,7 +153,6 @@ class Memory:
             self.refusals,
             self.samples,
             self.silences,
-            self.kept,
             self.unread,
             self.events,
             self.annotations,

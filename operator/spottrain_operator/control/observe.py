@@ -30,7 +30,7 @@ from spottrain_operator.control.memory import EventsRead, FlavorRead, Learned, M
 from spottrain_operator.errors import ApiError, ApiFailure, InvalidSpec
 from spottrain_operator.io.cluster import Cluster
 from spottrain_operator.names import DEFAULTS_CONFIG_MAP, JOB_UID_LABEL, Condition
-from spottrain_operator.policies import claims, ledger, placement, starting
+from spottrain_operator.policies import claims, handover, ledger, placement, starting
 from spottrain_operator.policies.pod_end import trainer_ended
 
 NO_KUEUE: Final = Kueue()
@@ -103,7 +103,6 @@ async def observe(
         admitted=memory.admitted(job),
         sample=memory.samples.get(job.key),
         silence=memory.silences.get(job.key),
-        kept=memory.kept.get(job.key),
         watched_since=memory.began or now,
         annotated_at=memory.annotated_at(job.key, current, now),
         cleaning=cleanup is not None,
@@ -122,7 +121,7 @@ async def observe(
     events, error = await _events(observed, memory.events.get(job.key, {}), cluster)
     observed = replace(observed, heard={uid: read.events for uid, read in events.items()})
     observed = replace(observed, others=caches.pods.others_on(ledger.shared_nodes(observed), job.key))
-    wanted = tuple(claims.wanted(observed))
+    wanted = claims.wanted(observed) or handover.claims_to_read(observed)
     read = dict(
         zip(wanted, await asyncio.gather(*(_claim(job.key, n, cluster) for n in wanted)), strict=True)
     )
@@ -282,7 +281,10 @@ async def _with_priority(seen: Admission, job: Job, api: KueueApi, cluster: Clus
 def _remembered(o: Observed, current: Sequence[PodView], memory: Memory) -> Observed:
     """Adds what this process remembers and pods and claims have not made obsolete."""
     key, spec = o.job.key, o.job.spec
+    asked = o.job.status.asking
+    all_asked = asked is None or len(handover.pods_of(o, asked)) == asked.workers
     made = spec is not None and len(current) == spec.workers and o.admitted
+    made = made and all_asked
     refusal = None if made else memory.refusals.get(key)  # made: all objects that a rejected POST was for
     volume_wait = memory.volume_wait(key, claims.wait_for_volume(o), o.now)
     return replace(o, refusal=refusal, volume_wait=volume_wait)

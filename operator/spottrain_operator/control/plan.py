@@ -30,7 +30,6 @@ from spottrain_operator.api.observed import (
     without_reports,
 )
 from spottrain_operator.api.training_job import (
-    CHOICE_LIMIT,
     AttemptRecord,
     FailurePolicy,
     Status,
@@ -46,6 +45,7 @@ from spottrain_operator.policies import (
     cleanup,
     cost_limit,
     gang,
+    handover,
     hang,
     lifecycle,
     placement,
@@ -91,7 +91,6 @@ def plan(o: Observed) -> Plan:
         events=(*decision.events, *(events_between(o, status) if changed else ())),
         measurements=measurements_between(o, status) if changed else (),
         recheck_after=follow.recheck_after(o, status, actions),
-        kept=cheapest.kept(o, status),
     )
 
 
@@ -220,10 +219,9 @@ def under_notice(o: Observed) -> Decision | None:
 
 def _may_overlap(o: Observed) -> bool:
     """Returns whether the next attempt's pods may exist beside those that still save."""
-    if o.job.spec is None or o.job.queue:  # two would exceed its quota
+    if o.job.spec is None:
         return False
-    can_wait = o.job.spec.replaces_during_notice and runtime.attached(o.job.status)
-    return can_wait and not claims.one_node_at_a_time(o)
+    return o.job.spec.replaces_during_notice and handover.overlaps(o)
 
 
 def _notify(o: Observed, pod: PodView, notice: Notice) -> Iterator[Action]:
@@ -256,12 +254,8 @@ def stopped_by_owner(o: Observed) -> Decision | None:
     """Stops an attempt that is suspended, past its deadline, stalled, or to move back to spot."""
     if _attempt_ended(o) or _stopping(o) or not gang.team(o):
         return None
-    asked = lifecycle.asked_to_stop(o) or hang.stalled(o) or _move(o)
+    asked = lifecycle.asked_to_stop(o) or hang.stalled(o) or handover.stops(o)
     return _stop(o, asked) if asked is not None else None
-
-
-def _move(o: Observed) -> Ending | None:
-    return None if capacity.problem(o) else capacity.moves(o) or cheapest.moves(o)
 
 
 def unreadable(o: Observed) -> Decision | None:
@@ -307,6 +301,24 @@ def not_starting(o: Observed) -> Decision | None:
         return None
     ending = starting.gives_up(o)
     return _stop(o, ending) if ending is not None else None
+
+
+def asks_for_spot(o: Observed) -> Decision | None:
+    """Asks for spot beside an attempt on demand, and hands over to the request's pods once they run."""
+    asked, status = o.job.status.asking, o.job.status
+    if asked is None:
+        begun = handover.begins(o)
+        return Decision(reason="Asks", message="asks for spot", status=begun) if begun is not None else None
+    if words := handover.gives_up(o, asked):
+        ended = handover.over(o, asked, Cause.SCHEDULING_TIMEOUT, words)
+        return Decision(reason=ended.cause, message=words, status=with_record(status, ended))
+    if not handover.ready(o, asked):
+        return None
+    decision = _end_attempt(
+        o, Ending(cause=Cause.MOVED, evidence=f"attempt {asked.number} has its spot nodes")
+    )
+    until = handover.saved_until(o, o.now)
+    return replace(decision, status=replace(decision.status, gate_until=until))
 
 
 def running(o: Observed) -> Decision | None:
@@ -394,6 +406,7 @@ RULES: Final[tuple[Rule, ...]] = (
     unschedulable,
     not_starting,
     advised,
+    asks_for_spot,
     running,
     suspended,
     renewed,
@@ -522,22 +535,20 @@ def _starts_over(o: Observed, status: Status, ending: Ending) -> str:
 def _with_next_attempt(o: Observed, status: Status) -> Status:
     """Returns the status with a record of the next attempt. follow.py creates its pods from that."""
     assert o.job.spec is not None
-    number = status.attempt + 1
+    number, ended, asked = status.next_number, status.current, status.asking
+    kept = [r for r in status.attempts if r.number <= status.attempt]
+    if asked is not None and ended is not None and ended.cause == Cause.MOVED:
+        return _started(with_record(replace(status, attempts=tuple(kept), next_start=None), asked), asked, o)
+    status = replace(status, attempts=tuple(kept))
     decided = cheapest.decide(o, status)
     if decided is not None and cheapest.without_backoff(o, status, decided):
         status = replace(status, next_start=cheapest.spread(o, status))
     pool = capacity.choose(o, status, decided.pool if decided is not None else None)
-    record = AttemptRecord(
-        number=number,
-        pod=o.job.pod_name(number),
-        capacity_type=pool.type,
-        choice=decided.reason[:CHOICE_LIMIT] if decided is not None else "",
-        pool=pool.name,
-        platform=str(pool.found_platform or ""),
-        notice_seconds=pool.window,
-        node_labels=pool.labels,
-        workers=o.job.spec.workers,
-    )
+    record = capacity.record_of(o, number, pool, decided.reason if decided is not None else "")
+    return _started(status, record, o)
+
+
+def _started(status: Status, record: AttemptRecord, o: Observed) -> Status:
     progress = replace(status.progress, state="", eta_seconds=None) if status.progress else None
     gate = status.gate_until if status.gate_until is not None and status.gate_until > o.now else None
-    return with_record(replace(status, attempt=number, gate_until=gate, progress=progress), record)
+    return with_record(replace(status, attempt=record.number, gate_until=gate, progress=progress), record)

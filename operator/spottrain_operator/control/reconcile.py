@@ -25,7 +25,7 @@ from spottrain_operator.control.plan import plan, rescue
 from spottrain_operator.errors import ApiError, ApiFailure, Incomplete
 from spottrain_operator.io.cluster import Cluster
 from spottrain_operator.io.logs import about
-from spottrain_operator.policies import cheapest, cleanup
+from spottrain_operator.policies import cleanup
 
 logger = logging.getLogger(__name__)
 AT_ONCE = timedelta(0)
@@ -88,8 +88,6 @@ class Reconciler:
         )
         remember(observed, learned, self.caches, self.memory)
         made = await self._plan(observed)
-        if made.kept is not None:
-            self.memory.kept[key] = made.kept
         made, due = paced(made, job.status, self.memory.unwritten.get(key), observed.now, self.limits)
         self.memory.defer(key, due)
         context = Context(cluster=self.cluster, caches=self.caches, memory=self.memory, now=observed.now)
@@ -148,12 +146,12 @@ class Reconciler:
     async def _plan(self, observed: Observed) -> Plan:
         """Plans a job; in a thread where the plan may compute for some tenths of a second.
 
-        That is a table of costs, or the pods of a large gang. Other jobs are reconciled meanwhile.
+        That is a sum of costs, or the pods of a large gang. Other jobs are reconciled meanwhile.
         """
         spec = observed.job.spec
         limited = spec is not None and spec.capacity.max_cost_usd is not None
         large = max(_pods(observed.job), len(observed.pods)) >= LARGE
-        if limited or large or cheapest.applies(observed):
+        if limited or large:
             return await asyncio.to_thread(planned, observed)
         return planned(observed)
 

@@ -1,4 +1,4 @@
-"""Chooses the pool of the next attempt, how long it may wait there, and when it returns to spot. Pure.
+"""Chooses the pool of the next attempt, and how long it may wait there. Pure.
 
 The choice depends only on the spec, the attempts so far and the time. The chosen pool is written to the
 attempt's record before a pod is created, so a crash cannot choose twice.
@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from typing import Final
 
 from spottrain_operator.api import validation
 from spottrain_operator.api.node_pools import CapacityType, ChosenPool, Pool, as_chosen, chosen
 from spottrain_operator.api.observed import Ending, Observed
-from spottrain_operator.api.training_job import AttemptRecord, Status, TrainingJobSpec
+from spottrain_operator.api.training_job import CHOICE_LIMIT, AttemptRecord, Status, TrainingJobSpec
 from spottrain_operator.api.wire import rfc3339
 from spottrain_operator.errors import InvalidSpec
 from spottrain_operator.names import Cause, Platform
@@ -71,14 +72,25 @@ def choose(o: Observed, status: Status, pool: Pool | None = None) -> ChosenPool:
 
 
 def pick(o: Observed, status: Status, wanted_type: CapacityType) -> Pool:
-    """Returns the pool of this type that has not failed lately, or else the one that failed first."""
+    """Returns the pool of this type that has not failed lately, or else the one that failed first.
+
+    They are in the order of the spec; for Cheapest in that of their prices.
+    """
     pools = pools_of(o)
     wanted = [p for p in pools if p.type is wanted_type] or list(pools)
+    if o.job.spec is not None and o.job.spec.capacity.type is CapacityType.CHEAPEST:
+        wanted.sort(key=lambda pool: _price_order(o, status, pool))
     if (pool_name := survivors_pool(o, status)) in {p.name for p in wanted}:
         return next(p for p in wanted if p.name == pool_name)
     dry = _dry(o, status, REST)
     rested = [p for p in wanted if p.name not in dry and o.now - _last_failure(p, status, o.now) >= REST]
     return (rested or sorted(wanted, key=lambda p: _last_failure(p, status, o.now)))[0]
+
+
+def _price_order(o: Observed, status: Status, pool: Pool) -> tuple[bool, Decimal]:
+    """Orders pools by price, unknown ones last."""
+    price = node_prices.hourly(o, status, pool)
+    return price is None, price or Decimal(0)
 
 
 def survivors_pool(o: Observed, status: Status) -> str:
@@ -138,12 +150,17 @@ def _falls_back(spec: TrainingJobSpec, status: Status, o: Observed) -> bool:
     since = o.now - RECLAIM_WINDOW
     reclaims = [r for r in _spot(status) if r.cause in RECLAIMS and _end(r, o.now) >= since]
     older = [t for t in status.spot_reclaims if t >= since]
-    spots = {p.name for p in pools_of(o) if p.type is CapacityType.SPOT}
-    all_dry = spots <= _dry(o, status, timedelta(seconds=rule.return_after_seconds))
+    all_dry = all_spot_dry(o, status, timedelta(seconds=rule.return_after_seconds))
     if last := _moved_back(status):
         reclaims = [r for r in reclaims if r.number > last]
     many = max(len(reclaims), len(older))
     return all_dry or many >= rule.interruptions
+
+
+def all_spot_dry(o: Observed, status: Status, recent: timedelta = REST) -> bool:
+    """Returns whether all spot pools have timed out recently, one after the other."""
+    spots = {p.name for p in pools_of(o) if p.type is CapacityType.SPOT}
+    return spots <= _dry(o, status, recent)
 
 
 def _dry(o: Observed, status: Status, recent: timedelta) -> set[str]:
@@ -298,30 +315,30 @@ def _others(o: Observed) -> Sequence[Pool]:
 
 
 # --- back to spot ---------------------------------------------------------------------------------------
-def moves(o: Observed) -> Ending | None:
-    """Ends a SpotFirst attempt on demand that is due to return to spot; SIGTERM saves, so no work is lost."""
-    until = due_return(o)
-    if until is None or o.now < until or o.job.spec is None:
-        return None
-    if o.job.spec.capacity.type is not CapacityType.SPOT_FIRST:
-        return None
-    seconds = o.job.spec.capacity.spot_first.return_after_seconds
-    return Ending(
-        cause=Cause.MOVED, evidence=f"back to spot after {seconds} s on demand (spotFirst.returnAfterSeconds)"
-    )
-
-
-def due_return(o: Observed) -> datetime | None:
-    """Returns when an attempt on demand may return to spot."""
+def on_demand_since(o: Observed) -> datetime | None:
+    """Returns since when an attempt on demand runs; None for others, and before its first save."""
     record = o.job.status.current
     if record is None or o.job.spec is None or not o.job.spec.capacity.type.mixes:
         return None
-    runs = [p.running_since for p in gang.team(o) if p.running_since is not None]
+    team, going = gang.team(o), not (record.cause or record.stopping)
+    runs = [p.running_since for p in team if p.running_since is not None]
     saved = o.job.status.known_durable_step is not None and record.durable_step is not None
-    if record.capacity_type != CapacityType.ON_DEMAND or not runs or not saved:
+    if record.capacity_type != CapacityType.ON_DEMAND or not (going and saved and runs):
         return None
-    return min(runs) + timedelta(seconds=o.job.spec.capacity.spot_first.return_after_seconds)
+    return min(runs)
 
 
-def due(o: Observed) -> datetime | None:
-    return min((t for t in (due_pending(o), due_return(o)) if t is not None and t > o.now), default=None)
+def record_of(o: Observed, number: int, pool: ChosenPool, choice: str) -> AttemptRecord:
+    """Returns the record of an attempt that is to start in this pool."""
+    assert o.job.spec is not None
+    return AttemptRecord(
+        number=number,
+        pod=o.job.pod_name(number),
+        capacity_type=pool.type,
+        choice=choice[:CHOICE_LIMIT],
+        pool=pool.name,
+        platform=str(pool.found_platform or ""),
+        notice_seconds=pool.window,
+        node_labels=pool.labels,
+        workers=o.job.spec.workers,
+    )

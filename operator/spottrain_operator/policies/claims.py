@@ -36,6 +36,15 @@ def wanted(o: Observed) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*cache, *(_of_template(spec) if replaced or _without_node(o) else ()))))
 
 
+def every(o: Observed) -> tuple[str, ...]:
+    """Returns the names of all claims that the job's pods mount."""
+    spec = o.job.spec
+    if spec is None:
+        return ()
+    cache = (spec.data_cache.claim_ref.name,) if spec.data_cache is not None else ()
+    return tuple(dict.fromkeys((*cache, *_of_template(spec))))
+
+
 def _quiet(o: Observed) -> bool:
     """Returns whether all pods run, and none is about to be replaced."""
     team = gang.team(o)

@@ -98,13 +98,13 @@ def allowed(o: Observed) -> set[str]:
 def known_nodes(job: Job) -> set[str]:
     """Returns the names of nodes of the current attempt and of the one before."""
     status = job.status
-    records = (status.record(number) for number in (status.attempt, status.attempt - 1))
+    records = (status.current, status.previous)
     return {r.node for record in records if record is not None for r in record.ranks if r.node}
 
 
 def before(o: Observed, status: Status) -> AttemptRecord | None:
     """Returns the attempt to whose nodes the ranks of `status`'s attempt return; None if to none."""
-    record, current = status.record(status.attempt - 1), status.current
+    record, current = status.previous, status.current
     if gang.spec_size(o) == 1 or record is None or current is None:
         return None
     # After its queue has stopped it, or a suspension, a job may be admitted for other nodes.

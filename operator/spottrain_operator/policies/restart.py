@@ -132,7 +132,7 @@ def exhausted(
 def _failed_starts(status: Status) -> int:
     """Counts failed starts in a row; moved or replaced attempts in between are ignored."""
     between = (Cause.REPLACED, Cause.MOVED, Cause.SCHEDULING_TIMEOUT)
-    ended = [r.cause for r in reversed(status.attempts) if r.cause and r.cause not in between]
+    ended = [r.cause for r in reversed(status.over) if r.cause not in between]
     return sum(1 for _ in takewhile(lambda cause: cause == Cause.START_FAILED, ended))
 
 
@@ -146,7 +146,7 @@ def next_start(
 
 def with_earlier_start(status: Status, policy: FailurePolicy, now: datetime, uid: str) -> Status | None:
     """Returns the status with an earlier start, if the present one exceeds every policy's wait."""
-    before = status.record(status.attempt - 1)
+    before = status.previous
     if before is None or not before.cause or status.next_start is None:
         return None
     ending = Ending(cause=cause_of(before.cause), evidence=before.evidence, charged=bool(before.charged))
@@ -171,8 +171,7 @@ def _wait(status: Status, policy: FailurePolicy, ending: Ending, now: datetime, 
 
 def _store_wait(status: Status, policy: FailurePolicy, now: datetime) -> timedelta:
     """Doubles with each attempt in a row without the store; the last attempt starts at the outage limit."""
-    ended = [r for r in status.attempts if r.cause]
-    times = sum(1 for _ in takewhile(lambda r: r.cause == Cause.STORE_UNREACHABLE, reversed(ended)))
+    times = sum(1 for _ in takewhile(lambda r: r.cause == Cause.STORE_UNREACHABLE, reversed(status.over)))
     doubled = timedelta(seconds=policy.backoff_seconds * 2 ** min(max(times, 1) - 1, 16))
     since = store_silent_since(status) or now
     left = since + timedelta(seconds=policy.store_outage_seconds) - now
@@ -193,8 +192,7 @@ def _uncharged_in_a_row(status: Status, ending: Ending, now: datetime) -> int:
 
 
 def _in_a_row(status: Status, counts: Callable[[AttemptRecord], bool]) -> int:
-    ended = [r for r in status.attempts if r.cause]
-    return sum(1 for _ in takewhile(counts, reversed(ended)))
+    return sum(1 for _ in takewhile(counts, reversed(status.over)))
 
 
 def _unexplained(record: AttemptRecord, now: datetime) -> bool:
@@ -223,7 +221,7 @@ def _brief(record: AttemptRecord, now: datetime) -> bool:
 
 def backoff_reason(status: Status) -> str:
     """Returns why the attempt of this status waits for its start, for a message; "" where that is unknown."""
-    before = status.record(status.attempt - 1)
+    before = status.previous
     if before is None or not before.cause:
         return ""
     ended = f"attempt {before.number} ended with {before.cause}"

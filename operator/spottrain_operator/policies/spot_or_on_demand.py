@@ -1,270 +1,124 @@
-"""Chooses between spot, on-demand and waiting, so that a job costs least and is never late. Pure.
+"""Chooses spot or on-demand, so that a job costs little and is not late. Pure.
 
-How it decides, with a deadline:
+The idea is that of Uniform Progress (Wu et al., "Can't Be Late", NSDI 2024): a job spends its slack evenly
+over its time. Slack is the time left, less the remaining work and what a start on demand takes at worst.
 
-1. Slack is the time left minus the remaining work minus what a start of on-demand takes at worst.
-2. A choice is allowed only if slack remains after it at worst: after a wait until the next decision, after a
-   start on spot that is interrupted at once. On-demand is always allowed. So the job is late only if
-   on-demand cannot be had within its p99.
-3. Spot comes and goes in runs. The older a run, the longer it will probably last. How long runs are is
-   learned from the job's own history, on top of a prior (`spot_runs`).
-4. A table holds the expected cost of finishing, for each time left, slack and age of a run (`cost_table`).
-   The allowed choice with the least expected cost is taken.
+- While nothing runs, the job waits for spot as long as it has more slack than the part to keep for later.
+- While it runs on demand, it asks for spot beside the training if it has enough slack for a move, and if spot
+  was not lost just before: spot that is scarce comes in short runs, which do not pay for a restart.
+- While it runs on spot, it stays there: what a loss costs is part of the slack.
 
-Without a deadline, waiting is free: spot, unless its interruptions make it dearer than on-demand.
-With a deadline but unknown work, it never waits, and says that the deadline cannot be planned for.
-
-Availability may be known (`spot` is True or False) or not (None). Then the choice "spot" means a request. A
-granted one is paid from then on; what a refused one costs is `Overheads.request`:
-
-- 0: nothing, and it is known at once. A run of unknown age is taken to have begun midway since somebody last
-  looked, so that a job on on-demand asks again when a move would probably be worth its restart.
-- above 0: so many seconds in which the job stands still, because a request needs the job's pods; on-demand is
-  then a start with its restart. So the expected cost weighs both outcomes, by the chance that the history
-  tells, and a job on on-demand asks the more rarely the dearer its stop is. A choice that changes the place
-  must promise to save more than MARGIN: each change has a price, and the table's figures have an error.
+Each choice leaves the slack for its worst outcome. So the job is late only if on-demand comes later than is
+reserved for it. Prices do not matter, as long as spot is the cheaper one.
 """
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, replace
-from typing import Final, Literal, get_args
+from dataclasses import dataclass
+from typing import Final, Literal
 
-from spottrain_operator.policies.cost_table import IMPOSSIBLE, Problem, table_for
-from spottrain_operator.policies.spot_runs import SpotRun, chance, joined, learn
-
-Choice = Literal["spot", "on-demand", "wait"]
+Place = Literal["spot", "on-demand", "nowhere"]
 HOUR: Final = 3600.0
-MARGIN: Final = 0.1
-"""Hours of on-demand that a change of place must save where a refused request has a cost."""
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Prices:
-    """Prices of the whole job per hour, in one currency."""
-
-    spot: float
-    on_demand: float
+RESTARTS_AN_HOUR: Final = 1.2
+"""Slack is kept for so many restarts in each hour that is left: a loss in 50 minutes is usual where spot is
+scarce."""
+KEPT_SHARE: Final = 0.3
+"""Of the slack beyond that, this share is spent evenly over the job's time, the rest whenever it helps."""
+MOVE_SHARE: Final = 0.6
+"""Share of the kept slack that a move from on-demand to spot needs, besides its restart: less than a wait
+needs, because the training goes on until the move."""
+HOLD_UNIT: Final = 75.0
+"""Seconds. After a loss, a job on demand asks for no spot for restart x restart / HOLD_UNIT: 20 minutes for
+a restart of 5, 2.6 hours for one of 14. A move costs a restart, and the longer that is, the more often spot
+goes before the move has paid, so the square."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Overheads:
-    """Seconds that work stands still.
+    """Seconds.
 
     Attributes:
         restart: From a node that is being paid to progress beyond the last checkpoint.
-        on_demand_p99: The 99th percentile of the wait for an on-demand node, not paid.
-        decision: The longest time until the next call of `choose`.
-        lost_work: Work since the last durable checkpoint that an interruption can lose.
-        request: The longest that a job stands still for a request for spot that is refused. 0: a refusal is
-            known at once, and costs nothing.
+        reserve: What is kept for a start on demand at worst: the wait for its node, the restart, lost work.
+        decision: The longest time from a choice until its successor has an effect.
     """
 
     restart: float
-    on_demand_p99: float
+    reserve: float
     decision: float
-    lost_work: float = 0.0
-    request: float = 0.0
-
-    @property
-    def reserve(self) -> float:
-        """What is kept for a start on demand."""
-        return self.restart + self.on_demand_p99 + self.lost_work
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Situation:
-    """What is known of a job. Times in seconds on any one clock.
+    """What is known of a job. Times in seconds on one clock.
 
     Attributes:
-        now: The current time.
-        deadline: When the job must be done; None if there is no deadline.
-        work_left: Seconds of training that remain; None if unknown.
-        running: Where the job runs; "wait" if nowhere, also right after an interruption.
-        startup_left: What remains of the restart of the running node.
-        spot: Whether a spot node can be had now; None if only a request can tell. With None, the choice
-            "spot" is a request; if it is refused, call again with False.
-        history: Runs with and without spot, oldest first, up to now.
-        granted: The chance that a request is granted, where more is known than the history tells; else None.
+        begun: When the job began.
+        deadline: When it must be done.
+        work: Seconds of training from beginning to end.
+        work_left: Those that remain.
+        running: Where it runs; a request that waits for its node is "nowhere".
+        lost: When the job last lost a spot node; None if it never has.
     """
 
     now: float
-    deadline: float | None
-    work_left: float | None
-    running: Choice = "wait"
-    startup_left: float = 0.0
-    spot: bool | None = None
-    history: tuple[SpotRun, ...] = ()
-    granted: float | None = None
+    begun: float
+    deadline: float
+    work: float
+    work_left: float
+    running: Place = "nowhere"
+    lost: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class SpotDecision:
-    """A choice, and a sentence that explains it."""
+    """Whether to use spot, or to ask for it; and a sentence that explains it."""
 
-    choice: Choice
+    spot: bool
     reason: str
 
 
-def choose(situation: Situation, prices: Prices, overheads: Overheads) -> SpotDecision:
-    """Decides where a job runs until the next decision.
-
-    Args:
-        situation: What is known of the job.
-        prices: Current prices.
-        overheads: Time that starts and waits take.
-
-    Returns:
-        The choice and its reason.
-
-    Raises:
-        ValueError: An argument is negative, NaN or infinite, or a price is zero.
-    """
-    _check(situation, prices, overheads)
-    situation = replace(situation, history=joined(situation.history))
-    if situation.deadline is None:
-        return _cheapest(situation, prices, overheads)
-    if situation.work_left is None:
-        choice: Choice = "on-demand" if situation.spot is False else "spot"
-        return SpotDecision(
-            choice, "the remaining work is unknown, so meeting the deadline cannot be planned; never waits"
-        )
-    slack = _slack(situation, overheads)
-    allowed = _allowed(situation, overheads, slack)
-    if allowed == ["on-demand"]:
-        return SpotDecision("on-demand", _out_of_slack(situation, overheads, slack))
-    costs = _costs(situation, prices, overheads, slack)
-    same = _same(situation)
-    margin = MARGIN if overheads.request else 0.0
-    best = min(allowed, key=lambda choice: costs[choice] + (0.0 if choice == same else margin))
-    sums = {choice: costs[choice] for choice in allowed if costs[choice] < IMPOSSIBLE / 2}
-    words = ", ".join(f"{choice} {cost * prices.on_demand:.2f}" for choice, cost in sums.items())
-    return SpotDecision(best, f"expected cost of the rest: {words}; slack {slack / HOUR:.2f} h")
+def choose(situation: Situation, overheads: Overheads) -> SpotDecision:
+    """Chooses where a job runs. From "nowhere", spot means a request that stays open."""
+    if situation.running == "spot":
+        return SpotDecision(True, "it runs on spot")
+    slack, keep = slack_of(situation, overheads), _to_keep(situation, overheads)
+    lost_start = (
+        overheads.restart + overheads.decision
+    )  # spot that is granted, and lost before its first save
+    if situation.running == "nowhere":
+        return _compared(slack, max(lost_start, keep))
+    if situation.lost is not None and (held := situation.lost + _hold(overheads) - situation.now) > 0:
+        return SpotDecision(False, f"spot was lost lately; it is asked for again in {_hours(held)}")
+    return _compared(slack, max(lost_start, overheads.restart + MOVE_SHARE * keep))
 
 
-def _same(situation: Situation) -> Choice:
-    """Returns the choice that changes nothing; a job that has no node asks for spot before it waits."""
-    asks = situation.running == "wait" and situation.spot is not False
-    return "spot" if asks else situation.running
+def slack_of(situation: Situation, overheads: Overheads) -> float:
+    """Returns the seconds that the job can lose and still be done on demand; below 0 it may be late."""
+    return situation.deadline - situation.now - situation.work_left - overheads.reserve
 
 
-def _slack(situation: Situation, overheads: Overheads) -> float:
-    """Returns the seconds that the job can lose and still be done by on-demand."""
-    assert situation.deadline is not None and situation.work_left is not None
-    startup = 0.0 if situation.running == "wait" else situation.startup_left
-    return situation.deadline - situation.now - situation.work_left - startup - overheads.reserve
-
-
-def _allowed(situation: Situation, overheads: Overheads, slack: float) -> list[Choice]:
-    """Returns the choices after which on-demand can still finish in time."""
-    found: list[Choice] = ["on-demand"]
-    waits = overheads.decision + (overheads.restart if overheads.request else 0.0)
-    if slack >= waits and situation.running != "spot":
-        found.append("wait")
-    loss = situation.startup_left if situation.running == "spot" else overheads.restart
-    if situation.spot is None:
-        loss = max(loss + overheads.request, overheads.decision)
-    if situation.spot is not False and slack >= loss:
-        found.append("spot")
-    return found
-
-
-def _out_of_slack(situation: Situation, overheads: Overheads, slack: float) -> str:
-    on_demand = overheads.reserve
-    if situation.running == "on-demand":
-        slack, on_demand = slack + on_demand, 0.0
-    if slack < -on_demand:
-        return f"the deadline cannot be met: on-demand ends up to {(-slack - on_demand) / HOUR:.2f} h late"
-    return f"only on-demand is sure to meet the deadline; slack {slack / HOUR:.2f} h"
-
-
-def _costs(situation: Situation, prices: Prices, overheads: Overheads, slack: float) -> dict[str, float]:
-    assert situation.deadline is not None
-    spot = situation.spot is not False
-    hours = max(0.0, slack + (situation.work_left or 0.0)) / HOUR
-    table = table_for(_problem(situation, prices, overheads), hours, slack / HOUR)
-    looked = _looked(situation)
-    return table.compare(
-        hours,
-        slack / HOUR,
-        situation.running,
-        _age(situation, spot),
-        spot,
-        granted=_granted(situation, overheads),
-        away=max(0.0, _age(situation, False) - looked),
-        looked=looked,
-    )
-
-
-def _granted(situation: Situation, overheads: Overheads) -> float:
-    """Returns the chance that a request is granted; 1 where a refusal costs nothing."""
-    if situation.spot is not None or not overheads.request:
-        return 1.0
-    if situation.granted is not None:
-        return situation.granted
-    return chance(situation.history, situation.now, overheads.request / HOUR)
-
-
-def _looked(situation: Situation) -> float:
-    """Returns the hours since availability was last known."""
-    known = situation.spot is not None or not situation.history
-    return 0.0 if known else (situation.now - situation.history[-1].end) / HOUR
-
-
-def _problem(situation: Situation, prices: Prices, overheads: Overheads) -> Problem:
-    """Rounds, so that few distinct tables are computed."""
-    return Problem(
-        up=learn(situation.history, True),
-        down=learn(situation.history, False),
-        spot_price=round(prices.spot / prices.on_demand, 2),
-        overhead=round(overheads.restart / HOUR, 3),
-        request=round(overheads.request / HOUR, 3),
-    )
-
-
-def _age(situation: Situation, spot: bool) -> float:
-    """Returns the hours since availability last changed; half of the time in which nobody looked."""
-    if not situation.history:
+def _to_keep(situation: Situation, overheads: Overheads) -> float:
+    """Returns the slack that is kept for the time after now."""
+    whole = situation.deadline - situation.begun
+    if whole <= 0:
         return 0.0
-    last = situation.history[-1]
-    if last.available is spot:
-        return (situation.now - last.start) / HOUR
-    return (situation.now - last.end) / 2 / HOUR
+    first = max(0.0, whole - situation.work - overheads.reserve)
+    restarts = min(first, RESTARTS_AN_HOUR * whole / HOUR * overheads.restart)
+    left = max(0.0, situation.deadline - situation.now) / whole
+    return left * (restarts + KEPT_SHARE * (first - restarts))
 
 
-def _cheapest(situation: Situation, prices: Prices, overheads: Overheads) -> SpotDecision:
-    """Decides without a deadline: what an hour of work costs, interruptions included."""
-    lost = (overheads.restart + overheads.lost_work) / HOUR
-    share = learn(situation.history, True).useful_share(lost)
-    if share <= 0 or prices.spot / share >= prices.on_demand:
-        return SpotDecision(
-            "on-demand", "without a deadline: interruptions or prices make spot dearer than on-demand"
-        )
-    price = f"{prices.spot / share:.2f} per hour of work, on-demand {prices.on_demand:.2f}"
-    choice: Choice = "wait" if situation.spot is False else "spot"
-    return SpotDecision(choice, f"without a deadline: spot costs {price}")
+def _hold(overheads: Overheads) -> float:
+    return overheads.restart**2 / HOLD_UNIT
 
 
-def _check(situation: Situation, prices: Prices, overheads: Overheads) -> None:
-    amounts = {
-        "work_left": situation.work_left,
-        "startup_left": situation.startup_left,
-        **{f"overheads.{name}": getattr(overheads, name) for name in Overheads.__slots__},
-    }
-    for name, value in amounts.items():
-        if value is not None and not (math.isfinite(value) and value >= 0):
-            raise ValueError(f"{name} must be a number of seconds that is not negative, not {value}")
-    for name, value in (("now", situation.now), ("deadline", situation.deadline)):
-        if value is not None and not math.isfinite(value):
-            raise ValueError(f"{name} must be a time in seconds, not {value}")
-    for name in Prices.__slots__:
-        price = getattr(prices, name)
-        if not (math.isfinite(price) and price > 0):
-            raise ValueError(f"prices.{name} must be above zero, not {price}: an unknown price is not free")
-    if situation.running not in get_args(Choice):
-        raise ValueError(f"running must be one of {', '.join(get_args(Choice))}, not {situation.running!r}")
-    if situation.granted is not None and not 0 <= situation.granted <= 1:
-        raise ValueError(f"granted must be a chance from 0 to 1, not {situation.granted}")
-    if any(run.end < run.start or run.start > situation.now for run in situation.history):
-        raise ValueError("history has a run that ends before it starts, or starts after now")
+def _compared(slack: float, needed: float) -> SpotDecision:
+    spot = slack >= needed
+    words = "at least" if spot else "less than"
+    return SpotDecision(spot, f"slack {_hours(slack)}, {words} the {_hours(needed)} that spot needs now")
+
+
+def _hours(seconds: float) -> str:
+    return f"{seconds / HOUR:.2f} h"

@@ -25,6 +25,7 @@ from spottrain_operator.policies import (
     cost_limit,
     gang,
     lifecycle,
+    on_time,
     placement,
     restart,
     runtime,
@@ -75,7 +76,7 @@ def with_conditions(status: Status, o: Observed, *, note: str = "") -> Status:
         Condition.SETTINGS_APPLIED: _settings(status, o, pods),
         Condition.INTERRUPTED: _recovered(status, o, pods),
         Condition.COST_LIMITED: _cost_limited(status, o),
-        Condition.ON_TIME: cheapest.verdict(o, status),
+        Condition.ON_TIME: on_time.verdict(o, status),
         Condition.SUSPENDED: _suspended(status, o, pods),
     }
     for kind, verdict in verdicts.items():
@@ -422,7 +423,7 @@ def _durable(status: Status, o: Observed) -> Verdict:
 
 def _lost(status: Status, o: Observed) -> str:
     """Returns a note about steps of the last attempt that were not saved, until they are done again."""
-    past = (r for r in reversed(status.attempts) if r.cause and r.ended is not None)
+    past = (r for r in reversed(status.over) if r.ended is not None)
     record, now = next(past, None), status.current
     if record is None or not lost_steps(status, record, o):
         return ""

@@ -91,7 +91,7 @@ def _differs(before: ConditionStatus | None, after: ConditionStatus) -> bool:
 
 def _attempt(old: Status, new: Status) -> list[Event]:
     """Reports each attempt after the first, which the job's conditions and its pods show by themselves."""
-    past = new.record(new.attempt - 1)
+    past = new.previous
     if new.attempt == old.attempt or past is None:
         return []
     record = new.current

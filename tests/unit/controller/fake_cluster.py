@@ -423,6 +423,8 @@ class World:
         """Number of writes until the first attempt ran."""
         self.runtime_answers = True
         """Whether trainers that run answer the poll of their progress."""
+        self.saved: dict[int, int] = {}
+        """By attempt: the step that its trainer reports as saved."""
         self._start()
 
     def _start(self) -> None:
@@ -453,7 +455,8 @@ class World:
         asked = self.runtime_answers and KEY.name in self.cluster.jobs
         for pod in self.caches.pods.of(KEY) if asked else ():
             if pod.rank == 0 and pod.running_since and pod.attempt == self.status.attempt:
-                progress = Progress(state="Training", attempt=pod.attempt)
+                step = self.saved.get(pod.attempt)
+                progress = Progress(state="Training", attempt=pod.attempt, step=step or 0, durableStep=step)
                 self.memory.samples[KEY] = Sample(progress=progress, at=self.cluster.now)
 
     async def settle(self) -> None:

@@ -3,11 +3,12 @@
 Spot is there in given times only; on-demand comes after given waits. A trainer does a step each STEP
 seconds, saves each 10 minutes, and saves at SIGTERM. A spot node goes with a notice of two minutes, or
 without one: then the steps since the last save are lost. Each plan knows what the one before wrote, and
-nothing else, as after a kill; or also when its process has last decided that the attempt goes on.
+nothing else, as after a kill.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
@@ -20,7 +21,6 @@ from spottrain_operator.api.observed import (
     Create,
     Delete,
     Ended,
-    Kept,
     NodeView,
     Notice,
     Plan,
@@ -57,9 +57,12 @@ class Node:
     spot: bool
     granted: float | None
     """When it gets its node; None: never."""
+    opened: float | None = None
+    """When it could begin: it has its node, and no pod before it has the checkpoints."""
     start_step: int = 0
     stopped_at: float | None = None
     ended: Ended | None = None
+    over_at: float | None = None
     lost: bool = False
     released: bool = False
 
@@ -79,7 +82,6 @@ class Market:
     """Seconds from the notice of a spot node's end to that end."""
     cruel: float | None = None
     """Spot as it hurts most: each request is granted after so many seconds, and lost just before a save."""
-    remembers: bool = False
     lag: float = 0.1
     """Seconds until the operator sees an event."""
     now: float = 0.0
@@ -89,7 +91,6 @@ class Market:
     """Capacity types of the attempts."""
     done_at: float | None = None
     told: list[Plan] = field(default_factory=list)
-    kept: Kept | None = None
 
     # --- the world ---
     def _until(self, at: float) -> float:
@@ -108,22 +109,25 @@ class Market:
         return next(times, None)
 
     def _step(self, node: Node, at: float) -> int:
-        assert node.granted is not None
-        trained = max(0.0, min(at, node.stopped_at or at) - node.granted - self.restart)
+        if node.opened is None:
+            return 0
+        trained = max(0.0, min(at, node.stopped_at or at) - node.opened - self.restart)
         return min(self.steps, node.start_step + int((trained + 1e-6) // STEP))
 
     def _saved(self, node: Node, at: float) -> int:
         """The step of the last save within the interval."""
-        assert node.granted is not None
-        since = max(0.0, at - node.granted - self.restart)
-        return self._step(node, node.granted + self.restart + since // INTERVAL * INTERVAL)
+        if node.opened is None:
+            return 0
+        since = max(0.0, at - node.opened - self.restart)
+        return self._step(node, node.opened + self.restart + since // INTERVAL * INTERVAL)
 
     def _end(self, node: Node) -> float | None:
         """When the pod ends by itself."""
         if node.granted is None or node.ended is not None or node.lost:
             return None
-        done = node.granted + self.restart + (self.steps - node.start_step) * STEP
-        times = [done]
+        times = [math.inf]
+        if node.opened is not None:
+            times.append(node.opened + self.restart + (self.steps - node.start_step) * STEP)
         if node.spot:
             times.append(self._until(node.granted))
         if node.stopped_at is not None:
@@ -137,19 +141,31 @@ class Market:
                 if node.view.deleted is not None:
                     node.granted = None
                     continue
-                node.start_step = self.durable
                 at = stamp(node.granted)
                 where = f"node-{node.view.attempt}"
                 node.view = replace(
                     node.view, node=where, phase="Running", bound=at, running_since=at, unschedulable=""
                 )
+            if node.view.node and node.opened is None and not self._earlier(node):
+                node.opened, node.start_step = self._opens(node), self.durable
             end = self._end(node) if node.view.node else None
             if end is not None and end <= self.now:
                 self._stop(node, end)
             elif node.view.node and node.ended is None and not node.lost:
                 self.durable = max(self.durable, self._saved(node, self.now))
 
+    def _earlier(self, node: Node) -> bool:
+        """Whether a pod before this one still has the checkpoints."""
+        others = (n for n in self.pods if n.view.attempt < node.view.attempt and n.view.node)
+        return any(n.ended is None and not n.lost for n in others)
+
+    def _opens(self, node: Node) -> float:
+        assert node.granted is not None
+        ends = (n.over_at for n in self.pods if n.view.attempt < node.view.attempt and n.over_at is not None)
+        return max([node.granted, *ends])
+
     def _stop(self, node: Node, at: float) -> None:
+        node.over_at = at
         step = self._step(node, at)
         if step >= self.steps:
             self.durable, self.done_at = self.steps, at
@@ -180,10 +196,8 @@ class Market:
             now=stamp(self.now),
             sample=self._sample(),
         )
-        made = plan(replace(seen, prices=self.prices, kept=self.kept))
+        made = plan(replace(seen, prices=self.prices))
         self.told.append(made)
-        if self.remembers:
-            self.kept = made.kept or self.kept
         for action in (*made.before, *made.after):
             if isinstance(action, Delete):
                 self._delete(action.pod)
@@ -232,11 +246,11 @@ class Market:
 
     def _sample(self) -> Sample | None:
         live = [n for n in self.pods if n.view.node and n.ended is None and not n.lost]
-        if not live or live[-1].view.attempt != self.status.attempt:
+        node = next((n for n in live if n.view.attempt == self.status.attempt), None)
+        if node is None:
             return None
-        node = live[-1]
         step = self._step(node, self.now)
-        trains = node.granted is not None and self.now >= node.granted + self.restart
+        trains = node.opened is not None and self.now >= node.opened + self.restart
         progress = Progress(
             state="Training" if trains else "Starting",
             attempt=node.view.attempt,
@@ -303,8 +317,8 @@ class Market:
                 times.append(end)
             if node.view.node and node.spot and self.notice and node.granted is not None:
                 times.append(self._until(node.granted) - self.notice)
-            if node.granted is not None and node.view.node and self.now < node.granted + self.restart + STEP:
-                times.append(node.granted + self.restart + STEP)  # the first step is polled soon
+            if node.opened is not None and self.now < node.opened + self.restart + STEP:
+                times.append(node.opened + self.restart + STEP)  # the first step is polled soon
         return min(t for t in times if t >= self.now) + self.lag
 
 

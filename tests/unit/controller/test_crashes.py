@@ -17,6 +17,11 @@ from tests.builders import word
 from tests.unit.controller.fake_cluster import World, begun
 
 Story = Callable[[World], Awaitable[None]]
+SPOT_FIRST = {
+    "type": "SpotFirst",
+    "pools": [{"name": "spot", "platform": "AWS"}, {"name": "od", "platform": "AWS", "type": "OnDemand"}],
+    "spotFirst": {"pendingSeconds": 30, "returnAfterSeconds": 120},
+}
 
 
 async def reclaimed_with_notice(w: World) -> None:
@@ -48,6 +53,23 @@ async def fails_then_works(w: World) -> None:
     await w.after(11)
     await w.binds(w.pod(2), "node-a")
     await w.ends(w.pod(2), 0, word(Outcome.DONE))
+
+
+async def returns_to_spot(w: World) -> None:
+    """On demand, as no spot node came; a request that is in vain, one that is granted, and the hand-over."""
+    await w.settle()
+    await w.after(31)
+    await w.after(25)
+    await w.binds(w.pod(2), "node-a")
+    w.saved[2] = 9
+    await w.after(70)  # its time on demand is not over
+    await w.after(70)
+    await w.after(31)
+    await w.after(130)
+    await w.binds(w.pod(4), "node-b")
+    await w.ends(w.pod(2), 75, word(Outcome.INTERRUPTED, step=12, durableStep=12, startStep=0))
+    w.pass_time(60)
+    await w.ends(w.pod(4), 0, word(Outcome.DONE, step=20, durableStep=20, startStep=12))
 
 
 async def deleted_by_hand(w: World) -> None:
@@ -86,6 +108,7 @@ STORIES: list[tuple[Story, dict[str, object], tuple[int, int, int, str]]] = [
     (deleted_by_hand, {}, (2, 0, 1, "Succeeded")),
     (done_during_the_notice, {}, (2, 0, 1, "Succeeded")),
     (refuses_its_configuration, {}, (1, 1, 0, "Failed")),
+    (returns_to_spot, {"capacity": SPOT_FIRST}, (4, 0, 0, "Succeeded")),
 ]
 
 
@@ -97,7 +120,8 @@ def _outcome(w: World) -> tuple[int, int, int, str]:
 def _check_end(w: World, expected: tuple[int, int, int, str]) -> None:
     assert _outcome(w) == expected
     assert len(w.cluster.posted) == len(set(w.cluster.posted)), "a pod's name was POSTed twice"
-    assert [r.number for r in w.status.attempts] == list(range(1, expected[0] + 1))
+    numbers = [r.number for r in w.status.attempts]
+    assert numbers == sorted(set(numbers)) and numbers[-1] == expected[0]
     held = [n for n, p in w.cluster.pods.items() if p["metadata"].get("finalizers")]
     assert not held or w.cluster.live(), f"finalizers left on {held}"
 

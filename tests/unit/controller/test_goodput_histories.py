@@ -378,9 +378,7 @@ def check_money(status: Status) -> None:
     steps=st.lists(STEPS, min_size=6, max_size=30),
     workers=st.sampled_from((1, 1, 2)),
 )
-async def test_each_second_is_where_it_belongs(
-    steps: list[tuple[str, Any]], workers: int
-) -> None:
+async def test_each_second_is_where_it_belongs(steps: list[tuple[str, Any]], workers: int) -> None:
     history = History(workers)
     await history.do("settle", None)
     for step, value in steps:

@@ -1,0 +1,186 @@
+"""Ask first: an attempt on demand trains on while the pods of its successor ask for spot. Pure.
+
+The request is a record of `status.attempts` beyond `status.attempt`. Its pods are those of a next attempt,
+and wait at the gate of the checkpoints, which the running attempt holds. Once all of them run, the attempt on
+demand saves and ends, and they go on from its checkpoint. If they have no nodes in time, they are deleted,
+and the training has not noticed.
+
+Where two attempts must not exist at once, the attempt on demand ends before its successor asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Final
+
+from spottrain_operator.api.node_pools import CapacityType, Pool
+from spottrain_operator.api.observed import Ending, Observed, PodView
+from spottrain_operator.api.training_job import AttemptRecord, Status, with_record
+from spottrain_operator.names import Cause
+from spottrain_operator.policies import capacity, cheapest, claims, gang, runtime
+from spottrain_operator.policies.cause import notice_of
+from spottrain_operator.policies.pod_end import pod_ended
+
+STARTS_WITHIN: Final = timedelta(minutes=10)
+"""For image and container, once a pod has its node; both nodes are paid meanwhile."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Return:
+    """To which pool an attempt on demand returns, and why."""
+
+    pool: Pool
+    reason: str
+
+
+def overlaps(o: Observed) -> bool:
+    """Returns whether the next attempt's pods may exist beside those that train or save."""
+    spec = o.job.spec
+    if spec is None or o.job.queue:  # two would exceed its quota
+        return False
+    waits = spec.checkpoint.managed and runtime.attached(o.job.status)  # only our runtime waits at the gate
+    return waits and not claims.one_node_at_a_time(o)
+
+
+# --- whether to return to spot --------------------------------------------------------------------------
+def wanted(o: Observed) -> Return | None:
+    """Returns where and why an attempt on demand returns to spot; None while it stays."""
+    since, spec, status = capacity.on_demand_since(o), o.job.spec, o.job.status
+    if since is None or spec is None or capacity.problem(o):
+        return None
+    pool, seconds = capacity.pick(o, status, CapacityType.SPOT), spec.capacity.spot_first.return_after_seconds
+    after = timedelta(seconds=seconds)
+    if cheapest.applies(o):
+        reason = cheapest.returns(o, pool) if overlaps(o) or o.now - since >= after else ""
+    elif o.now - since >= after and not capacity.all_spot_dry(o, status, after):
+        reason = f"after {seconds} s on demand (spotFirst.returnAfterSeconds)"
+    else:
+        reason = ""
+    return Return(pool=pool, reason=f"back to spot: {reason}") if reason else None
+
+
+def stops(o: Observed) -> Ending | None:
+    """Ends an attempt on demand before its successor asks; SIGTERM saves, so no work is lost."""
+    found = None if overlaps(o) else wanted(o)
+    return Ending(cause=Cause.MOVED, evidence=found.reason) if found is not None else None
+
+
+def claims_to_read(o: Observed) -> tuple[str, ...]:
+    """Returns the names of the claims that decide whether a request may begin."""
+    return claims.every(o) if o.job.status.asking is None and wanted(o) is not None else ()
+
+
+# --- the request ----------------------------------------------------------------------------------------
+def begins(o: Observed) -> Status | None:
+    """Returns the status with a new request for spot; None where none is to begin."""
+    found = wanted(o) if overlaps(o) else None
+    if found is None or _asked_lately(o, found.pool):
+        return None
+    status = o.job.status
+    number, pool = status.next_number, capacity.choose(o, status, found.pool)
+    record = capacity.record_of(
+        o, number, pool, f"asked for while attempt {status.attempt} trains; {found.reason}"
+    )
+    others = tuple(r for r in status.attempts if r.number <= status.attempt or r.pool != pool.name)
+    record = replace(record, started=o.now.replace(microsecond=0))
+    return with_record(replace(status, attempts=others), record)
+
+
+def _asked_lately(o: Observed, pool: Pool) -> bool:
+    """Returns whether a request in this pool ended before its time, as one that is rejected does."""
+    patience = timedelta(seconds=capacity.patience(o, CapacityType.SPOT))
+    past = (r for r in o.job.status.asked if r.pool == pool.name and r.started is not None)
+    return any(o.now - r.started < patience for r in past if r.started is not None)
+
+
+def ready(o: Observed, asked: AttemptRecord) -> bool:
+    """Returns whether all pods of the request run, and so are about to wait at the gate."""
+    pods = pods_of(o, asked)
+    return len(pods) == max(asked.workers, 1) and all(map(_runs, pods))
+
+
+def _runs(pod: PodView) -> bool:
+    """With checkpoint.mode Sync, the sidecar waits at the gate before the trainer starts."""
+    return pod.running_since is not None or (pod.sync is not None and pod.sync.running)
+
+
+def gives_up(o: Observed, asked: AttemptRecord) -> str:
+    """Returns a sentence about why a request is given up; "" while it goes on."""
+    pods = pods_of(o, asked)
+    if (over := next((p for p in pods if _over(p, o)), None)) is not None:
+        return f"pod {over.name} has ended, or its node is about to"
+    if o.refusal is not None and len(pods) < asked.workers:
+        return f"a pod of the request was rejected: {o.refusal.message}"
+    if wanted(o) is None:
+        return "spot does not pay any more"
+    if o.now >= _until(o, asked):
+        bound = sum(bool(p.node) for p in pods)
+        return (
+            f"{bound} of {asked.workers} pods have a node after {capacity.patience(o, CapacityType.SPOT)} s"
+        )
+    return ""
+
+
+def _over(pod: PodView, o: Observed) -> bool:
+    return pod_ended(pod, o) or pod.deleted is not None or notice_of(pod, o) is not None
+
+
+def _until(o: Observed, asked: AttemptRecord) -> datetime:
+    """Returns when the request is given up: later for pods that all have nodes, and start there."""
+    pods = pods_of(o, asked)
+    until = (asked.started or o.now) + timedelta(seconds=capacity.patience(o, CapacityType.SPOT))
+    bound = len(pods) == asked.workers and all(p.node for p in pods)
+    return until + STARTS_WITHIN if bound else until
+
+
+def pods_of(o: Observed, asked: AttemptRecord) -> tuple[PodView, ...]:
+    return tuple(sorted((p for p in o.pods if p.attempt == asked.number), key=lambda p: p.rank))
+
+
+def ahead(o: Observed, status: Status, asked: AttemptRecord) -> Status:
+    """Returns the status from which the pods of a request are made.
+
+    Their gate stays closed until the request must have been given up, or the attempt on demand has ended. If
+    no operator lives until then, they take the checkpoints over: the work since the last save is done again.
+    """
+    patience = timedelta(seconds=capacity.patience(o, CapacityType.SPOT))
+    until = saved_until(o, o.now + patience + STARTS_WITHIN)
+    return replace(status, attempt=asked.number, gate_until=until)
+
+
+def saved_until(o: Observed, stop: datetime) -> datetime:
+    """Returns when the running attempt has ended at the latest, if it is stopped at this time."""
+    return stop + timedelta(seconds=max((p.grace for p in gang.team(o)), default=0)) + o.limits.gate_slack
+
+
+def withdrawn(o: Observed, status: Status) -> Status:
+    """Ends a request whose attempt on demand does not simply go on."""
+    asked, record = status.asking, status.current
+    if asked is None or record is None:
+        return status
+    ended = record.cause or record.stopping or status.terminal or o.job.deleting
+    if not ended and not capacity.problem(o) and o.job.spec is not None:
+        return status
+    return with_record(status, over(o, asked, Cause.REPLACED, f"attempt {record.number} does not go on"))
+
+
+def over(o: Observed, asked: AttemptRecord, cause: Cause, words: str) -> AttemptRecord:
+    return replace(asked, cause=str(cause), evidence=words[:500], charged=False)
+
+
+# --- when to decide again -------------------------------------------------------------------------------
+def due(o: Observed) -> datetime | None:
+    """Returns when time alone changes what happens to an attempt on demand."""
+    return min((t for t in _times(o) if t > o.now), default=None)
+
+
+def _times(o: Observed) -> Iterator[datetime]:
+    since, spec = capacity.on_demand_since(o), o.job.spec
+    if since is None or spec is None:
+        return
+    if (asked := o.job.status.asking) is not None:
+        yield _until(o, asked)
+    returns = since + timedelta(seconds=spec.capacity.spot_first.return_after_seconds)
+    yield o.now + cheapest.RECHECK if cheapest.applies(o) else max(returns, o.now + cheapest.RECHECK)

@@ -1,0 +1,129 @@
+"""Whether a job will be done by its deadline: the remaining work, and what a start takes. Pure."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+
+from spottrain.contract import LONGEST_AUTO_INTERVAL
+
+from spottrain_operator.api.observed import Observed
+from spottrain_operator.api.training_job import Status, TrainingJobSpec
+from spottrain_operator.api.wire import rfc3339
+from spottrain_operator.names import Condition, Reason
+
+RESTART: Final = 300.0
+"""Seconds from a bound pod to its first step, while no attempt of the job has shown them."""
+ROUND: Final = 30.0
+"""Starts are rounded up to so many seconds."""
+MOST: Final = 1e10
+"""Seconds; more work than this is as good as endless."""
+INTERVAL: Final = re.compile(r"(\d+)(steps|s|m|h)")
+UNIT: Final = {"s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Seconds of training: of the whole job, and those that remain."""
+
+    whole: float
+    left: float
+
+
+def work(o: Observed, status: Status) -> Work | None:
+    """Returns the work of a job; None where it is not known."""
+    shown, spec = status.progress, o.job.spec
+    limit = spec.training.get("maxSteps") if spec is not None else None
+    total = limit if isinstance(limit, int) else shown.total_steps if shown is not None else None
+    if not total or shown is None or shown.step_seconds is None:
+        return None
+    left = max(0, total - (_step(status) or 0))
+    return Work(min(total * shown.step_seconds, MOST), min(left * shown.step_seconds, MOST))
+
+
+def _step(status: Status) -> int | None:
+    """Returns the step from which the work goes on: of a training attempt its own, else the durable one."""
+    record = status.current
+    if record is None or record.cause or record.stepped is None:
+        return status.known_durable_step
+    return record.last_step
+
+
+def restart(status: Status) -> float:
+    """Returns the seconds from bound pods to the first step."""
+    known = status.progress.start_seconds if status.progress is not None else None
+    return RESTART if known is None else max(1, math.ceil(known / ROUND)) * ROUND
+
+
+def reserve(o: Observed, status: Status) -> float:
+    """Returns the seconds that a start on demand takes at worst, with the work that is lost before it."""
+    assert o.job.spec is not None
+    wait = float(o.job.spec.capacity.pending_timeout_seconds)
+    return restart(status) + wait + _lost_work(o.job.spec, status)
+
+
+def _lost_work(spec: TrainingJobSpec, status: Status) -> float:
+    """Returns the seconds of work that an interruption can lose: since the last save became durable."""
+    shown = status.progress
+    step_seconds = (shown.step_seconds if shown else None) or 0.0
+    save = min((shown.save_seconds if shown else None) or 0.0, LONGEST_AUTO_INTERVAL)
+    found = INTERVAL.fullmatch(spec.checkpoint.interval)
+    if found is None:
+        return LONGEST_AUTO_INTERVAL + save
+    count, unit = float(found[1]), found[2]
+    return min(count * (step_seconds if unit == "steps" else UNIT[unit]), MOST) + save
+
+
+# --- the condition OnTime -------------------------------------------------------------------------------
+def verdict(o: Observed, status: Status) -> tuple[bool | None, Reason, str] | None:
+    """Returns the condition OnTime; its value None stands for Unknown."""
+    deadline = o.job.spec.capacity.cheapest.deadline if o.job.spec is not None else None
+    if deadline is None:
+        known = o.job.spec is not None and status.condition(Condition.ON_TIME) is not None
+        return (None, Reason.NO_DEADLINE, "capacity.cheapest.deadline is not set") if known else None
+    when = rfc3339(deadline, timespec="seconds")
+    if status.terminal:
+        return _judged(status, deadline, when)
+    if o.now >= deadline:
+        return (
+            False,
+            Reason.DEADLINE_MISSED,
+            f"capacity.cheapest.deadline ({when}) has passed, and the job is not done",
+        )
+    known_work = work(o, status)
+    if known_work is None:
+        words = "it is known once a trainer has reported its number of steps and its speed"
+        return (
+            None,
+            Reason.WORK_UNKNOWN,
+            f"the remaining work is unknown, so {when} cannot be planned: {words}",
+        )
+    spare = (deadline - o.now).total_seconds() - known_work.left - _start_left(o, status)
+    left = f"{known_work.left / 3600:.1f} h of work are left"
+    if spare < 0:
+        return False, Reason.BEHIND_SCHEDULE, f"{left}, {-spare / 3600:.1f} h more than fit before {when}"
+    return True, Reason.ON_SCHEDULE, f"{left}, with {spare / 3600:.1f} h to spare before {when}"
+
+
+def _judged(status: Status, deadline: datetime, when: str) -> tuple[bool | None, Reason, str] | None:
+    if status.completion_time is None or not status.is_true(Condition.SUCCEEDED):
+        return None
+    if status.completion_time <= deadline:
+        return True, Reason.ON_SCHEDULE, f"the job was done before {when}"
+    late = (status.completion_time - deadline).total_seconds() / 3600
+    return False, Reason.DEADLINE_MISSED, f"the job was done {late:.1f} h after {when}"
+
+
+def _start_left(o: Observed, status: Status) -> float:
+    """Returns the seconds until training goes on, at worst."""
+    record = status.current
+    if record is not None and not record.cause and record.stepped is not None:
+        return 0.0
+    start = restart(status)
+    if record is not None and not record.cause and record.bound is not None:
+        return max(0.0, start - (o.now - record.bound).total_seconds())
+    assert o.job.spec is not None
+    return start + o.job.spec.capacity.pending_timeout_seconds
