@@ -17,6 +17,7 @@ import aiohttp
 from aiohttp import web
 
 from tests.api.kube import Kube
+from tests.support.connections import close_server
 
 HOP = {"host", "content-length", "transfer-encoding", "connection", "content-encoding", "accept-encoding"}
 
@@ -81,20 +82,12 @@ class KillerProxy:
             app.router.add_route("*", "/{path:.*}", self._forward)
             runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
             await runner.setup()
-            site = web.TCPSite(runner, "127.0.0.1", self.port)
-            await site.start()
+            assert runner.server is not None
+            server = await asyncio.get_running_loop().create_server(runner.server, "127.0.0.1", self.port)
             self._up.set()
             await self._stop.wait()
-            await self._end(site, runner)
-
-    async def _end(self, site: web.TCPSite, runner: web.AppRunner) -> None:
-        """Cleanup leaves open what is accepted in its own turn of the loop, and what a peer does not read."""
-        await site.stop()
-        await asyncio.sleep(0.01)
-        for connection in runner.server.connections if runner.server else ():
-            if connection.transport:
-                connection.transport.abort()
-        await runner.cleanup()
+            await close_server(server)
+            await runner.cleanup()
 
     async def _forward(self, request: web.Request) -> web.StreamResponse:
         body = await request.read()

@@ -13,6 +13,7 @@ from pathlib import Path
 import yaml
 
 from tests.api.kube import Kube
+from tests.support.connections import close_server
 
 
 class Line:
@@ -54,30 +55,22 @@ class Line:
             runner.run(self._run())
 
     async def _run(self) -> None:
-        joined: set[asyncio.Task[None]] = set()
-
-        def join(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            task = asyncio.create_task(self._join(reader, writer))
-            joined.add(task)
-            task.add_done_callback(lambda _: writer.transport.abort())  # also of one that never began
-
-        server = await asyncio.start_server(join, "127.0.0.1", 0)
+        server = await asyncio.start_server(self._join, "127.0.0.1", 0)
         self.port = server.sockets[0].getsockname()[1]
         self._ready.set()
         await self._stop.wait()
-        server.close()
-        await asyncio.sleep(0.01)  # what was accepted in this turn of the loop is joined, too
-        for task in joined:
-            task.cancel()
-        await asyncio.gather(*joined, return_exceptions=True)
+        await close_server(server)
 
     async def _join(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await self._up.wait()
-        up_reader, up_writer = await asyncio.open_connection(*self._server)
+        open_ones = [writer]
         try:
+            await self._up.wait()
+            up_reader, up_writer = await asyncio.open_connection(*self._server)
+            open_ones.append(up_writer)
             await asyncio.gather(self._pass(reader, up_writer), self._pass(up_reader, writer))
         finally:
-            up_writer.transport.abort()
+            for each in open_ones:
+                each.transport.abort()
 
     async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(ConnectionError):

@@ -29,6 +29,7 @@ from spottrain_operator.names import (
 )
 
 from tests.api.kube import Kube
+from tests.support.connections import close_server
 
 SECONDS = 30.0
 """Bound of every wait."""
@@ -332,7 +333,7 @@ class Pipe:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._server.close()
+        await close_server(self._server)
         self.freeze()
         for writer in self._writers:
             writer.transport.abort()

@@ -16,6 +16,7 @@ from spottrain_operator.control.work_queue import WorkQueue
 from spottrain_operator.io.health import Health
 
 from tests.builders import KEY, NOW, make_job, make_pod, started
+from tests.support.connections import close_server
 
 
 @asynccontextmanager
@@ -37,7 +38,7 @@ async def counted(port: int) -> AsyncIterator[tuple[int, list[object]]]:
     ended: list[object] = []
     server = await asyncio.start_server(forward, "127.0.0.1", 0)
     yield server.sockets[0].getsockname()[1], made
-    server.close()
+    await close_server(server)
     async with asyncio.timeout(10):
         while len(ended) < len(made):
             await asyncio.sleep(0.005)

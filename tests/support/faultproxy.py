@@ -16,6 +16,8 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
 
+from tests.support.connections import close_server
+
 BLOCK: Final = 1 << 16
 """Unit of a slow connection."""
 
@@ -153,7 +155,7 @@ class FaultProxy:
 
     async def _stop(self) -> None:
         for server in self._servers:
-            server.close()
+            await close_server(server)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -17,6 +17,7 @@ from spottrain_operator.control.progress import MAX_KEPT, Poller, Turn, keeping,
 from spottrain_operator.control.work_queue import WorkQueue
 
 from tests.builders import KEY, NOW, make_job, make_pod, started
+from tests.support.connections import close_server
 
 BODY = Progress(state="Training", attempt=1, jobUID=KEY.uid, step=7).to_json()
 LIMIT = 10.0
@@ -86,7 +87,7 @@ async def polled(trainer: Trainer, port: int = 0, interval: float = 0.02) -> Asy
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        server.close()
+        await close_server(server)
         for writer in trainer.writers:
             writer.close()
             await asyncio.gather(writer.wait_closed(), return_exceptions=True)
