@@ -95,7 +95,7 @@ AZURE: Final = re.compile(
     r"(?i)^((az|azure|abfss?|wasbs?)://|https?://[^/]*[.](blob|dfs)[.]"
     r"(core[.](windows[.]net|usgovcloudapi[.]net|chinacloudapi[.]cn)|storage[.]azure[.]net))"
 )
-"""Beginning of a URI, or of an endpoint, of Azure Blob Storage. CRD and chart have it too."""
+"""Beginning of a URI, or of an endpoint, of Azure Blob Storage. The CRD has it too."""
 NO_AZURE: Final = (
     "Azure Blob Storage cannot be used, because its protocol is not that of S3; on AKS use s3://bucket/prefix"
     " with the endpoint of an S3 server, or file:///folder on a persistentVolumeClaim, such as Azure Files"

@@ -81,14 +81,12 @@ def test_the_crd_has_the_values_of_the_enum(path: tuple[str, ...], enum: type[St
     assert _enum(*path) == {str(value) for value in enum}
 
 
-def test_azures_store_is_refused_by_schema_and_chart_as_by_operator_and_runtime() -> None:
+def test_azures_store_is_refused_by_the_schema_as_by_operator_and_runtime() -> None:
     checkpoint = SCHEMA["spec"]["properties"]["checkpoint"]["properties"]
     uri, endpoint = (checkpoint[name]["x-kubernetes-validations"] for name in ("uri", "endpoint"))
     assert uri[0]["messageExpression"].startswith(f"self.matches('{AZURE.pattern}') ? '{NO_AZURE}' : ")
     assert uri[0]["messageExpression"].endswith(f" : '{uri[0]['message']}'")
     assert {"rule": f"!self.matches('{AZURE.pattern}')", "message": NO_AZURE} in endpoint
-    chart = (ROOT / "charts" / "spottrain" / "templates" / "_helpers.tpl").read_text()
-    assert f'regexMatch "{AZURE.pattern}"' in chart and NO_AZURE in chart
 
 
 def test_names_are_those_of_the_crd() -> None:
