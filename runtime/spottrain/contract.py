@@ -353,8 +353,8 @@ DEFAULTS: Final[Mapping[str, str]] = {
     Env.TRAINING: "{}",
     SyncEnv.WHEN: "{}",
 }
-"""What an absent variable means in a job's pod. The operator does not set these values: each variable costs the
-API server time and 150 bytes in etcd, in each pod."""
+"""What an absent variable means in a job's pod. The operator does not set these values: each variable costs
+the API server time and 150 bytes in etcd, in each pod."""
 
 
 class Reason(StrEnum):
