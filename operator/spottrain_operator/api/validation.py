@@ -42,7 +42,10 @@ from spottrain_operator.names import (
 
 T = TypeVar("T")
 FIXED: Final = ("template", "training", "workers", "gpusPerWorker", "dataCache")
-"""Fields of the spec that change only while no attempt runs."""
+"""Fields of the spec that change only while no attempt runs.
+
+A default that a later definition adds in one of them would change the hash of every running job.
+"""
 
 
 # --- from JSON to dataclasses -----------------------------------------------------------------------------
