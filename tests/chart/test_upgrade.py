@@ -1,6 +1,6 @@
-"""Helm on a real API server: the release of 0.2.0 is upgraded with a job running, by Helm 3 and by Helm 4.
+"""Helm on a real API server: the release of 0.3.0 is upgraded with a job running, by Helm 3 and by Helm 4.
 
-Helm 3 installed it, as it did for everyone at that time; `helm3` is built when it is missing (minutes, once).
+`helm3` is built when it is missing (minutes, once).
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from tests.builders import word
 from tests.support import optional
 from tests.support.helm import CHART, KUBERNETES, NAMESPACE, Object
 
-OLD = Path(__file__).with_name("spottrain-0.2.0.tgz")
-"""`helm package` of charts/spottrain as of 0.2.0."""
+OLD = Path(__file__).with_name("spottrain-0.3.0.tgz")
+"""`helm package` of charts/spottrain as of 0.3.0."""
 CRD = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{PLURAL}.{GROUP}"
 
 
@@ -65,13 +65,13 @@ def fresh() -> Iterator[ApiServer]:
         yield server
 
 
-def started_by_0_2_0(scene: Scene) -> Json:
-    """A job with a pod that runs, as the operator of 0.2.0 wrote both."""
-    job = scene.create()["metadata"]
+def started_by_0_3_0(scene: Scene) -> Json:
+    """A job with a pod that runs, as the operator of 0.3.0 wrote both."""
+    job = scene.create(capacity={"maxCost": 120})["metadata"]
     owner = {"apiVersion": API_VERSION, "kind": KIND, "name": "job", "uid": job["uid"], "controller": True}
     labels = {JOB_LABEL: "job", JOB_UID_LABEL: job["uid"], ATTEMPT_LABEL: "1", RANK_LABEL: "0"}
     meta = {
-        "name": f"job-{hashlib.sha256(job['uid'].encode()).hexdigest()[:5]}-1-0",
+        "name": f"job-{hashlib.sha256(job['uid'].encode()).hexdigest()[:8]}-1-0",
         "labels": labels | {MANAGED_BY_LABEL: MANAGED_BY, ROLE_LABEL: ROLE_TRAINER},
         "annotations": {TRAINER_ANNOTATION: "trainer"},
         "finalizers": [OUTCOME_FINALIZER],
@@ -88,7 +88,7 @@ def started_by_0_2_0(scene: Scene) -> Json:
     attempt = {"number": 1, "pod": meta["name"], "node": node, "started": now}
     attempt |= {"pool": "default", "capacityType": "Spot", "platform": "AWS", "workers": 1}
     status: Json = {"observedGeneration": 1, "attempt": 1, "failures": 0, "interruptions": 0}
-    status |= {"attempts": [attempt], "conditions": conditions, "phase": "Running"}
+    status |= {"attempts": [attempt], "conditions": conditions, "phase": "Running", "ready": "1/1"}
     body = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": "job"}, "status": status}
     path = f"{jobs('ml', 'job')}/status?fieldManager={FIELD_MANAGER}&force=true"
     scene.kube.call("PATCH", path, body, kind=APPLY)
@@ -96,16 +96,16 @@ def started_by_0_2_0(scene: Scene) -> Json:
 
 
 @pytest.mark.parametrize("upgrader", ["helm3", "helm"])
-def test_an_upgrade_from_0_2_0_leaves_a_running_job_alone(
+def test_an_upgrade_from_0_3_0_leaves_a_running_job_alone(
     fresh: ApiServer, upgrader: str, tmp_path: Path
 ) -> None:
     kube = Kube.from_kubeconfig(fresh.kubeconfig)
     release = ("spottrain", "--namespace", NAMESPACE, "--kubeconfig", fresh.kubeconfig)
-    run("helm3", "install", release[0], OLD, *release[1:], "--create-namespace")
+    run(upgrader, "install", release[0], OLD, *release[1:], "--create-namespace")
     wait_for("the CRD to be served", lambda: (kube.get(CRD) or {}).get("status", {}).get("acceptedNames"))
     kube.make_namespace("ml")
     scene = Scene(kube=kube, namespace="ml", job="job")
-    pod = started_by_0_2_0(scene)
+    pod = started_by_0_3_0(scene)
     uid, generation = pod["metadata"]["uid"], scene.raw()["metadata"]["generation"]
 
     run(upgrader, "upgrade", release[0], CHART, *release[1:])
@@ -119,6 +119,7 @@ def test_an_upgrade_from_0_2_0_leaves_a_running_job_alone(
         scene.change(failurePolicy={"maxFailures": 9})
         wait_for("the job to be looked at", lambda: scene.status()["observedGeneration"] > generation)
         assert scene.counters() == (1, 0, 0)
+        assert "120" in scene.wait_condition("CostLimited", "False")["message"], "the limit of 0.3 holds"
         assert [p["metadata"]["uid"] for p in scene.pods()] == [uid]
         scene.end(pod, 0, word(Outcome.DONE))
         scene.wait_condition("Succeeded", "True")
