@@ -229,7 +229,7 @@ async def test_a_class_that_makes_no_volume_for_the_chosen_node_costs_no_pool_an
 ) -> None:
     name = "datasets" if own else "disk"
     cache: Json = {"dataCache": CLAIM} if own else {}
-    spec: dict[str, object] = {"template": _template({"claimName": "disk"}), "capacity": SPOT_FIRST} | cache
+    spec: dict[str, object] = {"template": _template({"claimName": "disk"}), "capacity": SPOT_FIRST, **cache}
     w = World(spec)
     for claim in ("disk", "datasets"):
         _add_claim(w, claim, phase="Bound")
