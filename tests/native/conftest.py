@@ -21,12 +21,9 @@ from tests.native.stage import Stage
 from tests.support import optional
 
 VERSION = os.environ.get("SPOTTRAIN_NATIVE_KUBERNETES", "")
-GATES = {
-    "1.35": "GenericWorkload=true,GangScheduling=true",
-    "1.36": "GenericWorkload=true,GangScheduling=true",
-    "1.37": "GenericWorkload=true",
-}
-SERVED = {"1.35": "v1alpha1", "1.36": "v1alpha2", "1.37": "v1beta1"}
+GATES = {"1.37": "GenericWorkload=true"}
+SERVED = {"1.37": "v1beta1"}
+"""By minor version."""
 _count = itertools.count(1)
 
 
@@ -49,8 +46,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.fixture(scope="session", params=["gangs", "gangs in a zone", "neither"])
 def served(request: pytest.FixtureRequest) -> str:
     """What an administrator has switched on."""
-    if request.param == "gangs in a zone" and VERSION.startswith("1.35."):
-        pytest.skip("came with 1.36")
     return str(request.param)
 
 

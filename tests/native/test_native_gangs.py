@@ -19,7 +19,7 @@ SAVED = word(Outcome.INTERRUPTED, step=9, durableStep=9, startStep=0)
 
 
 def referring(pod: Json) -> bool:
-    return bool(pod["spec"].get("workloadRef") or pod["spec"].get("schedulingGroup"))
+    return "schedulingGroup" in pod["spec"]
 
 
 def still_unbound(stage: Stage, attempt: int = 1) -> bool:

@@ -13,7 +13,7 @@ from decimal import Decimal
 from typing import Final
 
 from spottrain_operator.api import validation
-from spottrain_operator.api.node_pools import CapacityType, ChosenPool, Pool, as_chosen, chosen
+from spottrain_operator.api.node_pools import LEAST_WINDOW, CapacityType, ChosenPool, Pool, as_chosen, chosen
 from spottrain_operator.api.observed import Ending, Observed
 from spottrain_operator.api.training_job import CHOICE_LIMIT, AttemptRecord, Status, TrainingJobSpec
 from spottrain_operator.api.wire import rfc3339
@@ -121,17 +121,19 @@ def pool_of(o: Observed, status: Status) -> ChosenPool:
     If spec or pools no longer parse, the default applies, so that a running attempt continues. What was
     detected when the attempt began is kept in its record, so that all of its pods are alike.
     """
-    if o.job.spec is None or problem(o):
+    try:
+        pools = pools_of(o) if o.job.spec is not None else ()
+    except InvalidSpec:
+        pools = ()
+    if not pools:
         return chosen(o.default_pool, o.found)
     record = status.current
-    pool = next((p for p in pools_of(o) if record is not None and p.name == record.pool), None)
+    pool = next((p for p in pools if record is not None and p.name == record.pool), None)
     if record is None or pool is None:
         return choose(o, status)
-    if record.notice_seconds is None:  # written by an operator without this field
-        return chosen(pool, o.found)
     platform = Platform(record.platform) if record.platform in set(Platform) else None
     known = {"labels": record.node_labels, "found_platform": platform}
-    return as_chosen(pool, window=record.notice_seconds, **known)
+    return as_chosen(pool, window=record.notice_seconds or LEAST_WINDOW, **known)
 
 
 def labels_note(status: Status) -> str:
