@@ -25,6 +25,8 @@ from spottrain_operator.policies.pod_end import pod_ended
 
 STARTS_WITHIN: Final = timedelta(minutes=10)
 """For image and container, once a pod has its node; both nodes are paid meanwhile."""
+IMPORTS: Final = timedelta(seconds=20)
+"""From a container's start until its script most likely waits at the gate. The training goes on meanwhile."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,14 +98,21 @@ def _asked_lately(o: Observed, pool: Pool) -> bool:
 
 
 def ready(o: Observed, asked: AttemptRecord) -> bool:
-    """Returns whether all pods of the request run, and so are about to wait at the gate."""
+    """Returns whether all pods of the request run, and wait at the gate."""
+    at = _ready_at(o, asked)
+    return at is not None and o.now >= at
+
+
+def _ready_at(o: Observed, asked: AttemptRecord) -> datetime | None:
+    """Returns when the pods of the request wait at the gate; None while one does not run.
+
+    With checkpoint.mode Sync the sidecar waits there, before the trainer starts.
+    """
     pods = pods_of(o, asked)
-    return len(pods) == max(asked.workers, 1) and all(map(_runs, pods))
-
-
-def _runs(pod: PodView) -> bool:
-    """With checkpoint.mode Sync, the sidecar waits at the gate before the trainer starts."""
-    return pod.running_since is not None or (pod.sync is not None and pod.sync.running)
+    running = [p for p in pods if p.running_since is not None or (p.sync is not None and p.sync.running)]
+    if not pods or len(running) < asked.workers:
+        return None
+    return max((p.running_since + IMPORTS for p in running if p.running_since is not None), default=o.now)
 
 
 def gives_up(o: Observed, asked: AttemptRecord) -> str:
@@ -182,5 +191,6 @@ def _times(o: Observed) -> Iterator[datetime]:
         return
     if (asked := o.job.status.asking) is not None:
         yield _until(o, asked)
+        yield _ready_at(o, asked) or o.now
     returns = since + timedelta(seconds=spec.capacity.spot_first.return_after_seconds)
     yield o.now + cheapest.RECHECK if cheapest.applies(o) else max(returns, o.now + cheapest.RECHECK)

@@ -67,6 +67,7 @@ async def returns_to_spot(w: World) -> None:
     await w.after(31)
     await w.after(130)
     await w.binds(w.pod(4), "node-b")
+    await w.after(21)
     await w.ends(w.pod(2), 75, word(Outcome.INTERRUPTED, step=12, durableStep=12, startStep=0))
     w.pass_time(60)
     await w.ends(w.pod(4), 0, word(Outcome.DONE, step=20, durableStep=20, startStep=12))

@@ -96,6 +96,7 @@ def test_the_training_goes_on_while_the_next_attempts_pod_asks_for_spot_and_unti
     assert [pod["metadata"]["name"] for pod in manifests(made)] == [job.status.attempts[1].pod]
     for pod in (waits(), waits(node="spot-node"), waits(node="spot-node", unschedulable="")):
         job.look("attempt=1 !deletes !creates !stopping !cause", trains(), pod, at=90)
+    job.look("attempt=1 !deletes again=20", trains(), gated(running_since=after(100)), at=100)
     job.look(
         "attempt=2 cause1=Moved deletes-of-1 !deletes-of-2 tells=AttemptStarted", trains(), gated(), at=120
     )
