@@ -30,8 +30,6 @@ DURABLE: Final = frozenset(
         "persistentVolumeClaim",
         "nfs",
         "cephfs",
-        "glusterfs",
-        "quobyte",
         "azureFile",
         "azureDisk",
         "awsElasticBlockStore",
@@ -41,8 +39,6 @@ DURABLE: Final = frozenset(
         "iscsi",
         "rbd",
         "portworxVolume",
-        "scaleIO",
-        "storageos",
         "vsphereVolume",
     }
 )
