@@ -126,12 +126,32 @@ spottrain.io/role: trainer
 {{ include "spottrain.name" . }}-fetched-prices
 {{- end }}
 
-{{/* Both as the Pod Security Standard "restricted" asks. */}}
-{{- define "spottrain.podSecurity" -}}
-runAsNonRoot: true
-runAsUser: 65532
-runAsGroup: 65532
-seccompProfile: {type: RuntimeDefault}
+{{/* What our pods have in common, as the Pod Security Standard "restricted" asks; of "own" where and how they are scheduled.
+(dict "root" . "name" "the service account" "own" .Values.operator) */}}
+{{- define "spottrain.pod" -}}
+serviceAccountName: {{ .name }}
+automountServiceAccountToken: true
+enableServiceLinks: false
+securityContext:
+  runAsNonRoot: true
+  runAsUser: 65532
+  runAsGroup: 65532
+  seccompProfile: {type: RuntimeDefault}
+{{- with .root.Values.imagePullSecrets }}
+imagePullSecrets: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .own.priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- with .own.affinity }}
+affinity: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .own.nodeSelector }}
+nodeSelector: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .own.tolerations }}
+tolerations: {{- toYaml . | nindent 2 }}
+{{- end }}
 {{- end }}
 
 {{- define "spottrain.containerSecurity" -}}
