@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from spottrain.contract import EXIT_CODE_OF, Outcome, Progress, TerminationMessage
+from spottrain_operator.api.bookkeeping import NO_BOOKS, AttemptNodes, Bookkeeping
 from spottrain_operator.api.node_pools import NOTHING, Pool, chosen
 from spottrain_operator.api.observed import (
     Create,
@@ -24,7 +26,6 @@ from spottrain_operator.api.training_job import (
     ConditionStatus,
     Job,
     JobKey,
-    RankRecord,
     Status,
 )
 from spottrain_operator.api.validation import parse_job
@@ -86,7 +87,7 @@ def started(attempt: int = 1, **more: Any) -> Status:
             node="node-a" if number == attempt else "node-z",
             cause="" if number == attempt else "SpotNotice",
             pool="default",
-            ranks=(RankRecord(rank=0, node="node-a" if number == attempt else "node-z"),),
+            created_workers=1,
             ended=None if number == attempt else NOW - timedelta(minutes=11),
         )
         for number in range(1, attempt + 1)
@@ -171,6 +172,7 @@ def make_observed(
     sample: Sample | None = None,
     now: datetime = NOW,
     annotated_at: datetime | None = None,
+    books: Bookkeeping = NO_BOOKS,
 ) -> Observed:
     return Observed(
         now=now,
@@ -181,8 +183,15 @@ def make_observed(
         admitted=admitted,
         refusal=refusal,
         sample=sample,
+        books=books,
         annotated_at={pod.uid: annotated_at for pod in pods} if annotated_at is not None else {},
     )
+
+
+def books_of(*attempts: Sequence[str]) -> Bookkeeping:
+    """The bookkeeping of a job whose attempts, from the first one on, had these nodes by rank."""
+    nodes = (AttemptNodes(number=number, names=tuple(names)) for number, names in enumerate(attempts, 1))
+    return Bookkeeping(nodes=tuple(nodes))
 
 
 # --- what a plan says -----------------------------------------------------------------------------------

@@ -222,7 +222,7 @@ async def _write_as_the_operator(api: Api, name: str, made: Sample, status_write
     """The writes for one job, whose pods are made once all that precedes them is there."""
     # A UID of its own: else the Service of each job would have the pods of all.
     words = {made.name: name, made.uid: str(uuid.uuid4())}
-    statuses = (dict(made.status) | {"ready": f"{number}/{status_writes}"} for number in range(status_writes))
+    statuses = (dict(made.status) | {"readyWorkers": number} for number in range(status_writes))
 
     async def write_status() -> None:
         """One that differs from the last: else the API server would store nothing."""

@@ -154,7 +154,7 @@ def says_running(job: Json) -> bool:
     """Whether a TrainingJob's status says that all its pods run."""
     status, workers = job.get("status") or {}, job["spec"]["workers"]
     runs = any(c["type"] == "Running" and c["status"] == "True" for c in status.get("conditions") or ())
-    return runs and status.get("ready") == f"{workers}/{workers}"
+    return runs and status.get("readyWorkers") == workers
 
 
 def trains(job: Json) -> bool:

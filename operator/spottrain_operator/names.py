@@ -146,9 +146,7 @@ class Condition(StrEnum):
     RUNNING = "Running"
     STORE_REACHABLE = "StoreReachable"
     CHECKPOINT_DURABLE = "CheckpointDurable"
-    SAVE_FITS = "SaveFitsNotice"
     RUNTIME_ATTACHED = "RuntimeAttached"
-    SETTINGS_APPLIED = "TrainingSettingsApplied"
     INTERRUPTED = "Interrupted"
     COST_LIMITED = "CostLimited"
     ON_TIME = "OnTime"
@@ -242,7 +240,6 @@ class Reason(StrEnum):
     NOT_TRAINING = "NotTraining"
     NOT_DONE = "NotDone"
     FIELDS_IGNORED = "FieldsIgnored"
-    APPLIED = "Applied"
     GATED = "WaitingForPredecessor"
     RESTORING = "RestoringFolder"
     UPLOADING = "UploadingLastCheckpoint"
@@ -286,7 +283,6 @@ class Reason(StrEnum):
     GRACE_CHANGED = "GracePeriodMismatch"
     CAPACITY_UNKNOWN = "CapacityUnknown"
     CHECKPOINT_MAY_NOT_FIT = "CheckpointMayNotFit"
-    FITS = "Fits"
     TRAINER_WARNS = "TrainerWarns"
     """In the record of an attempt that was replaced because a rank could not return to its node."""
 
@@ -322,6 +318,11 @@ def cleanup_name(job: str, job_uid: str) -> str:
 def workload_name(job: str, job_uid: str) -> str:
     """Returns the name of the Workload with which a job asks its Kueue queue."""
     return _name(job, job_uid, suffix="-workload")
+
+
+def books_name(job: str, job_uid: str) -> str:
+    """Returns the name of the ConfigMap with a job's bookkeeping."""
+    return _name(job, job_uid, suffix="-books")
 
 
 def service_name(job: str, job_uid: str) -> str:

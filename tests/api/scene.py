@@ -6,6 +6,7 @@ Used by the tests of this folder.
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import signal
 import tempfile
@@ -16,6 +17,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from spottrain_operator import names
+from spottrain_operator.api.stored_books import DATA_KEY
 from spottrain_operator.names import (
     API_VERSION,
     DEADLINE_ANNOTATION,
@@ -60,6 +63,13 @@ class Scene:
     def status(self) -> Json:
         status: Json = self.raw().get("status", {})
         return status
+
+    def books(self) -> Json:
+        """The bookkeeping in the job's ConfigMap; empty before it is written."""
+        name = names.books_name(self.job, self.raw()["metadata"]["uid"])
+        raw = self.kube.get(f"/api/v1/namespaces/{self.namespace}/configmaps/{name}")
+        found: Json = json.loads(raw["data"][DATA_KEY]) if raw is not None else {}
+        return found
 
     def condition(self, kind: str) -> Json:
         found = (c for c in self.status().get("conditions", ()) if c["type"] == kind)
@@ -159,9 +169,10 @@ class Scene:
 
     def end(self, pod: Json, code: int, message: str = "") -> None:
         """The kubelet's report of the trainer's end; then it lets go of a pod that is to be deleted."""
-        state = {
-            "terminated": {"exitCode": code, "message": message, "finishedAt": _now(), "startedAt": _now()}
-        }
+        before = (self.kube.get(self.path(pod)) or {}).get("status", {}).get("containerStatuses") or [{}]
+        began = before[0].get("state", {}).get("running", {}).get("startedAt", _now())
+        times = {"startedAt": began, "finishedAt": _now()}
+        state = {"terminated": {"exitCode": code, "message": message} | times}
         self._report(pod, "Failed" if code else "Succeeded", state)
         live = self.kube.get(self.path(pod))
         if live is not None and "deletionTimestamp" in live["metadata"]:

@@ -18,7 +18,7 @@ from spottrain.contract import Outcome, TerminationMessage, TimeSplit
 
 from tests.api.kube import MERGE, Json, Kube, jobs, wait_for
 from tests.api.scene import OperatorProcess, Scene, job_body
-from tests.api.test_costs import LABELS, add_node
+from tests.api.test_costs import LABELS, add_node, open_nodes
 from tests.support.costs import COST, ENDED
 
 Ran = subprocess.CompletedProcess[str]
@@ -52,7 +52,7 @@ def test_a_job_s_report_has_the_figures_that_the_api_server_keeps(
     ran: Ran = command("gpt", "-n", namespace)
     assert (ran.returncode, ran.stderr) == (0, "")
     assert ran.stdout.startswith(f"gpt in namespace {namespace}: Succeeded, 2 attempts, 1 interruption\n")
-    for figure in ("$12.70", "$13.70", "86.2", "62.0 % = 1 - $12.70 / $33.40", "0.25 node-hours"):
+    for figure in ("$12.70", "86.2", "62.0 % = 1 - $12.70 / $33.40"):
         assert figure in ran.stdout
     facts = json.loads(command("gpt", "-n", namespace, "-o", "json").stdout)
     assert facts["cost"]["spent"] == 12.7 and facts["goodput"]["paid"] == 86.9
@@ -61,7 +61,7 @@ def test_a_job_s_report_has_the_figures_that_the_api_server_keeps(
 
 def test_a_namespace_and_all_of_them_are_summed_by_team(kube: Kube, namespace: str, command: Any) -> None:
     put(kube, namespace, "known", ENDED, team="vision")
-    unknown = COST | {"state": "Unknown", "unknownSeconds": "3600"}
+    unknown = COST | {"unknownSeconds": "3600"}
     put(kube, namespace, "unknown", ENDED | {"cost": unknown}, team="audio")
     said = command("--namespace", namespace).stdout.splitlines()
     assert "2 jobs: at least $25.40, 1.00 node-hours without a price" in said
@@ -94,7 +94,7 @@ PRICES = [
 
 
 def word(outcome: Outcome, split: TimeSplit, **more: Any) -> str:
-    return TerminationMessage(outcome=outcome, timeSplit=split, bestStep=8, **more).to_json()
+    return TerminationMessage(outcome=outcome, timeSplit=split, **more).to_json()
 
 
 def run_job(scene: Scene, kube: Kube) -> None:
@@ -115,22 +115,12 @@ def run_job(scene: Scene, kube: Kube) -> None:
     scene.end(second, 0, word(Outcome.DONE, done, step=20, durableStep=20))
     kube.call("DELETE", f"/api/v1/nodes/{node}")
     scene.wait_condition("Succeeded", "True")
-    wait_for("the end of the node", lambda: all(each.get("closed") for each in nodes(scene)))
+    wait_for("the end of the node", lambda: not open_nodes(scene))
 
 
 def wait_started(scene: Scene, number: int) -> None:
     """The operator has seen when the trainer started; its end, here, comes with another time."""
-
-    def look() -> bool:
-        known = scene.status().get("goodput", {}).get("attempts", ())
-        return any(each["number"] == number and "started" in each for each in known)
-
-    wait_for(f"the start of attempt {number}", look)
-
-
-def nodes(scene: Scene) -> list[Json]:
-    found: list[Json] = scene.status().get("cost", {}).get("nodes", [])
-    return found
+    wait_for(f"the start of attempt {number}", lambda: scene.condition("Running").get("status") == "True")
 
 
 def test_the_report_of_a_job_that_the_operator_ran_adds_up(
@@ -145,15 +135,13 @@ def test_the_report_of_a_job_that_the_operator_ran_adds_up(
         run_job(Scene(kube=kube, namespace=namespace, job="ran"), kube)
     facts = json.loads(command("ran", "-n", namespace, "-o", "json").stdout)
     spent, parts = facts["cost"], facts["goodput"]
-    assert (
-        spent["known"] and spent["spent"] == spent["use"] + spent["boot"] + spent["idle"] - spent["refunded"]
-    )
-    assert spent["spent"] == spent["paidSeconds"] >= 2, "a dollar a second, of both attempts"
+    assert spent["known"] and spent["spent"] == spent["use"] + spent["boot"] + spent["idle"]
+    assert spent["spent"] >= 2, "a dollar a second, of both attempts"
     assert sum(each["spent"] for each in facts["attempts"]) == pytest.approx(spent["spent"])
     assert sum(parts[name] for name in BUCKETS) == pytest.approx(parts["wanted"])
     assert (parts["productive"], parts["dataWait"]) == (0.75, 0.25) and parts["rollback"] >= 0.25
     assert spent["onDemandIdeal"] == 40.0, "the second that a run without interruptions has too"
     assert spent["saving"] == pytest.approx(100 * (1 - spent["spent"] / 40), abs=0.0501), "one digit"
-    assert [each["lostSteps"] for each in facts["attempts"]] == [2, 0] and spent["bestStep"] == 8
+    assert [each["lostSteps"] for each in facts["attempts"]] == [2, 0]
     text = command("ran", "-n", namespace).stdout
     assert f"= 1 - ${spent['spent']:.2f} / $40.00" in text and "do not add up" not in text

@@ -33,7 +33,7 @@ def test_a_reclaimed_gang_starts_again_whole_and_its_survivors_keep_their_nodes(
     uid = scene.raw()["metadata"]["uid"]
     service = scene.kube.get(f"/api/v1/namespaces/{scene.namespace}/services/{service_name(scene.job, uid)}")
     assert service is not None and service["spec"]["clusterIP"] == "None"
-    assert scene.status()["ready"] == "3/3"
+    assert scene.status()["readyWorkers"] == 3
     nodes = [pod["spec"]["nodeName"] for pod in pods]
     scene.give_notice(nodes[1])
     wait_for("the doomed rank to be deleted", lambda: deleted(scene, pods[1]))
@@ -63,7 +63,7 @@ def test_one_ranks_crash_stops_the_others_and_is_charged_once(scene: Scene) -> N
     assert scene.counters() == (2, 1, 0)
     record = scene.status()["attempts"][0]
     assert record["cause"] == "Failed" and record["evidence"].startswith("rank 2: exit code 1")
-    assert [r["exitCode"] for r in record["ranks"]] == [75, 143, 1]
+    assert record["exitCode"] == 75 and [r["exitCode"] for r in record["ranks"]] == [143, 1]
 
 
 def test_a_gang_that_is_changed_goes_on_as_it_is_until_it_was_suspended(scene: Scene) -> None:

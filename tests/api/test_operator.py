@@ -87,7 +87,7 @@ def test_failures_are_charged_back_off_and_end_the_job(scene: Scene) -> None:
     assert "boom" in failed["message"]
     assert scene.counters() == (2, 2, 0)
     first, second = scene.status()["attempts"]
-    assert first["charged"] and second["started"] > first["ended"]
+    assert first["charged"] and second["startTime"] > first["endTime"]
     wait_for(
         "an event",
         lambda: [

@@ -163,9 +163,14 @@ def test_the_operator_makes_what_a_job_needs_beside_its_pods(job: Json, operator
         "reason": "Test",
     }
 
+    books = {"apiVersion": "v1", "kind": "ConfigMap"} | owned("mine-books", job, data={"a": "1"})
+
     async def make(cluster: KubeCluster) -> None:
         await cluster.create("services", service)
         await cluster.create_event(SPACE, event)
+        await cluster.write_config_map(books)
+        await cluster.write_config_map(books | {"data": {"a": "2"}})
+        assert (await cluster.get_config_map(SPACE, "mine-books") or {})["data"] == {"a": "2"}
 
     run(operators_kubeconfig, make)
 

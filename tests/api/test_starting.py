@@ -57,14 +57,14 @@ def test_a_volume_that_only_events_speak_of_is_told_and_a_killed_operator_does_n
         assert (
             NOT_FOUND in wait_for("an Event of the job", lambda: warnings(scene, "FailedMount"))[0]["message"]
         )
-        since = scene.status()["attempts"][0]["startErrorSince"]
+        since = scene.status()["attempts"][0]["startErrorTime"]
         operator.kill()
         operator.start(ahead=31)
         wait_for("its deletion", lambda: "deletionTimestamp" in (scene.pod(1) or {})["metadata"])
         scene.end(pod, 137)
         failed = scene.wait_condition("Failed", "True")
         assert failed["reason"] == "FailedMount" and NOT_FOUND in failed["message"]
-        assert scene.status()["attempts"][0]["startErrorSince"] == since
+        assert scene.status()["attempts"][0]["startErrorTime"] == since
         assert scene.counters()[0] == 1
 
 
@@ -78,5 +78,5 @@ def test_an_error_of_a_container_is_a_condition_and_one_event(scene: Scene, reas
     wait_for("an Event", lambda: warnings(scene, reason))
     scene.report_running(pod)
     scene.wait_condition("Running", "True")
-    wait_for("the clock to stop", lambda: "startErrorSince" not in scene.status()["attempts"][0])
+    wait_for("the clock to stop", lambda: "startErrorTime" not in scene.status()["attempts"][0])
     assert len(warnings(scene, reason)) == 1

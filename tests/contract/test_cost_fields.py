@@ -12,7 +12,6 @@ from spottrain.cli import cost_report, cost_status, kubectl
 from spottrain.cli.cost_status import BUCKETS, Attempt, Cost, Goodput, JobCost
 from spottrain_operator import names
 from spottrain_operator.api.training_job import CheckpointMode
-from spottrain_operator.policies import ledger
 
 ROOT = Path(__file__).resolve().parents[2]
 CRD = yaml.safe_load((ROOT / "crds" / "trainingjobs.yaml").read_text())
@@ -49,12 +48,11 @@ def test_the_parts_of_the_time_are_those_that_the_crd_names_as_adding_up() -> No
     parts, _, rest = described.partition("add up to wanted")
     assert rest and all(name in parts for name in BUCKETS)
     percentages = {"runtime", "scheduling", "paid"}
-    assert set(BUCKETS) | percentages | {"wanted", "time"} == {field.name for field in fields(Goodput)}
+    assert set(BUCKETS) | percentages | {"wanted"} == {field.name for field in fields(Goodput)}
 
 
 def test_the_names_are_the_operator_s() -> None:
     assert (cost_status.GROUP, cost_status.KIND) == (names.GROUP, names.KIND)
     assert kubectl.RESOURCE == f"{names.PLURAL}.{names.GROUP}" == CRD["metadata"]["name"]
-    assert cost_status.UNKNOWN == ledger.UNKNOWN
     assert cost_status.TEAM_LABEL == names.TEAM_LABEL
     assert set(cost_report.RESULT) == {names.Phase.SUCCEEDED, names.Phase.FAILED}

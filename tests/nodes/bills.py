@@ -52,5 +52,5 @@ def bound(pod: Raw) -> str:
     return str(next(c["lastTransitionTime"] for c in conditions if c["type"] == "PodScheduled"))
 
 
-def share_of(cost: Raw) -> Decimal:
-    return Decimal(1) / int(cost["nodes"][0]["gpus"])
+def share_of(node: Raw) -> Decimal:
+    return Decimal(1) / int(node["gpus"])

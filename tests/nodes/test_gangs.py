@@ -53,7 +53,7 @@ def test_one_node_of_a_gang_is_reclaimed_and_then_it_is_resumed_with_another_num
 def _trains_again(lab: Lab) -> tuple[Raw, list[Raw], Raw]:
     """The attempts: that of the notice, those that never trained, and the one that trains now."""
     ended = lab.wait(
-        "the end of the first attempt", lambda: (a := lab.status()["attempts"][0]).get("ended") and a
+        "the end of the first attempt", lambda: (a := lab.status()["attempts"][0]).get("endTime") and a
     )
     lab.wait_for_step(ended["lastStep"] + 3, seconds=240)
     status = lab.wait("its first step", lambda: (s := lab.status())["attempts"][-1].get("startStep") and s)

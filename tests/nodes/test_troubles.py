@@ -274,7 +274,7 @@ def test_a_configmap_that_is_not_there_is_told_and_then_fails_the_job(troubles: 
 
 def test_a_configmap_that_comes_in_time_is_enough(troubles: Troubles) -> None:
     status = troubles.lab.wait_for_phase("Succeeded", name="in-time", seconds=SECONDS)
-    assert "startErrorSince" not in status["attempts"][0]
+    assert "startErrorTime" not in status["attempts"][0]
 
 
 # --- a node that is silent ----------------------------------------------------------------------------------

@@ -19,6 +19,8 @@ from demo.target import SECRET, SYSTEM_NAMESPACE, local_pool
 from localcluster.api import Cluster
 from localcluster.layout import RUNTIME_IMAGE
 from processcluster.kube import Kube
+from spottrain_operator.api.stored_books import DATA_KEY
+from spottrain_operator.names import books_name
 
 Raw = dict[str, Any]
 BUCKET = "spottrain-tests"
@@ -162,6 +164,17 @@ class Lab:
         space = f"/apis/spottrain.io/v1alpha1/namespaces/{self.kubectl.namespace}"
         found = self.client.get(f"{space}/trainingjobs/{name}")
         return found.get("status", {}) if found else {}
+
+    def ledger(self, name: str = "job") -> Raw:
+        """What the job's nodes have cost, in its bookkeeping."""
+        space = self.kubectl.namespace
+        job = self.client.get(f"/apis/spottrain.io/v1alpha1/namespaces/{space}/trainingjobs/{name}")
+        assert job is not None, f"job {name} is gone"
+        books = books_name(name, job["metadata"]["uid"])
+        found = self.client.get(f"/api/v1/namespaces/{space}/configmaps/{books}")
+        assert found is not None, f"job {name} has no bookkeeping"
+        ledger: Raw = json.loads(found["data"][DATA_KEY])["ledger"]
+        return ledger
 
     def condition(self, kind: str, name: str = "job") -> Raw:
         return next((c for c in self.status(name).get("conditions", []) if c["type"] == kind), {})

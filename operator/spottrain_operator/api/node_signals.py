@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from typing import Any, Final
 
-from spottrain_operator import names
 from spottrain_operator.api.observed import Notice
 from spottrain_operator.api.wire import optional_timestamp, unix_timestamp
 
@@ -89,15 +88,6 @@ def _notices(node: Raw) -> Iterator[Notice]:
         if given is not None and condition.get("status") == "True" and since is not None:
             source = f"condition {condition['type']}"
             yield Notice(deadline=since + given, source=source, seen=since, assumed=True)
-
-
-def reclaimed(node: Raw) -> bool:
-    """Returns whether EC2 itself takes a spot instance back, as our agent or AWS's handler has read there.
-
-    Karpenter marks a node in the same way when it deletes an empty one, and so does an auto scaling group.
-    """
-    source = (node["metadata"].get("annotations") or {}).get(names.SOURCE_ANNOTATION)
-    return source == names.AWS_SPOT_NOTICE or f"{NTH}spot-itn" in _taints(node)
 
 
 def leaving(node: Raw) -> str:

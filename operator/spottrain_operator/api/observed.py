@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from spottrain.contract import Progress
 
+from spottrain_operator.api.bookkeeping import NO_BOOKS, Bookkeeping
 from spottrain_operator.api.kueue import NOTHING as NOTHING_ASSIGNED
 from spottrain_operator.api.kueue import Admission, Assigned, KueueApi, Told, WorkloadView
 from spottrain_operator.api.node_pools import NOTHING, Found, Pool
@@ -186,8 +187,6 @@ class NodeView:
     """GPUs that pods can request there, whole or in parts."""
     allocatable: Resources = NO_RESOURCES
     notice: Notice | None = None
-    reclaimed: bool = False
-    """Whether EC2 has announced to take this spot instance back."""
     save_advised: str = ""
     """Time of a rebalance recommendation."""
     leaving: str = ""
@@ -261,6 +260,8 @@ class Limits:
     """The same while the pods of an attempt get their nodes one by one and nothing else changes."""
     cost_interval: timedelta = timedelta(minutes=5)
     """Between two status writes that carry nothing but costs."""
+    books_interval: timedelta = timedelta(minutes=10)
+    """Between two writes of the bookkeeping while no attempt ends."""
     runtime_patience: timedelta = timedelta(minutes=5)
     """For a script's imports and preparation, before an unseen runtime is reported as missing."""
 
@@ -291,7 +292,6 @@ class Spending:
     """What a job has cost by now, and how fast that grows, in US dollars."""
 
     spent: Decimal
-    """Refunds are not taken off, so it never falls."""
     per_second: Decimal
     at: datetime
     """Up to when the sum is: the whole second before `Observed.now`."""
@@ -320,6 +320,7 @@ class Observed:
     """The chart's pools, by name."""
     applied: AppliedDefaults | None = None
     """Defaults that are filled in at the job's acceptance; None where it was accepted, or needs none."""
+    books: Bookkeeping = NO_BOOKS
     admitted: bool = False
     """Whether the API server has accepted a dry run of this generation's pod."""
     refusal: Refusal | None = None
@@ -449,13 +450,22 @@ class Discard:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class WriteBooks:
+    """Write the ConfigMap with the job's bookkeeping."""
+
+    manifest: dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Create:
     manifest: dict[str, Any]
     generation: int
     attempt: int
 
 
-Action = Annotate | Delete | DeleteJob | Hold | Release | Check | Provide | Tell | Discard | Create
+Action = (
+    Annotate | Delete | DeleteJob | Hold | Release | Check | Provide | Tell | Discard | Create | WriteBooks
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -530,6 +540,8 @@ class Plan:
     measurements: tuple[Measurement, ...] = ()
     """For the operator's metrics, once the status is written."""
     recheck_after: timedelta | None = None
+    books: Bookkeeping | None = None
+    """The bookkeeping up to now, to be remembered once the actions are done; None: as it was."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -13,10 +13,11 @@ from enum import StrEnum
 from typing import Annotated, Any, Final
 
 from pydantic import Field
-from spottrain.contract import OnExisting, SyncWhen, TimeSplit
+from spottrain.contract import OnExisting, SyncWhen
 
 from spottrain_operator import names
 from spottrain_operator.api import gpus, volumes, wire
+from spottrain_operator.api.bookkeeping import Bookkeeping, TimeParts
 from spottrain_operator.api.data_cache import DataCache
 from spottrain_operator.api.node_pools import CapacityType, Pool
 from spottrain_operator.api.volumes import ObjectRef
@@ -253,7 +254,7 @@ class ConditionStatus:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankRecord:
-    """One pod of an attempt, recorded once it was seen."""
+    """A pod of an attempt whose trainer ended with another exit code than that of rank 0."""
 
     rank: int
     node: str = ""
@@ -303,14 +304,17 @@ class AttemptRecord:
     last_step: int | None = None
     durable_step: int | None = None
     spent: Decimal = Decimal(0)
-    """US dollars of its nodes, refunds taken off."""
+    """US dollars of its nodes."""
     unknown_seconds: Decimal = Decimal(0)
     """Node-seconds of it whose price is not known; they are not in `spent`."""
-    use_seconds: Decimal = Decimal(0)
-    """Node-seconds of `cost.use` that are its own."""
-    on_demand_use: Decimal = Decimal(0)
-    """Its part of `cost.onDemandUse`."""
+    created_workers: int = 0
+    """How many of its pods have been seen. Once all have, one that is missing is lost."""
     ranks: tuple[RankRecord, ...] = ()
+
+    @property
+    def complete(self) -> bool:
+        """Whether all of its pods have been seen."""
+        return self.created_workers >= max(self.workers, 1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -333,7 +337,9 @@ class ProgressStatus:
     grace_seconds: float | None = None
     warning: str = ""
     waiting_for: str = ""
-    time: datetime | None = None
+    ignored_settings: str = ""
+    """Fields of spec.training that the script's loop does not apply, separated by commas."""
+    poll_time: datetime | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -342,149 +348,24 @@ class OutputStatus:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class AttemptShare:
-    """What an attempt has paid for a node."""
-
-    number: int
-    spent: Decimal = Decimal(0)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class NodeCost:
-    """A node that has, or had, pods of the job, and how far it is accounted.
-
-    It is kept until its time is over and its pods are gone, so that nothing is counted twice.
-    """
-
-    name: str
-    created: datetime | None = None
-    """None: the node was gone before it was seen."""
-    instance_type: str = ""
-    zone: str = ""
-    capacity_type: str = ""
-    platform: str = ""
-    gpus: int = 0
-    """GPUs of the node."""
-    used: int = 0
-    """GPUs of the job's pods there, of the last attempt."""
-    fraction: Decimal | None = None
-    """The job's share of a node of which it uses no GPU, by its last attempt; None: unknown."""
-    start: datetime
-    """Since when the job pays for it."""
-    bound: datetime
-    """When the job's first pod was bound to it."""
-    ended: datetime | None = None
-    """When the last of the job's pods there ended; None while one runs."""
-    accounted: datetime
-    """Up to when it is in the sums."""
-    attempt: int = 0
-    """The attempt that pays for it now: the one whose pod was bound there last."""
-    spent: Decimal = Decimal(0)
-    """The job's share up to then, in case the cloud does not bill it."""
-    seconds: Decimal = Decimal(0)
-    """Its node-seconds up to then, by the job's share."""
-    use_seconds: Decimal = Decimal(0)
-    """Of these, while pods of the job ran."""
-    paid_by: tuple[AttemptShare, ...] = ()
-    """Who has paid `spent`; kept while the cloud may not bill it."""
-    reclaimed: bool = False
-    """Whether EC2 announced to take this spot instance back."""
-    closed: bool = False
-    """Whether its time is over: no more is added while it is kept."""
-
-    @property
-    def share(self) -> Decimal:
-        """The job's share of the node: by GPUs where it uses any, else `fraction`; else all of it."""
-        share = Decimal(self.used) / self.gpus if self.gpus and self.used else self.fraction
-        return min(Decimal(1), share or Decimal(1))
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class CostStatus:
     """Sums of a job, in US dollars."""
 
-    state: str = ""
     spent: Decimal = Decimal(0)
-    """use + boot + idle - refunded."""
+    """use + boot + idle."""
     use: Decimal = Decimal(0)
     boot: Decimal = Decimal(0)
     idle: Decimal = Decimal(0)
-    refunded: Decimal = Decimal(0)
-    """Of the three, what AWS does not bill."""
-    whole_nodes: Decimal = Decimal(0)
-    """The three, without shares of nodes."""
     unknown_seconds: Decimal = Decimal(0)
     """Node-seconds whose price is not known; they are in none of the sums."""
-    use_seconds: Decimal = Decimal(0)
-    boot_seconds: Decimal = Decimal(0)
-    idle_seconds: Decimal = Decimal(0)
-    """Node-seconds of the three, by shares of nodes, with or without a known price."""
-    refunded_seconds: Decimal = Decimal(0)
-    """Of these, what AWS does not bill."""
-    refunded_use_seconds: Decimal = Decimal(0)
-    """Of `use_seconds`, what AWS does not bill."""
-    on_demand_use: Decimal = Decimal(0)
-    """`use` at the on-demand prices of the same instance types and zones."""
-    on_demand_unknown_seconds: Decimal = Decimal(0)
-    """Node-seconds of `use` whose on-demand price is not known; they are not in `on_demand_use`."""
     on_demand_ideal: Decimal = Decimal(0)
     """The part of it that a run without interruptions pays too (policies/saving.py)."""
     saving: str = ""
     """1 - spent / on_demand_ideal, as 61.7%; Unknown where any price or the trainer's time is."""
-    best_step: int | None = None
-    """Step of the evaluation with the lowest loss."""
-    best_seconds: Decimal = Decimal(0)
-    """Node-seconds that were paid when it was first reported."""
-    after_best_seconds: Decimal = Decimal(0)
-    """Node-seconds that were paid since then."""
-    time: datetime | None = None
+    update_time: datetime | None = None
     """Up to when the sums are."""
-    nodes: tuple[NodeCost, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AttemptTime:
-    """An attempt whose seconds are not in `GoodputStatus.closed` yet, and what is known of them."""
-
-    number: int
-    bound: datetime
-    """Since when all of its pods have a node."""
-    nodes: Decimal = Decimal(0)
-    """Number of these nodes, by shares of their GPUs."""
-    started: datetime | None = None
-    """Start of rank 0's container."""
-    stopped: datetime | None = None
-    """End of rank 0's container."""
-    ended: datetime | None = None
-    """When all of its pods had ended."""
-    reported: datetime | None = None
-    """When rank 0 gave `split`."""
-    split: TimeSplit | None = None
-    final: bool = False
-    """Whether `split` is that of the termination message."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TimeParts:
-    """Seconds, by where they went."""
-
-    productive: Decimal = Decimal(0)
-    startup: Decimal = Decimal(0)
-    data_wait: Decimal = Decimal(0)
-    checkpoint_stall: Decimal = Decimal(0)
-    restore: Decimal = Decimal(0)
-    rollback: Decimal = Decimal(0)
-    waiting: Decimal = Decimal(0)
-    other: Decimal = Decimal(0)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TimeSums(TimeParts):
-    """Sums over attempts, by where their time went."""
-
-    productive_node_seconds: Decimal = Decimal(0)
-    on_demand_ideal: Decimal = Decimal(0)
-    """US dollars: as in CostStatus."""
+    lost_time: datetime | None = None
+    """Until then the sums are those that the status had, because the bookkeeping was lost."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -500,28 +381,17 @@ class GoodputStatus(TimeParts):
     scheduling: str = ""
     """allocated / wanted."""
     paid: str = ""
-    """Productive node-seconds / billed node-seconds."""
-    time: datetime | None = None
-    """Up to when the sums are."""
-    elapsed: Decimal = Decimal(0)
-    """`wanted` by the clock: overlaps count once."""
-    covered: Decimal = Decimal(0)
-    """Of these, while an attempt of `closed` had all of its nodes."""
-    covered_until: datetime | None = None
-    """The latest end of those attempts."""
-    counted: int = 0
-    """Number of the latest attempt in `closed`."""
-    closed: TimeSums = TimeSums()
-    """Sums of the attempts that are over."""
-    attempts: tuple[AttemptTime, ...] = ()
-    """The others that have a node."""
+    """Productive node-seconds / paid node-seconds."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Status:
     observed_generation: int | None = None
     phase: str = ""
-    ready: str = ""
+    workers: int | None = None
+    """Number of pods of the current attempt."""
+    ready_workers: int = 0
+    """How many of them run."""
     conditions: tuple[ConditionStatus, ...] = ()
     defaults: AppliedDefaults | None = None
     template_hash: str = ""
@@ -529,7 +399,6 @@ class Status:
     attempt: int = 0
     failures: int = 0
     interruptions: int = 0
-    spot_reclaims: tuple[datetime, ...] = ()
     no_progress: int = 0
     interrupted_at_step: int | None = None
     active_since: datetime | None = None
@@ -634,6 +503,8 @@ class Job:
     """Name of the Kueue LocalQueue that must admit it, from its label; "" without one."""
     queue_priority: str = ""
     """Name of its WorkloadPriorityClass, from its label."""
+    old_books: Bookkeeping | None = None
+    """The bookkeeping in a status that version 0.3 wrote."""
     unknown: Mapping[str, Any] = field(default_factory=dict)
     """Fields of the status that a newer operator has written (api/unknown_fields.py)."""
 
@@ -668,13 +539,20 @@ class Job:
         return names.workload_name(self.key.name, self.key.uid)
 
     @property
+    def books_name(self) -> str:
+        return names.books_name(self.key.name, self.key.uid)
+
+    @property
     def cleanup_name(self) -> str:
         return names.cleanup_name(self.key.name, self.key.uid)
 
 
-KEPT_ATTEMPTS = 20
-KEPT_RANKS = 3
-"""Number of latest attempts that keep a record of each pod; a gang may have a thousand."""
+KEPT_ATTEMPTS: Final = 10
+"""Number of latest attempts in the status. Its other counters tell of the earlier ones."""
+KEPT_WHOLE: Final = 2
+"""Number of latest attempts whose texts are kept whole."""
+EVIDENCE_LIMIT: Final = 800
+OLD_EVIDENCE_LIMIT: Final = 120
 
 
 def with_record(status: Status, record: AttemptRecord) -> Status:
@@ -682,9 +560,19 @@ def with_record(status: Status, record: AttemptRecord) -> Status:
         return status
     others = [r for r in status.attempts if r.number != record.number]
     every = sorted((*others, record), key=lambda r: r.number)
-    current = status.attempt  # stays, however many requests came after it
+    current = status.attempt  # stays whole, however many requests came after it
     kept = [r for r in every[:-KEPT_ATTEMPTS] if r.number == current] + every[-KEPT_ATTEMPTS:]
-    listed = {current, *(r.number for r in kept[-KEPT_RANKS:])}
-    return replace(
-        status, attempts=tuple(r if r.number in listed or not r.ranks else replace(r, ranks=()) for r in kept)
-    )
+    recent, newest = {r.number for r in kept[-KEPT_WHOLE:]}, kept[-1].number
+
+    def shown(record: AttemptRecord) -> AttemptRecord:
+        if record.number in (current, newest):
+            return record
+        return replace(record, choice="") if record.number in recent else _shortened(record)
+
+    return replace(status, attempts=tuple(map(shown, kept)))
+
+
+def _shortened(record: AttemptRecord) -> AttemptRecord:
+    """Returns the record of an attempt that is long over without what only a running one needs."""
+    evidence = record.evidence[:OLD_EVIDENCE_LIMIT]
+    return replace(record, evidence=evidence, pod="", choice="", platform="", notice_seconds=None, ranks=())

@@ -18,7 +18,8 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails, PydanticSerializationError, to_json
 from spottrain.contract import TimeSplit
 
-from spottrain_operator.api import data_cache, gpus, injected, sync, template, volumes
+from spottrain_operator.api import data_cache, gpus, injected, sync, template, upgrade, volumes
+from spottrain_operator.api.bookkeeping import Bookkeeping
 from spottrain_operator.api.node_pools import CapacityType, Pool, type_asked_for
 from spottrain_operator.api.training_job import (
     AppliedDefaults,
@@ -51,7 +52,10 @@ A default that a later definition adds in one of them would change the hash of e
 # --- from JSON to dataclasses -----------------------------------------------------------------------------
 def parse_job(raw: Mapping[str, Any]) -> Job:
     """Parses a job. An invalid spec makes its `spec` None and its `invalid` a sentence."""
-    meta, status = raw["metadata"], parse_status(raw.get("status") or {})
+    meta, written = raw["metadata"], raw.get("status") or {}
+    old_books = upgrade.books_of_0_3(written)
+    written = upgrade.status_of_0_3(written) if upgrade.is_of_0_3(written) else written
+    status = parse_status(written)
     spec, invalid = _spec_or_sentence(raw.get("spec"), status.defaults)
     labels = meta.get("labels") or {}
     key, version = identity(raw)
@@ -66,7 +70,8 @@ def parse_job(raw: Mapping[str, Any]) -> Job:
         invalid=invalid,
         status=status,
         template_hash=_template_hash(raw["spec"]) if spec is not None else "",
-        unknown=unknown_fields(raw.get("status") or {}, status),
+        unknown=unknown_fields(written, status),
+        old_books=decode(Bookkeeping, old_books, "status") if old_books is not None else None,
         team=labels.get(TEAM_LABEL, ""),
         queue=labels.get(QUEUE_LABEL, ""),
         queue_priority=labels.get(QUEUE_PRIORITY_LABEL, ""),

@@ -379,7 +379,6 @@ def node_view(raw: Raw) -> NodeView:
         gpus=gpus.counted((raw.get("status") or {}).get("allocatable") or {}),
         allocatable=resources.of_node((raw.get("status") or {}).get("allocatable") or {}),
         notice=_annotated_notice(annotations) or _tainted_notice(raw) or node_signals.notice(raw),
-        reclaimed=node_signals.reclaimed(raw),
         save_advised=_advice(annotations) or node_signals.advice(raw),
         leaving=node_signals.leaving(raw),
         cordoned=bool((raw.get("spec") or {}).get("unschedulable")),

@@ -11,7 +11,18 @@ from typing import Any, Final
 
 from spottrain_operator import names
 
-SPECIAL: Final = {"checkpoint_uri": "checkpointURI", "max_cost_usd": "maxCostUSD"}
+SPECIAL: Final = {
+    "checkpoint_uri": "checkpointURI",
+    "max_cost_usd": "maxCostUSD",
+    "active_since": "startTime",
+    "gate_until": "gateEndTime",
+    "next_start": "nextStartTime",
+    "started": "startTime",
+    "bound": "boundTime",
+    "stepped": "firstStepTime",
+    "ended": "endTime",
+    "start_error_since": "startErrorTime",
+}
 """JSON names that the camelCase rule does not produce."""
 
 

@@ -40,6 +40,7 @@ from spottrain_operator.api.observed import (
     Refusal,
     Release,
     Tell,
+    WriteBooks,
 )
 from spottrain_operator.api.template import admission_words
 from spottrain_operator.api.training_job import Job, JobKey, Status
@@ -353,7 +354,7 @@ def _description(action: Action) -> str:
             return f"write the status of Workload {workload.name}"
         case Discard(workload=workload):
             return f"delete Workload {workload.name}"
-        case Create(manifest=manifest) | Provide(manifest=manifest):
+        case Create(manifest=manifest) | Provide(manifest=manifest) | WriteBooks(manifest=manifest):
             return f"create {manifest.get('kind', 'Pod')} {manifest['metadata']['name']}"
 
 
@@ -367,6 +368,9 @@ async def _request(action: Action, job: Job, context: Context) -> Result:
             return await _provide(action, job.key, context)
         case DeleteJob():
             return await _delete_job(job.key, context)
+        case WriteBooks(manifest=manifest):
+            await context.cluster.write_config_map(manifest)
+            return Done()
         case Hold(on=on):
             return await _hold(job, on, context)
         case Tell() | Discard():

@@ -11,6 +11,7 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from spottrain_operator.api import kueue, native_gangs
+from spottrain_operator.api.bookkeeping import Bookkeeping
 from spottrain_operator.api.node_pools import ChosenPool
 from spottrain_operator.api.observed import (
     Action,
@@ -26,10 +27,12 @@ from spottrain_operator.api.observed import (
     Provide,
     Release,
     Tell,
+    WriteBooks,
 )
 from spottrain_operator.api.training_job import AppliedDefaults, Status
 from spottrain_operator.names import SAVE_ADVISED_ANNOTATION, Condition
 from spottrain_operator.policies import (
+    accounting,
     admission,
     capacity,
     cheapest,
@@ -37,14 +40,12 @@ from spottrain_operator.policies import (
     cleanup,
     cost_limit,
     gang,
-    goodput,
     handover,
     hang,
     ledger,
     lifecycle,
     placement,
     runtime,
-    saving,
     starting,
 )
 from spottrain_operator.policies.cause import notice_of
@@ -86,14 +87,14 @@ NODES_RECHECK: Final = timedelta(seconds=30)
 
 
 # --- the status -----------------------------------------------------------------------------------------
-def settled(o: Observed, status: Status) -> Status:
-    """Returns the status with all facts from pods and progress; those alone are written at intervals."""
+def settled(o: Observed, status: Status) -> tuple[Status, Bookkeeping]:
+    """Returns the status with all facts from pods and progress, and the bookkeeping."""
     status = handover.withdrawn(o, status)
     if o.job.deleting:
-        return with_deletion(with_pods(status, o), o)
+        return with_deletion(with_pods(status, o), o), o.books
     if _being_checked(o, status):
-        return status
-    return saving.with_saving(goodput.with_goodput(ledger.with_costs(_with_progress(o, status), o), o), o)
+        return status, o.books
+    return accounting.settled(o, _with_progress(o, status))
 
 
 def _with_progress(o: Observed, status: Status) -> Status:
@@ -155,6 +156,14 @@ def removal(o: Observed, pod: PodView) -> Delete:
         return Delete(pod=pod, grace=0)
     hurried = pod.sync is not None and pod.uploading is None
     return Delete(pod=pod, grace=min(pod.grace, SYNC_STOP) if hurried else None)
+
+
+def kept(o: Observed, status: Status, books: Bookkeeping) -> tuple[Bookkeeping, tuple[Action, ...]]:
+    """Writes the bookkeeping where that is due: before the status, after which pods are released."""
+    if not accounting.write_due(o, status, books):
+        return books, ()
+    books = replace(books, written=o.now)
+    return books, (WriteBooks(manifest=objects.books(o.job, books)),)
 
 
 def after(o: Observed, status: Status, before: tuple[Action, ...]) -> Iterator[Action]:
@@ -311,9 +320,11 @@ def advice(o: Observed) -> Iterator[Action]:
 
 
 # --- the next recheck -----------------------------------------------------------------------------------
-def recheck_after(o: Observed, status: Status, actions: tuple[Action, ...] = ()) -> timedelta | None:
+def recheck_after(
+    o: Observed, status: Status, books: Bookkeeping, actions: tuple[Action, ...] = ()
+) -> timedelta | None:
     """Returns the delay after which time alone changes the decision; None for never."""
-    later = [t - o.now for t in _times(o, status) if t is not None and t > o.now]
+    later = [t - o.now for t in _times(o, status, books) if t is not None and t > o.now]
     if any(isinstance(a, Create) for a in actions):
         # The watch event of a pod that is cached from its POST is ignored, and a pod that no scheduler
         # handles has no other event.
@@ -321,17 +332,17 @@ def recheck_after(o: Observed, status: Status, actions: tuple[Action, ...] = ())
     return min(later) + timedelta(milliseconds=50) if later else None
 
 
-def _times(o: Observed, status: Status) -> Iterator[datetime | None]:
+def _times(o: Observed, status: Status, books: Bookkeeping) -> Iterator[datetime | None]:
     if o.job.deleting and o.job.holds_checkpoints:
         yield o.now + cleanup.RECHECK
-    yield ledger.recheck(status, o)
+    yield ledger.recheck(books.ledger, o)
     yield _queue_recheck(o, status)
     if status.terminal and (end := lifecycle.ends_of_life(o, status)) is not None:
         yield max(end, o.now + AT_ONCE)
     if not status.terminal:
         yield status.next_start
         yield lifecycle.deadline(o, status)
-        yield cost_limit.due(o, status)
+        yield cost_limit.due(o, books)
         yield hang.due(o)
         yield starting.due(o)
         yield starting.next_read(o)

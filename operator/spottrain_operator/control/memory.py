@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
+from spottrain_operator.api.bookkeeping import Bookkeeping
 from spottrain_operator.api.kueue import Assigned
 from spottrain_operator.api.node_pools import NOTHING
 from spottrain_operator.api.observed import (
@@ -105,6 +106,8 @@ class Memory:
         """Until when a pod may have waited for a volume, and whether one waited in the last reconcile."""
         self.unwritten: dict[JobKey, datetime] = {}
         """By when facts that are not in the status yet must be written (pacing.py)."""
+        self.books: dict[JobKey, Bookkeeping] = {}
+        """The bookkeeping of each job, newer than its ConfigMap."""
         self.applied: dict[JobKey, AppliedDefaults] = {}
         """Defaults with which a job's pod was dry-run, until its status holds them."""
         self.large: dict[JobKey, datetime] = {}
@@ -157,6 +160,7 @@ class Memory:
             self.events,
             self.annotations,
             self.applied,
+            self.books,
             self._admitted,
             self.volume_waits,
             self.unwritten,

@@ -4,17 +4,20 @@ stale."""
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from spottrain_operator.api import kueue as kueues
+from spottrain_operator.api.bookkeeping import Bookkeeping
 from spottrain_operator.api.job_defaults import NO_DEFAULTS, JobDefaults, applied, of_config_map
 from spottrain_operator.api.kueue import Admission, Assigned, Kueue, KueueApi, WorkloadView
 from spottrain_operator.api.node_pools import Pool
 from spottrain_operator.api.observed import ClaimView, Limits, NodeView, Observed, PodView
 from spottrain_operator.api.prices import NO_PRICES, PriceList
+from spottrain_operator.api.stored_books import books_of_config_map
 from spottrain_operator.api.training_job import AppliedDefaults, Job, JobKey
 from spottrain_operator.api.validation import parse_job, with_defaults
 from spottrain_operator.api.views import (
@@ -29,9 +32,12 @@ from spottrain_operator.control.caches import Caches, Listed
 from spottrain_operator.control.memory import EventsRead, FlavorRead, Learned, Memory
 from spottrain_operator.errors import ApiError, ApiFailure, InvalidSpec
 from spottrain_operator.io.cluster import Cluster
+from spottrain_operator.io.logs import about
 from spottrain_operator.names import DEFAULTS_CONFIG_MAP, JOB_UID_LABEL, Condition
-from spottrain_operator.policies import claims, handover, ledger, placement, starting
+from spottrain_operator.policies import accounting, claims, handover, ledger, placement, starting
 from spottrain_operator.policies.pod_end import trainer_ended
+
+logger = logging.getLogger(__name__)
 
 NO_KUEUE: Final = Kueue()
 NEVER: Final = datetime.min.replace(tzinfo=UTC)
@@ -84,7 +90,8 @@ async def observe(
     current = [p for p in pods if p.attempt == job.status.attempt]
     others = await _deleted_jobs_pods(job, caches, cluster)
     predecessors = tuple(pod for listed in others for pod in listed.pods)
-    nodes, fetched, absent = await _nodes(job, (*pods, *predecessors), caches, cluster)
+    books = memory.books.get(job.key) or await _books(job, cluster, now)
+    nodes, fetched, absent = await _nodes(job, (*pods, *predecessors), books, caches, cluster)
     found = caches.nodes.found | memory.node_pools
     for node in fetched:
         found |= node.found
@@ -100,6 +107,7 @@ async def observe(
         default_pool=default_pool,
         pools=pools,
         applied=filled_in,
+        books=books,
         admitted=memory.admitted(job),
         sample=memory.samples.get(job.key),
         silence=memory.silences.get(job.key),
@@ -167,6 +175,23 @@ async def _config_map(key: JobKey, cluster: Cluster) -> dict[str, Any] | None:
         raise InvalidSpec(
             f"ConfigMap {DEFAULTS_CONFIG_MAP} of namespace {key.namespace} cannot be read: {error}"
         ) from error
+
+
+async def _books(job: Job, cluster: Cluster, now: datetime) -> Bookkeeping:
+    """Reads the bookkeeping of a job that this process has not seen yet; rebuilds it where there is none."""
+    if not job.status.attempt:
+        return Bookkeeping()
+    raw = await cluster.get_config_map(job.key.namespace, job.books_name)
+    if raw is None and job.old_books is not None:
+        return replace(job.old_books, written=NEVER)
+    if raw is None:
+        return accounting.rebuilt(job.status, now)
+    try:
+        return books_of_config_map(raw)
+    except InvalidSpec as error:
+        words = "%s: ConfigMap %s is rebuilt: %s"
+        logger.warning(words, job.key, job.books_name, error, extra=about(job.key))
+        return accounting.rebuilt(job.status, now)
 
 
 async def _events(
@@ -296,7 +321,7 @@ def _seems_lost(job: Job, pods: tuple[PodView, ...]) -> bool:
     if record is None or record.cause or job.status.terminal:
         return False
     there = {p.rank for p in pods if p.attempt == job.status.attempt and not p.stray}
-    return any(r.rank not in there for r in record.ranks)
+    return record.complete and not there.issuperset(range(max(record.workers, 1)))
 
 
 async def _cleanup(job: Job, cluster: Cluster) -> dict[str, Any] | None:
@@ -330,7 +355,7 @@ async def _deleted_jobs_pods(job: Job, caches: Caches, cluster: Cluster) -> list
 
 
 async def _nodes(
-    job: Job, pods: tuple[PodView, ...], caches: Caches, cluster: Cluster
+    job: Job, pods: tuple[PodView, ...], books: Bookkeeping, caches: Caches, cluster: Cluster
 ) -> tuple[dict[str, NodeView], tuple[NodeView, ...], tuple[str, ...]]:
     """Returns the nodes of `Observed.nodes`, by name.
 
@@ -341,8 +366,8 @@ async def _nodes(
     """
     avoided = {name for pod in pods if placement.is_kept_off(pod) for name in pod.avoids}
     nodes = {**caches.nodes.noticed(), **caches.nodes.with_hostnames(avoided)}
-    named = {p.node for p in pods if p.node} | ledger.open_nodes(job.status)
-    named |= placement.known_nodes(job) | placement.faulty_nodes(job.status)
+    named = {p.node for p in pods if p.node} | ledger.open_nodes(books.ledger)
+    named |= placement.known_nodes(job.status, books) | placement.faulty_nodes(job.status)
     in_use = {p.node for p in pods if not trainer_ended(p)}
     lacking = {name for name in named if caches.nodes.get(name) is None}
     asked = sorted(name for name in lacking if name in in_use or not caches.nodes.is_removed(name))

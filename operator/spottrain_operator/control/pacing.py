@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from spottrain_operator.api.observed import Limits, Plan
-from spottrain_operator.api.training_job import AttemptRecord, ConditionStatus, RankRecord, Status
+from spottrain_operator.api.training_job import AttemptRecord, ConditionStatus, Status
 from spottrain_operator.names import Condition
 
 AT_ONCE: Final = timedelta(0)
@@ -20,9 +20,7 @@ TOLD: Final = frozenset(
         Condition.SCHEDULED,
         Condition.RUNNING,
         Condition.CHECKPOINT_DURABLE,
-        Condition.SAVE_FITS,
         Condition.RUNTIME_ATTACHED,
-        Condition.SETTINGS_APPLIED,
         Condition.INTERRUPTED,
     }
 )
@@ -65,7 +63,7 @@ def _decided(status: Status) -> Status:
     return replace(
         status,
         phase="",
-        ready="",
+        ready_workers=0,
         conditions=tuple(_verdict(c) for c in status.conditions if c.type not in TOLD),
         known_durable_step=None,
         attempts=tuple(map(_decided_of, status.attempts)),
@@ -95,9 +93,7 @@ def _decided_of(record: AttemptRecord) -> AttemptRecord:
         ended=record.ended,
         start_error_since=record.start_error_since,
         exit_code=record.exit_code,
-        ranks=tuple(
-            RankRecord(rank=r.rank, exit_code=r.exit_code) for r in record.ranks if r.exit_code is not None
-        ),
+        ranks=record.ranks,
     )
 
 
@@ -107,8 +103,8 @@ def _of_pods(status: Status) -> tuple[object, ...]:
     conditions = (
         (c.type, c.status, c.reason, c.message if c.type in WORDY else "") for c in status.conditions
     )
-    pods = (record.started, record.bound, record.ranks) if record is not None else ()
-    return status.phase, status.ready, tuple(conditions), *pods
+    pods = (record.started, record.bound, record.created_workers) if record is not None else ()
+    return status.phase, status.ready_workers, tuple(conditions), *pods
 
 
 def _shown(status: Status) -> tuple[str, frozenset[str]]:

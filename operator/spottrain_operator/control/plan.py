@@ -30,6 +30,7 @@ from spottrain_operator.api.observed import (
     without_reports,
 )
 from spottrain_operator.api.training_job import (
+    EVIDENCE_LIMIT,
     AttemptRecord,
     FailurePolicy,
     Status,
@@ -39,6 +40,7 @@ from spottrain_operator.api.wire import deadline_annotations
 from spottrain_operator.control import follow
 from spottrain_operator.names import Cause, Condition, Reason
 from spottrain_operator.policies import (
+    accounting,
     capacity,
     cheapest,
     claims,
@@ -75,12 +77,13 @@ MIN_GRACE: Final = 2
 
 
 def plan(o: Observed) -> Plan:
-    o = cost_limit.with_spending(o)
+    o = cost_limit.with_spending(accounting.with_nodes(o))
     decision = decide(o, RULES)
     released = o.job.deleting and any(isinstance(a, Hold) for a in decision.before)  # then it is gone
-    status = decision.status if released else follow.settled(o, decision.status)
+    status, books = (decision.status, o.books) if released else follow.settled(o, decision.status)
     changed = status != o.job.status
-    before = (*follow.stale_first(o), *follow.hold_first(o), *decision.before)
+    books, writes = follow.kept(o, status, books)
+    before = (*follow.stale_first(o), *follow.hold_first(o), *writes, *decision.before)
     actions = tuple(follow.after(o, status, before))
     return Plan(
         reason=decision.reason,
@@ -89,8 +92,9 @@ def plan(o: Observed) -> Plan:
         status=status if changed else None,
         after=actions,
         events=(*decision.events, *(events_between(o, status) if changed else ())),
-        measurements=measurements_between(o, status) if changed else (),
-        recheck_after=follow.recheck_after(o, status, actions),
+        measurements=measurements_between(o, status, books) if changed else (),
+        recheck_after=follow.recheck_after(o, status, books, actions),
+        books=books,
     )
 
 
@@ -464,7 +468,7 @@ def _stop(o: Observed, ending: Ending) -> Decision:
     stopping = replace(
         record,
         stopping=str(ending.cause),
-        evidence=ending.evidence[:4000],
+        evidence=ending.evidence[:EVIDENCE_LIMIT],
         charged=ending.charged,
         faulty_node=ending.node or record.faulty_node,
         reason=ending.reason,
@@ -480,7 +484,7 @@ def _with_ending(o: Observed, status: Status, attempt: int, ending: Ending) -> S
     with_cause = replace(
         record,
         cause=str(ending.cause),
-        evidence=ending.evidence[:4000],
+        evidence=ending.evidence[:EVIDENCE_LIMIT],
         charged=ending.charged,
         faulty_node=ending.node or record.faulty_node,
         reason=ending.reason,
@@ -496,7 +500,6 @@ def _end_attempt(o: Observed, ending: Ending) -> Decision:
     status = _with_ending(o, with_pods(with_heard_steps(old, o), o), old.attempt, ending)
     reports = spec is not None and spec.checkpoint.ours
     status = restart.counted(status, ending, reports=reports)
-    status = capacity.with_reclaim(o, status, ending)
     if ending.cause is Cause.STORE_UNREACHABLE:
         status = with_store_unreachable(status, o, old.attempt, ending.evidence)
     stop: tuple[str, str] | None = None

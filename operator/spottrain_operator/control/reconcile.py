@@ -93,6 +93,8 @@ class Reconciler:
         context = Context(cluster=self.cluster, caches=self.caches, memory=self.memory, now=observed.now)
         match await apply(job, made, context):
             case Done(again=again):
+                if made.books is not None:
+                    self.memory.books[key] = made.books
                 if not again and _pods(job) >= LARGE:
                     self.memory.large[key] = self.now()
                 return AT_ONCE if again else made.recheck_after

@@ -27,8 +27,7 @@ from spottrain_operator.errors import ApiError, ApiFailure
 from spottrain_operator.io.cluster import Cluster
 from spottrain_operator.io.metrics import COMPARED, GOODPUT, JOBS, ON_DEMAND, RESYNCS, SPENT, UNPRICED
 from spottrain_operator.names import NODE_POOLS, Phase
-from spottrain_operator.policies.goodput import PARTS
-from spottrain_operator.policies.ledger import UNKNOWN
+from spottrain_operator.policies.goodput import PARTS, UNKNOWN
 
 logger = logging.getLogger(__name__)
 SPREAD_SECONDS: Final = 1.0

@@ -92,6 +92,9 @@ class Cluster(Protocol):
 
     async def get_config_map(self, namespace: str, name: str) -> Json | None: ...
 
+    async def write_config_map(self, manifest: Json) -> None:
+        """Creates a ConfigMap of ours, or replaces what it has."""
+
     async def get_custom(self, kind: str, name: str, namespace: str = "") -> Json | None:
         """Returns an object of `group/version/plural`."""
 
@@ -269,6 +272,11 @@ class KubeCluster:
             query["dryRun"] = "All"
         path = _pods(manifest["metadata"]["namespace"])
         return await self._call("POST", path, query=query, body=manifest, priority=Priority.BULK)
+
+    async def write_config_map(self, manifest: Json) -> None:
+        meta = manifest["metadata"]
+        path = f"/api/v1/namespaces/{meta['namespace']}/configmaps/{meta['name']}"
+        await self._patch(path, manifest, APPLY, {"force": "true"}, priority=Priority.BULK)
 
     async def delete_pod(
         self, namespace: str, name: str, *, uid: str, grace: int | None, resource_version: int | None = None

@@ -7,14 +7,13 @@ attempt's record before a pod is created, so a crash cannot choose twice.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Final
 
 from spottrain_operator.api import validation
 from spottrain_operator.api.node_pools import LEAST_WINDOW, CapacityType, ChosenPool, Pool, as_chosen, chosen
-from spottrain_operator.api.observed import Ending, Observed
+from spottrain_operator.api.observed import Observed
 from spottrain_operator.api.training_job import CHOICE_LIMIT, AttemptRecord, Status, TrainingJobSpec
 from spottrain_operator.api.wire import rfc3339
 from spottrain_operator.errors import InvalidSpec
@@ -23,8 +22,6 @@ from spottrain_operator.policies import claims, cost_limit, gang, lifecycle, nod
 
 RECLAIMS: Final = frozenset({Cause.SPOT_NOTICE, Cause.NODE_LOST, Cause.NODE_SHUTDOWN, Cause.DISRUPTED})
 """Endings that are caused by the pool."""
-MAX_RECLAIMS: Final = 1000
-"""The maximum of spotFirst.interruptions."""
 RECLAIM_WINDOW: Final = timedelta(hours=1)
 """In which spotFirst.interruptions are counted."""
 NEVER: Final = datetime.min.replace(tzinfo=UTC)
@@ -151,12 +148,10 @@ def _falls_back(spec: TrainingJobSpec, status: Status, o: Observed) -> bool:
     rule = spec.capacity.spot_first
     since = o.now - RECLAIM_WINDOW
     reclaims = [r for r in _spot(status) if r.cause in RECLAIMS and _end(r, o.now) >= since]
-    older = [t for t in status.spot_reclaims if t >= since]
     all_dry = all_spot_dry(o, status, timedelta(seconds=rule.return_after_seconds))
     if last := _moved_back(status):
         reclaims = [r for r in reclaims if r.number > last]
-    many = max(len(reclaims), len(older))
-    return all_dry or many >= rule.interruptions
+    return all_dry or len(reclaims) >= rule.interruptions
 
 
 def all_spot_dry(o: Observed, status: Status, recent: timedelta = REST) -> bool:
@@ -193,23 +188,6 @@ def stays_on_spot(o: Observed, status: Status) -> str:
     on_demand = (p for p in pools_of(o) if p.type is CapacityType.ON_DEMAND)
     pool = next((p for p in on_demand if node_prices.hourly(o, status, p) is None), None)
     return f"the price of {node_prices.words(o, status, pool)} is unknown" if pool is not None else ""
-
-
-def with_reclaim(o: Observed, status: Status, ending: Ending) -> Status:
-    """Adds a spot reclaim to the recent times, because records are kept for 20 attempts only.
-
-    `status` already includes the ending. A move back to spot clears the times before it.
-    """
-    if o.job.spec is None:
-        return status
-    if o.job.spec.capacity.type is not CapacityType.SPOT_FIRST or ending.cause is Cause.MOVED:
-        return replace(status, spot_reclaims=())
-    record = status.current
-    if record is None or record.capacity_type != CapacityType.SPOT or ending.cause not in RECLAIMS:
-        return status
-    since = o.now - RECLAIM_WINDOW
-    times = (*(t for t in status.spot_reclaims if t >= since), o.now.replace(microsecond=0))
-    return replace(status, spot_reclaims=times[-MAX_RECLAIMS:])
 
 
 def _moved_back(status: Status) -> int:

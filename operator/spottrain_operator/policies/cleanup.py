@@ -46,8 +46,7 @@ def never_ran(o: Observed) -> bool:
 
 
 def _may_have_run(record: AttemptRecord) -> bool:
-    had_node = bool(record.node) or any(rank.node for rank in record.ranks)
-    return had_node if record.ran is None else record.ran
+    return bool(record.node) if record.ran is None else record.ran
 
 
 def state(o: Observed) -> tuple[Reason, str]:

@@ -1,8 +1,6 @@
 """spec.capacity.maxCostUSD: when a job has cost so much, and what unknown prices mean for the limit. Pure.
 
 The sums of status.cost are written each few minutes only, so the limit is checked with the sums as of now.
-What the cloud does not bill is known only when a node has gone. It counts for the limit all the same: else a
-job that was stopped would start again by itself.
 """
 
 from __future__ import annotations
@@ -13,8 +11,8 @@ from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Final
 
+from spottrain_operator.api.bookkeeping import Bookkeeping
 from spottrain_operator.api.observed import Observed, Spending
-from spottrain_operator.api.training_job import Status
 from spottrain_operator.names import Condition, Reason
 from spottrain_operator.policies import ledger
 from spottrain_operator.policies.runtime import Verdict
@@ -28,11 +26,10 @@ def with_spending(o: Observed) -> Observed:
     if _limit(o) is None or o.spending is not None:
         return o
     at = o.now.replace(microsecond=0)
-    sums, later = ledger.sums_until(o, at, at + AHEAD)
-    spent, then = sums.spent + sums.refunded, later.spent + later.refunded
+    sums, later = (found.sums for found in ledger.ledgers_at(o, at, at + AHEAD))
     found = Spending(
-        spent=spent,
-        per_second=max(Decimal(0), then - spent) / int(AHEAD.total_seconds()),
+        spent=sums.spent,
+        per_second=(later.spent - sums.spent) / int(AHEAD.total_seconds()),
         at=at,
         known=not later.unknown_seconds,
         priced=later.unknown_seconds == sums.unknown_seconds,
@@ -50,14 +47,14 @@ def reached(o: Observed) -> bool:
     return limit is not None and o.spending is not None and o.spending.spent >= limit
 
 
-def due(o: Observed, status: Status) -> datetime | None:
+def due(o: Observed, books: Bookkeeping) -> datetime | None:
     """Returns when to check the limit again: when it will be reached at the present rate of spending.
 
     The rate may change without an event of the job (a new price list), so it is not later than the next
     write of the sums.
     """
     limit, spending = _limit(o), o.spending
-    if limit is None or spending is None or spending.spent >= limit or not ledger.open_nodes(status):
+    if limit is None or spending is None or spending.spent >= limit or not ledger.open_nodes(books.ledger):
         return None
     latest = o.now + o.limits.cost_interval
     if not spending.per_second:

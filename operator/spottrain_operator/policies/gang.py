@@ -71,10 +71,9 @@ def missing(o: Observed, status: Status) -> tuple[int, ...]:
 
 
 def vanished(o: Observed) -> tuple[int, ...]:
-    """Returns the ranks whose pod was seen and is gone (observe.py has queried the API server)."""
+    """Returns the ranks whose pod is gone after all were there (observe.py has queried the API server)."""
     record = o.job.status.current
-    seen = {r.rank for r in record.ranks} if record is not None else set()
-    return tuple(rank for rank in missing(o, o.job.status) if rank in seen)
+    return missing(o, o.job.status) if record is not None and record.complete else ()
 
 
 def working(o: Observed) -> tuple[PodView, ...]:

@@ -1,4 +1,4 @@
-"""Goodput: where the time of a job went, summed in status.goodput. Pure.
+"""Goodput: where the time of a job went. Pure.
 
 The time that a job wants runs from its first start to its end, without suspensions. It has two kinds of
 parts:
@@ -10,8 +10,8 @@ Rank 0 reports how its seconds are divided, from the start of its process on (`c
 has not reported is divided by what Kubernetes knows: the start and the end of its container. Attempts that
 overlap during a notice both count.
 
-An attempt stays in `attempts` until it is over, and then moves to `closed`, in the order of the numbers. Each
-sum is computed from these two, so it is the same whenever and however often that is done.
+An attempt stays in `Timesheet.attempts` until it is over, and then moves to `closed`, in the order of the
+numbers. Each sum is computed from these two, so it is the same whenever and however often that is done.
 """
 
 from __future__ import annotations
@@ -20,25 +20,20 @@ from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
 from datetime import datetime, timedelta
 from decimal import ROUND_DOWN, Decimal
+from functools import reduce
 from typing import Final
 
 from spottrain.contract import TimeSplit
 
+from spottrain_operator.api.bookkeeping import AttemptTime, CostSums, Ledger, TimeParts, Timesheet, TimeSums
 from spottrain_operator.api.observed import Observed, PodView
-from spottrain_operator.api.training_job import (
-    AttemptRecord,
-    AttemptTime,
-    CostStatus,
-    GoodputStatus,
-    Status,
-    TimeParts,
-    TimeSums,
-)
+from spottrain_operator.api.training_job import AttemptRecord, GoodputStatus, Status
 from spottrain_operator.api.wire import camel
 from spottrain_operator.names import Condition
-from spottrain_operator.policies.ledger import CENT_FRACTION, MILLISECOND, UNKNOWN
+from spottrain_operator.policies.ledger import CENT_FRACTION, MILLISECOND
 from spottrain_operator.policies.termination import termination_message_of
 
+UNKNOWN: Final = "Unknown"
 NODE_FRACTION: Final = Decimal("0.000001")
 LONGEST: Final = 1e9
 """Seconds: no container runs longer, whatever its image reports."""
@@ -47,67 +42,66 @@ REPORTED: Final = {name: camel(name) for name in PARTS if name != "rollback"}
 """The fields of TimeSplit for these parts."""
 
 
-def with_goodput(status: Status, o: Observed) -> Status:
-    """Brings status.goodput up to date.
+def updated(o: Observed, status: Status, ledger: Ledger, *, due: bool) -> Timesheet:
+    """Returns the timesheet up to now, if that is `due`.
 
-    Time alone makes it due only each `Limits.cost_interval`, and only while an attempt has its nodes: a job
-    that waits costs no writes.
+    Time alone counts only while an attempt has its nodes: a job that waits costs no writes.
     """
-    old = o.job.status.goodput or _opened(status, o)
-    if old is None or old.time is None:
-        return status
-    changed = status != o.job.status
-    if not changed and o.now - old.time < o.limits.cost_interval:
-        return status
-    attempts = tuple(_attempts(old, status, o))
-    if not (changed or attempts):
-        return status
+    old = o.books.times if o.books.times.time is not None else _opened(status, o)
+    if old.time is None or not due:
+        return o.books.times
+    attempts = tuple(_attempts(old, status, ledger, o))
+    if not attempts and status == o.job.status:
+        return o.books.times
     now = max(o.now.replace(microsecond=0), old.time)
-    new = accounted(old, attempts, status, _wanted(o.job.status, old), now)
+    new = accounted(old, attempts, ledger, _elapsed(old, attempts, o.job.status, status, now), now)
     if replace(new, time=old.time) == old and not _wanted(status, new):
-        return status  # it has ended or is suspended: the time of the sums stays
-    return replace(status, goodput=new)
+        return old  # it has ended or is suspended: the time of the sums stays
+    return new
 
 
-def _opened(status: Status, o: Observed) -> GoodputStatus | None:
-    """Returns the empty sums of a job that has been started; None before that, and after its end."""
+def _opened(status: Status, o: Observed) -> Timesheet:
+    """Returns that of a job that has been started; an empty one before that, and after its end."""
     if not status.attempt or o.job.status.terminal:
-        return None
+        return Timesheet()
     now = o.now.replace(microsecond=0)
     first = status.active_since if o.job.status.attempt <= 1 else None
     begin = min(first or now, now)
-    return GoodputStatus(time=begin, covered_until=begin)
+    return Timesheet(time=begin, covered_until=begin)
 
 
-def _wanted(status: Status, goodput: GoodputStatus) -> bool:
+def _wanted(status: Status, times: Timesheet) -> bool:
     """Returns whether the job wants to train, or an attempt that is being stopped still has its nodes."""
     over = status.terminal or status.is_true(Condition.SUSPENDED)
-    return any(attempt.ended is None for attempt in goodput.attempts) or not over
+    return any(attempt.ended is None for attempt in times.attempts) or not over
 
 
 # --- what is known of the attempts ----------------------------------------------------------------------
-def _attempts(old: GoodputStatus, status: Status, o: Observed) -> Iterator[AttemptTime]:
+def _attempts(old: Timesheet, status: Status, ledger: Ledger, o: Observed) -> Iterator[AttemptTime]:
     """Yields the attempts that are not in `closed` and that had all of their nodes, by number."""
     known = {attempt.number: attempt for attempt in old.attempts}
     records = {record.number: record for record in status.attempts if record.number > old.counted}
     for number in sorted(known.keys() | records.keys()):
         pods = sorted((pod for pod in o.pods if pod.attempt == number), key=lambda pod: pod.rank)
         record = records.get(number)
-        attempt = known.get(number) or _bound(record, pods, status)
+        attempt = known.get(number) or _bound(record, pods, ledger, o.books.lost)
         if attempt is not None:
             yield _reported(_timed(attempt, record, pods, old.time, o), pods, o)
 
 
-def _bound(record: AttemptRecord | None, pods: Sequence[PodView], status: Status) -> AttemptTime | None:
+def _bound(
+    record: AttemptRecord | None, pods: Sequence[PodView], ledger: Ledger, since: datetime | None
+) -> AttemptTime | None:
     """Returns the account of an attempt once all of its pods have a node."""
     if record is None:
         return None
     bound = [pod.bound for pod in pods if pod.node and pod.bound is not None]
     if not bound or len(bound) < max(record.workers, len(pods)):
         return None
-    shares = {node.name: node.share for node in status.cost.nodes} if status.cost else {}
+    shares = {node.name: node.share for node in ledger.nodes}
     nodes = sum((shares.get(name, Decimal(1)) for name in {pod.node for pod in pods}), Decimal(0))
-    return AttemptTime(number=record.number, bound=max(bound), nodes=nodes.quantize(NODE_FRACTION))
+    last = max(*bound, since or bound[0])
+    return AttemptTime(number=record.number, bound=last, nodes=nodes.quantize(NODE_FRACTION))
 
 
 def _timed(
@@ -154,83 +148,78 @@ def _reported(attempt: AttemptTime, pods: Sequence[PodView], o: Observed) -> Att
 
 # --- sums -----------------------------------------------------------------------------------------------
 def accounted(
-    old: GoodputStatus, attempts: tuple[AttemptTime, ...], status: Status, wanted: bool, now: datetime
-) -> GoodputStatus:
-    """Returns the sums up to `now`; `wanted` is whether the job wanted the time since `old.time`."""
-    new = replace(old, elapsed=old.elapsed + _elapsed(old, attempts, status, wanted, now), time=now)
+    old: Timesheet, attempts: tuple[AttemptTime, ...], ledger: Ledger, elapsed: Decimal, now: datetime
+) -> Timesheet:
+    """Returns the timesheet up to `now`; `elapsed` is how long the job wanted to train since `old.time`."""
+    new = replace(old, elapsed=old.elapsed + elapsed, time=now)
     while attempts and attempts[0].ended is not None:
         first, *rest = attempts
-        closed, attempts = _plus(new.closed, parts_of(first, status, now)), tuple(rest)
+        closed, attempts = _plus(new.closed, parts_of(first, ledger, now)), tuple(rest)
         new = _covering(replace(new, closed=closed, counted=first.number), first, now)
-    new = replace(new, attempts=attempts)
-    covered = new
-    for attempt in attempts:
-        covered = _covering(covered, attempt, now)
-    return _shown(new, total(new, status, now), covered.covered, status.cost)
+    return replace(new, attempts=attempts)
 
 
-def total(goodput: GoodputStatus, status: Status, now: datetime) -> TimeSums:
-    """Returns the sums of all attempts, up to `now` for those that are not over."""
-    sums = goodput.closed
-    for attempt in goodput.attempts:
-        sums = _plus(sums, parts_of(attempt, status, now))
-    return sums
+def total(times: Timesheet, ledger: Ledger) -> TimeSums:
+    """Returns the sums of all attempts, those that are not over up to the timesheet's time."""
+    if times.time is None:
+        return times.closed
+    parts = (parts_of(attempt, ledger, times.time) for attempt in times.attempts)
+    return reduce(_plus, parts, times.closed)
 
 
 def _elapsed(
-    old: GoodputStatus, attempts: Sequence[AttemptTime], status: Status, wanted: bool, now: datetime
+    old: Timesheet, attempts: tuple[AttemptTime, ...], before: Status, status: Status, now: datetime
 ) -> Decimal:
     """Returns how long the job wanted to train since `old.time`.
 
     If it does not any more because an attempt has ended, then it did until that end, which may have been
     long before the operator saw it.
     """
-    if not wanted or old.time is None:
+    if not _wanted(before, old) or old.time is None:
         return Decimal(0)
     ends = [attempt.ended for attempt in attempts if attempt.ended is not None]
-    still = _wanted(status, replace(old, attempts=tuple(attempts)))
+    still = _wanted(status, replace(old, attempts=attempts))
     return _signed(old.time, now if still or not ends else min(now, max(ends)))
 
 
-def _covering(goodput: GoodputStatus, attempt: AttemptTime, now: datetime) -> GoodputStatus:
+def _covering(times: Timesheet, attempt: AttemptTime, now: datetime) -> Timesheet:
     """Adds the time in which this attempt, and none before it, had all of its nodes."""
     end = max(attempt.bound, attempt.ended or now)
-    since = max(attempt.bound, goodput.covered_until or attempt.bound)
-    covered = goodput.covered + seconds(since, end)
-    return replace(goodput, covered=covered, covered_until=max(since, end))
+    since = max(attempt.bound, times.covered_until or attempt.bound)
+    covered = times.covered + seconds(since, end)
+    return replace(times, covered=covered, covered_until=max(since, end))
 
 
 def _plus(sums: TimeSums, more: TimeSums) -> TimeSums:
     return TimeSums(**{f.name: getattr(sums, f.name) + getattr(more, f.name) for f in fields(TimeSums)})
 
 
-def _shown(
-    goodput: GoodputStatus, sums: TimeSums, covered: Decimal, cost: CostStatus | None
-) -> GoodputStatus:
+def shown(times: Timesheet, ledger: Ledger) -> GoodputStatus:
+    """Returns what the status shows of a timesheet."""
+    assert times.time is not None
+    sums, covered = total(times, ledger), times
+    for attempt in times.attempts:
+        covered = _covering(covered, attempt, times.time)
     parts = {name: getattr(sums, name) for name in PARTS}
     allocated = sum(parts.values(), Decimal(0))
-    parts["waiting"] += max(Decimal(0), goodput.elapsed - covered)
+    parts["waiting"] += max(Decimal(0), times.elapsed - covered.covered)
     wanted = sum(parts.values(), Decimal(0))
     productive = sums.productive if any_reported(sums) else None
-    return replace(
-        goodput,
+    return GoodputStatus(
         **parts,
         wanted=wanted,
         allocated=allocated,
         runtime=percent(productive, allocated),
         scheduling=percent(allocated, wanted),
-        paid=_paid(sums, cost) if cost else UNKNOWN,
+        paid=_paid(sums, ledger.sums),
     )
 
 
-def _paid(sums: TimeSums, cost: CostStatus) -> str:
-    """Returns productive node-seconds / billed ones, in percent; refunded ones are in neither."""
-    used, refunded = cost.use_seconds, cost.refunded_use_seconds
-    billed = used + cost.boot_seconds + cost.idle_seconds - cost.refunded_seconds
-    if not (used and any_reported(sums)):
+def _paid(sums: TimeSums, costs: CostSums) -> str:
+    """Returns productive node-seconds / paid ones, in percent."""
+    if not any_reported(sums):
         return UNKNOWN
-    share = min(Decimal(1), sums.productive_node_seconds / used)
-    return percent(share * (used - refunded), billed)
+    return percent(min(costs.use_seconds, sums.productive_node_seconds), costs.paid_seconds)
 
 
 def percent(part: Decimal | None, whole: Decimal) -> str:
@@ -244,7 +233,7 @@ def any_reported(sums: TimeSums) -> bool:
 
 
 # --- one attempt ----------------------------------------------------------------------------------------
-def parts_of(attempt: AttemptTime, status: Status, now: datetime) -> TimeSums:
+def parts_of(attempt: AttemptTime, ledger: Ledger, now: datetime) -> TimeSums:
     """Returns how the allocated time of an attempt is divided, up to its end or `now`.
 
         bound         begun                       reported      stopped       end
@@ -271,7 +260,7 @@ def parts_of(attempt: AttemptTime, status: Status, now: datetime) -> TimeSums:
     return TimeSums(
         **parts,
         productive_node_seconds=(parts["productive"] * attempt.nodes).quantize(MILLISECOND),
-        on_demand_ideal=_on_demand(ideal * attempt.nodes, status.record(attempt.number)),
+        on_demand_ideal=_on_demand(ideal * attempt.nodes, ledger.of(attempt.number)),
     )
 
 
@@ -292,11 +281,11 @@ def _fitted(split: TimeSplit, early: Decimal, window: Decimal) -> tuple[dict[str
     return parts, min(unsaved, parts["productive"])
 
 
-def _on_demand(ideal: Decimal, record: AttemptRecord | None) -> Decimal:
+def _on_demand(ideal: Decimal, costs: CostSums) -> Decimal:
     """Returns what `ideal` node-seconds of an attempt would have cost on demand."""
-    if record is None or not record.use_seconds:
+    if not costs.use_seconds:
         return Decimal(0)
-    return (record.on_demand_use * min(Decimal(1), ideal / record.use_seconds)).quantize(CENT_FRACTION)
+    return (costs.on_demand_use * min(Decimal(1), ideal / costs.use_seconds)).quantize(CENT_FRACTION)
 
 
 def _decimal(value: float) -> Decimal:

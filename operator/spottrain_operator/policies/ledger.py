@@ -1,4 +1,4 @@
-"""The ledger: what the nodes of a job cost, summed in status.cost. Pure.
+"""The ledger: what the nodes of a job cost. Pure.
 
 A node is paid for from its creation to its deletion. Its time for a job has three parts:
 
@@ -7,52 +7,34 @@ A node is paid for from its creation to its deletion. Its time for a job has thr
     idle    until it is deleted, or a next pod of this or another job is on it, or IDLE_LIMIT has passed;
             only if it was created for the job, because others are kept for somebody else
 
-How far each node is accounted stands in the status, so an operator that was down adds the time that it
-missed, once. A node that pods of other jobs may use too is paid for by the share of its GPUs. A job without
-GPUs pays by the share of CPU or memory that it requests, the larger of both; where it requests neither, the
-jobs there pay the same. `wholeNodes` is the sum without shares.
-
-Each part goes to an attempt as well: the one whose pod was bound to the node last.
-
-AWS does not bill a spot instance that EC2 itself interrupts in its first hour (AWS: "Billing for interrupted
-Spot Instances"). What such a node had cost moves to `refunded`, and is taken off the attempts that had paid
-it.
+Each part goes to the attempt whose pod was bound to the node last. How far each node is accounted is in the
+bookkeeping, so an operator that was down adds the time that it missed, once. A node that pods of other jobs
+may use too is paid for by the share of its GPUs. A job without GPUs pays by the share of CPU or memory that
+it requests, the larger of both; where it requests neither, the jobs there pay the same.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from decimal import ROUND_UP, Decimal
 from functools import cache
-from typing import Final, TypeVar
+from typing import Final
 
 from spottrain_operator.api import resources
+from spottrain_operator.api.bookkeeping import AttemptCosts, CostSums, Ledger, NodeAccount
 from spottrain_operator.api.node_pools import CapacityType
 from spottrain_operator.api.observed import NodeView, Observed, PodView
 from spottrain_operator.api.prices import Amount, PriceList
-from spottrain_operator.api.training_job import (
-    KEPT_ATTEMPTS,
-    AttemptRecord,
-    AttemptShare,
-    CostStatus,
-    NodeCost,
-    Status,
-    with_record,
-)
-from spottrain_operator.names import Platform
+from spottrain_operator.api.training_job import KEPT_ATTEMPTS, Status
 from spottrain_operator.policies.pod_end import NODE_MISSED, end_time, pod_ended
 
-ESTIMATED: Final = "Estimated"
-"""Every second has a price. Estimated, because only the cloud's bill is exact."""
-UNKNOWN: Final = "Unknown"
 IDLE_LIMIT: Final = timedelta(hours=1)
 """A node that stays longer than this after the job is kept for something else."""
 IDLE_RECHECK: Final = timedelta(seconds=30)
 MOST_NODES: Final = 1024
 """As many as a gang may have pods."""
-FREE_FIRST_HOUR: Final = timedelta(hours=1)
 CENT_FRACTION: Final = Decimal("0.000001")
 """Dollars are kept to a millionth, so that sums of many seconds stay right to the cent."""
 MILLISECOND: Final = Decimal("0.001")
@@ -73,7 +55,6 @@ class NodeFacts:
     instance_type: str
     zone: str
     capacity_type: str
-    platform: str
     gpus: int
     """GPUs of the node."""
     used: int
@@ -98,125 +79,78 @@ class NodeFacts:
     """When the node was deleted."""
     taken: datetime | None = None
     """Since when a pod of another job is there."""
-    reclaimed: bool = False
-    """Whether EC2 has announced to take this spot instance back."""
 
 
-Paid = TypeVar("Paid", AttemptRecord, "AttemptCost")
+def updated(o: Observed, status: Status, *, due: bool) -> Ledger:
+    """Returns the ledger with what the job's nodes have cost up to now.
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AttemptCost:
-    """What an attempt has paid in addition."""
-
-    spent: Decimal = Decimal(0)
-    unknown_seconds: Decimal = Decimal(0)
-    use_seconds: Decimal = Decimal(0)
-    on_demand_use: Decimal = Decimal(0)
-
-    def added_to(self, paid: Paid) -> Paid:
-        """Returns `paid` with these sums in addition; AttemptRecord has fields of the same names."""
-        sums = {f.name: getattr(paid, f.name) + getattr(self, f.name) for f in fields(self)}
-        return replace(paid, **sums)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Sums:
-    costs: CostStatus
-    attempts: Mapping[int, AttemptCost] = field(default_factory=dict)
-    """By number: what is new in `costs`."""
-
-    def plus(self, attempt: int, more: AttemptCost) -> Sums:
-        known = self.attempts.get(attempt, AttemptCost())
-        return replace(self, attempts={**self.attempts, attempt: more.added_to(known)})
-
-
-def with_costs(status: Status, o: Observed) -> Status:
-    """Adds to status.cost and status.attempts what the job's nodes have cost since they were last written.
-
-    Time alone makes it due only each `Limits.cost_interval`, because each change is a write.
+    It is the old one where neither the sums are `due` nor a node is new, gone, idle or used again.
     """
-    facts = list(_facts(status, o))
-    old = o.job.status.cost or CostStatus()
-    late = old.time is None or o.now - old.time >= o.limits.cost_interval
-    if not facts or not (late or status != o.job.status or _news(facts, old)):
-        return status  # most reconciles: no sum is computed
-    sums = accounted(old, facts, o.prices, o.now.replace(microsecond=0))
-    if replace(sums.costs, time=old.time) == old:
-        return status  # every node is accounted to its end
-    return replace(_with_attempts(status, sums.attempts), cost=sums.costs)
+    old, facts = o.books.ledger, list(_facts(status, o))
+    if not facts or not (due or _news(facts, old)):
+        return old  # most reconciles: no sum is computed
+    new = accounted(old, facts, o.prices, o.now.replace(microsecond=0), since=o.books.lost)
+    return new if old.time is None or new.sums != old.sums else replace(new, time=old.time)
 
 
-def _with_attempts(status: Status, costs: Mapping[int, AttemptCost]) -> Status:
-    for number, more in costs.items():
-        if (record := status.record(number)) is not None:
-            status = with_record(status, more.added_to(record))
-    return status
+def ledgers_at(o: Observed, *times: datetime) -> list[Ledger]:
+    """Returns the ledger up to each of these times, if nothing changes until then."""
+    facts = list(_facts(o.job.status, o))
+    return [accounted(o.books.ledger, facts, o.prices, at, since=o.books.lost) for at in times]
 
 
-def sums_until(o: Observed, *times: datetime) -> list[CostStatus]:
-    """Returns the sums up to each of these times, if nothing changes until then. Nothing is written."""
-    facts, old = list(_facts(o.job.status, o)), o.job.status.cost or CostStatus()
-    return [accounted(old, facts, o.prices, at).costs for at in times]
-
-
-def recheck(status: Status, o: Observed) -> datetime | None:
+def recheck(ledger: Ledger, o: Observed) -> datetime | None:
     """Returns when to look again at idle nodes: their events do not enqueue a job without pods there."""
-    nodes = status.cost.nodes if status.cost else ()
-    idle = any(node.ended is not None and _followed(node) for node in nodes)
-    return o.now + IDLE_RECHECK if idle else None
+    return o.now + IDLE_RECHECK if idle_nodes(ledger) else None
 
 
-def open_nodes(status: Status) -> set[str]:
+def open_nodes(ledger: Ledger) -> set[str]:
     """Returns the names of the nodes that are not accounted to their end."""
-    return {node.name for node in status.cost.nodes if _followed(node)} if status.cost else set()
+    return {node.name for node in ledger.nodes if not node.closed}
 
 
-def idle_nodes(status: Status) -> set[str]:
+def idle_nodes(ledger: Ledger) -> set[str]:
     """Returns the names of those whose idle time the job pays."""
-    nodes = status.cost.nodes if status.cost else ()
-    return {node.name for node in nodes if node.ended is not None and not node.closed}
+    return {node.name for node in ledger.nodes if node.ended is not None and not node.closed}
 
 
 def shared_nodes(o: Observed) -> set[str]:
     """Returns the names of the nodes on which pods of other jobs count: idle ones, and shared ones."""
     running = {pod.node for pod in o.pods if pod.node} if _uses_no_gpus(o) else set()
-    return idle_nodes(o.job.status) | running
+    return idle_nodes(o.books.ledger) | running
 
 
 def _uses_no_gpus(o: Observed) -> bool:
     return o.job.spec is not None and o.job.spec.gpus.count == 0
 
 
-def _followed(node: NodeCost) -> bool:
-    """Returns whether the end of the node matters: it is paid for, or may turn out to be free."""
-    return not node.closed or bool(node.paid_by)
-
-
-def _news(facts: Sequence[NodeFacts], cost: CostStatus) -> bool:
-    """Returns whether a node is new, gone, idle, used again (by any job) or about to be taken back."""
-    known = {(node.name, node.created): node for node in cost.nodes}
+def _news(facts: Sequence[NodeFacts], ledger: Ledger) -> bool:
+    """Returns whether a node is new, gone, idle or used again (by any job)."""
+    known = _accounts(ledger)
     return any(_is_news(fact, _account(known, fact)) for fact in facts)
 
 
-def _account(known: Mapping[Machine, NodeCost], fact: NodeFacts) -> NodeCost | None:
+def _accounts(ledger: Ledger) -> dict[Machine, NodeAccount]:
+    return {(node.name, node.created): node for node in ledger.nodes}
+
+
+def _account(known: Mapping[Machine, NodeAccount], fact: NodeFacts) -> NodeAccount | None:
     return known.get((fact.name, fact.created)) or known.get((fact.name, None))
 
 
-def _is_news(fact: NodeFacts, node: NodeCost | None) -> bool:
+def _is_news(fact: NodeFacts, node: NodeAccount | None) -> bool:
     if node is None:
         return True
-    updated = _updated(node, fact)
-    over = _followed(node) and fact.gone is not None
-    taken = not node.closed and fact.taken is not None
-    forgotten = not _followed(node) and not fact.pods
-    return updated != node or over or taken or forgotten
+    over = not node.closed and (fact.gone is not None or fact.taken is not None)
+    forgotten = node.closed and not fact.pods
+    return _updated(node, fact) != node or over or forgotten
 
 
+# --- what is observed of the nodes ------------------------------------------------------------------------
 def _facts(status: Status, o: Observed) -> Iterator[NodeFacts]:
     """Yields what is observed of each node that has pods of the job, or that has an account."""
-    accounts: dict[str, list[NodeCost]] = {}
-    for node in o.job.status.cost.nodes if o.job.status.cost else ():
+    accounts: dict[str, list[NodeAccount]] = {}
+    for node in o.books.ledger.nodes:
         accounts.setdefault(node.name, []).append(node)
     on_node: dict[str, list[PodView]] = {name: [] for name in accounts}
     for pod in o.pods:
@@ -235,8 +169,8 @@ def _facts(status: Status, o: Observed) -> Iterator[NodeFacts]:
 
 
 def _machines(
-    pods: list[PodView], accounts: list[NodeCost], view: NodeView | None, o: Observed
-) -> Iterator[tuple[NodeCost | None, list[PodView], datetime | None]]:
+    pods: list[PodView], accounts: list[NodeAccount], view: NodeView | None, o: Observed
+) -> Iterator[tuple[NodeAccount | None, list[PodView], datetime | None]]:
     """Yields each account of a node's name, its pods, and when the next machine of this name came."""
     present, created = accounts[-1] if accounts else None, view.created if view else None
     if present and created and present.created and present.created != created:
@@ -274,7 +208,7 @@ def _taken(others: Sequence[PodView], fact: NodeFacts, o: Observed) -> datetime 
 def _fact(
     name: str,
     pods: Sequence[PodView],
-    account: NodeCost | None,
+    account: NodeAccount | None,
     next_one: datetime | None,
     status: Status,
     o: Observed,
@@ -294,7 +228,6 @@ def _fact(
         instance_type=node.instance_type,
         zone=node.zone,
         capacity_type=node.found.capacity_type or (record.capacity_type if record else ""),
-        platform=min(map(str, node.found.platforms), default=""),
         gpus=node.gpus,
         used=sum(pod.gpus for pod in pods if last and pod.attempt == last.attempt),
         pod_created=first.created if first else bound,
@@ -305,11 +238,10 @@ def _fact(
         attempt=last.attempt if last else account.attempt if account else 0,
         pods=len(pods),
         gone=gone,
-        reclaimed=node.reclaimed,
     )
 
 
-def _ended(pods: Sequence[PodView], account: NodeCost | None, o: Observed) -> datetime | None:
+def _ended(pods: Sequence[PodView], account: NodeAccount | None, o: Observed) -> datetime | None:
     """Returns when the last of the pods ended; None while one runs."""
     if any(not pod_ended(pod, o) for pod in pods):
         return None
@@ -318,7 +250,7 @@ def _ended(pods: Sequence[PodView], account: NodeCost | None, o: Observed) -> da
     return max((end_time(pod, o) for pod in pods), default=o.now.replace(microsecond=0))
 
 
-def _used_again(pods: Sequence[PodView], account: NodeCost, ended: datetime) -> bool:
+def _used_again(pods: Sequence[PodView], account: NodeAccount, ended: datetime) -> bool:
     """Returns whether a pod came after the account's end, though it may have ended unseen."""
     return any(pod.attempt > account.attempt or (pod.bound or ended) > ended for pod in pods)
 
@@ -330,49 +262,66 @@ def _gone(pods: Sequence[PodView], o: Observed) -> datetime:
 
 
 # --- sums -----------------------------------------------------------------------------------------------
-def accounted(costs: CostStatus, facts: Iterable[NodeFacts], prices: PriceList, now: datetime) -> Sums:
-    """Returns the sums up to `now`. `facts` has every node that has an account in `costs`."""
+def accounted(
+    ledger: Ledger,
+    facts: Iterable[NodeFacts],
+    prices: PriceList,
+    now: datetime,
+    *,
+    since: datetime | None = None,
+) -> Ledger:
+    """Returns the ledger up to `now`.
+
+    Args:
+        ledger: What is in it already.
+        facts: Of every node that has an account, and of new ones.
+        prices: The price list.
+        now: Up to when.
+        since: A node without an account is paid for from then on: what it cost before is in the sums.
+    """
     cost = cache(prices.cost)  # the nodes of a gang have the same prices at the same time
-    known = {(node.name, node.created): node for node in costs.nodes}
-    sums, kept = Sums(costs=replace(costs, nodes=())), []
+    known, kept = _accounts(ledger), []
+    sums = {attempt.number: attempt.sums for attempt in ledger.attempts}
     for fact in facts:
-        before = _account(known, fact) or _opened(fact)
-        node = _updated(before, fact)
-        if not node.closed:
-            sums, node = _before_next(sums, before, node, fact, cost)
-            sums, node = _with_node(sums, node, fact, cost, now)
-        sums, node = _settled(sums, node, fact.gone, now)
-        if fact.pods or _followed(node):
+        before = _account(known, fact) or _opened(fact, since)
+        periods = list(_periods(before, fact, cost, now))
+        for attempt, more, _ in periods:
+            sums[attempt] = sums.get(attempt, CostSums()) + more
+        node = periods[-1][2]
+        if fact.pods or not node.closed:
             kept.append((node, bool(fact.pods)))
-    costs = replace(sums.costs, nodes=_newest(kept))
-    spent = costs.use + costs.boot + costs.idle - costs.refunded
-    state = UNKNOWN if costs.unknown_seconds else ESTIMATED
-    return replace(sums, costs=replace(costs, spent=spent, state=state, time=now))
+    old = sorted(sums)[:-KEPT_ATTEMPTS]
+    return Ledger(
+        time=now,
+        nodes=_newest(kept),
+        attempts=tuple(AttemptCosts(number=n, sums=sums[n]) for n in sorted(sums)[-KEPT_ATTEMPTS:]),
+        earlier=sum((sums[number] for number in old), ledger.earlier),
+    )
 
 
-def _newest(kept: Sequence[tuple[NodeCost, bool]]) -> tuple[NodeCost, ...]:
-    """Returns as many nodes as the status may hold: those without pods that are idle longest are dropped."""
+def _newest(kept: Sequence[tuple[NodeAccount, bool]]) -> tuple[NodeAccount, ...]:
+    """Returns as many nodes as are kept: those without pods that are idle longest are dropped."""
     idle = [(node.ended, place) for place, (node, has_pods) in enumerate(kept) if node.ended and not has_pods]
     dropped = {place for _, place in sorted(idle)[: max(0, len(kept) - MOST_NODES)]}
     return tuple(node for place, (node, _) in enumerate(kept) if place not in dropped)
 
 
-def _opened(fact: NodeFacts) -> NodeCost:
+def _opened(fact: NodeFacts, since: datetime | None) -> NodeAccount:
     """Returns the account of a node. One that was there before the pod was not booted for it."""
     booted = fact.created is not None and fact.pod_created <= fact.created <= fact.bound
     start = fact.created if booted and fact.created else fact.bound
-    return NodeCost(
+    return NodeAccount(
         name=fact.name,
         start=start,
         bound=fact.bound,
-        accounted=start,
+        accounted=max(start, since or start),
         attempt=fact.first_attempt,
         used=fact.used,
         fraction=fact.fraction,
     )
 
 
-def _updated(node: NodeCost, fact: NodeFacts) -> NodeCost:
+def _updated(node: NodeAccount, fact: NodeFacts) -> NodeAccount:
     running = fact.ended is None and fact.gone is None
     ran = fact.ended is not None and node.ended is not None and fact.ended > node.ended
     if node.closed and (running or ran):  # an hour idle, and then used again
@@ -383,39 +332,40 @@ def _updated(node: NodeCost, fact: NodeFacts) -> NodeCost:
         instance_type=fact.instance_type or node.instance_type,
         zone=fact.zone or node.zone,
         capacity_type=fact.capacity_type or node.capacity_type,
-        platform=fact.platform or node.platform,
         gpus=fact.gpus or node.gpus,
         used=max(fact.used, node.used) if fact.attempt == node.attempt else fact.used or node.used,
         fraction=fact.fraction or node.fraction,
         ended=fact.ended,
-        reclaimed=fact.reclaimed or node.reclaimed,
     )
 
 
-def _before_next(
-    sums: Sums, before: NodeCost, node: NodeCost, fact: NodeFacts, cost: Cost
-) -> tuple[Sums, NodeCost]:
-    """Adds the time until the job's last pod was bound there, for the attempt, share and end until then."""
-    if (fact.attempt, node.used, node.fraction) == (before.attempt, before.used, before.fraction):
-        return sums, node
-    until = replace(node, attempt=before.attempt, used=before.used, fraction=before.fraction)
-    until = replace(until, ended=before.ended)
-    sums, until = _with_time(sums, until, _paid_until(until, fact, fact.last_bound), cost)
-    node = replace(until, attempt=fact.attempt, used=node.used, fraction=node.fraction, ended=node.ended)
-    return sums, replace(node, accounted=max(until.accounted, fact.last_bound))
+def _periods(
+    before: NodeAccount, fact: NodeFacts, cost: Cost, now: datetime
+) -> Iterator[tuple[int, CostSums, NodeAccount]]:
+    """Yields the attempt that pays, what it pays in addition, and the account after that, up to `now`.
 
-
-def _with_node(
-    sums: Sums, node: NodeCost, fact: NodeFacts, cost: Cost, now: datetime
-) -> tuple[Sums, NodeCost]:
-    """Adds a node's time up to `now` or its end."""
+    Until the job's last pod was bound there, that is the attempt, share and end of the account.
+    """
+    node = _updated(before, fact)
+    if node.closed:
+        yield node.attempt, CostSums(), node
+        return
+    if (fact.attempt, node.used, node.fraction) != (before.attempt, before.used, before.fraction):
+        past = replace(
+            node, attempt=before.attempt, used=before.used, fraction=before.fraction, ended=before.ended
+        )
+        end = _paid_until(past, fact, fact.last_bound)
+        yield past.attempt, _until(past, end, cost), past
+        accounted_until = max(past.accounted, end, fact.last_bound)
+        node = replace(node, attempt=fact.attempt, accounted=accounted_until)
     last = _paid_until(node, fact, now)
     end = last if fact.gone is None else min(last, fact.gone)
-    sums, node = _with_time(sums, node, end, cost)
-    return sums, replace(node, closed=fact.gone is not None or last < now)
+    over = fact.gone is not None or last < now
+    after = replace(node, accounted=max(node.accounted, end), closed=over)
+    yield node.attempt, _until(node, end, cost), after
 
 
-def _paid_until(node: NodeCost, fact: NodeFacts, at: datetime) -> datetime:
+def _paid_until(node: NodeAccount, fact: NodeFacts, at: datetime) -> datetime:
     """Returns until when the job pays for a node that exists at that time."""
     if node.ended is None:
         return at
@@ -426,83 +376,33 @@ def _paid_until(node: NodeCost, fact: NodeFacts, at: datetime) -> datetime:
     return min(at, idle)
 
 
-def _with_time(sums: Sums, node: NodeCost, end: datetime, cost: Cost) -> tuple[Sums, NodeCost]:
-    """Adds the time from `node.accounted` to `end`, divided into boot, use and idle."""
+def _until(node: NodeAccount, end: datetime, cost: Cost) -> CostSums:
+    """Returns what the time from `node.accounted` to `end` costs, divided into boot, use and idle."""
     parts = {"boot": (node.start, node.bound), "use": (node.bound, node.ended or end)}
     if node.ended is not None:
         parts["idle"] = (node.ended, end)
+    sums = CostSums()
     for part, (begin, until) in parts.items():
         begin, until = max(begin, node.accounted), min(until, end)
         if begin < until:
-            sums, node = _with_part(sums, node, part, cost, begin, until)
-    return sums, replace(node, accounted=max(node.accounted, end))
+            sums += _cost_of(node, part, cost, begin, until)
+    return sums
 
 
-def _with_part(
-    sums: Sums, node: NodeCost, part: str, cost: Cost, begin: datetime, until: datetime
-) -> tuple[Sums, NodeCost]:
+def _cost_of(node: NodeAccount, part: str, cost: Cost, begin: datetime, until: datetime) -> CostSums:
     amount = cost(node.instance_type, node.capacity_type, node.zone, begin, until)
-    own = (amount.usd * node.share).quantize(CENT_FRACTION)
     seconds = (Decimal((until - begin).total_seconds()) * node.share).quantize(MILLISECOND)
-    paid = AttemptCost(spent=own, unknown_seconds=amount.unknown_seconds)
-    costs = _with_amount(sums.costs, part, own, seconds, amount)
-    if part == "use":
-        other = cost(node.instance_type, CapacityType.ON_DEMAND, node.zone, begin, until)
-        on_demand = (other.usd * node.share).quantize(CENT_FRACTION)
-        paid = replace(paid, use_seconds=seconds, on_demand_use=on_demand)
-        costs = replace(
-            costs,
-            on_demand_use=costs.on_demand_use + on_demand,
-            on_demand_unknown_seconds=costs.on_demand_unknown_seconds + other.unknown_seconds,
-        )
-    node = replace(
-        node,
-        spent=node.spent + own,
-        seconds=node.seconds + seconds,
-        use_seconds=node.use_seconds + paid.use_seconds,
-        paid_by=_paid_by(node, own),
-    )
-    return replace(sums, costs=costs).plus(node.attempt, paid), node
-
-
-def _with_amount(costs: CostStatus, part: str, own: Decimal, seconds: Decimal, amount: Amount) -> CostStatus:
-    sums = {part: getattr(costs, part) + own, f"{part}_seconds": getattr(costs, f"{part}_seconds") + seconds}
-    return replace(
-        costs,
-        whole_nodes=costs.whole_nodes + amount.usd.quantize(CENT_FRACTION),
-        unknown_seconds=costs.unknown_seconds + amount.unknown_seconds,
-        **sums,
+    own = {part: _dollars(amount, node), f"{part}_seconds": seconds}
+    if part != "use":
+        return CostSums(unknown_seconds=amount.unknown_seconds, **own)
+    on_demand = cost(node.instance_type, CapacityType.ON_DEMAND, node.zone, begin, until)
+    return CostSums(
+        unknown_seconds=amount.unknown_seconds,
+        on_demand_use=_dollars(on_demand, node),
+        on_demand_unknown_seconds=on_demand.unknown_seconds,
+        **own,
     )
 
 
-def _paid_by(node: NodeCost, own: Decimal) -> tuple[AttemptShare, ...]:
-    """Returns who has paid for the node; older attempts than the status keeps are left out."""
-    known = {share.number: share for share in node.paid_by}
-    old = known.pop(node.attempt, AttemptShare(number=node.attempt))
-    return (*known.values(), replace(old, spent=old.spent + own))[-KEPT_ATTEMPTS:]
-
-
-# --- refunds --------------------------------------------------------------------------------------------
-def _settled(sums: Sums, node: NodeCost, gone: datetime | None, now: datetime) -> tuple[Sums, NodeCost]:
-    """Takes off what the cloud does not bill, once the node is gone; until then keeps who has paid."""
-    spot = node.capacity_type == CapacityType.SPOT and node.platform == Platform.AWS
-    end = now if gone is None else min(now, gone)
-    free = spot and node.created is not None and end - node.created < FREE_FIRST_HOUR
-    if free and gone is None:
-        return sums, node
-    if free and node.reclaimed and node.paid_by:
-        sums = _refunded(sums, node)
-    return sums, replace(node, paid_by=())
-
-
-def _refunded(sums: Sums, node: NodeCost) -> Sums:
-    for share in node.paid_by:
-        sums = sums.plus(share.number, AttemptCost(spent=-share.spent))
-    costs = sums.costs
-    costs = replace(
-        costs,
-        refunded=costs.refunded + node.spent,
-        refunded_seconds=costs.refunded_seconds + node.seconds,
-        refunded_use_seconds=costs.refunded_use_seconds + node.use_seconds,
-    )
-    return replace(sums, costs=costs)
+def _dollars(amount: Amount, node: NodeAccount) -> Decimal:
+    return (amount.usd * node.share).quantize(CENT_FRACTION)

@@ -18,9 +18,10 @@ from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from typing import Final
 
+from spottrain_operator.api.bookkeeping import Bookkeeping
 from spottrain_operator.api.node_pools import PROVISIONERS, ChosenPool
 from spottrain_operator.api.observed import NodeView, Observed, Placement, PodView
-from spottrain_operator.api.training_job import AttemptRecord, Job, Status, TrainingJobSpec
+from spottrain_operator.api.training_job import AttemptRecord, Status, TrainingJobSpec
 from spottrain_operator.names import HOSTNAME_LABEL, Cause, Platform, Reason
 from spottrain_operator.policies import gang
 
@@ -95,11 +96,10 @@ def allowed(o: Observed) -> set[str]:
 
 
 # --- nodes to return to -------------------------------------------------------------------------------
-def known_nodes(job: Job) -> set[str]:
+def known_nodes(status: Status, books: Bookkeeping) -> set[str]:
     """Returns the names of nodes of the current attempt and of the one before."""
-    status = job.status
     records = (status.current, status.previous)
-    return {r.node for record in records if record is not None for r in record.ranks if r.node}
+    return {name for r in records if r is not None for name in books.nodes_of(r.number) if name}
 
 
 def before(o: Observed, status: Status) -> AttemptRecord | None:
@@ -115,10 +115,10 @@ def before(o: Observed, status: Status) -> AttemptRecord | None:
 def survivors(o: Observed, record: AttemptRecord) -> dict[int, NodeView]:
     """Returns the node by rank of an attempt's usable nodes, for ranks that still exist."""
     found, bad = {}, faulty(o, o.job.status) | {record.faulty_node}
-    for rank in record.ranks:
-        node = o.nodes.get(rank.node)
-        if node is not None and node.usable and node.hostname not in bad and rank.rank < gang.spec_size(o):
-            found[rank.rank] = node
+    for rank, name in enumerate(o.books.nodes_of(record.number)[: gang.spec_size(o)]):
+        node = o.nodes.get(name)
+        if node is not None and node.usable and node.hostname not in bad:
+            found[rank] = node
     return found
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import copy
+import json
 from typing import Any, Final
 
 from spottrain_operator import names
-from spottrain_operator.api import kueue, native_gangs, sync, volumes
+from spottrain_operator.api import kueue, native_gangs, sync, volumes, wire
+from spottrain_operator.api.bookkeeping import Bookkeeping
 from spottrain_operator.api.kueue import KueueApi
 from spottrain_operator.api.node_pools import ChosenPool, Pool
+from spottrain_operator.api.stored_books import DATA_KEY
 from spottrain_operator.api.template import judged
 from spottrain_operator.api.training_job import CheckpointSpec, Job, Status
 from spottrain_operator.rendering import sync_sidecar, trainer_pod, variables
@@ -40,6 +43,14 @@ def _metadata(job: Job, name: str) -> Json:
         },
         "ownerReferences": [trainer_pod.owner_of(job)],
     }
+
+
+def books(job: Job, bookkeeping: Bookkeeping) -> Json:
+    """Returns the ConfigMap with a job's bookkeeping."""
+    meta = _metadata(job, job.books_name)
+    meta["ownerReferences"][0]["blockOwnerDeletion"] = False
+    text = json.dumps(wire.encode(bookkeeping), separators=(",", ":"))
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "data": {DATA_KEY: text}}
 
 
 def service(job: Job) -> Json:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
+from itertools import islice
 from typing import TypeVar
 
 from spottrain.contract import Outcome, Progress, TerminationMessage
@@ -27,7 +28,10 @@ from spottrain_operator.policies.pod_end import end_time, may_have_run, pod_ende
 from spottrain_operator.policies.termination import termination_message_of
 
 N = TypeVar("N", int, float)
-MESSAGE_LIMIT = 8000
+MESSAGE_LIMIT = 1000
+MOST_RANKS = 8
+"""Number of pods of an attempt that its record lists."""
+TRAINING_STATE = "Training"
 FIRST_SIGNAL = 128
 """From here on an exit code says which signal ended a process."""
 ORDER = {str(kind): place for place, kind in enumerate(Condition)}
@@ -108,13 +112,14 @@ def _observed_record(record: AttemptRecord, pods: Sequence[PodView], o: Observed
         started=record.started or min(pod.created for pod in pods),
         bound=record.bound or _bound(record, pods, o),
         ran=record.ran or any(may_have_run(pod, o) for pod in pods),
-        ranks=_with_ranks(record.ranks, pods),
+        created_workers=max(record.created_workers, len(pods)),
     )
     for pod in pods:
         if pod.rank == 0:
             record = _of_first(record, pod, o)
         if word := termination_message_of(pod):
             record = _with_steps(record, word.startStep, word.step, word.durableStep)
+    record = replace(record, ranks=_different(record, pods))
     if record.ended is None and all(pod_ended(pod, o) for pod in pods):
         ends = [end_time(pod, o) for pod in pods if pod.node or (pod.ended and pod.ended.finished)]
         record = replace(record, ended=max(ends, default=o.now.replace(microsecond=0)))
@@ -139,13 +144,16 @@ def _of_first(record: AttemptRecord, pod: PodView, o: Observed) -> AttemptRecord
     )
 
 
-def _with_ranks(known: tuple[RankRecord, ...], pods: Sequence[PodView]) -> tuple[RankRecord, ...]:
-    ranks = {rank.rank: rank for rank in known}
-    for pod in pods:
-        old = ranks.get(pod.rank, RankRecord(rank=pod.rank))
-        code = pod.ended.exit_code if pod.ended else old.exit_code
-        ranks[pod.rank] = replace(old, node=old.node or pod.node, exit_code=code)
-    return tuple(ranks[rank] for rank in sorted(ranks))
+def _different(record: AttemptRecord, pods: Sequence[PodView]) -> tuple[RankRecord, ...]:
+    """Returns the first pods that ended with another exit code than rank 0's."""
+    ranks = {rank.rank: rank for rank in record.ranks}
+    ranks |= {
+        pod.rank: RankRecord(rank=pod.rank, node=pod.node, exit_code=pod.ended.exit_code)
+        for pod in pods
+        if pod.rank and pod.ended
+    }
+    different = (ranks[rank] for rank in sorted(ranks) if ranks[rank].exit_code != record.exit_code)
+    return tuple(islice(different, MOST_RANKS))
 
 
 def _with_steps(
@@ -266,9 +274,10 @@ def _reported_start(bound: datetime, progress: Progress, o: Observed) -> float:
 
 def _with_last_figures(status: Status, o: Observed, word: TerminationMessage, began: int) -> Status:
     """Takes steps, speed and save time from the termination message: progress may never have been polled."""
-    if word.step is None and not word.warning and word.emergencySeconds is None:
+    known = (word.step, word.emergencySeconds, word.warning or None, word.ignoredSettings or None)
+    if all(value is None for value in known):
         return status
-    old = status.progress or ProgressStatus(time=o.now.replace(microsecond=0))
+    old = status.progress or ProgressStatus(poll_time=o.now.replace(microsecond=0))
     progress = replace(
         old,
         step=_larger(old.step, word.step),
@@ -277,6 +286,7 @@ def _with_last_figures(status: Status, o: Observed, word: TerminationMessage, be
         emergency_seconds=_or(word.emergencySeconds, old.emergency_seconds),
         grace_seconds=_or(word.graceSeconds, old.grace_seconds),
         warning=word.warning,
+        ignored_settings=word.ignoredSettings,
     )
     return replace(status, progress=progress)
 
@@ -295,7 +305,7 @@ def with_unknown_progress(status: Status, o: Observed) -> Status:
     if spec is None or spec.checkpoint.ours or state or status.terminal or not runs:
         return status
     old = status.progress or ProgressStatus()
-    return replace(status, progress=replace(old, state=UNKNOWN_STATE, time=o.now.replace(microsecond=0)))
+    return replace(status, progress=replace(old, state=UNKNOWN_STATE, poll_time=o.now.replace(microsecond=0)))
 
 
 def _progress_status(
@@ -304,6 +314,7 @@ def _progress_status(
     """Converts progress; values not measured yet are the predecessor's, as job and grace are the same."""
     synced = o.job.spec is not None and o.job.spec.checkpoint.synced
     unmeasured = progress.emergencySeconds is None and not synced
+    trains = progress.state == TRAINING_STATE
     return ProgressStatus(
         state=progress.state,
         step=progress.step,
@@ -321,7 +332,8 @@ def _progress_status(
         grace_seconds=_or(progress.graceSeconds, old.grace_seconds),
         warning=progress.warning or (old.warning if unmeasured else ""),
         waiting_for=progress.waitingFor,
-        time=at.replace(microsecond=0),
+        ignored_settings=progress.ignoredSettings or ("" if trains else old.ignored_settings),
+        poll_time=at.replace(microsecond=0),
     )
 
 
@@ -356,7 +368,7 @@ def with_final_word(status: Status, o: Observed, word: TerminationMessage | None
     synced = o.job.spec is not None and o.job.spec.checkpoint.synced
     durable = word.step if synced else word.durableStep
     status = _known_durable(status, durable)
-    old = status.progress or ProgressStatus(time=o.now.replace(microsecond=0))
+    old = status.progress or ProgressStatus(poll_time=o.now.replace(microsecond=0))
     progress = replace(
         old,
         state="Done",
@@ -374,13 +386,13 @@ def progress_due(status: Status, sample: Sample, interval: timedelta) -> bool:
     """Returns whether progress alone requires a write: a new state, a warning or an attempt's first step at
     once, further steps at intervals."""
     old = status.progress
-    if old is None or old.time is None or old.state != sample.progress.state:
+    if old is None or old.poll_time is None or old.state != sample.progress.state:
         return True
     if sample.progress.warning and not old.warning:
         return True
     if bool(sample.progress.waitingFor) != bool(old.waiting_for):
         return True
-    return _first_news(status, sample.progress) or sample.at - old.time >= interval
+    return _first_news(status, sample.progress) or sample.at - old.poll_time >= interval
 
 
 def _first_news(status: Status, progress: Progress) -> bool:

@@ -33,8 +33,8 @@ from spottrain_operator.policies import (
 )
 from spottrain_operator.policies.pod_end import pod_ended, saving_predecessor
 from spottrain_operator.policies.runtime import Verdict
-from spottrain_operator.policies.termination import termination_message_of
 from spottrain_operator.status.changes import (
+    TRAINING_STATE,
     loss_is_certain,
     lost_steps,
     with_condition,
@@ -52,14 +52,13 @@ NOT_FOR_NODES = frozenset(
 )
 """Reasons of Scheduled=False that are not caused by missing nodes."""
 GATED_STATE = "Gated"
-TRAINING_STATE = "Training"
 STOP_DELAY: Final = timedelta(seconds=5)
 """A trainer that was told to end stops training within this time, except during a very long step."""
 TRAINING_STATES = frozenset({"Training", "Evaluating", "Saving", "Done"})
 
 
 def with_conditions(status: Status, o: Observed, *, note: str = "") -> Status:
-    """Sets conditions, phase and ready. `note`: a remark on an accepted job, such as a shortened grace."""
+    """Sets conditions, phase and the number of workers. `note`: a remark on an accepted job."""
     record = status.current
     current = status.attempt if record is None or not record.cause or status.terminal else None
     pods = sorted((p for p in o.pods if p.attempt == current), key=lambda p: p.rank)
@@ -71,9 +70,7 @@ def with_conditions(status: Status, o: Observed, *, note: str = "") -> Status:
         Condition.RUNNING: _running(status, o, pods),
         Condition.STORE_REACHABLE: _store(status),
         Condition.CHECKPOINT_DURABLE: _durable(status, o),
-        Condition.SAVE_FITS: _save_fits(status, o),
         Condition.RUNTIME_ATTACHED: runtime.missed(status, o),
-        Condition.SETTINGS_APPLIED: _settings(status, o, pods),
         Condition.INTERRUPTED: _recovered(status, o, pods),
         Condition.COST_LIMITED: _cost_limited(status, o),
         Condition.ON_TIME: on_time.verdict(o, status),
@@ -84,8 +81,13 @@ def with_conditions(status: Status, o: Observed, *, note: str = "") -> Status:
             status = with_condition(status, kind, *verdict, o=o)
     status = _with_kstatus(status, o, accepted)
     ready = sum(p.running_since is not None and not pod_ended(p, o) and _node_ready(p, o) for p in pods)
-    shown = f"{ready}/{gang.size_of(o, status)}"
-    return replace(status, phase=_phase(status, pods), ready=shown, observed_generation=o.job.generation)
+    return replace(
+        status,
+        phase=_phase(status, pods),
+        workers=gang.size_of(o, status),
+        ready_workers=ready,
+        observed_generation=o.job.generation,
+    )
 
 
 def with_deletion(status: Status, o: Observed) -> Status:
@@ -441,53 +443,6 @@ def lost_words(status: Status, record: AttemptRecord, o: Observed) -> str:
 
 def _synced(o: Observed) -> bool:
     return o.job.spec is not None and o.job.spec.checkpoint.synced
-
-
-TIGHT: Final = 0.8
-"""Share of the grace period above which a save at a notice may not fit; the runtime warns from there on."""
-
-
-def _save_fits(status: Status, o: Observed) -> Verdict | None:
-    """Returns whether a save at a notice is expected to fit into notice, grace and the launcher's limit."""
-    shown = status.progress
-    if shown is None or shown.emergency_seconds is None or not shown.grace_seconds or o.job.spec is None:
-        return None
-    window = capacity.pool_of(o, status).window if not capacity.problem(o) else shown.grace_seconds
-    least = min(shown.grace_seconds, window)
-    words = (
-        f"a save takes about {shown.emergency_seconds:.1f} s of the {least:.0f} s that remain after a notice"
-    )
-    if shown.emergency_seconds <= TIGHT * least:
-        return True, Reason.FITS, words
-    return False, Reason.CHECKPOINT_MAY_NOT_FIT, f"{words}: {shown.warning}" if shown.warning else words
-
-
-def _settings(status: Status, o: Observed, pods: Sequence[PodView]) -> Verdict | None:
-    """Returns whether the script's loop applies all of spec.training; None while nothing new is known."""
-    ignored = _ignored(status, o, pods)
-    if ignored:
-        return (
-            False,
-            Reason.FIELDS_IGNORED,
-            f"the script's loop does not apply these fields of spec.training: {ignored.replace(',', ', ')}. "
-            "Name them in spottrain.job_settings(...) and use what it returns, or remove them from "
-            "spec.training (docs/own-loop.md). spottrain.Trainer applies all fields",
-        )
-    known = status.condition(Condition.SETTINGS_APPLIED)
-    if ignored is None or known is None or known.status == "True":
-        return None
-    return True, Reason.APPLIED, "the script's loop applies all fields of spec.training"
-
-
-def _ignored(status: Status, o: Observed, pods: Sequence[PodView]) -> str | None:
-    """Returns the ignored fields that rank 0 of the current attempt reports; None before it has trained."""
-    word = termination_message_of(pods[0]) if pods and pods[0].rank == 0 else None
-    if word is not None and (word.ignoredSettings or word.step is not None):
-        return word.ignoredSettings
-    progress = o.sample.progress if o.sample is not None else None
-    if progress is None or progress.attempt != status.attempt:
-        return None
-    return progress.ignoredSettings or ("" if progress.state == TRAINING_STATE else None)
 
 
 def _recovered(status: Status, o: Observed, pods: Sequence[PodView]) -> Verdict | None:

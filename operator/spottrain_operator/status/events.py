@@ -10,7 +10,7 @@ from spottrain_operator.names import Condition, Reason
 from spottrain_operator.policies import starting
 from spottrain_operator.rendering import trainer_pod
 from spottrain_operator.status.changes import loss_is_certain, lost_steps
-from spottrain_operator.status.conditions import TIGHT, edited, lost_words
+from spottrain_operator.status.conditions import edited, lost_words
 
 WARN_WHEN = {
     Condition.ACCEPTED: "False",
@@ -19,13 +19,14 @@ WARN_WHEN = {
     Condition.STORE_REACHABLE: "False",
     Condition.INTERRUPTED: "True",
     Condition.RUNTIME_ATTACHED: "False",
-    Condition.SETTINGS_APPLIED: "False",
     Condition.COST_LIMITED: "False",
     Condition.ON_TIME: "False",
     Condition.SUSPENDED: None,
     Condition.SUCCEEDED: None,
     Condition.FAILED: "True",
 }
+TIGHT = 0.8
+"""Share of the grace period above which a save at a notice may not fit; the runtime warns from there on."""
 LOUD = frozenset(
     {
         Reason.SIDECAR_CANNOT_START,
@@ -65,6 +66,7 @@ def events_between(o: Observed, new: Status) -> tuple[Event, ...]:
         *_edited(o, old, new),
         *_grace(o, old, new),
         *_warned(old, new),
+        *_ignored(old, new),
         *_cannot_start(o, old, new),
     ]
     running, before = new.condition(Condition.RUNNING), old.condition(Condition.RUNNING)
@@ -158,6 +160,19 @@ def _warned(old: Status, new: Status) -> list[Event]:
     tight = (now.emergency_seconds or 0.0) > TIGHT * (now.grace_seconds or 0.0)
     reason = Reason.CHECKPOINT_MAY_NOT_FIT if tight else Reason.TRAINER_WARNS
     return [Event(warning=True, reason=reason, message=now.warning)]
+
+
+def _ignored(old: Status, new: Status) -> list[Event]:
+    """Names once the fields of spec.training that the script's loop does not apply."""
+    before, now = (s.progress.ignored_settings if s.progress else "" for s in (old, new))
+    if not now or now == before:
+        return []
+    message = (
+        f"the script's loop does not apply these fields of spec.training: {now.replace(',', ', ')}. "
+        "Name them in spottrain.job_settings(...) and use what it returns, or remove them from "
+        "spec.training (docs/own-loop.md). spottrain.Trainer applies all fields"
+    )
+    return [Event(warning=True, reason=Reason.FIELDS_IGNORED, message=message)]
 
 
 def _shape(sentence: str) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import datetime
 
+from spottrain_operator.api.bookkeeping import Bookkeeping
 from spottrain_operator.api.observed import Measure, Measurement, Observed, PodView
 from spottrain_operator.api.training_job import AttemptRecord, Status
 from spottrain_operator.names import Cause, Condition
@@ -15,9 +16,10 @@ from spottrain_operator.policies.cause import SKEW, notices_of
 from spottrain_operator.policies.termination import termination_message_of
 
 
-def measurements_between(o: Observed, new: Status) -> tuple[Measurement, ...]:
-    rules = (_causes, _ends, _recovery, _first_step, _lost)
-    return tuple(measurement for rule in rules for measurement in rule(o, new))
+def measurements_between(o: Observed, new: Status, books: Bookkeeping) -> tuple[Measurement, ...]:
+    rules = (_causes, _ends, _recovery, _first_step)
+    found = tuple(measurement for rule in rules for measurement in rule(o, new))
+    return (*found, *_lost(o, books))
 
 
 def _causes(o: Observed, new: Status) -> Iterator[Measurement]:
@@ -89,13 +91,10 @@ def _source(record: AttemptRecord, o: Observed) -> str:
     return next(found, "")
 
 
-def _lost(o: Observed, new: Status) -> Iterator[Measurement]:
+def _lost(o: Observed, books: Bookkeeping) -> Iterator[Measurement]:
     """Yields the GPU-seconds of steps that attempts which are over have lost."""
-    old, now, spec = o.job.status.goodput, new.goodput, o.job.spec
-    if now is None or spec is None:
-        return
-    lost = now.closed.rollback - (old.closed.rollback if old is not None else 0)
-    if lost > 0 and spec.gpus.count:
+    spec, lost = o.job.spec, books.times.closed.rollback - o.books.times.closed.rollback
+    if lost > 0 and spec is not None and spec.gpus.count:
         yield Measurement(Measure.LOST_GPU_SECONDS, float(lost) * spec.gpus.count * spec.workers)
 
 

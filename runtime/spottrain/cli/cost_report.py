@@ -21,7 +21,6 @@ PARTS: Final = {
     "use": "while pods of the job ran",
     "boot": "from the node's creation until the pod was on it",
     "idle": "from the pods' end to the node's, an hour at most",
-    "refunded": "not billed: AWS took the node back within an hour",
 }
 RESULT: Final = {"Succeeded": "", "Failed": ", without a result"}
 """What is said beside the saving of a job that has ended, by status.phase."""
@@ -95,30 +94,23 @@ def _spent(job: JobCost) -> Iterator[str]:
         return
     spent = lower_bound(cost.spent, known=cost.known)
     rows = [("Spent", spent, "at the operator's prices; only the bill is exact")]
-    rows += [(f"  {name}", _part(cost, name), about) for name, about in PARTS.items()]
-    if cost.wholeNodes is not None:
-        whole = lower_bound(cost.wholeNodes, known=cost.known)
-        rows.append(("Whole nodes", whole, "use, boot and idle without shares of nodes"))
+    rows += [
+        (f"  {name}", lower_bound(getattr(cost, name), known=cost.known), about)
+        for name, about in PARTS.items()
+    ]
     if job.limit is not None:
         rows.append(("Limit", dollars(job.limit), "capacity.maxCostUSD"))
     names, amounts = (max(len(row[column]) for row in rows) for column in (0, 1))
     for name, amount_text, about in rows:
         yield f"{name:<{names}}  {amount_text:>{amounts}}  {about}"
-    at = f", up to {_minute(cost.time)}" if cost.time else ""
+    at = f", up to {_minute(cost.updateTime)}" if cost.updateTime else ""
     if cost.known:
         yield f"Prices: known for all node-hours{at}."
     else:
         yield f"Unknown: {_without_price(cost)} without a price{at}."
         yield "They are in no sum. Add their prices to the chart's value `prices`."
-
-
-def _part(cost: Cost, name: str) -> str:
-    """Writes one of PARTS; without any node-seconds of its kind there is nothing unknown in it."""
-    amount: Decimal | None = getattr(cost, name)
-    known = cost.known or getattr(cost, f"{name}Seconds") == 0
-    if name == "refunded" and amount:
-        return dollars(-amount) + ("" if known else " or more")
-    return lower_bound(amount, known=known)
+    if cost.lostTime:
+        yield f"The bookkeeping was lost: up to {_minute(cost.lostTime)}, idle time of nodes may be missing."
 
 
 def _without_price(cost: Cost) -> str:
@@ -143,7 +135,7 @@ def _attempts(job: JobCost, now: datetime) -> Iterator[str]:
     first = job.attempts[0].number
     if first > 1:
         forgotten = "Attempt 1 is" if first == 2 else f"Attempts 1 to {first - 1} are"
-        yield f"{forgotten} no longer in the status, which keeps the last 20; the sums above have all."
+        yield f"{forgotten} no longer in the status, which keeps the last 10; the sums above have all."
 
 
 def _attempt(attempt: Attempt, now: datetime) -> list[str]:
@@ -156,7 +148,7 @@ def _attempt(attempt: Attempt, now: datetime) -> list[str]:
         nodes,
         attempt.zone or "-",
         attempt.capacityType or "-",
-        f"{attempt.started:%m-%d %H:%M}Z" if attempt.started else "-",
+        f"{attempt.startTime:%m-%d %H:%M}Z" if attempt.startTime else "-",
         "-" if seconds is None else duration(seconds),
         _end(attempt),
         lower_bound(attempt.spent, known=not attempt.unknownSeconds),
@@ -166,7 +158,7 @@ def _attempt(attempt: Attempt, now: datetime) -> list[str]:
 
 def _end(attempt: Attempt) -> str:
     """Says why it ended, or how it stands."""
-    if attempt.cause or not attempt.started:
+    if attempt.cause or not attempt.startTime:
         return attempt.cause or "not started"
     if attempt.stopping:
         return f"stopping: {attempt.stopping}"
@@ -175,9 +167,9 @@ def _end(attempt: Attempt) -> str:
 
 def _seconds(attempt: Attempt, now: datetime) -> float | None:
     """Returns how long it had its nodes; None where it had none, or nobody wrote when."""
-    if attempt.bound is None:
+    if attempt.boundTime is None:
         return None
-    return max(0.0, ((attempt.ended or now) - attempt.bound).total_seconds())
+    return max(0.0, ((attempt.endTime or now) - attempt.boundTime).total_seconds())
 
 
 def _minute(time: datetime) -> str:
@@ -231,15 +223,6 @@ def _saving(job: JobCost) -> Iterator[str]:
     cost = job.cost
     if cost is None:
         return
-    yield from _saving_lines(cost, job)
-    if cost.bestStep is None or cost.afterBestSeconds is None:
-        yield "Paid after the best evaluation: unknown, because no evaluation was reported."
-        return
-    of = f" of {node_hours(cost.paid_seconds)}" if cost.paid_seconds else ""
-    yield f"Paid after the best evaluation (step {cost.bestStep}): {node_hours(cost.afterBestSeconds)}{of}."
-
-
-def _saving_lines(cost: Cost, job: JobCost) -> Iterator[str]:
     saving = cost.known_saving
     if saving is None or cost.spent is None or cost.onDemandIdeal is None:
         yield f"Saving against on-demand: unknown, because {_why_unknown(cost, job)}."
@@ -255,11 +238,9 @@ def _saving_lines(cost: Cost, job: JobCost) -> Iterator[str]:
 def _why_unknown(cost: Cost, job: JobCost) -> str:
     if not cost.known:
         return f"{_without_price(cost)} have no price"
-    if cost.onDemandUnknownSeconds:
-        return f"{node_hours(cost.onDemandUnknownSeconds)} have no on-demand price"
     if job.goodput is None or percent(job.goodput.runtime) is None:
         return "no trainer has reported where its time went"
-    return "the operator has not computed it"
+    return "an on-demand price of its nodes is missing"
 
 
 # --- for programs ---------------------------------------------------------------------------------------
@@ -274,7 +255,6 @@ def facts(job: JobCost, *, now: datetime) -> dict[str, Any]:
         found["cost"] |= {
             "known": job.cost.known,
             "saving": _plain(job.cost.known_saving),
-            "paidSeconds": _plain(job.cost.paid_seconds),
         }
     if job.goodput is not None:
         names = ("paid", "runtime", "scheduling")

@@ -19,7 +19,6 @@ KIND: Final = "TrainingJob"
 TEAM_LABEL: Final = "spottrain.io/team"
 SELF: Final = "Self"
 """spec.checkpoint.mode of an image without the spottrain runtime, which reports nothing."""
-UNKNOWN: Final = "Unknown"
 BUCKETS: Final = {
     "productive": "productive",
     "startup": "start-up",
@@ -59,11 +58,11 @@ class Attempt:
     zone: str = ""
     capacityType: str = ""
     workers: int | None = None
-    started: datetime | None = None
+    startTime: datetime | None = None
     """When its pods were created."""
-    bound: datetime | None = None
+    boundTime: datetime | None = None
     """When the last of them got a node."""
-    ended: datetime | None = None
+    endTime: datetime | None = None
     cause: str = ""
     stopping: str = ""
     startStep: int | None = None
@@ -75,12 +74,12 @@ class Attempt:
     @property
     def waits(self) -> bool:
         """Whether it does not have all of its nodes yet; one that trains has them."""
-        return self.bound is None and self.ended is None and self.lastStep is None
+        return self.boundTime is None and self.endTime is None and self.lastStep is None
 
     @property
     def lost_steps(self) -> int | None:
         """Steps that the next attempt has to do again; None if unknown, or while it runs."""
-        if self.ended is None or self.lastStep is None:
+        if self.endTime is None or self.lastStep is None:
             return None
         kept = self.startStep or 0 if self.durableStep is None else self.durableStep
         return max(0, self.lastStep - kept)
@@ -90,41 +89,25 @@ class Attempt:
 class Cost:
     """status.cost"""
 
-    state: str = ""
     spent: Decimal | None = None
     use: Decimal | None = None
     boot: Decimal | None = None
     idle: Decimal | None = None
-    refunded: Decimal | None = None
-    wholeNodes: Decimal | None = None
     unknownSeconds: Decimal | None = None
-    useSeconds: Decimal | None = None
-    bootSeconds: Decimal | None = None
-    idleSeconds: Decimal | None = None
-    refundedSeconds: Decimal | None = None
-    onDemandUnknownSeconds: Decimal | None = None
     onDemandIdeal: Decimal | None = None
     saving: str = ""
-    bestStep: int | None = None
-    afterBestSeconds: Decimal | None = None
-    time: datetime | None = None
+    updateTime: datetime | None = None
+    lostTime: datetime | None = None
 
     @property
     def known(self) -> bool:
         """Whether every node-second has a price, and their sum is there."""
-        return self.spent is not None and self.state != UNKNOWN and not self.unknownSeconds
+        return self.spent is not None and not self.unknownSeconds
 
     @property
     def known_saving(self) -> Decimal | None:
         """The saving in percent; None where a price is unknown, or nothing was computed."""
         return percent(self.saving) if self.known and self.onDemandIdeal else None
-
-    @property
-    def paid_seconds(self) -> Decimal | None:
-        """Node-seconds of use, boot and idle; None where the operator does not count them."""
-        parts = (self.useSeconds, self.bootSeconds, self.idleSeconds)
-        known = [part for part in parts if part is not None]
-        return sum(known, Decimal(0)) if len(known) == len(parts) else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -143,7 +126,6 @@ class Goodput:
     paid: str = ""
     runtime: str = ""
     scheduling: str = ""
-    time: datetime | None = None
 
     @property
     def buckets(self) -> dict[str, Decimal]:

@@ -14,6 +14,7 @@ from datetime import datetime, timedelta
 from typing import Any, TypeVar, cast
 
 from spottrain.contract import Progress
+from spottrain_operator.api.bookkeeping import NO_BOOKS, Bookkeeping
 from spottrain_operator.api.job_defaults import NO_DEFAULTS, JobDefaults
 from spottrain_operator.api.kueue import Kueue, KueueApi, WorkloadView
 from spottrain_operator.api.node_pools import Pool
@@ -30,7 +31,14 @@ from spottrain_operator.control.resync import list_jobs
 from spottrain_operator.control.workloads import kind_of
 from spottrain_operator.errors import ApiError
 from spottrain_operator.io.cluster import Page
-from spottrain_operator.names import ATTEMPT_LABEL, JOB_UID_LABEL, OUTCOME_FINALIZER, QUEUE_LABEL, pod_name
+from spottrain_operator.names import (
+    ATTEMPT_LABEL,
+    DEFAULTS_CONFIG_MAP,
+    JOB_UID_LABEL,
+    OUTCOME_FINALIZER,
+    QUEUE_LABEL,
+    pod_name,
+)
 
 from tests.builders import KEY, NOW, POOL, raw_job, raw_spec
 
@@ -160,7 +168,7 @@ class FakeCluster:
         return copied(self.others.get(f"persistentvolumeclaims/{name}"))
 
     async def get_config_map(self, namespace: str, name: str) -> Json | None:
-        self.config_maps_read += 1
+        self.config_maps_read += name == DEFAULTS_CONFIG_MAP
         return copied(self.others.get(f"configmaps/{name}"))
 
     async def pod_events(self, namespace: str, uid: str) -> list[Json]:
@@ -211,6 +219,10 @@ class FakeCluster:
             self.pods[name] = pod
             self.posted.append(name)
         return copied(self.pods[name])
+
+    async def write_config_map(self, manifest: Json) -> None:
+        with self._write():
+            self.others[f"configmaps/{manifest['metadata']['name']}"] = copied(manifest)
 
     async def delete_pod(
         self, namespace: str, name: str, *, uid: str, grace: int | None, resource_version: int | None = None
@@ -533,6 +545,10 @@ class World:
 
     def pod(self, attempt: int, rank: int = 0) -> str:
         return pod_name(KEY.name, KEY.uid, attempt, rank)
+
+    @property
+    def books(self) -> Bookkeeping:
+        return self.memory.books.get(KEY, NO_BOOKS)
 
     @property
     def status(self) -> Status:

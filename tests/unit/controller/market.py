@@ -15,6 +15,7 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 
 from spottrain.contract import EXIT_CODE_OF, Outcome, Progress
+from spottrain_operator.api.bookkeeping import NO_BOOKS, Bookkeeping
 from spottrain_operator.api.node_pools import of_node
 from spottrain_operator.api.observed import (
     Annotate,
@@ -91,6 +92,7 @@ class Market:
     """Capacity types of the attempts."""
     done_at: float | None = None
     told: list[Plan] = field(default_factory=list)
+    books: Bookkeeping = NO_BOOKS
 
     # --- the world ---
     def _until(self, at: float) -> float:
@@ -196,7 +198,8 @@ class Market:
             now=stamp(self.now),
             sample=self._sample(),
         )
-        made = plan(replace(seen, prices=self.prices))
+        made = plan(replace(seen, prices=self.prices, books=self.books))
+        self.books = made.books or self.books
         self.told.append(made)
         for action in (*made.before, *made.after):
             if isinstance(action, Delete):
@@ -230,7 +233,6 @@ class Market:
                 created=node.view.bound,
                 found=of_node({"karpenter.sh/capacity-type": found[node.spot]}, "aws:///us-east-1a/i-1"),
                 notice=self._notice(node),
-                reclaimed=self._notice(node) is not None,
             )
             for node in self.pods
             if node.view.node and not node.lost

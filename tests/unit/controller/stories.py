@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+from spottrain_operator.api.bookkeeping import NO_BOOKS
 from spottrain_operator.api.observed import (
     Annotate,
     Check,
@@ -107,7 +108,7 @@ class Story:
     """A job that is looked at again and again; each look knows what the one before wrote."""
 
     def __init__(self, status: Status | None = None, **spec: Any) -> None:
-        self.status, self.spec = status or started(), spec
+        self.status, self.spec, self.books = status or started(), spec, NO_BOOKS
 
     def look(
         self, expected: str, *pods: PodView, at: float = 0, nodes: Any = None, spec: Any = None, **more: Any
@@ -118,6 +119,6 @@ class Story:
         nodes = (make_node(),) if nodes is None else tuple(nodes)
         shown = {name: more.pop(name) for name in ("sample", "annotated_at", "admitted") if name in more}
         o = replace(make_observed(*pods, job=job, nodes=nodes, now=after(at), **shown), **more)
-        made = follows(expected, o)
-        self.status = made.status or self.status
+        made = follows(expected, replace(o, books=self.books))
+        self.status, self.books = made.status or self.status, made.books or self.books
         return made

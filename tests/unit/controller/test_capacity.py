@@ -19,8 +19,8 @@ from spottrain_operator.api.node_pools import (
     of_node,
     of_node_pool,
 )
-from spottrain_operator.api.observed import Create, Ending, Observed, Plan, PodView
-from spottrain_operator.api.training_job import AttemptRecord, RankRecord, Status
+from spottrain_operator.api.observed import Create, Observed, Plan, PodView
+from spottrain_operator.api.training_job import AttemptRecord, Status
 from spottrain_operator.api.views import node_view
 from spottrain_operator.control.caches import Caches
 from spottrain_operator.control.memory import Memory
@@ -190,7 +190,7 @@ def on_demand_attempt(**more: Any) -> Status:
         started=after(-7200),
         node="node-a",
         durable_step=50,
-        ranks=(RankRecord(rank=0, node="node-a"),),
+        created_workers=1,
     )
     return Status(attempt=1, attempts=(replace(record, **more),), known_durable_step=50)
 
@@ -304,33 +304,6 @@ def test_no_attempt_is_made_for_it_until_it_is_put_right() -> None:
 def test_a_pending_pod_of_it_is_no_error_of_ours() -> None:
     waiting = make_pod(node="", phase="Pending", unschedulable="x", created=after(-9999))
     Story(capacity=UNKNOWN).look("Accepted=False", waiting)
-
-
-def test_more_interruptions_than_attempts_are_kept_still_lead_on_demand() -> None:
-    """The records go back 20 attempts; spotFirst.interruptions may be more."""
-    rule = {"interruptions": 30}
-    spec = SPOT_FIRST | {"spotFirst": rule}
-    status, kinds = Status(), []
-    for minute in range(32):
-        job = make_job(raw_spec(capacity=spec), status=status)
-        o = make_observed(job=job, now=after(60 * minute))
-        if status.attempt:
-            taken = deleted() | {"disruption": "taken: by the cloud"}
-            pod = told(Outcome.INTERRUPTED, status.attempt, durableStep=minute, pod=taken)
-            o = replace(o, pods=(pod,))
-        made = plan(o)
-        assert made.status is not None
-        status = made.status
-        kinds.append(status.attempts[-1].capacity_type)
-    assert "OnDemand" in kinds and kinds.index("OnDemand") == 30
-    assert len(status.attempts) == 20 and len(status.spot_reclaims) == 30
-
-
-def test_a_move_back_to_spot_forgets_the_reclaims_before_it() -> None:
-    status = Status(attempt=1, spot_reclaims=(NOW,) * 5)
-    o = observed(status, SPOT_FIRST)
-    moved = capacity.with_reclaim(o, status, Ending(cause=Cause.MOVED, evidence=""))
-    assert moved.spot_reclaims == ()
 
 
 # --- labels and clouds that are found from nodes --------------------------------------------------------

@@ -13,9 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from spottrain.contract import Outcome, TimeSplit
+from spottrain_operator.api.bookkeeping import Bookkeeping, CostSums, Ledger
 from spottrain_operator.api.observed import Observed, Plan
 from spottrain_operator.api.prices import NO_PRICES, PriceList, parse
-from spottrain_operator.api.training_job import AttemptRecord, CostStatus, ProgressStatus, Status
+from spottrain_operator.api.training_job import AttemptRecord, ProgressStatus, Status
 from spottrain_operator.control.plan import plan
 from spottrain_operator.names import Cause, Condition, Phase
 
@@ -221,7 +222,7 @@ def after_loss(seconds: float) -> Status:
 
 TIGHT = 10 * HOUR + RESERVE + 700
 BARE = Status(conditions=(RUNTIME_SEEN,))
-GAP = replace(known(), cost=CostStatus(state="Unknown", unknown_seconds=Decimal(60)))
+GAP = Bookkeeping(ledger=Ledger(time=NOW, earlier=CostSums(unknown_seconds=Decimal(60))))
 ON, ITS = on_demand()
 LOST, BOTH = refused(pool="a"), (refused(pool="a"), refused(pool="b", number=2))
 
@@ -257,7 +258,7 @@ DECISIONS: dict[str, tuple[Observed, str]] = {
         seen(between(refused()), HOUR, prices=parse(json.dumps([SPOT])), maxCostUSD=100),
         "on=Spot OnTime=False CostLimited=True/PriceUnknown",
     ),
-    "a cost limit with an old gap in the sums": (seen(GAP, HOUR, maxCostUSD=100), "on=OnDemand"),
+    "a cost limit with an old gap in the sums": (replace(seen(known(), HOUR, maxCostUSD=100), books=GAP), "on=OnDemand"),
     "of two spot pools the cheaper": (in_two(2), "pool=a"),
     "of two spot pools the other": (in_two("0.2"), "pool=b"),
     "of two spot pools the one that did not refuse": (in_two(2, LOST), "pool=b"),

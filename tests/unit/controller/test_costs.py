@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -14,16 +14,18 @@ import pytest
 from prometheus_client import REGISTRY
 from spottrain.contract import Outcome
 from spottrain_operator.api import resources
+from spottrain_operator.api.bookkeeping import NO_BOOKS, Bookkeeping, NodeAccount
 from spottrain_operator.api.node_pools import of_node
-from spottrain_operator.api.observed import Ended, NodeView, PodView
+from spottrain_operator.api.observed import Ended, NodeView, Plan, PodView, WriteBooks
 from spottrain_operator.api.prices import NO_PRICES, PriceList, parse
-from spottrain_operator.api.training_job import CostStatus, GoodputStatus, NodeCost, Status
+from spottrain_operator.api.stored_books import books_of_config_map
+from spottrain_operator.api.training_job import CostStatus, GoodputStatus, Status
 from spottrain_operator.api.views import node_view
-from spottrain_operator.api.wire import deadline_annotations, rfc3339
 from spottrain_operator.control.plan import plan
 from spottrain_operator.control.resync import show_jobs
+from spottrain_operator.errors import InvalidSpec
 from spottrain_operator.io.price_file import PriceFile, PriceFiles
-from spottrain_operator.policies import ledger
+from spottrain_operator.policies import accounting, ledger
 
 from tests.builders import (
     KEY,
@@ -57,72 +59,93 @@ def node(**more: Any) -> NodeView:
     return make_node(**(values | more))
 
 
-def looked(
-    status: Status,
+@dataclass(frozen=True)
+class Paid:
+    """What is known of a job after a reconcile."""
+
+    status: Status
+    books: Bookkeeping = NO_BOOKS
+
+    @property
+    def cost(self) -> CostStatus:
+        assert self.status.cost is not None
+        return self.status.cost
+
+    @property
+    def dollars(self) -> dict[str, str]:
+        return {name: f"{getattr(self.cost, name):.2f}" for name in ("boot", "use", "idle", "spent")}
+
+    @property
+    def nodes(self) -> tuple[NodeAccount, ...]:
+        return self.books.ledger.nodes
+
+    def next_attempt(self) -> Paid:
+        return replace(self, status=replace(started(2), cost=self.cost))
+
+
+def planned(
+    before: Paid,
     *pods: PodView,
     nodes: tuple[NodeView, ...] = (node(),),
     at: datetime = NOW,
     prices: PriceList = PRICES,
-) -> Status | None:
-    """The status that a reconcile writes; None for none."""
-    seen = make_observed(*pods, job=make_job(status=status), nodes=nodes, now=at)
-    return plan(replace(seen, prices=prices)).status
+    others: tuple[PodView, ...] = (),
+) -> Plan:
+    seen = make_observed(*pods, job=make_job(status=before.status), nodes=nodes, now=at)
+    return plan(replace(seen, prices=prices, books=before.books, others=others))
 
 
-def look(status: Status, *pods: PodView, **more: Any) -> Status:
-    """The status that is written."""
-    written = looked(status, *pods, **more)
-    assert written is not None
-    return written
+def rests(before: Paid, *pods: PodView, **more: Any) -> bool:
+    """Whether nothing is written."""
+    made = planned(before, *pods, **more)
+    return made.status is None and not any(isinstance(action, WriteBooks) for action in made.before)
 
 
-def costs(status: Status) -> CostStatus:
-    assert status.cost is not None
-    return status.cost
-
-
-def dollars(status: Status) -> dict[str, str]:
-    cost = costs(status)
-    return {name: f"{getattr(cost, name):.2f}" for name in ("boot", "use", "idle", "spent")}
+def look(before: Paid, *pods: PodView, **more: Any) -> Paid:
+    made = planned(before, *pods, **more)
+    assert made.books is not None
+    return Paid(made.status or before.status, made.books)
 
 
 def test_a_running_pod_costs_what_its_node_costs_since_it_was_created_for_it() -> None:
-    written = look(started(), make_pod(**POD))
-    assert dollars(written) == {"boot": "1.00", "use": "8.00", "idle": "0.00", "spent": "9.00"}
-    assert costs(written).state == "Estimated" and costs(written).time == NOW
+    written = look(Paid(started()), make_pod(**POD))
+    assert written.dollars == {"boot": "1.00", "use": "8.00", "idle": "0.00", "spent": "9.00"}
+    assert not written.cost.unknown_seconds and written.cost.update_time == NOW
 
 
 def test_time_alone_is_written_every_five_minutes() -> None:
-    first = look(started(), make_pod(**POD))
-    assert looked(first, make_pod(**POD), at=NOW + timedelta(minutes=4)) is None
+    first = look(Paid(started()), make_pod(**POD))
+    assert rests(first, make_pod(**POD), at=NOW + timedelta(minutes=4))
     later = look(first, make_pod(**POD), at=NOW + timedelta(minutes=5))
-    assert dollars(later)["spent"] == "14.00"
+    assert later.dollars["spent"] == "14.00"
 
 
 def test_the_end_of_an_attempt_and_of_its_node_are_written_at_once() -> None:
-    first = look(started(), make_pod(**POD))
+    first = look(Paid(started()), make_pod(**POD))
     done = ended_pod(message=word(Outcome.DONE, step=9), **POD)
     ended = look(first, done)
-    assert ended.terminal
-    assert dollars(ended)["use"] == "8.00", "with the second that was summed before its end was known"
+    assert ended.status.terminal
+    assert ended.dollars["use"] == "8.00", "with the second that was summed before its end was known"
     gone = look(ended, done, nodes=(), at=NOW + timedelta(minutes=3))
-    assert dollars(gone) == {"boot": "1.00", "use": "8.00", "idle": "3.00", "spent": "12.00"}
-    assert looked(gone, done, nodes=(), at=NOW + timedelta(minutes=60)) is None
-    assert costs(gone).time == NOW + timedelta(minutes=3), "and stays the time of the sums"
+    assert gone.dollars == {"boot": "1.00", "use": "8.00", "idle": "3.00", "spent": "12.00"}
+    assert rests(gone, done, nodes=(), at=NOW + timedelta(minutes=60))
+    assert gone.cost.update_time == NOW + timedelta(minutes=3), "and stays the time of the sums"
     forgotten = look(gone, nodes=(), at=NOW + timedelta(minutes=61))
-    assert costs(forgotten).nodes == () and dollars(forgotten)["spent"] == "12.00"
+    assert forgotten.nodes == () and forgotten.dollars["spent"] == "12.00"
 
 
 ON_CPU = {"template": {"spec": {"containers": [{"name": "trainer", "image": "x"}]}}, "gpusPerWorker": 0}
 
 
-def of_cpu_job(*pods: PodView, others: tuple[PodView, ...] = (), status: Status | None = None) -> NodeCost:
-    """The account of a node with 4 GPUs, 8 cores and 32 GiB on which a job without GPUs runs."""
+def of_cpu_job(*pods: PodView, others: tuple[PodView, ...] = (), before: Paid | None = None) -> Paid:
+    """What is known of a job without GPUs on a node with 4 GPUs, 8 cores and 32 GiB."""
+    before = before or Paid(started())
     roomy = node(gpus=4, allocatable=resources.of_node({"cpu": "8", "memory": "32Gi"}))
-    job = make_job(raw_spec(**ON_CPU), status=status or started())
+    job = make_job(raw_spec(**ON_CPU), status=before.status)
     seen = replace(make_observed(*pods, job=job, nodes=(roomy,)), prices=PRICES, others=others)
-    (account,) = costs(status_of(plan(seen))).nodes
-    return account
+    made = plan(replace(seen, books=before.books))
+    assert made.books is not None
+    return Paid(made.status or before.status, made.books)
 
 
 def requesting(*containers: dict[str, str]) -> dict[str, Any]:
@@ -140,25 +163,23 @@ def requesting(*containers: dict[str, str]) -> dict[str, Any]:
     ],
 )
 def test_a_job_without_gpus_pays_the_share_that_it_requests(requests: dict[str, str], share: str) -> None:
-    account = of_cpu_job(make_pod(**requesting(requests)))
-    assert account.share == Decimal(share)
-    assert account.spent == Decimal(9) * account.share, "of boot and use"
+    cost = of_cpu_job(make_pod(**requesting(requests))).cost
+    assert cost.spent == Decimal(9) * Decimal(share), "of boot and use"
 
 
 def test_ten_jobs_that_request_nothing_pay_for_one_node_together() -> None:
     mine = make_pod(**requesting({}))
     others = tuple(replace(mine, uid=f"other-{n}", job=replace(KEY, uid=f"other-{n}")) for n in range(9))
     ended = replace(others[0], uid="ended", ended=Ended(exit_code=0), phase="Succeeded")
-    assert of_cpu_job(mine, others=(*others, ended)).share == Decimal("0.1")
+    assert of_cpu_job(mine, others=(*others, ended)).cost.spent == Decimal("0.9")
 
 
 def test_a_share_that_changes_counts_from_then_on() -> None:
     mine = make_pod(**requesting({}))
     other = replace(mine, uid="other", job=replace(KEY, uid="other"))
     alone = of_cpu_job(mine)
-    assert alone.share == 1
-    cost = CostStatus(nodes=(alone,), spent=alone.spent, time=NOW)
-    assert of_cpu_job(mine, others=(other,), status=started(cost=cost)).spent == alone.spent
+    assert alone.cost.spent == 9
+    assert of_cpu_job(mine, others=(other,), before=alone).cost.spent == 9
 
 
 def test_gpus_that_nobody_can_count_are_paid_for_whole() -> None:
@@ -168,8 +189,7 @@ def test_gpus_that_nobody_can_count_are_paid_for_whole() -> None:
     job = make_job(raw_spec(template={"spec": pod}), status=started())
     roomy = node(gpus=0, allocatable=resources.of_node({"cpu": "8", "memory": "32Gi"}))
     seen = make_observed(make_pod(**requesting({"cpu": "1"})), job=job, nodes=(roomy,))
-    (account,) = costs(status_of(plan(replace(seen, prices=PRICES)))).nodes
-    assert account.share == 1
+    assert Paid(status_of(plan(replace(seen, prices=PRICES)))).cost.spent == 9
 
 
 @pytest.mark.parametrize(
@@ -202,9 +222,8 @@ def test_a_pod_requests_what_all_its_containers_do_and_at_least_its_largest_init
 
 def test_an_ended_job_is_looked_at_again_until_its_node_is_gone() -> None:
     done = ended_pod(message=word(Outcome.DONE, step=9), **POD)
-    ended = look(started(), done)
-    seen = make_observed(done, job=make_job(status=ended), nodes=(node(),))
-    again = plan(replace(seen, prices=PRICES)).recheck_after
+    ended = look(Paid(started()), done)
+    again = planned(ended, done).recheck_after
     assert again is not None and again <= timedelta(minutes=1, seconds=1)
 
 
@@ -212,100 +231,58 @@ def test_the_capacity_type_is_the_node_s_and_else_what_the_attempt_asked_for() -
     unlabelled = node(found=of_node({}, "aws:///us-east-1a/i-1"))
     asked = started()
     asked = replace(asked, attempts=(replace(asked.attempts[0], capacity_type="OnDemand"),))
-    assert dollars(look(asked, make_pod(**POD), nodes=(unlabelled,)))["spent"] == "18.00"
-    assert dollars(look(asked, make_pod(**POD)))["spent"] == "9.00", "a label outranks it"
+    assert look(Paid(asked), make_pod(**POD), nodes=(unlabelled,)).dollars["spent"] == "18.00"
+    assert look(Paid(asked), make_pod(**POD)).dollars["spent"] == "9.00", "a label outranks it"
 
 
-def test_without_a_price_the_state_is_unknown_and_nothing_is_free() -> None:
-    cost = costs(look(started(), make_pod(**POD), prices=NO_PRICES))
-    assert cost.state == "Unknown" and cost.unknown_seconds == 540 and cost.spent == 0
+def test_without_a_price_nothing_is_free() -> None:
+    cost = look(Paid(started()), make_pod(**POD), prices=NO_PRICES).cost
+    assert cost.unknown_seconds == 540 and cost.spent == 0
 
 
 def test_a_node_that_was_gone_before_it_was_seen_is_unknown() -> None:
-    cost = costs(look(started(), ended_pod(**POD), nodes=()))
-    assert cost.state == "Unknown" and cost.unknown_seconds == 479
-
-
-def spot_node(
-    *, annotations: dict[str, str] | None = None, taints: tuple[str, ...] = (), **meta: Any
-) -> NodeView:
-    """The node of `node`, as the API server has it."""
-    labels = {"karpenter.sh/capacity-type": "spot", "node.kubernetes.io/instance-type": "g5"}
-    created = rfc3339(NOW - timedelta(minutes=9))
-    about: dict[str, Any] = {"name": "node-a", "resourceVersion": "1", "creationTimestamp": created}
-    spec: dict[str, Any] = {"providerID": "aws:///us-east-1a/i-1"}
-    spec["taints"] = [{"key": key, "effect": "NoSchedule"} for key in taints]
-    about |= {"labels": labels | meta.pop("labels", {}), "annotations": annotations or {}} | meta
-    return node_view({"metadata": about, "spec": spec, "status": {"allocatable": {"nvidia.com/gpu": "1"}}})
-
-
-AT_ONCE = str(int(NOW.timestamp()))
-TAKEN_BACK = {
-    "our agent's notice": spot_node(annotations=deadline_annotations(NOW, "AWS spot/instance-action")),
-    "AWS's handler": spot_node(taints=("aws-node-termination-handler/spot-itn",)),
-}
-NOT_TAKEN_BACK = {
-    "Karpenter deletes it": spot_node(taints=("karpenter.sh/disrupted",), deletionTimestamp=rfc3339(NOW)),
-    "Karpenter's deadline": spot_node(
-        annotations={"karpenter.sh/nodeclaim-termination-timestamp": rfc3339(NOW)}
-    ),
-    "an auto scaling group": spot_node(
-        taints=("aws-node-termination-handler/asg-lifecycle-termination",),
-        labels={"aws-node-termination-handler/action-time": AT_ONCE},
-    ),
-    "maintenance": spot_node(annotations=deadline_annotations(NOW, "AWS events/maintenance/scheduled")),
-}
-
-
-@pytest.mark.parametrize("name", [*TAKEN_BACK, *NOT_TAKEN_BACK])
-def test_what_ec2_takes_back_in_its_first_hour_is_refunded_and_nothing_else_is(name: str) -> None:
-    marked = (TAKEN_BACK | NOT_TAKEN_BACK)[name]
-    assert name == "AWS's handler" or marked.notice is not None, "each ends the node"
-    first = look(started(), make_pod(**POD), nodes=(marked,))
-    interrupted = ended_pod(code=75, message=word(Outcome.INTERRUPTED, step=5, durableStep=5), **POD)
-    gone = look(first, interrupted, nodes=())
-    refunded, spent = ("9.00", "0.00") if name in TAKEN_BACK else ("0.00", "9.00")
-    assert (f"{costs(gone).refunded:.2f}", f"{costs(gone).spent:.2f}") == (refunded, spent)
+    cost = look(Paid(started()), ended_pod(**POD), nodes=()).cost
+    assert cost.unknown_seconds == 479
 
 
 def test_a_node_that_was_lost_while_the_operator_was_down_is_paid_for_until_it_was_missed() -> None:
-    first = look(started(), make_pod(**POD))
-    assert dollars(first)["spent"] == "9.00"
+    first = look(Paid(started()), make_pod(**POD))
+    assert first.dollars["spent"] == "9.00"
     missed = NOW + timedelta(minutes=2)
     lost = make_pod(
         **POD, phase="Failed", running_since=None, deleted=NOW, disrupted=missed,
         disruption="DeletionByPodGC: PodGC: node no longer exists",
     )  # fmt: skip
     back = look(first, lost, nodes=(), at=NOW + timedelta(hours=8))
-    assert dollars(back) == {
+    assert back.dollars == {
         "boot": "1.00",
         "use": "10.00",
         "idle": "0.00",
         "spent": "11.00",
     }
-    assert back.attempts[0].ended == missed, "and so long had the attempt its nodes"
+    assert back.status.attempts[0].ended == missed, "and so long had the attempt its nodes"
     unready = look(first, replace(lost, disruption="", disrupted=None), at=NOW + timedelta(minutes=30),
                    nodes=(node(ready=False),))  # fmt: skip
-    assert dollars(unready) == {"boot": "1.00", "use": "8.00", "idle": "30.00", "spent": "39.00"}, (
+    assert unready.dollars == {"boot": "1.00", "use": "8.00", "idle": "30.00", "spent": "39.00"}, (
         "a node that is only not ready is paid for, though its pod counts as ended"
     )
 
 
 def test_an_attempt_on_the_same_node_that_nobody_saw_running_is_paid_for() -> None:
     failed = ended_pod(code=1, **POD)
-    ended = look(started(), failed)
-    assert dollars(ended)["use"] == "7.98"
-    second = replace(started(2), cost=ended.cost)
+    ended = look(Paid(started()), failed)
+    assert ended.dollars["use"] == "7.98"
+    second = ended.next_attempt()
     unseen = ended_pod(2, bound=NOW + timedelta(minutes=1), gpus=1)
     until = Ended(exit_code=1, finished=NOW + timedelta(minutes=31))
     back = look(second, replace(unseen, ended=until), at=NOW + timedelta(minutes=32))
-    assert dollars(back) == {"boot": "1.00", "use": "37.98", "idle": "2.02", "spent": "41.00"}
+    assert back.dollars == {"boot": "1.00", "use": "37.98", "idle": "2.02", "spent": "41.00"}
     late = NOW + timedelta(hours=2)
     unseen = replace(unseen, bound=late, ended=replace(until, finished=late + timedelta(minutes=5)))
     closed = look(ended, failed, at=late)
-    assert costs(closed).nodes[0].closed
-    again = look(replace(second, cost=closed.cost), unseen, at=late + timedelta(minutes=6))
-    assert dollars(again) == {"boot": "1.00", "use": "12.98", "idle": "61.00", "spent": "74.98"}, (
+    assert closed.nodes[0].closed
+    again = look(closed.next_attempt(), unseen, at=late + timedelta(minutes=6))
+    assert again.dollars == {"boot": "1.00", "use": "12.98", "idle": "61.00", "spent": "74.98"}, (
         "and so it is after the node's idle hour"
     )
 
@@ -313,94 +290,72 @@ def test_an_attempt_on_the_same_node_that_nobody_saw_running_is_paid_for() -> No
 def test_jobs_that_use_a_node_in_turn_never_pay_for_the_same_second() -> None:
     """This one's node is idle for three minutes; then another job's pod is there, for as long as it likes."""
     failed = ended_pod(code=1, **POD)
-    ended = look(started(), failed)
-    assert ledger.idle_nodes(ended) == {"node-a"}
+    ended = look(Paid(started()), failed)
+    assert ledger.idle_nodes(ended.books.ledger) == {"node-a"}
     its = replace(
         make_pod(bound=NOW + timedelta(minutes=3), gpus=1), job=replace(KEY, name="next", uid="next")
     )
-    seen = make_observed(job=make_job(status=ended), nodes=(node(),), now=NOW + timedelta(minutes=40))
-    taken = status_of(plan(replace(seen, prices=PRICES, others=(its,))))
-    assert dollars(taken)["idle"] == "3.02" and not ledger.idle_nodes(taken)
-    assert dollars(looked(taken, at=NOW + timedelta(minutes=50)) or taken) == dollars(taken), "for good"
+    taken = look(ended, others=(its,), at=NOW + timedelta(minutes=40))
+    assert taken.dollars["idle"] == "3.02" and not ledger.idle_nodes(taken.books.ledger)
+    assert look(taken, at=NOW + timedelta(minutes=50)).dollars == taken.dollars, "for good"
     back = look(
-        replace(started(2), cost=taken.cost),
-        make_pod(2, bound=NOW + timedelta(minutes=60), gpus=1),
+        taken.next_attempt(),
+        make_pod(2, created=NOW + timedelta(minutes=59), bound=NOW + timedelta(minutes=60), gpus=1),
         at=NOW + timedelta(minutes=65),
     )
-    assert dollars(back) == {"boot": "1.00", "use": "12.98", "idle": "3.02", "spent": "17.00"}
+    assert back.dollars == {"boot": "1.00", "use": "12.98", "idle": "3.02", "spent": "17.00"}
     static = look(
-        started(), failed, nodes=(node(created=NOW - timedelta(days=9)),), at=NOW + timedelta(minutes=9)
+        Paid(started()), failed, nodes=(node(created=NOW - timedelta(days=9)),), at=NOW + timedelta(minutes=9)
     )
-    assert dollars(static) == {"boot": "0.00", "use": "7.98", "idle": "0.00", "spent": "7.98"}, (
+    assert static.dollars == {"boot": "0.00", "use": "7.98", "idle": "0.00", "spent": "7.98"}, (
         "a node that was there before is not kept for this job"
     )
 
 
-def test_a_node_that_ec2_takes_back_from_the_next_job_was_free_for_this_one_too() -> None:
-    ended = look(started(), ended_pod(code=1, **POD))
-    its = replace(
-        make_pod(bound=NOW + timedelta(minutes=3), gpus=1), job=replace(KEY, name="next", uid="next")
-    )
-    seen = make_observed(job=make_job(status=ended), nodes=(node(),), now=NOW + timedelta(minutes=5))
-    taken = status_of(plan(replace(seen, prices=PRICES, others=(its,))))
-    assert ledger.open_nodes(taken) == {"node-a"} and ledger.recheck(taken, seen)
-    noticed = look(taken, nodes=(node(reclaimed=True),), at=NOW + timedelta(minutes=20))
-    gone = look(noticed, nodes=(), at=NOW + timedelta(minutes=22))
-    assert f"{costs(gone).refunded:.2f}" == "12.00" and costs(gone).spent == 0 and not costs(gone).nodes
-
-
 def test_a_next_machine_of_the_same_name_has_an_account_of_its_own() -> None:
     """As in a managed instance group: node-a is gone at 5 minutes, and comes back under its name at 10."""
-    first = look(started(), make_pod(**POD))
+    first = look(Paid(started()), make_pod(**POD))
     lost = make_pod(
         **POD, phase="Failed", running_since=None, deleted=NOW + timedelta(minutes=5),
         disrupted=NOW + timedelta(minutes=5),
     )  # fmt: skip
     born = NOW + timedelta(minutes=10)
     again = replace(node(created=born), instance_type="g6")
-    second = replace(started(2), cost=first.cost)
+    second = first.next_attempt()
     its = make_pod(2, created=NOW + timedelta(minutes=6), bound=NOW + timedelta(minutes=11), gpus=1)
     dear = parse(json.dumps([SPOT, SPOT | {"instanceType": "g6", "usdPerHour": 600}]))
     written = look(second, lost, its, nodes=(again,), at=NOW + timedelta(minutes=20), prices=dear)
-    assert dollars(written) == {"boot": "11.00", "use": "103.00", "idle": "5.00", "spent": "119.00"}
-    assert written.attempts[1].spent == Decimal(100)
+    assert written.dollars == {"boot": "11.00", "use": "103.00", "idle": "5.00", "spent": "119.00"}
+    assert written.status.attempts[1].spent == Decimal(100)
     later = look(written, its, nodes=(again,), at=NOW + timedelta(minutes=21), prices=dear)
-    assert [entry.created for entry in costs(later).nodes] == [born], "the first one's is over"
+    assert [entry.created for entry in later.nodes] == [born], "the first one's is over"
     gone = look(written, its, nodes=(), at=NOW + timedelta(minutes=22), prices=dear)
-    assert dollars(gone)["spent"] == "139.00" and not [e for e in costs(gone).nodes if not e.closed]
-
-
-def test_who_paid_is_kept_only_while_the_cloud_may_not_bill_it() -> None:
-    young, azure = look(started(), make_pod(**POD)), of_node({}, "azure:///i-1")
-    assert costs(young).nodes[0].paid_by
-    for found in (azure, of_node({"karpenter.sh/capacity-type": "on-demand"}, "aws:///us-east-1a/i-1")):
-        assert not costs(look(started(), make_pod(**POD), nodes=(node(found=found),))).nodes[0].paid_by
-    assert not costs(look(young, make_pod(**POD), at=NOW + timedelta(hours=1))).nodes[0].paid_by
+    assert gone.dollars["spent"] == "139.00" and not [e for e in gone.nodes if not e.closed]
 
 
 def test_the_share_of_a_node_stays_until_another_attempt_uses_it() -> None:
     two = [make_pod(rank=rank, **POD) for rank in (0, 1)]
     status = replace(started(), attempts=(replace(started().attempts[0], workers=2),))
     shared = node(gpus=2)
-    first = look(status, *two, nodes=(shared,))
-    assert dollars(first)["spent"] == "9.00"
+    first = look(Paid(status), *two, nodes=(shared,))
+    assert first.dollars["spent"] == "9.00"
     one_ended = [two[0], ended_pod(rank=1, **POD)]
     later = look(first, *one_ended, nodes=(shared,), at=NOW + timedelta(minutes=60))
-    assert dollars(later)["use"] == "68.00"
-    assert costs(later).nodes[0].used == 2
+    assert later.dollars["use"] == "68.00"
+    assert later.nodes[0].used == 2
     last = make_pod(**POD, phase="Succeeded", ended=Ended(exit_code=0, finished=NOW + timedelta(minutes=60)))
     gone = look(later, last, one_ended[1], nodes=(shared,), at=NOW + timedelta(minutes=70))
-    assert dollars(gone) == {"boot": "1.00", "use": "68.00", "idle": "10.00", "spent": "79.00"}
+    assert gone.dollars == {"boot": "1.00", "use": "68.00", "idle": "10.00", "spent": "79.00"}
 
 
 def test_a_pod_that_joins_a_node_pays_from_its_binding_on() -> None:
     status = replace(started(), attempts=(replace(started().attempts[0], workers=2),))
     shared = node(gpus=2)
-    first = look(status, make_pod(**POD), nodes=(shared,))
-    assert dollars(first)["spent"] == "4.50"
+    first = look(Paid(status), make_pod(**POD), nodes=(shared,))
+    assert first.dollars["spent"] == "4.50"
     joined = make_pod(rank=1, bound=NOW + timedelta(minutes=20), gpus=1)
     later = look(first, make_pod(**POD), joined, nodes=(shared,), at=NOW + timedelta(minutes=30))
-    assert dollars(later)["spent"] == "24.50", "20 minutes at half, 10 at the whole"
+    assert later.dollars["spent"] == "24.50", "20 minutes at half, 10 at the whole"
 
 
 def test_a_node_s_gpus_and_creation_are_read() -> None:
@@ -415,7 +370,8 @@ def test_a_node_s_gpus_and_creation_are_read() -> None:
 
 
 def test_costs_are_summed_by_namespace_and_team_and_a_namespace_without_jobs_goes() -> None:
-    priced, unpriced = look(started(), make_pod(**POD)), look(started(), make_pod(**POD), prices=NO_PRICES)
+    priced = look(Paid(started()), make_pod(**POD)).status
+    unpriced = look(Paid(started()), make_pod(**POD), prices=NO_PRICES).status
     jobs = [make_job(status=priced), make_job(status=priced), make_job(status=unpriced), make_job()]
     speech = make_job(status=priced, labels={"spottrain.io/team": "speech"})
     other = replace(speech, key=replace(speech.key, namespace="shared"))
@@ -485,3 +441,49 @@ def test_own_and_fetched_prices_are_read_together(tmp_path: Path, caplog: pytest
     assert known() == {"g5": 1, "p5": 60} and caplog.text.count("no price list") == 1
     fetched.unlink()
     assert not known() and caplog.text.count("no price list") == 1, "there need not be fetched ones"
+
+
+# --- the ConfigMap --------------------------------------------------------------------------------------
+def writes(made: Plan) -> bool:
+    return any(isinstance(action, WriteBooks) for action in made.before)
+
+
+def test_the_bookkeeping_is_written_at_the_end_of_an_attempt_and_every_ten_minutes() -> None:
+    new = planned(Paid(started()), make_pod(**POD))
+    assert not writes(new), "the pods and nodes of a first attempt tell all of it"
+    first = look(Paid(started()), make_pod(**POD))
+    assert not writes(planned(first, make_pod(**POD), at=NOW + timedelta(minutes=9)))
+    assert writes(planned(first, make_pod(**POD), at=NOW + timedelta(minutes=10)))
+    assert writes(planned(first, ended_pod(code=1, **POD), at=NOW + timedelta(minutes=1)))
+
+
+def test_a_written_bookkeeping_is_read_as_it_was() -> None:
+    failed = planned(look(Paid(started()), make_pod(**POD)), ended_pod(code=1, **POD))
+    (written,) = (action.manifest for action in failed.before if isinstance(action, WriteBooks))
+    assert books_of_config_map(written) == failed.books
+    assert written["metadata"]["ownerReferences"][0]["uid"] == KEY.uid
+    with pytest.raises(InvalidSpec, match=r"bookkeeping\.json is not JSON"):
+        books_of_config_map({"data": {"bookkeeping.json": "{"}})
+
+
+def test_a_first_attempt_needs_no_bookkeeping_to_be_paid_for() -> None:
+    first = look(Paid(started()), make_pod(**POD))
+    assert accounting.rebuilt(first.status, NOW) == NO_BOOKS
+    later, kept = (
+        look(Paid(first.status, books), make_pod(**POD), at=NOW + timedelta(minutes=5))
+        for books in (NO_BOOKS, first.books)
+    )
+    assert later.dollars == kept.dollars and later.cost.lost_time is None
+
+
+def test_a_lost_bookkeeping_is_rebuilt_from_the_status_and_says_so() -> None:
+    """The second attempt is paid for from the last sums on, and nothing that was in them is lost."""
+    ended = look(Paid(started()), ended_pod(code=1, **POD), nodes=())
+    second = make_pod(2, bound=NOW, gpus=1, node="node-b")
+    young = make_node("node-b", created=NOW, instance_type="g5", gpus=1, found=AWS_SPOT)
+    known = look(ended.next_attempt(), second, nodes=(young,), at=NOW + timedelta(minutes=2))
+    books = accounting.rebuilt(known.status, NOW + timedelta(minutes=3))
+    lost = look(Paid(known.status, books), second, nodes=(young,), at=NOW + timedelta(minutes=7))
+    kept = look(known, second, nodes=(young,), at=NOW + timedelta(minutes=7))
+    assert lost.dollars == kept.dollars
+    assert (kept.cost.lost_time, lost.cost.lost_time) == (None, known.cost.update_time)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any
+from typing import Any, Final
 
 import pytest
 from spottrain.contract import Outcome
@@ -21,7 +21,7 @@ from spottrain_operator.api.observed import (
     Refusal,
     Release,
 )
-from spottrain_operator.api.training_job import Job, RankRecord, Status
+from spottrain_operator.api.training_job import Job, Status
 from spottrain_operator.api.views import node_view
 from spottrain_operator.control.plan import plan, unschedulable
 from spottrain_operator.names import AVOIDS_ANNOTATION, Cause, Reason, pod_name
@@ -31,6 +31,7 @@ from tests.builders import (
     KEY,
     NOW,
     after,
+    books_of,
     deleted,
     ended_pod,
     home_of,
@@ -58,8 +59,12 @@ def gang_job(status: Status | None = None, **more: Any) -> Job:
 def begun(attempt: int = 1, **more: Any) -> Status:
     """Every rank was seen on its node."""
     status = started(attempt, **more)
-    ranks = tuple(RankRecord(rank=rank, node=f"node-{rank}") for rank in range(SIZE))
-    return replace(status, attempts=tuple(replace(record, ranks=ranks) for record in status.attempts))
+    complete = (replace(record, workers=SIZE, created_workers=SIZE) for record in status.attempts)
+    return replace(status, attempts=tuple(complete))
+
+
+ALL: Final = tuple(f"node-{rank}" for rank in range(SIZE))
+"""The nodes of an attempt, by rank."""
 
 
 def member(rank: int, attempt: int = 1, **more: Any) -> PodView:
@@ -73,6 +78,7 @@ def over(rank: int, code: int, attempt: int = 1, **more: Any) -> PodView:
 
 def observed(*pods: PodView, status: Status | None = None, nodes: Any = NODES, **more: Any) -> Observed:
     spec = more.pop("spec", {})
+    more = {"books": books_of(ALL, ALL, ALL)} | more
     return make_observed(*pods, job=gang_job(status, **spec), nodes=nodes, **more)
 
 
@@ -81,12 +87,13 @@ class Gang(Story):
 
     def __init__(self, status: Status | None = None, **spec: Any) -> None:
         super().__init__(status or begun(), **{"workers": SIZE} | spec)
+        self.books = books_of(*[ALL] * self.status.attempt)
 
     def look(self, expected: str, *pods: PodView, **more: Any) -> Plan:
         return super().look(expected, *pods, **{"nodes": NODES} | more)
 
 
-HALF_MADE = replace(started(), attempts=(replace(started().attempts[0], ranks=(), started=None),))
+HALF_MADE = replace(begun(), attempts=(replace(begun().attempts[0], created_workers=0, started=None),))
 """The status of a start whose pods are still being made."""
 SELF: dict[str, Any] = {"checkpoint": {"mode": "Self"}}
 PENDING: dict[str, Any] = {"node": "", "phase": "Pending"}
@@ -135,7 +142,7 @@ def test_the_zone_can_be_left_open() -> None:
 def test_a_gang_runs_when_all_of_it_runs() -> None:
     job = Gang()
     job.look("Running=False Scheduled=False", member(0), member(1), member(2, **PENDING, unschedulable="0/3"))
-    assert job.status.ready == "2/3"
+    assert (job.status.ready_workers, job.status.workers) == (2, 3)
     job.look("Running=True", *map(member, range(SIZE)))
 
 
@@ -249,9 +256,8 @@ def raw_node(name: str, **spec: Any) -> Json:
 
 
 def test_the_nodes_of_the_attempt_and_of_the_one_before_are_observed() -> None:
-    one, two = begun(2).attempts
-    status = replace(begun(2), attempts=(one, replace(two, ranks=(RankRecord(rank=0, node="node-9"),))))
-    assert placement.known_nodes(gang_job(status)) == {"node-0", "node-1", "node-2", "node-9"}
+    books = books_of(ALL, ("", "", "node-9"))
+    assert placement.known_nodes(begun(2), books) == {"node-0", "node-1", "node-2", "node-9"}
 
 
 # --- one zone -------------------------------------------------------------------------------------------
@@ -279,7 +285,8 @@ def in_zones(*zones: str, lost: int = 1) -> tuple[NodeView, ...]:
 def reclaimed(nodes: tuple[NodeView, ...], *pods: PodView, **more: Any) -> Observed:
     """At attempt 2, whose pods are yet to be made but for these."""
     one, two = begun(2).attempts
-    status = replace(begun(2), attempts=(one, replace(two, ranks=(), started=None)))
+    status = replace(begun(2), attempts=(one, replace(two, created_workers=0, started=None)))
+    more = {"books": books_of(ALL)} | more
     return observed(*pods, nodes=nodes, status=status, **more)
 
 
@@ -389,13 +396,12 @@ def test_a_lone_pod_in_the_only_pool_waits_for_ever() -> None:
 
 
 # --- what is written ------------------------------------------------------------------------------------
-def test_each_rank_is_in_the_record_and_its_outcome_is_held_until_it_is() -> None:
+def test_a_rank_that_ended_otherwise_than_rank_0_is_in_the_record_before_its_pod_is_released() -> None:
     ends = (over(0, 75), over(1, 79), over(2, 75))
     made = plan(observed(*ends))
     record = status_of(made).attempts[0]
-    assert [(r.rank, r.node, r.exit_code) for r in record.ranks] == [
-        (0, "node-0", 75), (1, "node-1", 79), (2, "node-2", 75),
-    ]  # fmt: skip
+    assert record.exit_code == 75
+    assert [(r.rank, r.node, r.exit_code) for r in record.ranks] == [(1, "node-1", 79)]
     assert {a.pod.rank for a in made.after if isinstance(a, Release)} == {0, 1, 2}
 
 
@@ -404,7 +410,7 @@ def test_a_part_of_a_gang_that_a_quota_holds_up_lets_go_too() -> None:
     quota = Reason.QUOTA_EXCEEDED
     no = Refusal(generation=1, reason=quota, message="gpus", at=NOW, retry=timedelta(seconds=20))
     first = begun().attempts[0]
-    job = Gang(replace(begun(), attempts=(replace(first, ranks=first.ranks[:2]),)))
+    job = Gang(replace(begun(), attempts=(replace(first, created_workers=2),)))
     job.look("stopping1=SchedulingTimeout deletes=0,1", member(0), member(1), at=360, refusal=no)
     assert "gpus" in job.status.attempts[0].evidence
 
@@ -519,7 +525,7 @@ def test_a_lone_replacement_is_kept_off_the_doomed_node_by_a_wish_where_a_rule_w
     for key, value in more.get("spec", {}).items():
         spec[key] = value if key != "template" else {"spec": spec["template"]["spec"] | value["spec"]}
     nodes = (make_node(notice=notice(60)),)
-    o = make_observed(make_pod(**deleted()), job=make_job(spec, status=begun()), nodes=nodes)
+    o = make_observed(make_pod(**deleted()), job=make_job(spec, status=started()), nodes=nodes)
     (pod,) = manifests(plan(replace(o, karpenter=more.get("karpenter", False))))
     hard, wished = rules(pod)
     rule = {"key": HOST, "operator": "NotIn", "values": ["node-a"]}
@@ -548,14 +554,14 @@ def _large(lost: range, **spec: Any) -> Observed:
     """A gang of 240 has ended, and the nodes of these ranks have a notice."""
     size = 240
     status = begun()
-    ranks = tuple(RankRecord(rank=rank, node=f"node-{rank}") for rank in range(size))
-    record = replace(status.attempts[0], ranks=ranks, workers=size)
+    record = replace(status.attempts[0], created_workers=size, workers=size)
     nodes = tuple(
         make_node(f"node-{rank}", notice=notice(60 + rank) if rank in lost else None) for rank in range(size)
     )
     ends = [over(rank, 75, **(deleted() if rank in lost else {})) for rank in range(size)]
     job = make_job(raw_spec(workers=size, **spec), status=replace(status, attempts=(record,)))
-    return make_observed(*ends, job=job, nodes=nodes)
+    books = books_of([node.name for node in nodes])
+    return make_observed(*ends, job=job, nodes=nodes, books=books)
 
 
 def test_a_pod_avoids_a_hundred_nodes_at_most_of_those_that_are_there_longest() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from spottrain.contract import Outcome, Progress, TimeSplit
+from spottrain_operator.api.bookkeeping import NO_BOOKS, CostSums, Timesheet
 from spottrain_operator.api.node_pools import of_node
 from spottrain_operator.api.observed import Ended, NodeView, PodView, Sample
 from spottrain_operator.api.prices import NO_PRICES, PriceList, parse
@@ -20,7 +21,7 @@ from spottrain_operator.control.plan import plan
 from spottrain_operator.names import pod_name
 from spottrain_operator.policies.goodput import PARTS
 
-from tests.builders import KEY, NOW, make_node, make_observed, make_pod, notice, raw_job, raw_spec, word
+from tests.builders import KEY, NOW, make_node, make_observed, make_pod, raw_job, raw_spec, word
 
 SPOT = {"instanceType": "g5", "capacityType": "Spot", "usdPerHour": 36}
 ON_DEMAND = SPOT | {"capacityType": "OnDemand", "usdPerHour": 108}
@@ -97,7 +98,7 @@ class Told:
     """A job that is reconciled with what is given, one time after the other."""
 
     def __init__(self, status: Status | None = None, prices: PriceList = PRICES, **spec: Any) -> None:
-        self.status, self.prices = status or begun(), prices
+        self.status, self.prices, self.books = status or begun(), prices, NO_BOOKS
         self.spec = raw_spec(**spec)
 
     def look(
@@ -111,14 +112,23 @@ class Told:
         raw = raw_job(self.spec) | {"status": json.loads(json.dumps(self.status.to_json()))}
         job: Job = parse_job(raw)  # as it was stored
         seen = make_observed(*pods, job=job, nodes=nodes, now=at(when), sample=sample)
-        written = plan(replace(seen, prices=self.prices)).status
-        self.status = written or self.status
-        return written
+        made = plan(replace(seen, prices=self.prices, books=self.books))
+        assert made.books is not None
+        self.status, self.books = made.status or self.status, made.books
+        return made.status
 
     @property
     def goodput(self) -> GoodputStatus:
         assert self.status.goodput is not None
         return self.status.goodput
+
+    @property
+    def times(self) -> Timesheet:
+        return self.books.times
+
+    @property
+    def sums(self) -> CostSums:
+        return self.books.ledger.sums
 
     @property
     def cost(self) -> CostStatus:
@@ -165,7 +175,7 @@ def test_an_attempt_that_is_done_is_divided_as_its_trainer_says() -> None:
     }
     assert floats(job.goodput.wanted, job.goodput.allocated) == (120, 110), "not until it was seen, at 130 s"
     assert percents(job.goodput)[:2] == ("72.7%", "91.7%")
-    assert job.goodput.attempts == () and job.goodput.counted == 1
+    assert job.times.attempts == () and job.times.counted == 1
 
 
 def test_a_running_trainer_s_last_report_counts() -> None:
@@ -244,7 +254,7 @@ def test_a_gang_waits_until_its_last_pod_has_a_node() -> None:
     """Rank 0 runs from 20 s on and waits for rank 1, whose node comes at 60 s. Both end at 160 s."""
     job = Told(begun(workers=2), workers=2)
     job.look(30, pod(runs=20), pod(1, 1, bound=None))
-    assert job.parts == {"waiting": 30.0}
+    assert job.status.goodput is None, "not before an attempt has all of its nodes"
     times = split(productive=90, startup=12, waiting=38)
     job.look(
         161,
@@ -253,9 +263,9 @@ def test_a_gang_waits_until_its_last_pod_has_a_node() -> None:
     )
     assert job.parts == {"waiting": 60.0, "productive": 90.0, "startup": 10.0}
     assert job.goodput.allocated == 100 and percents(job.goodput)[:2] == ("90.0%", "62.5%")
-    assert job.cost.use_seconds == 150 + 100, "the first node was paid for while it waited"
+    assert job.sums.use_seconds == 150 + 100, "the first node was paid for while it waited"
     assert job.goodput.paid == "72.0%", "2 x 90 of 250"
-    assert job.goodput.closed.productive_node_seconds == 180
+    assert job.times.closed.productive_node_seconds == 180
 
 
 def test_attempts_that_overlap_during_a_notice_both_count() -> None:
@@ -266,10 +276,10 @@ def test_attempts_that_overlap_during_a_notice_both_count() -> None:
     second = pod(2, bound=100, runs=104, node="node-b")
     job.status = replace(begun(2), goodput=job.goodput, cost=job.cost)
     job.look(105, first, second)
-    assert job.goodput.wanted == 105 + 5 and len(job.goodput.attempts) == 2
+    assert job.goodput.wanted == 105 + 5 and len(job.times.attempts) == 2
     saved = word(Outcome.INTERRUPTED, step=9, timeSplit=split(productive=65, startup=10, checkpointStall=15))
     job.look(115, pod(runs=20, end=(110, 75, saved), deleted=at(130)), second)
-    assert job.goodput.counted == 1 and [a.number for a in job.goodput.attempts] == [2]
+    assert job.times.counted == 1 and [a.number for a in job.times.attempts] == [2]
     times = split(productive=80, startup=4, waiting=6, restore=6)
     job.look(201, second, sample=report(200, times, attempt=2))
     job.look(206, pod(2, bound=100, runs=104, node="node-b", end=(205, 0, done(times))))
@@ -281,7 +291,7 @@ def test_attempts_that_overlap_during_a_notice_both_count() -> None:
         "waiting": 10.0 + 6.0,
         "other": 5.0,
     }
-    assert floats(job.goodput.wanted, job.goodput.allocated, job.goodput.elapsed) == (215, 205, 205)
+    assert floats(job.goodput.wanted, job.goodput.allocated, job.times.elapsed) == (215, 205, 205)
 
 
 # --- the time that is wanted ----------------------------------------------------------------------------
@@ -327,7 +337,7 @@ def test_a_job_that_had_ended_before_an_upgrade_has_no_goodput() -> None:
     ended = pod(runs=20, end=(120, 0, done(TIMES)))
     job = Told()
     job.look(130, ended)
-    job.status = replace(job.status, goodput=None)
+    job.status, job.books = replace(job.status, goodput=None), NO_BOOKS
     job.look(9000, ended, nodes=())
     assert job.status.goodput is None
 
@@ -335,9 +345,9 @@ def test_a_job_that_had_ended_before_an_upgrade_has_no_goodput() -> None:
 def test_a_clock_that_goes_back_takes_nothing_away() -> None:
     job = Told()
     job.look(100, pod(runs=20), sample=report(100, split(productive=70)))
-    before = job.goodput
+    before, before_time = job.goodput, job.times.time
     job.look(50, pod(runs=20), sample=report(50, split(productive=70), warning="w"))
-    assert job.goodput.wanted == before.wanted and job.goodput.time == before.time
+    assert job.goodput.wanted == before.wanted and job.times.time == before_time
 
 
 # --- when it is written ---------------------------------------------------------------------------------
@@ -346,7 +356,7 @@ def test_time_alone_is_written_every_five_minutes_and_not_while_it_waits() -> No
     job.look(30, pod(runs=20))
     assert job.look(329, pod(runs=20)) is None
     written = job.look(330, pod(runs=20))
-    assert written is not None and job.goodput.time == at(330) and job.goodput.wanted == 330
+    assert written is not None and job.times.time == at(330) and job.goodput.wanted == 330
     waits = Told()
     waits.look(30, pod(bound=None))
     assert waits.look(9000, pod(bound=None)) is None
@@ -357,10 +367,10 @@ def test_a_job_that_has_ended_comes_to_rest() -> None:
     ended = pod(runs=20, end=(120, 0, done(TIMES)))
     job.look(130, ended, nodes=(node(created=at(2)),))
     job.look(150, ended, nodes=())
-    assert job.look(1000, ended, nodes=()) is None and job.look(9000, nodes=()) is not None
+    assert job.look(1000, ended, nodes=()) is None and job.look(9000, nodes=()) is None
     settled = job.status
     assert job.look(9999, nodes=()) is None and settled.goodput == job.goodput
-    assert job.goodput.time == at(150), "and stays the time of the sums"
+    assert job.times.time == at(130), "and stays the time of the sums"
 
 
 def test_the_sums_are_exact_over_more_attempts_than_the_status_keeps() -> None:
@@ -379,7 +389,7 @@ def test_the_sums_are_exact_over_more_attempts_than_the_status_keeps() -> None:
         job.look(since + 101, pod(number, **spec, end=(since + 100, 79, lost)), nodes=())
     assert job.goodput.productive == 50 * 60 and job.goodput.rollback == 50 * 10
     assert job.goodput.wanted == 50 * 120 - 19 and job.goodput.allocated == 50 * 100
-    assert job.goodput.counted == 50 and len(job.status.attempts) <= 21
+    assert job.times.counted == 50 and len(job.status.attempts) <= 21
 
 
 # --- money ----------------------------------------------------------------------------------------------
@@ -389,12 +399,12 @@ def test_the_saving_is_against_an_uninterrupted_run_on_demand() -> None:
     job.look(15, pod())
     job.look(120, pod(runs=20, end=(120, 0, done(TIMES))), nodes=())
     cost = job.cost
-    assert (cost.use, cost.on_demand_use, cost.on_demand_ideal) == (
+    assert (cost.use, job.sums.on_demand_use, cost.on_demand_ideal) == (
         Decimal("1.10"),
         Decimal("3.30"),
         Decimal("2.52"),
     )
-    assert cost.saving == "56.3%" and cost.on_demand_unknown_seconds == 0
+    assert cost.saving == "56.3%" and job.sums.on_demand_unknown_seconds == 0
 
 
 def test_spot_that_was_dearer_is_printed_as_it_is() -> None:
@@ -420,16 +430,16 @@ def test_without_a_price_for_each_second_there_is_no_saving(rates: list[dict[str
     job = Told(prices=parse(json.dumps(rates)) if rates else NO_PRICES)
     job.look(120, pod(runs=20, end=(120, 0, done(TIMES))), nodes=(node(),))
     assert job.cost.saving == "Unknown"
-    assert job.cost.unknown_seconds + job.cost.on_demand_unknown_seconds >= 1
+    assert job.sums.unknown_seconds + job.sums.on_demand_unknown_seconds >= 1
 
 
 def test_half_of_a_node_is_compared_with_half_of_an_on_demand_node() -> None:
     job = Told()
     job.look(15, pod(), nodes=(node(gpus=2),))
     job.look(120, pod(runs=20, end=(120, 0, done(TIMES))), nodes=(node(gpus=2),))
-    assert (job.cost.spent, job.cost.on_demand_use) == (Decimal("0.55"), Decimal("1.65"))
+    assert (job.cost.spent, job.sums.on_demand_use) == (Decimal("0.55"), Decimal("1.65"))
     assert job.cost.on_demand_ideal == Decimal("1.26") and job.cost.saving == "56.3%"
-    assert job.cost.use_seconds == 55 and job.goodput.paid == "72.7%", "80 of 110, on half a node"
+    assert job.sums.use_seconds == 55 and job.goodput.paid == "72.7%", "80 of 110, on half a node"
 
 
 def test_a_gang_s_wait_for_its_last_node_is_no_on_demand_time() -> None:
@@ -438,7 +448,7 @@ def test_a_gang_s_wait_for_its_last_node_is_no_on_demand_time() -> None:
     times = split(productive=90, startup=12, waiting=38)
     second = pod(1, 1, bound=60, node="node-b", runs=65, end=(160, 0, ""))
     job.look(160, pod(runs=20, end=(160, 0, done(times))), second)
-    assert (job.cost.spent, job.cost.on_demand_use, job.cost.on_demand_ideal) == (
+    assert (job.cost.spent, job.sums.on_demand_use, job.cost.on_demand_ideal) == (
         Decimal("2.50"),
         Decimal("7.50"),
         Decimal("5.40"),
@@ -461,55 +471,7 @@ def test_each_attempt_pays_for_its_nodes() -> None:
     second = pod(2, bound=80, runs=82, end=(120, 0, done(split(productive=30))))
     job.look(120, first, second, nodes=young)
     assert spent(job.status) == {1: "0.78", 2: "0.40"} and job.cost.spent == Decimal("1.18")
-    assert [r.use_seconds for r in job.status.attempts] == [50, 40]
-    assert floats(job.cost.boot_seconds, job.cost.idle_seconds) == (8, 20)
+    assert [job.books.ledger.of(number).use_seconds for number in (1, 2)] == [50, 40]
+    assert floats(job.sums.boot_seconds, job.sums.idle_seconds) == (8, 20)
     job.look(150, first, second, nodes=())
     assert spent(job.status) == {1: "0.78", 2: "0.70"}, "the idle time is the last one's"
-
-
-def test_a_refund_is_taken_off_the_attempts_that_had_paid() -> None:
-    job = Told(begun(), failurePolicy={"backoffSeconds": 0})
-    young = (node(created=at(2)),)
-    first = pod(runs=15, end=(60, 1, ""))
-    job.look(20, pod(), nodes=young)
-    job.look(60, first, nodes=young)
-    job.look(80, first, pod(2, bound=80), nodes=young)
-    assert spent(job.status) == {1: "0.78", 2: "0.00"}
-    taken = (node(created=at(2), notice=replace(notice(), deadline=at(200)), reclaimed=True),)
-    job.look(100, first, pod(2, bound=80, runs=82), nodes=taken)
-    saved = word(Outcome.INTERRUPTED, step=9, durableStep=9, timeSplit=split(productive=30))
-    job.look(121, first, pod(2, bound=80, runs=82, end=(120, 75, saved)), nodes=())
-    assert spent(job.status)[1] == "0.00" == spent(job.status)[2] and job.cost.spent == 0
-    assert job.cost.refunded_seconds == job.cost.use_seconds + job.cost.boot_seconds + job.cost.idle_seconds
-    assert job.goodput.paid == "Unknown", "nothing was billed"
-    assert job.cost.saving == "100.0%"
-
-
-def test_node_seconds_that_are_not_billed_are_in_no_goodput() -> None:
-    """100 s on a node that AWS takes back, then 100 s on another one; 60 of each are productive."""
-    job = Told(failurePolicy={"backoffSeconds": 0})
-    taken = node(created=at(5), notice=replace(notice(), deadline=at(200)), reclaimed=True)
-    job.look(20, pod(), nodes=(taken,))
-    times = split(productive=60)
-    saved = word(Outcome.INTERRUPTED, step=9, durableStep=9, timeSplit=times)
-    job.look(110, pod(runs=15, end=(110, 75, saved)), nodes=())
-    second: dict[str, Any] = {"bound": 200, "node": "node-b"}
-    job.look(210, pod(2, **second), nodes=(node("node-b"),))
-    job.look(300, pod(2, **second, runs=205, end=(300, 0, done(times))), nodes=(node("node-b"),))
-    assert floats(job.cost.refunded_use_seconds, job.cost.use_seconds) == (100, 200)
-    assert job.goodput.paid == "60.0%" and job.goodput.runtime == "60.0%"
-    assert job.cost.spent == Decimal("1.00") and job.cost.saving == "72.2%", "1 - 1.00 / 3.60"
-
-
-def test_what_was_paid_after_the_best_evaluation_is_counted() -> None:
-    job = Told()
-    job.look(50, pod(runs=20), sample=report(50, split(productive=20), bestStep=3))
-    assert floats(job.cost.best_step, job.cost.best_seconds, job.cost.after_best_seconds) == (3, 40, 0)
-    job.look(110, pod(runs=20), sample=report(110, split(productive=80), bestStep=3))
-    assert job.cost.after_best_seconds == 60
-    job.look(170, pod(runs=20), sample=report(170, split(productive=80), bestStep=8))
-    assert floats(job.cost.best_step, job.cost.after_best_seconds) == (8, 0)
-    job.look(230, pod(runs=20), sample=report(230, split(productive=80), bestStep=3))
-    assert floats(job.cost.best_step, job.cost.after_best_seconds) == (8, 60), "resumed from before it"
-    job.look(300, pod(runs=20, end=(300, 0, done(TIMES, bestStep=8))), nodes=(node(),))
-    assert floats(job.cost.best_step, job.cost.after_best_seconds) == (8, 130)

@@ -9,7 +9,7 @@ import pytest
 from spottrain.contract import Outcome
 from spottrain.contract import Reason as TrainerReason
 from spottrain_operator.api.observed import Create, NodeView, Observed, PodEvents, PodView
-from spottrain_operator.api.training_job import AttemptRecord, Job, RankRecord
+from spottrain_operator.api.training_job import AttemptRecord, Job
 from spottrain_operator.api.views import node_view, pod_events, pod_view
 from spottrain_operator.control.plan import plan
 from spottrain_operator.names import Cause, Condition, Reason
@@ -19,6 +19,7 @@ from spottrain_operator.policies.cause import ending_of
 from tests.builders import (
     NOW,
     after,
+    books_of,
     condition,
     deleted,
     ended_pod,
@@ -50,7 +51,7 @@ def silent_pod(seconds_ago: float) -> PodView:
 def test_a_silent_node_is_told_of_and_its_pod_does_not_count_as_running_until_it_is_back() -> None:
     job = Story()
     job.look("Running=False/NodeNotReady phase=Waiting warns=NodeNotReady", make_pod(), nodes=(SILENT,))
-    assert job.status.ready == "0/1"
+    assert (job.status.ready_workers, job.status.workers) == (0, 1)
     job.look("Running=True", make_pod())
 
 
@@ -214,7 +215,7 @@ def test_an_interruption_is_counted_and_the_next_attempt_keeps_off_the_node() ->
     ][0]["matchExpressions"]
 
 
-def faulted(hours: float, *ranks: str) -> Job:
+def faulted(hours: float) -> Job:
     """A gang whose first attempt ended by a fault of node-a so long ago."""
     record = AttemptRecord(
         number=1,
@@ -222,14 +223,14 @@ def faulted(hours: float, *ranks: str) -> Job:
         pool="default",
         faulty_node="node-a",
         ended=after(-3600 * hours),
-        ranks=tuple(RankRecord(rank=n, node=node) for n, node in enumerate(ranks)),
     )
     next_one = AttemptRecord(number=2, pool="default", workers=2)
     return make_job(raw_spec(workers=2), status=replace(started(), attempt=2, attempts=(record, next_one)))
 
 
 def test_a_survivor_comes_back_to_its_node_and_the_rank_of_the_failed_gpu_does_not() -> None:
-    o = make_observed(job=faulted(0, "node-a", "node-b"), nodes=(make_node(), make_node("node-b")))
+    books = books_of(("node-a", "node-b"))
+    o = make_observed(job=faulted(0), nodes=(make_node(), make_node("node-b")), books=books)
     homes = placement.returns_to(o, o.job.status)
     assert {rank: node.name for rank, node in homes.items()} == {1: "node-b"}
     assert placement.to_avoid(o, o.job.status) == ("node-a",)

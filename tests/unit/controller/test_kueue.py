@@ -23,7 +23,7 @@ from spottrain_operator.api.kueue import (
 )
 from spottrain_operator.api.node_pools import Pool, of_node
 from spottrain_operator.api.observed import Discard, Observed, Plan, PodView, Provide, Tell
-from spottrain_operator.api.training_job import Job, RankRecord, Status
+from spottrain_operator.api.training_job import Job, Status
 from spottrain_operator.control.apply import Changed, Context, apply
 from spottrain_operator.control.plan import plan
 from spottrain_operator.errors import ApiError, Incomplete
@@ -44,6 +44,7 @@ from tests.builders import (
     OWNER,
     POOL,
     after,
+    books_of,
     condition,
     deleted,
     ended_pod,
@@ -354,15 +355,15 @@ def test_an_eviction_ends_the_attempt_as_a_suspension_does() -> None:
 
 def test_a_gang_does_not_return_to_the_nodes_that_it_had_before_another_admission() -> None:
     """They may be others' by now, and of another flavor."""
-    before = (RankRecord(rank=0, node="node-a"),)
-    record = replace(running().attempts[0], cause=str(Cause.SUSPENDED), ended=NOW, workers=2, ranks=before)
+    books = books_of(("node-a",))
+    record = replace(running().attempts[0], cause=str(Cause.SUSPENDED), ended=NOW, workers=2)
     for reason in (Reason.EVICTED, Reason.SUSPENDED, Reason.WAITING_FOR_QUEUE):
         status = replace(running(), attempts=(replace(record, reason=str(reason)),))
         job, plain = queued_job(status, workers=2), make_job(raw_spec(workers=2), status=status)
-        pods = manifests(plan(seen(job, workload=workload_of(job, **ADMITTED))))
+        pods = manifests(plan(replace(seen(job, workload=workload_of(job, **ADMITTED)), books=books)))
         assert len(pods) == 2 and not any(map(home_of, pods))
-        without = manifests(plan(make_observed(job=plain)))
-        assert reason != Reason.SUSPENDED or any(map(home_of, without))
+        unqueued = manifests(plan(make_observed(job=plain, books=books)))
+        assert reason != Reason.SUSPENDED or any(map(home_of, unqueued)), "as without"
 
 
 def test_an_eviction_is_told_once_by_an_event() -> None:

@@ -9,8 +9,9 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
+from spottrain_operator.api.bookkeeping import Ledger
 from spottrain_operator.api.prices import PriceList, parse
-from spottrain_operator.api.training_job import CostStatus
+from spottrain_operator.api.training_job import KEPT_ATTEMPTS
 from spottrain_operator.policies.ledger import MOST_NODES, NodeFacts, accounted
 
 T0 = datetime(2026, 11, 23, 12, tzinfo=UTC)
@@ -23,24 +24,25 @@ def at(minutes: float) -> datetime:
 
 
 NODE = NodeFacts(
-    name="one", created=at(2), instance_type="p4d", zone="a", capacity_type="Spot", platform="AWS", gpus=8,
-    used=8, pod_created=at(0), bound=at(5), last_bound=at(5),
+    name="one", created=at(2), instance_type="p4d", zone="a", capacity_type="Spot", gpus=8, used=8,
+    pod_created=at(0), bound=at(5), last_bound=at(5),
 )  # fmt: skip
 
 
-def summed(*steps: tuple[float, list[NodeFacts]], prices: PriceList = PRICES) -> CostStatus:
-    costs = CostStatus()
+def summed(*steps: tuple[float, list[NodeFacts]], prices: PriceList = PRICES) -> Ledger:
+    ledger = Ledger()
     for minutes, facts in steps:
-        costs = accounted(costs, facts, prices, at(minutes)).costs
-    return costs
+        ledger = accounted(ledger, facts, prices, at(minutes))
+    return ledger
 
 
 def cents(value: Decimal) -> str:
     return f"{value:.2f}"
 
 
-def lines(costs: CostStatus) -> tuple[str, str, str, str]:
-    return cents(costs.boot), cents(costs.use), cents(costs.idle), cents(costs.spent)
+def lines(ledger: Ledger) -> tuple[str, str, str, str]:
+    sums = ledger.sums
+    return cents(sums.boot), cents(sums.use), cents(sums.idle), cents(sums.spent)
 
 
 def test_however_often_it_is_summed_the_sums_are_the_same() -> None:
@@ -51,45 +53,30 @@ def test_however_often_it_is_summed_the_sums_are_the_same() -> None:
 
 def test_an_operator_that_was_down_adds_what_it_missed_once() -> None:
     before = summed((30, [NODE]))
-    after = accounted(before, [NODE], PRICES, at(300)).costs
-    assert cents(after.use) == "29.50" and after == accounted(after, [NODE], PRICES, at(300)).costs
-    assert replace(after, time=at(200)) == accounted(after, [NODE], PRICES, at(200)).costs, (
+    after = accounted(before, [NODE], PRICES, at(300))
+    assert cents(after.sums.use) == "29.50" and after == accounted(after, [NODE], PRICES, at(300))
+    assert replace(after, time=at(200)) == accounted(after, [NODE], PRICES, at(200)), (
         "a clock that goes back takes nothing away"
     )
 
 
 def test_a_pod_on_a_shared_node_pays_its_share_of_the_gpus() -> None:
     costs = summed((65, [replace(NODE, used=2)]))
-    assert lines(costs) == ("0.08", "1.50", "0.00", "1.58") and cents(costs.whole_nodes) == "6.30"
+    assert lines(costs) == ("0.08", "1.50", "0.00", "1.58")
     cpu = summed((65, [replace(NODE, gpus=0, used=0)]))
     assert lines(cpu) == ("0.30", "6.00", "0.00", "6.30"), "without a known share it pays for the whole node"
     claimed = summed((65, [replace(NODE, used=0)]))
     assert lines(claimed) == lines(cpu), "and so is one whose GPUs nobody can count, as with DRA"
 
 
-def test_ec2_does_not_bill_a_spot_node_that_it_takes_back_in_its_first_hour() -> None:
-    taken = replace(NODE, reclaimed=True, ended=at(40), gone=at(42))
-    costs = summed((20, [NODE]), (42, [taken]))
-    assert cents(costs.refunded) == "4.00" == cents(costs.boot + costs.use + costs.idle)
-    assert cents(costs.spent) == "0.00"
-    for other in (
-        replace(taken, ended=at(61), gone=at(63)),
-        replace(taken, reclaimed=False),
-        replace(taken, platform="GCP"),
-        replace(taken, capacity_type="OnDemand"),
-    ):
-        assert not summed((20, [NODE]), (70, [other])).refunded
-
-
 def test_a_node_that_goes_on_without_the_job_is_paid_for_an_hour() -> None:
     ended = replace(NODE, ended=at(65))
     costs = summed((65, [NODE]), (500, [ended]), (600, [ended]))
-    assert cents(costs.idle) == "6.00" and costs.nodes[0].closed, "kept while its pod exists"
-    assert accounted(costs, [replace(ended, pods=0)], PRICES, at(700)).costs.nodes == ()
-    sums = accounted(costs, [replace(NODE, last_bound=at(690), attempt=2)], PRICES, at(700))
-    again = sums.costs
-    assert list(sums.attempts) == [2] and cents(sums.attempts[2].spent) == "1.00"
-    assert cents(again.use) == "7.00" and cents(again.idle) == "6.00", "and paid for again from a next pod on"
+    assert cents(costs.sums.idle) == "6.00" and costs.nodes[0].closed, "kept while its pod exists"
+    assert accounted(costs, [replace(ended, pods=0)], PRICES, at(700)).nodes == ()
+    again = accounted(costs, [replace(NODE, last_bound=at(690), attempt=2)], PRICES, at(700))
+    assert again.of(1) == costs.of(1) and cents(again.of(2).spent) == "1.00"
+    assert lines(again)[1:3] == ("7.00", "6.00"), "and paid for again from a next pod on"
 
 
 def test_a_node_that_is_gone_is_counted_once_however_long_its_pod_stays() -> None:
@@ -98,7 +85,7 @@ def test_a_node_that_is_gone_is_counted_once_however_long_its_pod_stays() -> Non
     assert lines(costs) == ("0.30", "6.00", "0.00", "6.30") and costs.nodes[0].closed
 
 
-def test_the_status_never_holds_more_nodes_than_a_gang_may_have_and_drops_the_longest_idle() -> None:
+def test_the_bookkeeping_never_holds_more_nodes_than_a_gang_may_have_and_drops_the_longest_idle() -> None:
     """The nodes of a gang of 600 are idle when its next attempt has others."""
     first = [replace(NODE, name=f"a{n}", ended=at(20 + n / 100), pods=0) for n in range(600)]
     second = [replace(NODE, name=f"b{n}", attempt=2, first_attempt=2) for n in range(600)]
@@ -107,7 +94,9 @@ def test_the_status_never_holds_more_nodes_than_a_gang_may_have_and_drops_the_lo
     assert len(costs.nodes) == MOST_NODES == 1024
     dropped = {node.name for node in (*first, *second)} - {node.name for node in costs.nodes}
     assert dropped == {f"a{n}" for n in range(176)}
-    assert cents(costs.idle) == cents(sum((Decimal(6) * (1000 - n) / 6000 for n in range(600)), Decimal(0)))
+    assert cents(costs.sums.idle) == cents(
+        sum((Decimal(6) * (1000 - n) / 6000 for n in range(600)), Decimal(0))
+    )
 
 
 def test_the_price_of_a_gang_s_nodes_is_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,3 +109,22 @@ def test_the_price_of_a_gang_s_nodes_is_looked_up_once(monkeypatch: pytest.Monke
     monkeypatch.setattr(PriceList, "cost", counted)
     summed((65, [replace(NODE, name=f"n{n}", ended=at(60)) for n in range(300)]))
     assert len(asked) == 4, "boot, use, use on demand, idle"
+
+
+def test_after_a_loss_a_node_is_paid_for_from_then_on() -> None:
+    assert lines(accounted(Ledger(), [NODE], PRICES, at(65), since=at(35))) == (
+        "0.00",
+        "3.00",
+        "0.00",
+        "3.00",
+    )
+
+
+def test_the_attempts_that_the_status_drops_stay_in_the_sums() -> None:
+    nodes = [
+        replace(NODE, name=f"n{n}", first_attempt=n, attempt=n, ended=at(15), gone=at(15))
+        for n in range(1, 31)
+    ]
+    ledger = summed((20, nodes))
+    assert [attempt.number for attempt in ledger.attempts] == [*range(31 - KEPT_ATTEMPTS, 31)]
+    assert cents(ledger.sums.spent) == cents(30 * ledger.of(30).spent) == "39.00"

@@ -9,7 +9,7 @@ import pytest
 from spottrain.contract import Env, Outcome
 from spottrain_operator.api.node_pools import Pool
 from spottrain_operator.api.observed import Ended, Observed, Plan, PodView, Provide, Waiting
-from spottrain_operator.api.training_job import AttemptRecord, RankRecord, Status
+from spottrain_operator.api.training_job import AttemptRecord, Status
 from spottrain_operator.api.views import cleanup_trouble
 from spottrain_operator.api.wire import rfc3339
 from spottrain_operator.names import Cause, Condition, Platform
@@ -47,7 +47,7 @@ def running(**spec: Any) -> Story:
 def between_attempts(**more: Any) -> Status:
     """The second attempt has its record, and no pod yet."""
     first, second = started(2).attempts
-    unseen = replace(second, started=None, ranks=(), node="")
+    unseen = replace(second, started=None, created_workers=0, node="")
     return replace(started(2), attempts=(first, unseen), active_since=after(-600), **more)
 
 
@@ -254,9 +254,7 @@ GONE = Ended(exit_code=137, reason="ContainerStatusUnknown", finished=after(-1))
 RAN = Ended(exit_code=137, reason="Error", started=after(-60), finished=after(-1))
 UNSEEN = Status(attempt=1, attempts=(AttemptRecord(number=1),))
 """Its pod was never seen."""
-BOUND = replace(
-    UNSEEN, attempts=(AttemptRecord(number=1, node="node-a", ranks=(RankRecord(rank=0, node="node-a"),)),)
-)
+BOUND = replace(UNSEEN, attempts=(AttemptRecord(number=1, node="node-a"),))
 """As an operator wrote it that did not know whether a container ran."""
 
 
@@ -361,7 +359,8 @@ def test_whether_a_container_ran_is_in_the_record_before_its_pod_is_released() -
 
 def test_a_pod_that_vanished_unseen_may_have_run() -> None:
     """Such as one that somebody took its finalizer off while no operator was there."""
-    job = Story(ran(False))
+    (record,) = ran(False).attempts
+    job = Story(replace(BOUND, attempts=(replace(record, created_workers=1),)))
     job.look("attempt=2")
     assert job.status.attempts[0].ran is True
 

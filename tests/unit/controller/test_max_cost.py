@@ -12,10 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from spottrain.contract import Outcome
+from spottrain_operator.api.bookkeeping import NO_BOOKS, Bookkeeping, CostSums, Ledger
 from spottrain_operator.api.node_pools import of_node
 from spottrain_operator.api.observed import NodeView, Observed, Plan, PodView
 from spottrain_operator.api.prices import PriceList, parse
-from spottrain_operator.api.training_job import CostStatus, Status
+from spottrain_operator.api.training_job import Status
 from spottrain_operator.api.validation import parse_spec
 from spottrain_operator.control.plan import plan
 
@@ -60,6 +61,7 @@ def seen(
     *pods: PodView,
     limit: Any = 1000,
     status: Status | None = None,
+    books: Bookkeeping = NO_BOOKS,
     at: datetime = NOW,
     prices: PriceList = PRICES,
     nodes: tuple[NodeView, ...] = (node(),),
@@ -68,7 +70,7 @@ def seen(
 ) -> Observed:
     spec = raw_spec(capacity={"maxCostUSD": limit} | capacity if limit is not None else capacity)
     job = make_job(spec, status=status or started(), generation=generation)
-    return replace(make_observed(*pods, job=job, nodes=nodes, now=at), prices=prices)
+    return replace(make_observed(*pods, job=job, nodes=nodes, now=at), prices=prices, books=books)
 
 
 def spent(made: Plan) -> Decimal:
@@ -77,69 +79,68 @@ def spent(made: Plan) -> Decimal:
     return status.cost.spent
 
 
-def stopped() -> Status:
+Known = dict[str, Any]
+"""Status and bookkeeping."""
+
+
+def known(made: Plan) -> Known:
+    assert made.books is not None
+    return {"status": status_of(made), "books": made.books}
+
+
+def stopped() -> Known:
     """Of a job that has cost 500 dollars, was limited to that, and has saved step 40."""
-    stopping = status_of(plan(seen(make_pod(**POD), limit=500)))
+    stopping = known(plan(seen(make_pod(**POD), limit=500)))
     last = told(Outcome.INTERRUPTED, step=40, durableStep=40, pod={**deleted(), **POD})
-    return status_of(plan(seen(last, limit=500, status=stopping)))
+    return known(plan(seen(last, limit=500, **stopping)))
 
 
 # --- the stop -------------------------------------------------------------------------------------------
 def test_a_job_that_has_cost_its_limit_saves_ends_and_is_suspended_without_a_charge() -> None:
     follows("!deletes", seen(make_pod(**POD), limit=501))
     follows("deletes=0 phase=Stopping", seen(make_pod(**POD), limit=500))
-    status = stopped()
+    before = stopped()
+    status = before["status"]
     expected = (
         "phase=Suspended Suspended=True/MaxCostReached cause1=Suspended attempt=1 failures=0 durable=40"
     )
-    follows(f"{expected} interruptions=0 !creates", seen(limit=500, status=status))
+    follows(f"{expected} interruptions=0 !creates", seen(limit=500, **before))
     assert status.attempts[0].reason == "MaxCostReached"
     assert status.active_since is None, "activeDeadlineSeconds does not run"
 
 
 def test_it_stays_suspended_and_its_sentence_does_not_change_with_each_second() -> None:
-    status = stopped()
-    later = plan(seen(limit=500, status=status, at=after(200)))
+    later = plan(seen(limit=500, **stopped(), at=after(200)))
     assert not manifests(later)
-    if later.status is not None:  # the sums of the idle node
-        assert replace(later.status, cost=None) == replace(status, cost=None)
-
-
-def test_a_refund_does_not_lift_the_stop() -> None:
-    """AWS takes the idle node back in its first hour: that costs nothing, but the job would start again."""
-    taken = node(notice=notice(60), reclaimed=True)
-    status = status_of(plan(seen(limit=500, status=stopped(), nodes=(taken,), at=after(30))))
-    refunded = seen(limit=500, status=status, nodes=(), at=after(60))
-    status = status_of(follows("attempt=1 !creates Suspended=True/MaxCostReached", refunded))
-    assert status.cost is not None and status.cost.refunded >= 500 and status.cost.spent == 0
-    follows("attempt=2 creates=0", seen(limit=700, status=status, nodes=(), at=after(90), generation=2))
+    assert later.status is None
 
 
 @pytest.mark.parametrize("limit", [5000, "5000.25", None])
 def test_raised_or_left_out_it_goes_on_with_the_next_attempt(limit: Any) -> None:
-    again = seen(limit=limit, status=stopped(), at=after(60), generation=2)
+    again = seen(limit=limit, **stopped(), at=after(60), generation=2)
     made = follows("attempt=2 creates=0 Suspended=False", again)
     assert status_of(made).active_since == after(60)
 
 
 def test_a_limit_below_what_was_spent_stops_a_running_job_at_once() -> None:
-    first = status_of(plan(seen(make_pod(**POD), limit=None)))
-    follows("deletes=0", seen(make_pod(**POD), limit="0.01", status=first, generation=2))
+    first = known(plan(seen(make_pod(**POD), limit=None)))
+    follows("deletes=0", seen(make_pod(**POD), limit="0.01", **first, generation=2))
 
 
 def test_a_suspension_by_the_user_keeps_its_own_sentence() -> None:
-    job = make_job(raw_spec(suspend=True, capacity={"maxCostUSD": 1}), status=stopped(), generation=2)
-    o = replace(make_observed(job=job, nodes=(node(),)), prices=PRICES)
+    before = stopped()
+    job = make_job(raw_spec(suspend=True, capacity={"maxCostUSD": 1}), status=before["status"], generation=2)
+    o = replace(make_observed(job=job, nodes=(node(),)), prices=PRICES, books=before["books"])
     follows("Suspended=True/Suspended", o)
 
 
 def test_no_attempt_starts_while_the_limit_is_reached_even_one_that_has_its_record() -> None:
-    waiting = replace(started(2), next_start=after(-1), cost=CostStatus(use=Decimal(7)))
-    unseen = replace(waiting.attempts[1], started=None, ranks=(), node="")
+    waiting, books = replace(started(2), next_start=after(-1)), spent_before(use=Decimal(7))
+    unseen = replace(waiting.attempts[1], started=None, created_workers=0, node="")
     waiting = replace(waiting, attempts=(waiting.attempts[0], unseen))
     expected = "!creates Suspended=True/MaxCostReached Scheduled=False/MaxCostReached"
-    made = follows(expected, seen(status=waiting, limit=7))
-    follows("attempt=2 creates=0", seen(status=status_of(made), limit=8, generation=2))
+    made = follows(expected, seen(status=waiting, books=books, limit=7))
+    follows("attempt=2 creates=0", seen(status=status_of(made), books=books, limit=8, generation=2))
     follows("!creates", make_observed(job=make_job(raw_spec(suspend=True), status=waiting)))
 
 
@@ -152,40 +153,45 @@ def test_no_successor_starts_during_a_notice_and_a_job_that_is_done_is_done() ->
 
 # --- in time --------------------------------------------------------------------------------------------
 def test_the_limit_is_checked_with_the_sums_as_of_now_and_not_of_the_last_write() -> None:
-    first = status_of(plan(seen(make_pod(**POD), limit=600)))
+    first = known(plan(seen(make_pod(**POD), limit=600)))
     assert spent(plan(seen(make_pod(**POD), limit=600))) == 500
-    assert plan(seen(make_pod(**POD), limit=600, status=first, at=after(99))).status is None
-    assert removed(plan(seen(make_pod(**POD), limit=600, status=first, at=after(100)))) == {0}
+    assert plan(seen(make_pod(**POD), limit=600, **first, at=after(99))).status is None
+    assert removed(plan(seen(make_pod(**POD), limit=600, **first, at=after(100)))) == {0}
 
 
 @given(limit=st.integers(501, 900), passed=st.integers(0, 300), micros=st.integers(0, 999_999))
 def test_the_next_look_is_when_the_limit_will_be_reached(limit: int, passed: int, micros: int) -> None:
     """From wherever it looks, it looks again no more than a second after the limit, and never early in vain
     for ever."""
-    first = status_of(plan(seen(make_pod(**POD), limit=limit)))
+    first = known(plan(seen(make_pod(**POD), limit=limit)))
     at = min(after(passed), after(limit - 501)) + timedelta(microseconds=micros)
-    made = plan(seen(make_pod(**POD), limit=limit, status=first, at=at))
+    made = plan(seen(make_pod(**POD), limit=limit, **first, at=at))
     assert not removed(made) and made.recheck_after is not None
     again = at + made.recheck_after
     assert again <= after(limit - 500 + 1)
     if again >= after(limit - 500):
-        assert removed(plan(seen(make_pod(**POD), limit=limit, status=first, at=again))) == {0}
+        assert removed(plan(seen(make_pod(**POD), limit=limit, **first, at=again))) == {0}
     else:
         assert made.recheck_after >= timedelta(seconds=50), "only because something else is due then"
 
 
 def test_a_new_price_counts_within_the_interval_of_the_sums() -> None:
-    first = status_of(plan(seen(make_pod(**POD), limit=10**6)))
-    made = plan(seen(make_pod(**POD), limit=10**6, status=first))
+    first = known(plan(seen(make_pod(**POD), limit=10**6)))
+    made = plan(seen(make_pod(**POD), limit=10**6, **first))
     assert made.recheck_after is not None and made.recheck_after <= timedelta(minutes=5, seconds=1)
 
 
 # --- unknown prices -------------------------------------------------------------------------------------
-def dry(first: Status) -> Observed:
+def spent_before(**sums: Decimal) -> Bookkeeping:
+    return Bookkeeping(ledger=Ledger(time=NOW, earlier=CostSums(**sums)))
+
+
+def dry(first: Status, books: Bookkeeping = NO_BOOKS) -> Observed:
     """A SpotFirst job whose only spot pool had no node in time."""
     given = first.attempts[0]
     old = replace(given, cause="SchedulingTimeout", ended=NOW, pool="cheap", instance_type="g5")
-    return seen(status=replace(first, attempts=(old,)), type="SpotFirst", pools=POOLS, limit=10**6)
+    status = replace(first, attempts=(old,))
+    return seen(status=status, books=books, type="SpotFirst", pools=POOLS, limit=10**6)
 
 
 def kind(made: Plan) -> str:
@@ -212,18 +218,16 @@ def test_without_an_on_demand_price_a_limited_job_stays_on_spot_and_says_so(pric
 
 
 def test_after_a_gap_in_the_prices_the_limit_is_no_guarantee_and_on_demand_is_used_again() -> None:
-    cost = CostStatus(state="Unknown", unknown_seconds=Decimal(60), time=NOW)
-    o = dry(replace(started(), cost=cost))  # all present prices are known
+    o = dry(started(), spent_before(unknown_seconds=Decimal(60)))  # all present prices are known
     assert kind(follows("CostLimited=False/PriceUnknown warns=PriceUnknown", o)) == "OnDemand"
 
 
 def test_while_a_node_of_the_job_has_no_price_it_does_not_use_on_demand() -> None:
     """That node came for the job and is idle: its attempt has ended, and it is still paid for."""
-    first = status_of(plan(seen(make_pod(**POD), prices=parse(json.dumps([ON_DEMAND])))))
-    booted = node().created or NOW
-    ended = replace(first.cost.nodes[0], start=booted, ended=NOW) if first.cost else None
-    assert first.cost is not None and ended is not None
-    idle = dry(replace(started(), cost=replace(first.cost, nodes=(ended,))))
+    first = plan(seen(make_pod(**POD), prices=parse(json.dumps([ON_DEMAND])))).books
+    assert first is not None
+    ended = replace(first.ledger.nodes[0], start=node().created or NOW, ended=NOW)
+    idle = dry(started(), replace(first, ledger=replace(first.ledger, nodes=(ended,))))
     unpriced = replace(idle, prices=parse(json.dumps([ON_DEMAND])))
     assert kind(follows("CostLimited=False/PriceUnknown", unpriced)) == "Spot"
     assert kind(plan(idle)) == "OnDemand", "once it has one"
@@ -239,7 +243,9 @@ def test_a_limited_job_with_one_spot_pool_waits_there_without_limit_while_a_pric
     pending = make_pod(node="", phase="Pending", running_since=None, created=after(-5000))
     status = replace(
         started(),
-        attempts=(replace(started().attempts[0], node="", ranks=(), pool="cheap", instance_type="g5"),),
+        attempts=(
+            replace(started().attempts[0], node="", created_workers=0, pool="cheap", instance_type="g5"),
+        ),
     )
     limited = seen(pending, status=status, type="SpotFirst", pools=POOLS, prices=parse(""))
     assert not removed(plan(limited))
@@ -264,9 +270,9 @@ def test_numbers_and_decimal_strings_are_dollars(value: Any, dollars: str) -> No
 
 TOLD = (
     *(replace(dry(started()), prices=parse(json.dumps(prices))) for prices in ([SPOT, ON_DEMAND], [SPOT])),
-    dry(replace(started(), cost=CostStatus(state="Unknown", unknown_seconds=Decimal(60), time=NOW))),
+    dry(started(), spent_before(unknown_seconds=Decimal(60))),
     seen(make_pod(**POD), limit=500),
-    seen(limit=500, status=stopped()),
+    seen(limit=500, **stopped()),
     seen(make_pod(**POD), prices=parse(json.dumps([ON_DEMAND]))),
 )
 """Scenes whose sentences are in tests/unit/sentences.txt."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from spottrain.contract import Outcome, Progress, TimeSplit
+from spottrain_operator.api.bookkeeping import NO_BOOKS
 from spottrain_operator.api.observed import Ended, Measure, Measurement, NodeView, Notice, PodView, Sample
 from spottrain_operator.api.training_job import Status
 from spottrain_operator.api.validation import parse_job
@@ -32,6 +33,7 @@ class Story:
         self.status = status or started()
         self.spec = raw_spec(gpusPerWorker=gpus, **spec)
         self.measured: list[Measurement] = []
+        self.books = NO_BOOKS
 
     def look(
         self,
@@ -42,8 +44,9 @@ class Story:
     ) -> None:
         raw = raw_job(self.spec) | {"status": json.loads(json.dumps(self.status.to_json()))}
         job = parse_job(raw)
-        made = plan(make_observed(*pods, job=job, nodes=tuple(nodes), now=at(when), sample=sample))
-        self.status = made.status or self.status
+        o = make_observed(*pods, job=job, nodes=tuple(nodes), now=at(when), sample=sample, books=self.books)
+        made = plan(o)
+        self.status, self.books = made.status or self.status, made.books or self.books
         self.measured += made.measurements if made.status is not None else ()
 
     def all(self, measure: Measure) -> list[float]:

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from spottrain_operator.api.native_gangs import API_VERSION
 from spottrain_operator.api.observed import Create, Plan, Provide
-from spottrain_operator.api.training_job import RankRecord
 from spottrain_operator.api.views import pod_view
 from spottrain_operator.control.memory import Memory
 from spottrain_operator.control.plan import plan
@@ -80,8 +79,8 @@ def test_an_attempt_has_a_group_that_wants_all_of_its_pods_is_made_before_them_a
 
 def test_each_attempt_has_a_group_of_its_own_for_it_cannot_be_changed_and_ranks_return_in_it() -> None:
     ends = (ended_pod(1, 75, rank=0, node="node-0"), ended_pod(1, 75, rank=1, node="node-1", **deleted()))
-    ranks = tuple(RankRecord(rank=rank, node=f"node-{rank}") for rank in range(SIZE))
-    status = replace(started(), attempts=(replace(started().attempts[0], ranks=ranks),))
+    record = replace(started().attempts[0], workers=SIZE, created_workers=SIZE)
+    status = replace(started(), attempts=(record,))
     nodes = (make_node("node-0"), replace(make_node("node-1"), notice=notice(60)))
     o = make_observed(*ends, job=make_job(raw_spec(workers=SIZE), status=status), nodes=nodes)
     made = plan(replace(o, has_gangs=True))
@@ -135,7 +134,9 @@ def test_where_nothing_is_served_a_gang_starts_as_it_did() -> None:
 @pytest.mark.parametrize("grouped", [True, False])
 def test_the_rest_of_an_attempt_is_made_like_its_first_pods(grouped: bool) -> None:
     status = started()
-    status = replace(status, attempts=(replace(status.attempts[0], ranks=(), started=None),))
+    status = replace(
+        status, attempts=(replace(status.attempts[0], workers=SIZE, created_workers=0, started=None),)
+    )
     job = make_job(raw_spec(workers=SIZE), status=status)
     made = plan(replace(make_observed(make_pod(grouped=grouped), job=job), has_gangs=True))
     assert [bool(referring(p)) for p in manifests(made)] == [grouped]

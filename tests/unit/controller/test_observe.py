@@ -9,9 +9,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from spottrain_operator.api.bookkeeping import Bookkeeping, Ledger, NodeAccount
 from spottrain_operator.api.node_pools import NOTHING
 from spottrain_operator.api.observed import NodeView, Observed, Refusal, Waiting
-from spottrain_operator.api.training_job import CostStatus, Job, NodeCost
+from spottrain_operator.api.training_job import Job
 from spottrain_operator.control import reconcile
 from spottrain_operator.control.caches import REMEMBERED, Caches
 from spottrain_operator.control.memory import Learned, remember
@@ -99,11 +100,8 @@ async def test_lost_nodes_are_asked_for_together_and_then_only_where_a_pod_may_r
 
     w.cluster.get_node = get_node  # type: ignore[method-assign]
     w.caches.nodes.drop(node_of(w))
-    job = w.caches.jobs.get(KEY)
-    assert job is not None
-    lost = tuple(NodeCost(name=f"lost-{n}", start=NOW, bound=NOW, accounted=NOW) for n in range(20))
-    status = replace(job.status, cost=CostStatus(state="Unknown", nodes=lost))
-    w.caches.jobs.put(replace(job, status=status, resource_version=job.resource_version + 1))
+    lost = tuple(NodeAccount(name=f"lost-{n}", start=NOW, bound=NOW, accounted=NOW) for n in range(20))
+    w.memory.books[KEY] = Bookkeeping(ledger=Ledger(nodes=lost))
     o, learned = await observe(
         status_job(w),
         caches=w.caches,
@@ -309,11 +307,7 @@ async def test_pods_of_other_jobs_are_observed_on_nodes_whose_idle_time_the_job_
     other = replace(pod, uid="other", name="other", job=replace(KEY, name="other", uid="other"))
     w.caches.pods.put(other)
     assert (await _observed(w))[0].others == (), "only then"
-    job = w.caches.jobs.get(KEY)
-    assert job is not None
-    account = NodeCost(name=pod.node, start=NOW, bound=NOW, accounted=NOW, ended=NOW)
+    account = NodeAccount(name=pod.node, start=NOW, bound=NOW, accounted=NOW, ended=NOW)
     for nodes, found in (((account,), (other,)), ((replace(account, closed=True),), ())):
-        status = replace(job.status, cost=CostStatus(nodes=nodes))
-        version = w.caches.jobs.get(KEY).resource_version + 1  # type: ignore[union-attr]
-        w.caches.jobs.put(replace(job, status=status, resource_version=version))
+        w.memory.books[KEY] = Bookkeeping(ledger=Ledger(nodes=nodes))
         assert (await _observed(w))[0].others == found

@@ -106,13 +106,13 @@ def test_its_progress_is_unknown_while_it_runs_and_a_person_sees_so() -> None:
     waits = Story(replace(started(), attempts=(AttemptRecord(number=1),)), **OWN)
     waits.look("", make_pod(phase="Pending", running_since=None, node=""))
     assert waits.status.progress is None
-    second = Story(replace(started(2), progress=ProgressStatus(state="", time=NOW)), **OWN)
+    second = Story(replace(started(2), progress=ProgressStatus(state="", poll_time=NOW)), **OWN)
     second.look("", make_pod(2))
     assert second.status.progress is not None and second.status.progress.state == "Unknown"
 
 
 def test_an_image_that_answers_all_the_same_is_believed() -> None:
-    job = Story(replace(started(), progress=ProgressStatus(state="Unknown", time=NOW)), **OWN)
+    job = Story(replace(started(), progress=ProgressStatus(state="Unknown", poll_time=NOW)), **OWN)
     job.look("", make_pod(), sample=sample(7))
     assert job.status.progress is not None
     assert (job.status.progress.state, job.status.progress.step) == ("Training", 7)

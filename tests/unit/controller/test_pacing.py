@@ -60,8 +60,8 @@ def _set(**more: Any) -> Change:
     ("change", "wait"),
     [
         # counts, while the pods of a gang get their nodes
-        (_set(ready="3/8"), COUNTS),
-        (_record(ranks=(RankRecord(rank=3, node="n3"),)), COUNTS),
+        (_set(ready_workers=3), COUNTS),
+        (_record(created_workers=3), COUNTS),
         (_said(Condition.SCHEDULED, "False", "WaitingForPod", "3 of 8 pods have a node"), COUNTS),
         (_said(Condition.RUNNING, "False", "ContainerStarting"), COUNTS),
         # facts that people look for
@@ -99,8 +99,8 @@ def test_a_decision_is_written_at_once_and_facts_wait(change: Change, wait: time
 @pytest.mark.parametrize(
     "change",
     [
-        _set(ready="7/8"),
-        _record(ranks=(RankRecord(rank=3, node="n3"),)),
+        _set(ready_workers=7),
+        _record(created_workers=3),
         _said(Condition.RUNNING, "False", "NodeNotReady"),
         _said(Condition.SCHEDULED, "False", "R", "the scheduler says something else"),
         _said(Condition.INTERRUPTED, "False"),
@@ -127,7 +127,7 @@ def test_progress_and_costs_have_waited_already(change: Change, more: dict[str, 
     """They are due at intervals; to wait for further facts would only be one more reconcile."""
     old = _gang(**more)
     assert patience(old, change(old), LIMITS) == AT_ONCE
-    assert patience(old, _set(ready="1/8")(change(old)), LIMITS) > AT_ONCE, (
+    assert patience(old, _set(ready_workers=1)(change(old)), LIMITS) > AT_ONCE, (
         "with a pod's start they wait for it"
     )
 
@@ -144,10 +144,10 @@ def _plan(status: Status | None, **more: Any) -> Plan:
 
 def test_facts_wait_for_their_time_once_and_are_then_written() -> None:
     old = _gang(bound=NOW)
-    news = _plan(replace(old, ready="1/8"), recheck_after=timedelta(minutes=1))
+    news = _plan(replace(old, ready_workers=1), recheck_after=timedelta(minutes=1))
     made, due = paced(news, old, None, NOW, LIMITS)
     assert made.status is None and made.recheck_after == FACTS and due == NOW + FACTS
-    more = _plan(replace(old, ready="2/8"))
+    more = _plan(replace(old, ready_workers=2))
     made, due = paced(more, old, due, after(0.2), LIMITS)
     assert made.status is None and due == NOW + FACTS, "further facts do not put the write off"
     made, due = paced(more, old, due, after(0.3), LIMITS)
@@ -156,7 +156,7 @@ def test_facts_wait_for_their_time_once_and_are_then_written() -> None:
 
 def test_a_phase_is_not_put_off_by_the_counts_before_it() -> None:
     old = _gang()
-    _, due = paced(_plan(replace(old, ready="1/8")), old, None, NOW, LIMITS)
+    _, due = paced(_plan(replace(old, ready_workers=1)), old, None, NOW, LIMITS)
     assert due == NOW + COUNTS
     _, due = paced(_plan(replace(old, phase="Starting")), old, due, after(1), LIMITS)
     assert due == after(1) + FACTS
@@ -168,7 +168,7 @@ def test_nothing_is_left_to_write_where_the_facts_are_as_before() -> None:
 
 def test_a_clock_that_was_set_back_puts_nothing_off() -> None:
     old = _gang(bound=NOW)
-    _, due = paced(_plan(replace(old, ready="1/8")), old, after(3600), NOW, LIMITS)
+    _, due = paced(_plan(replace(old, ready_workers=1)), old, after(3600), NOW, LIMITS)
     assert due == NOW + FACTS
 
 
@@ -182,7 +182,7 @@ def test_a_clock_that_was_set_back_puts_nothing_off() -> None:
 )
 def test_a_status_with_an_action_or_an_event_is_written_at_once(more: dict[str, Any]) -> None:
     old = _gang(bound=NOW)
-    made = _plan(replace(old, ready="1/8"), **more)
+    made = _plan(replace(old, ready_workers=1), **more)
     assert paced(made, old, None, NOW, LIMITS) == (made, None)
 
 
@@ -218,7 +218,7 @@ async def test_a_gang_whose_pods_start_one_by_one_makes_at_most_four_writes(seco
     real = cluster.apply_status
 
     async def apply_status(*args: Any, **more: Any) -> Any:
-        writes.append(f"{more['status']['phase']} {more['status']['ready']}")
+        writes.append(f"{more['status']['phase']} {more['status']['readyWorkers']}")
         return await real(*args, **more)
 
     cluster.apply_status = apply_status  # type: ignore[method-assign]
@@ -235,7 +235,7 @@ async def test_a_gang_whose_pods_start_one_by_one_makes_at_most_four_writes(seco
         world.see_pod(cluster.pods[name])
         await operator.look()
     await operator.wait(0.5)
-    assert world.status.ready == "8/8" and len(world.status.attempts[0].ranks) == 8
+    assert world.status.ready_workers == 8 and world.status.attempts[0].complete
     assert len(writes) <= 4, writes
     # An end is written at once, though facts wait.
     cluster.bind(world.pod(1, 3), "n3")

@@ -161,7 +161,7 @@ def test_what_the_api_server_refuses_is_a_condition_and_tried_again_in_its_time(
 ) -> None:
     retry = timedelta(seconds=seconds)
     refusal = Refusal(generation=1, reason=reason, message="no, because", at=NOW, retry=retry)
-    unseen = replace(started().attempts[0], started=None, ranks=())
+    unseen = replace(started().attempts[0], started=None, created_workers=0)
     job = Story(replace(started(), attempts=(unseen,)) if admitted else Status())
     job.look(f"{expected} !creates !checks again={seconds}", refusal=refusal, admitted=admitted)
     again = "creates=0" if admitted else "checks"

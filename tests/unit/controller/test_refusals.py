@@ -221,7 +221,7 @@ def test_an_attempt_that_a_newer_operator_stopped_for_its_own_reason_ends_for_th
 
 def test_a_wait_after_an_attempt_that_ended_for_a_cause_of_a_newer_operator_goes_on() -> None:
     first, second = started(2).attempts
-    attempts = (replace(first, cause="EclipseOfTheSun"), replace(second, ranks=(), started=None))
+    attempts = (replace(first, cause="EclipseOfTheSun"), replace(second, created_workers=0, started=None))
     ahead = NOW.replace(year=NOW.year + 1)
     job = Story(started(2, attempts=attempts, active_since=NOW, next_start=ahead))
     job.look("cause1=EclipseOfTheSun")

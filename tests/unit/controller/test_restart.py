@@ -366,7 +366,7 @@ def test_while_a_pod_waits_for_its_store_the_job_says_so_and_has_not_recovered()
 
 
 def test_an_outage_in_mid_training_is_told_at_once_and_its_end_too() -> None:
-    job = Story(started(progress=ProgressStatus(state="Training", step=4, time=NOW)))
+    job = Story(started(progress=ProgressStatus(state="Training", step=4, poll_time=NOW)))
     trains = sample(step=5, startStep=0, waitingFor=SILENT)
     job.look(f"{UNREACHED} Running=True/Training", make_pod(), sample=trains)
     job.look("StoreReachable=True", make_pod(), sample=sample(step=6, startStep=0))

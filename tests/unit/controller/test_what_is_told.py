@@ -166,12 +166,6 @@ def test_the_last_word_of_a_trainer_that_nobody_could_ask_is_shown_too_and_does_
     assert shown(fits).emergency_seconds == 20.0
 
 
-@pytest.mark.parametrize(("seconds", "fits"), [(20.0, "True/Fits"), (100.0, "False/CheckpointMayNotFit")])
-def test_whether_a_save_fits_into_the_notice_is_a_condition(seconds: float, fits: str) -> None:
-    seen = sample(5, emergencySeconds=seconds, graceSeconds=110.0)
-    follows(f"SaveFitsNotice={fits}", make_observed(make_pod(), sample=seen))
-
-
 # --- endings ------------------------------------------------------------------------------------------
 LOST = told(Outcome.INTERRUPTED_LOST, reason=Reason.PEER_LOST, message="rank 1 is gone", step=40)
 

@@ -1,0 +1,60 @@
+"""A job that version 0.3.0 has run goes on: its status, as that version wrote it, is in a file beside."""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+from spottrain_operator.api.validation import parse_job
+from spottrain_operator.api.wire import timestamp
+from spottrain_operator.control.plan import plan
+
+from tests.builders import make_node, make_observed, make_pod, raw_job, raw_spec
+
+WRITTEN: dict[str, Any] = json.loads((Path(__file__).parent / "status_of_0_3.json").read_text())
+"""Of a gang of two in its second attempt, 400 s after its pods were bound; the first one was interrupted."""
+JOB = parse_job(raw_job(raw_spec(workers=2)) | {"status": WRITTEN})
+UNTIL = timestamp(WRITTEN["cost"]["time"])
+BORN = timestamp("2026-03-01T12:00:00Z")
+
+
+def test_its_attempts_and_counters_are_read() -> None:
+    status = JOB.status
+    assert (status.attempt, status.interruptions, status.known_durable_step) == (2, 1, 40)
+    first, second = status.attempts
+    assert (first.cause, first.ended) == ("Interrupted", timestamp("2026-03-01T12:01:55Z"))
+    assert second.bound == timestamp("2026-03-01T12:02:05Z") and second.complete
+    assert status.progress is not None and status.progress.poll_time == UNTIL
+    assert not JOB.unknown, "nothing of it is written again as it was"
+
+
+def test_its_bookkeeping_is_read_from_the_status_with_the_same_sums() -> None:
+    books, cost = JOB.old_books, WRITTEN["cost"]
+    assert books is not None
+    sums = books.ledger.sums
+    for name in ("spent", "use", "boot", "idle"):
+        assert getattr(sums, name) == Decimal(cost[name]), name
+    assert sums.use_seconds == 1000 and sums.on_demand_use == 30
+    assert [node.name for node in books.ledger.nodes] == ["node-a", "node-b", "node-c"]
+    assert books.nodes_of(1) == ("node-a", "node-b") and books.nodes_of(2) == ("node-a", "node-c")
+    assert books.times.counted == 1 and books.times.closed.productive == 60
+
+
+def test_it_goes_on_from_these_sums_and_is_written_with_the_new_names_alone() -> None:
+    pods = [
+        make_pod(2, rank, node=node, bound=timestamp("2026-03-01T12:02:05Z"), gpus=1)
+        for rank, node in enumerate(("node-a", "node-c"))
+    ]
+    nodes = tuple(make_node(f"node-{n}", created=BORN, instance_type="g5", gpus=1) for n in "abc")
+    assert JOB.old_books is not None
+    now = UNTIL + timedelta(minutes=6)
+    made = plan(make_observed(*pods, job=JOB, nodes=nodes, now=now, books=JOB.old_books))
+    assert made.status is not None and made.status.cost is not None and made.books is not None
+    assert made.status.cost.spent == Decimal("14.5") and made.status.cost.lost_time is None
+    assert made.status.cost.unknown_seconds == 3 * 360, "of this test's empty price list"
+    written = made.status.to_json()
+    assert not {"ready", "activeSince"} & written.keys() and "nodes" not in written["cost"]
+    assert {"started", "useSeconds"}.isdisjoint(written["attempts"][0])
