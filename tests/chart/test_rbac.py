@@ -81,6 +81,7 @@ async def called_by_the_operator() -> Rights:
         "get_pod": recorder.get_pod("ml", "p"),
         "get_claim": recorder.get_claim("ml", "c"),
         "get_config_map": recorder.get_config_map("ml", names.DEFAULTS_CONFIG_MAP),
+        "write_config_map": recorder.write_config_map({"metadata": {"namespace": "ml", "name": "books"}}),
         "pod_events": recorder.pod_events("ml", "u"),
         "list_pods": recorder.list_pods("ml", "a=b"),
         "create_pod": recorder.create_pod({"metadata": {"namespace": "ml"}}),
