@@ -211,7 +211,7 @@ def manifests(made: Plan) -> list[dict[str, Any]]:
     return [a.manifest for a in made.after if isinstance(a, Create)]
 
 
-def home_of(pod: dict[str, Any]) -> str:
+def preferred_node(pod: dict[str, Any]) -> str:
     """Returns the host name that a gang's new pod prefers, because its rank had that node; "" without one."""
     affinity = (pod["spec"].get("affinity") or {}).get("nodeAffinity") or {}
     wishes = affinity.get("preferredDuringSchedulingIgnoredDuringExecution") or ()

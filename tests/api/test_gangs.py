@@ -9,7 +9,7 @@ from spottrain_operator.names import cleanup_name, service_name
 
 from tests.api.kube import Json, jobs, wait_for
 from tests.api.scene import Scene
-from tests.builders import home_of, word
+from tests.builders import preferred_node, word
 
 SAVED = word(Outcome.INTERRUPTED, step=9, durableStep=9, startStep=0)
 
@@ -42,7 +42,7 @@ def test_a_reclaimed_gang_starts_again_whole_and_its_survivors_keep_their_nodes(
         assert not [p for p in scene.pods() if p["metadata"]["labels"]["spottrain.io/attempt"] == "2"]
         scene.end(pod, 75, SAVED)
     again = scene.wait_gang(2, 3)
-    assert list(map(home_of, again)) == [nodes[0], "", nodes[2]]
+    assert list(map(preferred_node, again)) == [nodes[0], "", nodes[2]]
     for pod, node in zip(again, (nodes[0], "", nodes[2]), strict=True):
         scene.bind(pod, node)
     scene.end(again[0], 0, word(Outcome.DONE, step=20, durableStep=20, startStep=9))

@@ -12,7 +12,7 @@ from spottrain.contract import Outcome
 from spottrain_operator.names import GPU_RESOURCE
 
 from tests.api.kube import MERGE, Json, Kube, wait_for
-from tests.builders import home_of, word
+from tests.builders import preferred_node, word
 from tests.native.stage import POOL_LABEL, Stage
 from tests.support.helm import find, render
 
@@ -45,7 +45,7 @@ def test_a_lost_rank_that_is_scheduled_first_stays_in_the_zone_of_the_others(sta
     stage.add_gpu_node("b", cpu="800")  # the scheduler likes it best
     reclaim_first(stage, pods)  # rank 0's next pod is created before that of rank 1
     again = stage.wait_gang(2, 2)
-    assert list(map(home_of, again)) == ["", bound[1]]
+    assert list(map(preferred_node, again)) == ["", bound[1]]
     assert sorted(stage.wait_bound(2, 2)) == sorted([spare, bound[1]])
 
 

@@ -15,7 +15,7 @@ from spottrain_operator.rendering.trainer_pod import restrict
 
 from tests.api.kube import Json, Kube, wait_for
 from tests.api.scene import Scene
-from tests.builders import home_of, word
+from tests.builders import preferred_node, word
 from tests.karpenter.autoscaler import (
     CAPACITY_LABEL,
     DISRUPTED,
@@ -95,7 +95,7 @@ def test_a_claim_that_is_deleted_interrupts_the_gang_and_one_node_is_asked_for(
         scene.end(pod, 75, SAVED)
 
     again = scene.wait_gang(2, 3)
-    assert list(map(home_of, again)) == [hosts[0], "", hosts[2]]
+    assert list(map(preferred_node, again)) == [hosts[0], "", hosts[2]]
     again = autoscaler.start(scene, 2, 3)
     scene.wait_condition("Running", "True")
     places = [pod["spec"]["nodeName"] for pod in again]

@@ -10,7 +10,7 @@ from spottrain.contract import Outcome
 
 from tests.api.kube import Json, wait_for
 from tests.api.scene import Scene
-from tests.builders import home_of, word
+from tests.builders import preferred_node, word
 from tests.native.stage import Stage
 
 SETTLED = 4.0
@@ -91,7 +91,7 @@ def test_the_next_attempt_is_a_gang_again_and_its_survivor_keeps_its_node(stage:
     stage.end(pods[1], 75, SAVED)
     stage.end(pods[0], 75, SAVED)
     again = stage.wait_gang(2, 2)
-    assert list(map(home_of, again)) == [nodes[0], ""] and all(referring(p) for p in again)
+    assert list(map(preferred_node, again)) == [nodes[0], ""] and all(referring(p) for p in again)
     assert still_unbound(stage, 2), "the survivor waits for the other, though its node is free"
     third = stage.add_gpu_node()
     assert sorted(stage.wait_bound(2, 2)) == sorted([nodes[0], third])

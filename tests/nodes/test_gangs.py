@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.builders import home_of
+from tests.builders import preferred_node
 from tests.support.lab import Lab, Raw, paced
 
 NOTICE = 15
@@ -37,7 +37,9 @@ def test_one_node_of_a_gang_is_reclaimed_and_then_it_is_resumed_with_another_num
     lost = nodes.index(lab.expendable_node())
     lab.cluster.reclaim(nodes[lost], NOTICE)
     lab.wait("the second attempt's pods", lambda: lab.status().get("attempt") == 2 and len(_of(lab, 2)) == 2)
-    assert list(map(home_of, _of(lab, 2))) == ["" if r == lost else node for r, node in enumerate(nodes)]
+    assert list(map(preferred_node, _of(lab, 2))) == [
+        "" if r == lost else node for r, node in enumerate(nodes)
+    ]
     lab.cluster.restore(nodes[lost])
     one, between, two = _trains_again(lab)
     # The lost rank was kept off the doomed node; the fresh one of that name may have its successor.

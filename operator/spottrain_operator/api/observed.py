@@ -551,7 +551,7 @@ class Placement:
     rank: int = 0
     avoid: Sequence[str] = ()
     """Host names to exclude."""
-    home: str = ""
+    preferred_node: str = ""
     """Host name to prefer: the rank's last node."""
     zoned: bool = True
     """Whether the cluster's nodes have zones, so that a gang can be kept in one."""

@@ -245,7 +245,7 @@ def due_pending(o: Observed) -> datetime | None:
         return None
     if any(p.queued for p in waiting) or not (waiting or gang.missing(o, o.job.status)):
         return None
-    follows = gang.in_one_zone(o) and placement.before(o, o.job.status) is not None
+    follows = gang.in_one_zone(o) and placement.predecessor(o, o.job.status) is not None
     if not (follows or any(p.node for p in team) or _others(o)):
         return None
     return _waits_for_nodes_since(o) + timedelta(seconds=_patience(o)[1])

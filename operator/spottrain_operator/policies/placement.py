@@ -102,7 +102,7 @@ def known_nodes(status: Status, books: Bookkeeping) -> set[str]:
     return {name for r in records if r is not None for name in books.nodes_of(r.number) if name}
 
 
-def before(o: Observed, status: Status) -> AttemptRecord | None:
+def predecessor(o: Observed, status: Status) -> AttemptRecord | None:
     """Returns the attempt to whose nodes the ranks of `status`'s attempt return; None if to none."""
     record, current = status.previous, status.current
     if gang.spec_size(o) == 1 or record is None or current is None:
@@ -122,24 +122,24 @@ def survivors(o: Observed, record: AttemptRecord) -> dict[int, NodeView]:
     return found
 
 
-def returns_to(o: Observed, status: Status) -> dict[int, NodeView]:
+def previous_nodes(o: Observed, status: Status) -> dict[int, NodeView]:
     """Returns the node by rank to which the ranks of `status`'s attempt return."""
-    record = before(o, status)
+    record = predecessor(o, status)
     return survivors(o, record) if record is not None else {}
 
 
-def zone_of(o: Observed, status: Status, homes: Iterable[NodeView]) -> str:
-    """Returns the zone that a gang of one zone requires: its pods', else that of most of these nodes."""
+def zone_of(o: Observed, status: Status) -> str:
+    """Returns the zone that a gang of one zone requires: its pods', else that of most previous nodes."""
     if not gang.in_one_zone(o):
         return ""
     begun = [o.nodes[p.node] for p in o.pods if p.attempt == status.attempt and p.node in o.nodes]
-    zones = Counter(node.zone for node in begun or homes if node.zone)
+    zones = Counter(node.zone for node in begun or previous_nodes(o, status).values() if node.zone)
     return max(sorted(zones), key=zones.__getitem__, default="")
 
 
 def zone_note(o: Observed, pod: PodView) -> str:
     """Returns a note that a pending pod must be in its gang's zone, which the scheduler does not report."""
-    zone = zone_of(o, o.job.status, returns_to(o, o.job.status).values())
+    zone = zone_of(o, o.job.status)
     if not zone or "affinity" not in pod.unschedulable:
         return ""
     return (
@@ -151,12 +151,18 @@ def zone_note(o: Observed, pod: PodView) -> str:
 # --- pods to create -----------------------------------------------------------------------------------
 def placements(o: Observed, status: Status, pool: ChosenPool, grouped: bool = False) -> Iterator[Placement]:
     """Yields the ranks to create now. `grouped`: whether they have a PodGroup."""
-    homes, avoided, soft = returns_to(o, status), to_avoid(o, status), by_karpenter(o, pool)
-    zone = zone_of(o, status, homes.values())
+    zone, avoided, soft = zone_of(o, status), to_avoid(o, status), by_karpenter(o, pool)
+    previous = previous_nodes(o, status)
     for rank in gang.missing(o, status):
-        home = homes[rank].hostname if rank in homes else ""
+        node = previous.get(rank)
         yield Placement(
-            rank=rank, avoid=avoided, home=home, zoned=o.zoned, zone=zone, soft=soft, grouped=grouped
+            rank=rank,
+            avoid=avoided,
+            preferred_node=node.hostname if node is not None else "",
+            zoned=o.zoned,
+            zone=zone,
+            soft=soft,
+            grouped=grouped,
         )
 
 

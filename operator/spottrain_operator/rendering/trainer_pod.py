@@ -127,7 +127,7 @@ def pods(
     it must not be changed."""
     alike: dict[Placement, Json] = {}
     for place in places:
-        common = replace(place, rank=0, home="")
+        common = replace(place, rank=0, preferred_node="")
         if common not in alike:
             alike[common] = pod(job, status, pool, common, sync_image=sync_image)
         yield _of_rank(alike[common], job, status, place)
@@ -137,10 +137,10 @@ def _of_rank(first: Json, job: Job, status: Status, place: Placement) -> Json:
     """Returns the pod of another rank, from the one of rank 0 that prefers no node."""
     name, meta, body = job.pod_name(status.attempt, place.rank), first["metadata"], dict(first["spec"])
     meta = meta | {"name": name, "labels": meta["labels"] | {names.RANK_LABEL: str(place.rank)}}
-    if place.home:
+    if place.preferred_node:
         affinity = body.get("affinity") or {}
         body["affinity"] = affinity | {"nodeAffinity": dict(affinity.get("nodeAffinity") or {})}
-        _prefer(body, _on(place.home))
+        _prefer(body, _on(place.preferred_node))
     if place.rank:
         body["hostname"] = name
         trainer = judged(body["containers"])
@@ -199,8 +199,8 @@ def _place(body: Json, pool: ChosenPool, place: Placement) -> None:
         (_prefer if place.soft else _require)(body, rule)
     if place.zone:
         _require(body, {"key": names.ZONE_LABEL, "operator": "In", "values": [place.zone]})
-    if place.home:
-        _prefer(body, _on(place.home))
+    if place.preferred_node:
+        _prefer(body, _on(place.preferred_node))
 
 
 def _on(host: str) -> Json:

@@ -34,13 +34,13 @@ from tests.builders import (
     books_of,
     deleted,
     ended_pod,
-    home_of,
     make_job,
     make_node,
     make_observed,
     make_pod,
     manifests,
     notice,
+    preferred_node,
     raw_spec,
     started,
     status_of,
@@ -238,7 +238,7 @@ def test_each_rank_prefers_the_node_that_it_had_and_none_may_have_the_lost_one()
     ends = (over(0, 75), over(1, 75, **deleted()), over(2, 75))
     nodes = (NODES[0], replace(NODES[1], notice=notice(60)), NODES[2])
     made = plan(observed(*ends, nodes=nodes))
-    assert homes_of(made) == ["node-0", "", "node-2"]
+    assert preferred_nodes(made) == ["node-0", "", "node-2"]
     off = [{"key": HOST, "operator": "NotIn", "values": ["node-1"]}]
     assert [required(pod, HOST) for pod in manifests(made)] == [off] * SIZE
 
@@ -247,7 +247,7 @@ def test_no_rank_comes_back_to_a_cordoned_node() -> None:
     """As a drain begins; what it evicts ends the attempt."""
     cordoned = (node_view(raw_node("node-0", unschedulable=True)), *NODES[1:])
     ends = (over(0, 75, **deleted(), disruption="EvictionByEvictionAPI"), over(1, 75), over(2, 75))
-    assert homes_of(plan(observed(*ends, nodes=cordoned))) == ["", "node-1", "node-2"]
+    assert preferred_nodes(plan(observed(*ends, nodes=cordoned))) == ["", "node-1", "node-2"]
 
 
 def raw_node(name: str, **spec: Any) -> Json:
@@ -269,9 +269,9 @@ def zones_of(made: Plan) -> list[list[str]]:
     return [[zone for rule in required(pod, ZONE) for zone in rule["values"]] for pod in manifests(made)]
 
 
-def homes_of(made: Plan) -> list[str]:
+def preferred_nodes(made: Plan) -> list[str]:
     """The node that each new pod prefers, by rank."""
-    return [home_of(pod) for pod in manifests(made)]
+    return [preferred_node(pod) for pod in manifests(made)]
 
 
 def in_zones(*zones: str, lost: int = 1) -> tuple[NodeView, ...]:
@@ -316,9 +316,9 @@ PLACES: dict[str, tuple[Observed, list[str], str]] = {
 @pytest.mark.parametrize("name", PLACES)
 def test_a_gang_returns_to_one_zone(name: str) -> None:
     """Otherwise a rank that is scheduled first chooses the zone, and all must have new nodes there."""
-    observed, homes, zone = PLACES[name]
+    observed, nodes, zone = PLACES[name]
     made = plan(observed)
-    assert (homes_of(made), zones_of(made)) == (homes, [[zone] if zone else []] * SIZE)
+    assert (preferred_nodes(made), zones_of(made)) == (nodes, [[zone] if zone else []] * SIZE)
 
 
 def test_ranks_that_are_made_later_go_to_the_zone_of_those_that_are_there() -> None:
@@ -340,7 +340,7 @@ def test_a_full_zone_is_given_up_after_the_time_for_half_a_gang(there: tuple[int
     ]
     job.look("attempt=3", *ends, nodes=nodes, at=360)
     again = job.look("creates=0,1,2", nodes=nodes, at=720)
-    assert homes_of(again) == ["", "", ""] and zones_of(again) == [[], [], []]
+    assert preferred_nodes(again) == ["", "", ""] and zones_of(again) == [[], [], []]
 
 
 def test_a_gang_that_follows_none_waits_in_its_only_pool_where_it_blocks_nobody() -> None:
@@ -388,7 +388,7 @@ def test_a_half_gang_lets_go_after_its_time_and_comes_back_later_than_others() -
     start = job.status.next_start
     assert start is not None and start > after(370)
     again = job.look("creates=0,1,2", *ends, at=(start - NOW).total_seconds() + 1)
-    assert homes_of(again) == ["", "", ""], "all look again"
+    assert preferred_nodes(again) == ["", "", ""], "all look again"
 
 
 def test_a_lone_pod_in_the_only_pool_waits_for_ever() -> None:

@@ -231,8 +231,8 @@ def faulted(hours: float) -> Job:
 def test_a_survivor_comes_back_to_its_node_and_the_rank_of_the_failed_gpu_does_not() -> None:
     books = books_of(("node-a", "node-b"))
     o = make_observed(job=faulted(0), nodes=(make_node(), make_node("node-b")), books=books)
-    homes = placement.returns_to(o, o.job.status)
-    assert {rank: node.name for rank, node in homes.items()} == {1: "node-b"}
+    nodes = placement.previous_nodes(o, o.job.status)
+    assert {rank: node.name for rank, node in nodes.items()} == {1: "node-b"}
     assert placement.to_avoid(o, o.job.status) == ("node-a",)
 
 

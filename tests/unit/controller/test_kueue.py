@@ -48,12 +48,12 @@ from tests.builders import (
     condition,
     deleted,
     ended_pod,
-    home_of,
     make_job,
     make_observed,
     make_pod,
     manifests,
     notice,
+    preferred_node,
     raw_spec,
     started,
     status_of,
@@ -361,9 +361,9 @@ def test_a_gang_does_not_return_to_the_nodes_that_it_had_before_another_admissio
         status = replace(running(), attempts=(replace(record, reason=str(reason)),))
         job, plain = queued_job(status, workers=2), make_job(raw_spec(workers=2), status=status)
         pods = manifests(plan(replace(seen(job, workload=workload_of(job, **ADMITTED)), books=books)))
-        assert len(pods) == 2 and not any(map(home_of, pods))
+        assert len(pods) == 2 and not any(map(preferred_node, pods))
         unqueued = manifests(plan(make_observed(job=plain, books=books)))
-        assert reason != Reason.SUSPENDED or any(map(home_of, unqueued)), "as without"
+        assert reason != Reason.SUSPENDED or any(map(preferred_node, unqueued)), "as without"
 
 
 def test_an_eviction_is_told_once_by_an_event() -> None:

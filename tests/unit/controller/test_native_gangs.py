@@ -22,13 +22,13 @@ from tests.builders import (
     condition,
     deleted,
     ended_pod,
-    home_of,
     make_job,
     make_node,
     make_observed,
     make_pod,
     manifests,
     notice,
+    preferred_node,
     raw_spec,
     started,
 )
@@ -87,7 +87,7 @@ def test_each_attempt_has_a_group_of_its_own_for_it_cannot_be_changed_and_ranks_
     name = groups(made)[0].manifest["metadata"]["name"]
     assert name == pod_name(KEY.name, KEY.uid, 2).removesuffix("-0")
     assert name != groups(first_plan())[0].manifest["metadata"]["name"]
-    assert list(map(home_of, manifests(made))) == ["node-0", ""]
+    assert list(map(preferred_node, manifests(made))) == ["node-0", ""]
     assert all("podAffinity" in p["spec"]["affinity"] and referring(p) for p in manifests(made)), "one zone"
 
 

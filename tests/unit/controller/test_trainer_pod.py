@@ -66,10 +66,10 @@ def test_pods_of_an_attempt_are_those_that_are_rendered_one_by_one(pod: Json, wo
     job, status = make_job(raw_spec(template=template, workers=workers)), Status(attempt=2)
     assert job.spec is not None, job.invalid
     places = [
-        Placement(rank=rank, avoid=avoid, home=home, soft=soft, zone=zone)
+        Placement(rank=rank, avoid=avoid, preferred_node=node, soft=soft, zone=zone)
         for rank in range(workers)
         for avoid in ((), ("bad",))
-        for home in ("", "n1")
+        for node in ("", "n1")
         for soft in (False, True)
         for zone in ("", "z1")
     ]
