@@ -20,7 +20,6 @@ from typing import Final
 from spottrain_operator.api.node_pools import CapacityType, Pool
 from spottrain_operator.api.observed import Observed
 from spottrain_operator.api.training_job import Status, with_record
-from spottrain_operator.api.wire import rfc3339
 from spottrain_operator.names import Cause
 from spottrain_operator.policies import capacity, gang, node_prices, on_time, restart
 from spottrain_operator.policies.spot_or_on_demand import (
@@ -39,7 +38,7 @@ RECHECK: Final = timedelta(minutes=1)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Decided:
-    """The pool where the next attempt is to run, and a sentence that explains it."""
+    """The pool where a job is to run next, and a sentence that explains it."""
 
     pool: Pool
     reason: str
@@ -110,24 +109,11 @@ def keeps_waiting(o: Observed) -> bool:
 
 
 def note(o: Observed, status: Status) -> str:
-    """Returns a suffix for messages about a pod that waits for spot: until when it does; "" for others."""
-    record, spec = status.current, o.job.spec
-    if not applies(o) or spec is None or record is None or record.capacity_type != CapacityType.SPOT:
+    """Returns a suffix for messages about a pod that waits for spot: why it does; "" for others."""
+    record = status.current
+    if not applies(o) or record is None or record.capacity_type != CapacityType.SPOT:
         return ""
-    if capacity.problem(o) or capacity.stays_on_spot(o, status):
-        return " (waits for spot, because on-demand is ruled out: see condition CostLimited)"
-    deadline, work = spec.capacity.cheapest.deadline, on_time.work(o, status)
-    if deadline is None:
-        return " (waits for spot, which costs less; there is no capacity.cheapest.deadline)"
-    if work is None:
-        return ""
-    overheads = _overheads(o, status)
-    needed = work.left + overheads.reserve + overheads.restart + overheads.decision
-    latest = deadline - timedelta(seconds=needed)
-    if latest <= o.now:
-        return " (asks for on-demand next)"
-    when = rfc3339(latest, timespec="minutes")
-    return f" (waits for spot, and asks for on-demand from {when} on at the latest)"
+    return f" (waits for spot: {record.choice})" if record.choice else ""
 
 
 # --- while an attempt runs on demand --------------------------------------------------------------------

@@ -11,7 +11,7 @@ Where two attempts must not exist at once, the attempt on demand ends before its
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -21,20 +21,13 @@ from spottrain_operator.api.training_job import AttemptRecord, Status, with_reco
 from spottrain_operator.names import Cause
 from spottrain_operator.policies import capacity, cheapest, claims, gang, runtime
 from spottrain_operator.policies.cause import notice_of
+from spottrain_operator.policies.cheapest import Decided
 from spottrain_operator.policies.pod_end import pod_ended
 
 STARTS_WITHIN: Final = timedelta(minutes=10)
 """For image and container, once a pod has its node; both nodes are paid meanwhile."""
 IMPORTS: Final = timedelta(seconds=20)
 """From a container's start until its script most likely waits at the gate. The training goes on meanwhile."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Return:
-    """To which pool an attempt on demand returns, and why."""
-
-    pool: Pool
-    reason: str
 
 
 def overlaps(o: Observed) -> bool:
@@ -47,7 +40,7 @@ def overlaps(o: Observed) -> bool:
 
 
 # --- whether to return to spot --------------------------------------------------------------------------
-def wanted(o: Observed) -> Return | None:
+def wanted(o: Observed) -> Decided | None:
     """Returns where and why an attempt on demand returns to spot; None while it stays."""
     since, spec, status = capacity.on_demand_since(o), o.job.spec, o.job.status
     if since is None or spec is None or capacity.problem(o):
@@ -60,7 +53,7 @@ def wanted(o: Observed) -> Return | None:
         reason = f"after {seconds} s on demand (spotFirst.returnAfterSeconds)"
     else:
         reason = ""
-    return Return(pool=pool, reason=f"back to spot: {reason}") if reason else None
+    return Decided(pool=pool, reason=f"back to spot: {reason}") if reason else None
 
 
 def stops(o: Observed) -> Ending | None:

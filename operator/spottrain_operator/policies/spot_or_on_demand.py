@@ -83,20 +83,17 @@ def choose(situation: Situation, overheads: Overheads) -> SpotDecision:
     """Chooses where a job runs. From "nowhere", spot means a request that stays open."""
     if situation.running == "spot":
         return SpotDecision(True, "it runs on spot")
-    slack, keep = slack_of(situation, overheads), _to_keep(situation, overheads)
+    slack = situation.deadline - situation.now - situation.work_left - overheads.reserve
+    keep = _to_keep(situation, overheads)
     lost_start = (
         overheads.restart + overheads.decision
     )  # spot that is granted, and lost before its first save
     if situation.running == "nowhere":
         return _compared(slack, max(lost_start, keep))
-    if situation.lost is not None and (held := situation.lost + _hold(overheads) - situation.now) > 0:
-        return SpotDecision(False, f"spot was lost lately; it is asked for again in {_hours(held)}")
+    hold = overheads.restart**2 / HOLD_UNIT
+    if situation.lost is not None and (left := situation.lost + hold - situation.now) > 0:
+        return SpotDecision(False, f"spot was lost lately; it is asked for again in {_hours(left)}")
     return _compared(slack, max(lost_start, overheads.restart + MOVE_SHARE * keep))
-
-
-def slack_of(situation: Situation, overheads: Overheads) -> float:
-    """Returns the seconds that the job can lose and still be done on demand; below 0 it may be late."""
-    return situation.deadline - situation.now - situation.work_left - overheads.reserve
 
 
 def _to_keep(situation: Situation, overheads: Overheads) -> float:
@@ -108,10 +105,6 @@ def _to_keep(situation: Situation, overheads: Overheads) -> float:
     restarts = min(first, RESTARTS_AN_HOUR * whole / HOUR * overheads.restart)
     left = max(0.0, situation.deadline - situation.now) / whole
     return left * (restarts + KEPT_SHARE * (first - restarts))
-
-
-def _hold(overheads: Overheads) -> float:
-    return overheads.restart**2 / HOLD_UNIT
 
 
 def _compared(slack: float, needed: float) -> SpotDecision:

@@ -163,7 +163,13 @@ TWO = [
 def requested(steps: int = 3600) -> tuple[Status, Any]:
     """A spot attempt whose pod waits since ten minutes."""
     record = AttemptRecord(
-        number=1, pool="cheap", capacity_type="Spot", workers=1, started=after(-600), notice_seconds=110
+        number=1,
+        pool="cheap",
+        capacity_type="Spot",
+        choice="as of then",
+        workers=1,
+        started=after(-600),
+        notice_seconds=110,
     )
     pod = make_pod(
         node="", phase="Pending", running_since=None, created=after(-600), unschedulable="no nodes"
