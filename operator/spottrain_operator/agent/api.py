@@ -104,7 +104,7 @@ def _expected(path: str, what: str) -> Iterator[None]:
     try:
         yield
     except (KeyError, TypeError, AttributeError) as e:
-        raise AgentApiError(f"GET {path} was answered with what is no {what}: {type(e).__name__} {e}") from e
+        raise AgentApiError(f"GET {path} did not return a {what}: {type(e).__name__} {e}") from e
 
 
 def _pod(item: Mapping[str, Any]) -> Pod:

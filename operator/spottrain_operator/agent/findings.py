@@ -142,4 +142,4 @@ def word(record: Mapping[str, Any], key: str) -> str:
 
 
 def unreadable(what: str, text: str) -> Unreadable:
-    return Unreadable(why=f"{what} was answered with text that cannot be read: {text[:SHOWN]!r}")
+    return Unreadable(why=f"{what} returned text that cannot be parsed: {text[:SHOWN]!r}")

@@ -79,7 +79,7 @@ def test_an_instance_action_is_an_end(name: str) -> None:
 def test_what_is_no_instance_action_is_not_taken_for_none(text: str) -> None:
     answer = parse_instance_action(text)
     assert isinstance(answer, Unreadable)
-    assert answer.why.startswith("AWS spot/instance-action was answered with text that cannot be read: ")
+    assert answer.why.startswith("AWS spot/instance-action returned text that cannot be parsed: ")
     assert len(answer.why) < 1000
 
 
@@ -219,16 +219,14 @@ async def test_a_service_that_gives_no_token_says_nothing_about_a_notice(
     aws: Aws, imds: FakeImds, status: int
 ) -> None:
     imds.token_status = status
-    assert await read(aws) == Unreadable(
-        why=f"PUT /latest/api/token was answered {status}, so there is no token"
-    )
+    assert await read(aws) == Unreadable(why=f"PUT /latest/api/token returned {status}, so there is no token")
     assert imds.gets == 0
 
 
 async def test_a_token_that_does_not_come_names_the_hop_limit(aws: Aws, imds: FakeImds) -> None:
     imds.hop_limit = 1
     assert await read(aws) == Unreadable(
-        why="PUT /latest/api/token was not answered within 0.2 s; an agent that is not on the node's network "
+        why="PUT /latest/api/token timed out after 0.2 s; an agent that is not on the node's network "
         "(hostNetwork) gets no token unless the instance's HttpPutResponseHopLimit is 2 or more"
     )
 

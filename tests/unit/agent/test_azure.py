@@ -139,7 +139,7 @@ async def test_the_first_call_is_waited_for_longer_and_said_once(
 async def test_a_vm_without_a_name_says_nothing_about_its_events(azure: Azure, server: FakeAzure) -> None:
     server.name = " "
     answer = await read(azure)
-    assert isinstance(answer, Unreadable) and "which is no VM's name" in answer.why
+    assert isinstance(answer, Unreadable) and "not a VM's name" in answer.why
     assert server.gets == 0
     server.name = VM
     assert await read(azure) == NOTHING
@@ -148,7 +148,7 @@ async def test_a_vm_without_a_name_says_nothing_about_its_events(azure: Azure, s
 @pytest.mark.parametrize("status", [400, 404, 410, 429, 500])
 async def test_an_error_is_never_no_event(azure: Azure, server: FakeAzure, status: int) -> None:
     server.faults.status = status
-    assert await read(azure) == Unreadable(why=f"GET /metadata/scheduledevents was answered {status}")
+    assert await read(azure) == Unreadable(why=f"GET /metadata/scheduledevents returned {status}")
 
 
 async def test_an_event_is_acknowledged_by_its_id(azure: Azure, server: FakeAzure) -> None:
@@ -160,5 +160,5 @@ async def test_an_event_is_acknowledged_by_its_id(azure: Azure, server: FakeAzur
 
 async def test_an_acknowledgement_that_is_refused_is_an_error(azure: Azure, server: FakeAzure) -> None:
     server.start_status = 410
-    with pytest.raises(Unanswered, match="POST /metadata/scheduledevents was answered 410"):
+    with pytest.raises(Unanswered, match="POST /metadata/scheduledevents returned 410"):
         await azure.acknowledge(EVENT)

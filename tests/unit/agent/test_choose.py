@@ -54,7 +54,7 @@ async def test_where_nothing_answers_it_is_said_what_was_asked_and_what_to_do(ch
         await choose("http://127.0.0.1:1")
     said = str(refused.value)
     assert said.startswith(
-        "no cloud's metadata service answers on this node, so no notice can be seen; set agent."
+        "no metadata service of AWS, GCP or Azure responds on this node, so no notice can be seen; set agent."
     )
     for path in (
         "PUT /latest/api/token",

@@ -141,7 +141,7 @@ async def test_a_wait_that_is_cut_is_followed_by_a_question_at_once(patient: Gcp
 async def test_a_server_that_is_moved_is_an_error_and_then_asked_at_once(gcp: Gcp, server: FakeGcp) -> None:
     await read(gcp)
     server.faults.status = 503
-    assert await read(gcp) == Unreadable(why="GET /computeMetadata/v1/instance/preempted was answered 503")
+    assert await read(gcp) == Unreadable(why="GET /computeMetadata/v1/instance/preempted returned 503")
     server.faults.clear()
     server.asked.clear()
     assert await read(gcp) == NOTHING
@@ -167,8 +167,7 @@ async def test_without_etags_it_is_asked_without_waiting(gcp: Gcp, server: FakeG
 async def test_an_answer_that_is_not_googles_is_none(gcp: Gcp, server: FakeGcp) -> None:
     server.faults.status = 200
     assert await read(gcp) == Unreadable(
-        why="GET /computeMetadata/v1/instance/preempted was answered by something that is not Google's "
-        "metadata server"
+        why="GET /computeMetadata/v1/instance/preempted was not answered by Google's metadata server"
     )
 
 

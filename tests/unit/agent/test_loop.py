@@ -197,7 +197,7 @@ async def test_events_tell_when_the_notice_was_seen_and_repeat_nothing(
         "nodeCleared",
     ]
     assert said[0]["platform"] == "AWS"
-    assert said[1]["why"] == "GET /latest/meta-data/spot/instance-action was answered 500"
+    assert said[1]["why"] == "GET /latest/meta-data/spot/instance-action returned 500"
     assert (said[3]["action"], said[3]["source"]) == ("terminate", "AWS spot/instance-action")
     times = {"deadline": DEADLINE_TEXT, "noticeSeen": "2026-11-21T10:00:00.250000Z"}
     assert all(times.items() <= e.items() for e in said[3:7])
@@ -284,7 +284,7 @@ async def test_a_notice_is_told_though_another_question_is_not_answered(
     assert not ready
     (said,) = (e for e in events(capsys) if e["event"] == "metadataUnreadable")
     assert said["watch"] == "AWS events/maintenance/scheduled"
-    assert said["why"].startswith("GET /latest/meta-data/events/maintenance/scheduled was")
+    assert said["why"].startswith("GET /latest/meta-data/events/maintenance/scheduled returned")
 
 
 async def test_stale_marks_stay_until_every_question_is_answered(imds: FakeImds, api: FakeApi) -> None:

@@ -139,4 +139,4 @@ async def test_an_acknowledgement_that_fails_is_a_log_line_and_nothing_else(
         await until(lambda: bool(api.annotations("late")), "a late pod was told")
     assert azure.started == [EVENT]
     (said,) = [e for e in events(capsys) if e["event"] == "acknowledgeFailed"]
-    assert "POST /metadata/scheduledevents was answered 500" in said["why"]
+    assert "POST /metadata/scheduledevents returned 500" in said["why"]

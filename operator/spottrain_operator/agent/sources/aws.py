@@ -90,7 +90,7 @@ class Aws:
             if reply.status == 404:
                 return NOTHING
             if reply.status != 200:
-                return Unreadable(why=f"GET {path} was answered {reply.status}")
+                return Unreadable(why=f"GET {path} returned {reply.status}")
             return parse(reply.text)
 
         return Watch(name=f"AWS {name}", read=read, polls=polls)
@@ -120,10 +120,10 @@ async def new_token(client: Client) -> str:
     except TimedOut as e:
         raise TimedOut(f"{e}{_HOP_LIMIT}") from e
     if reply.status != 200:
-        raise Unanswered(f"PUT {TOKEN_PATH} was answered {reply.status}, so there is no token")
+        raise Unanswered(f"PUT {TOKEN_PATH} returned {reply.status}, so there is no token")
     token = reply.text.strip()
     if not (token and token.isascii() and token.isprintable()):
-        raise Unanswered(f"PUT {TOKEN_PATH} was answered with what is no token: {token[:40]!r}")
+        raise Unanswered(f"PUT {TOKEN_PATH} did not return a token: {token[:40]!r}")
     return token
 
 

@@ -70,7 +70,7 @@ class Azure:
     async def acknowledge(self, event: str) -> None:
         reply = await self._events("POST", {"StartRequests": [{"EventId": event}]})
         if reply.status != 200:
-            raise Unanswered(f"POST {EVENTS_PATH} was answered {reply.status} {reply.text[:200]!r}")
+            raise Unanswered(f"POST {EVENTS_PATH} returned {reply.status} {reply.text[:200]!r}")
 
     async def _read(self) -> Answer:
         if not self._logged:
@@ -82,7 +82,7 @@ class Azure:
         except Unanswered as e:
             return Unreadable(why=str(e))
         if reply.status != 200:
-            return Unreadable(why=f"GET {EVENTS_PATH} was answered {reply.status}")
+            return Unreadable(why=f"GET {EVENTS_PATH} returned {reply.status}")
         self._enabled = True
         return parse_events(reply.text, self._name)
 
@@ -103,7 +103,7 @@ async def instance_name(client: Client) -> str:
     reply = await client.request("GET", NAME_PATH, headers=HEADERS, query=query)
     name = reply.text.strip()
     if reply.status != 200 or not name or len(name) > LONGEST_NAME:
-        raise Unanswered(f"GET {NAME_PATH} was answered {reply.status} {name[:40]!r}, which is no VM's name")
+        raise Unanswered(f"GET {NAME_PATH} returned {reply.status} {name[:40]!r}, not a VM's name")
     return name
 
 

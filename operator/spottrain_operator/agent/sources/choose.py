@@ -40,8 +40,9 @@ async def _answering(client: Client) -> Source:
         if isinstance(answer, BaseException) and not isinstance(answer, Unanswered):
             raise answer
     raise Unanswered(
-        "no cloud's metadata service answers on this node, so no notice can be seen; set agent.platform and "
-        "agent.metadataEndpoint if it has one, else keep the agent off it (agent.nodeSelector). "
+        "no metadata service of AWS, GCP or Azure responds on this node, so no notice can be seen; set "
+        "agent.platform and agent.metadataEndpoint if it has one, else keep the agent off it "
+        "(agent.nodeSelector). "
         f"AWS: {answers[0]}. GCP: {answers[1]}. Azure: {answers[2]}."
     )
 
@@ -49,5 +50,5 @@ async def _answering(client: Client) -> Source:
 async def _gcp_id(client: Client) -> str:
     reply = await get(client, _INSTANCE_ID)
     if reply.status != 200:
-        raise Unanswered(f"GET {_INSTANCE_ID} was answered {reply.status}")
+        raise Unanswered(f"GET {_INSTANCE_ID} returned {reply.status}")
     return reply.text

@@ -66,7 +66,7 @@ class Client:
                     status=reply.status, text=content.decode(errors="replace"), headers=reply.headers
                 )
         except TimeoutError as e:
-            raise TimedOut(f"{method} {path} was not answered within {seconds:g} s") from e
+            raise TimedOut(f"{method} {path} timed out after {seconds:g} s") from e
         except (aiohttp.ClientError, OSError, ValueError) as e:
             raise Unanswered(f"{method} {path}: {type(e).__name__} {e}".rstrip()) from e
 

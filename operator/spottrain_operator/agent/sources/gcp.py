@@ -108,7 +108,7 @@ class _Value:
             return Unreadable(why=str(e))
         if reply.status != 200:
             self._etag = ""
-            return Unreadable(why=f"GET {ROOT}{self._key} was answered {reply.status}")
+            return Unreadable(why=f"GET {ROOT}{self._key} returned {reply.status}")
         self._etag = reply.headers.get("ETag", "")
         return reply.text
 
@@ -134,7 +134,7 @@ async def get(
     headers = {FLAVOR_HEADER: FLAVOR}
     reply = await client.request("GET", ROOT + key, headers=headers, query=query, timeout=timeout)
     if reply.status == 200 and reply.headers.get(FLAVOR_HEADER) != FLAVOR:
-        raise Unanswered(f"GET {ROOT}{key} was answered by something that is not Google's metadata server")
+        raise Unanswered(f"GET {ROOT}{key} was not answered by Google's metadata server")
     return reply
 
 
