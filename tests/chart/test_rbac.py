@@ -39,6 +39,8 @@ LEADING: Rights = {("leases.coordination.k8s.io", verb) for verb in ("get", "cre
 """io/lease.py."""
 OWNING: Rights = {(f"{JOBS}/finalizers", "update")}
 """What the admission plugin OwnerReferencesPermissionEnforcement wants for blockOwnerDeletion."""
+APPLYING: Rights = {("configmaps", "create")}
+"""What a server-side apply needs that creates."""
 
 
 def qualified(group: str, resource: str) -> str:
@@ -152,7 +154,7 @@ def rights_of(objects: list[Object], account: str) -> Rights:
 
 
 async def test_the_operator_may_do_what_it_calls(objects: list[Object], queued: list[Object]) -> None:
-    needed = await called_by_the_operator() | WATCHED | OWNING | LEADING
+    needed = await called_by_the_operator() | WATCHED | OWNING | APPLYING | LEADING
     assert rights_of(queued, "spottrain-operator") == needed
     queues = {(r, v) for r, v in needed if ".kueue." in r or r.startswith("priorityclasses.")}
     assert rights_of(objects, "spottrain-operator") == needed - queues, "nothing of Kueue's by default"
