@@ -223,7 +223,7 @@ def test_the_operator_may_change_the_workloads_of_training_jobs_only(kube: Kube,
         ("PATCH", f"{folder}/of-another/status", {"status": {"admission": None, "conditions": []}}),
         ("DELETE", f"{folder}/of-another", None),
     ):
-        with pytest.raises(Refused, match="only the Workloads of TrainingJobs"):
+        with pytest.raises(Refused, match="only the ConfigMaps and Workloads of TrainingJobs"):
             kube.call(method, path, change, kind=MERGE if change else "application/json", headers=as_operator)
     kube.call("DELETE", f"{folder}/of-another")
 
