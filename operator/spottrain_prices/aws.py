@@ -181,7 +181,7 @@ def _calls(region: str) -> Iterator[None]:
         raise SourceFailed(_sentence(error, region)) from error
     except BotoCoreError as error:
         raise SourceFailed(
-            f"AWS cannot be asked in {region}: {str(error).rstrip('.')}. "
+            f"request to AWS failed in {region}: {str(error).rstrip('.')}. "
             "Check the region's name, and whether pods may connect to AWS"
         ) from error
 

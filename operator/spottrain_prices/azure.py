@@ -141,7 +141,7 @@ def _page(link: str) -> dict[str, Any]:
         reply = call("GET", link, headers={"Accept": "application/json"})
         page = json.loads(reply.body, parse_float=Decimal) if reply.status == 200 else None
     except (Unanswered, ValueError, RecursionError) as error:
-        raise SourceFailed(f"Azure cannot be asked: {error}") from error
+        raise SourceFailed(f"request to Azure failed: {error}") from error
     if page is None:
         raise SourceFailed(f"{address} replied {reply.status}: {reply.body[:200].decode(errors='replace')}")
     if not isinstance(page, dict) or not isinstance(page.get("Items"), list):

@@ -63,7 +63,7 @@ class Cluster:
             reply = call(method, url, headers=headers, body=content, tls=self._endpoint.tls, direct=True)
             answer = json.loads(reply.body)
         except (Unanswered, OSError, ValueError, RecursionError) as error:
-            raise ClusterError(f"the API server cannot be asked: {method} {path}: {error}") from error
+            raise ClusterError(f"request to the API server failed: {method} {path}: {error}") from error
         if reply.status < 300 and isinstance(answer, dict):
             return answer
         raise _refusal(reply.status, f"{method} {path.partition('?')[0]}", answer)

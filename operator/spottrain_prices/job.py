@@ -43,7 +43,7 @@ class Job:
             try:
                 self._write(found)
             except ClusterError as error:
-                errors.append(f"the prices are not written: {error}")
+                errors.append(f"failed to write the prices: {error}")
         return errors
 
     def _wanted(self, errors: list[str]) -> Wanted:
@@ -52,7 +52,7 @@ class Job:
             try:
                 nodes = list(self.cluster.nodes())
             except ClusterError as error:
-                errors.append(f"the nodes' instance types are not priced: {error}")
+                errors.append(f"failed to list the nodes, so their instance types have no price: {error}")
         return wanted(self.settings, nodes)
 
     def _fetch(self, found: Fetched, types: Wanted) -> None:
@@ -71,7 +71,7 @@ class Job:
             try:
                 return self.cluster.replace_config_map(body)
             except Conflict as error:
-                log("INFO", f"{error}; it is read again")
+                log("INFO", f"{error}, retrying")
                 if attempt == ATTEMPTS - 1:
                     raise
 

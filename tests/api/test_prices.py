@@ -217,7 +217,7 @@ def test_a_change_by_somebody_else_is_not_overwritten(release: Release, stub: Pr
 def test_a_config_map_that_never_stands_still_is_given_up(release: Release, stub: PriceStub) -> None:
     raced = Raced(release, 99)
     (error,) = release.run(cluster=raced)
-    assert error.startswith(f"the prices are not written: PUT {release.path}: ")
+    assert error.startswith(f"failed to write the prices: PUT {release.path}: ")
     assert raced.raced == 5 and not release.written()
 
 
@@ -232,7 +232,7 @@ def test_the_account_reaches_its_own_config_map_alone(release: Release, stub: Pr
     other = {"metadata": {"name": "theirs"}, "data": {"a": "b"}}
     release.kube.call("POST", f"/api/v1/namespaces/{release.namespace}/configmaps", other)
     (error,) = release.run(config_map="theirs")
-    assert error.startswith("the prices are not written: GET ") and "replied 403" in error
+    assert error.startswith("failed to write the prices: GET ") and "replied 403" in error
     assert "the chart's roles allow it with priceJob.enabled" in error
     account = Cluster(release.endpoint())
     for method, path in (
@@ -251,7 +251,9 @@ def test_without_the_right_to_list_nodes_the_listed_types_are_priced(
 ) -> None:
     release.upgrade("priceJob.fromNodes=false", 'priceJob.regions=["r"]', 'priceJob.instanceTypes=["t"]')
     (error,) = release.run()
-    assert error.startswith("the nodes' instance types are not priced: GET /api/v1/nodes: ")
+    assert error.startswith(
+        "failed to list the nodes, so their instance types have no price: GET /api/v1/nodes: "
+    )
     assert release.spot() == Decimal("8.19")
     assert release.run(from_nodes=False) == []
 

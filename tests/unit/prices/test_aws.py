@@ -244,7 +244,7 @@ def test_an_unreachable_region_is_named(monkeypatch: pytest.MonkeyPatch, stub: P
     with_p4d(stub)
     monkeypatch.setenv("AWS_ENDPOINT_URL_EC2", "http://127.0.0.1:9")
     (error,) = fetch(P4D, region="us-east-9").errors
-    assert error.startswith("AWS cannot be asked in us-east-9: ") and "Check the region's name" in error
+    assert error.startswith("request to AWS failed in us-east-9: ") and "Check the region's name" in error
 
 
 def test_a_product_that_is_not_as_documented_is_an_error_of_its_type(stub: PriceStub) -> None:

@@ -127,7 +127,7 @@ def test_a_type_without_any_price_is_an_error_and_one_without_spot_is_not(stub: 
     [
         ((503, b"busy"), "replied 503: busy"),
         ((302, b""), "replied 302"),
-        ((200, b"<html>"), "Azure cannot be asked: "),
+        ((200, b"<html>"), "request to Azure failed: "),
         ((200, b"{}"), "replied without a list of Items"),
         ((200, b'{"Items": [{"currencyCode": "USD"}]}'), "an entry is not what Azure's documentation says"),
         ((200, b'{"Items": [5]}'), "an entry is not what Azure's documentation says"),
@@ -152,4 +152,4 @@ def test_a_service_that_does_not_answer_is_named() -> None:
     found = Fetched(NOON)
     azure.fetch(found, {"eastus": (T4,)}, endpoint="http://127.0.0.1:9")
     (error,) = found.errors
-    assert error.startswith("Azure cannot be asked: GET http://127.0.0.1:9/api/retail/prices")
+    assert error.startswith("request to Azure failed: GET http://127.0.0.1:9/api/retail/prices")
