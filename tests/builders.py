@@ -9,18 +9,7 @@ from typing import Any
 from spottrain.contract import EXIT_CODE_OF, Outcome, Progress, TerminationMessage
 from spottrain_operator.api.bookkeeping import NO_BOOKS, AttemptNodes, Bookkeeping
 from spottrain_operator.api.node_pools import NOTHING, Pool, chosen
-from spottrain_operator.api.observed import (
-    Create,
-    Delete,
-    Ended,
-    NodeView,
-    Notice,
-    Observed,
-    Plan,
-    PodView,
-    Refusal,
-    Sample,
-)
+from spottrain_operator.api.observed import Ended, NodeView, Notice, Observed, PodView, Refusal, Sample
 from spottrain_operator.api.training_job import (
     AttemptRecord,
     ConditionStatus,
@@ -29,6 +18,7 @@ from spottrain_operator.api.training_job import (
     Status,
 )
 from spottrain_operator.api.validation import parse_job
+from spottrain_operator.control.actions import Create, Delete, Plan
 from spottrain_operator.names import API_VERSION, KIND, Condition, Platform, Reason, pod_name
 
 NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)

@@ -11,11 +11,11 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import AsyncIterator
-from typing import Final, Protocol
+from typing import Final
 
 from spottrain_operator import names
 from spottrain_operator.errors import ApiError, ApiFailure
-from spottrain_operator.io.cluster import Json, KubeCluster
+from spottrain_operator.io.cluster import Cluster, Json, KubeCluster, release_pod, set_finalizer
 from spottrain_operator.settings import PREFIX
 
 TIME_LIMIT: Final = 200.0
@@ -23,22 +23,12 @@ TIME_LIMIT: Final = 200.0
 FINALIZERS: Final = {"pods": names.OUTCOME_FINALIZER, names.PLURAL: names.CHECKPOINTS_FINALIZER}
 
 
-class Calls(Protocol):
-    """The part of `io.cluster.Cluster` that is needed here."""
-
-    def every(self, kind: str, namespaces: tuple[str, ...]) -> AsyncIterator[Json]: ...
-
-    async def release_pod(self, namespace: str, name: str, *, uid: str) -> None: ...
-
-    async def hold_job(self, namespace: str, name: str, *, uid: str, on: bool) -> Json: ...
-
-
-async def uninstall(calls: Calls) -> int:
+async def uninstall(cluster: Cluster) -> int:
     """Returns the exit code: 0 where no object carries a finalizer any more."""
     try:
         async with asyncio.timeout(TIME_LIMIT):
-            served = await served_by_others(calls)
-            failures = [why for kind in FINALIZERS for why in await release_all(calls, kind, served)]
+            served = await served_by_others(cluster)
+            failures = [why for kind in FINALIZERS for why in await release_all(cluster, kind, served)]
     except (ApiError, TimeoutError) as e:
         print(f"gave up, run it again: {type(e).__name__} {e}".rstrip(), file=sys.stderr)
         return 1
@@ -47,10 +37,16 @@ async def uninstall(calls: Calls) -> int:
     return 1 if failures else 0
 
 
-async def served_by_others(calls: Calls) -> list[frozenset[str]]:
+async def _everywhere(cluster: Cluster, kind: str) -> AsyncIterator[Json]:
+    async for page in cluster.pages(kind, ""):
+        for item in page.items:
+            yield item
+
+
+async def served_by_others(cluster: Cluster) -> list[frozenset[str]]:
     """Returns the namespaces of each operator of this cluster; empty: all. Raises ApiError."""
     found = []
-    async for raw in calls.every("deployments", ()):
+    async for raw in _everywhere(cluster, "deployments"):
         if "deletionTimestamp" in raw["metadata"]:
             continue
         variables = [e for c in raw["spec"]["template"]["spec"]["containers"] for e in c.get("env") or ()]
@@ -62,7 +58,7 @@ async def served_by_others(calls: Calls) -> list[frozenset[str]]:
     return found
 
 
-async def release_all(calls: Calls, kind: str, served: list[frozenset[str]]) -> list[str]:
+async def release_all(cluster: Cluster, kind: str, served: list[frozenset[str]]) -> list[str]:
     """Takes our finalizer off all objects of a kind; returns a sentence about each that still carries it.
 
     Raises ApiError.
@@ -71,23 +67,25 @@ async def release_all(calls: Calls, kind: str, served: list[frozenset[str]]) -> 
     async def release(namespace: str, name: str, uid: str) -> str:
         try:
             if kind == "pods":
-                await calls.release_pod(namespace, name, uid=uid)
+                await release_pod(cluster, name, namespace, uid=uid)
             else:
-                await calls.hold_job(namespace, name, uid=uid, on=False)
+                await set_finalizer(cluster, name, namespace, uid=uid, on=False)
         except ApiError as e:
             return "" if e.kind is ApiFailure.NOT_FOUND else f"{namespace}/{name}: {e}"
         return ""
 
-    held = [one async for one in _held(calls, kind, served)]
+    held = [one async for one in _held(cluster, kind, served)]
     failures = [why for why in await asyncio.gather(*(release(*one) for one in held)) if why]
     print(f"{FINALIZERS[kind]}: removed from {len(held) - len(failures)} of {len(held)} {kind}", flush=True)
     return failures
 
 
-async def _held(calls: Calls, kind: str, served: list[frozenset[str]]) -> AsyncIterator[tuple[str, str, str]]:
+async def _held(
+    cluster: Cluster, kind: str, served: list[frozenset[str]]
+) -> AsyncIterator[tuple[str, str, str]]:
     """Yields namespace, name and UID of the objects with our finalizer that no operator serves."""
     try:
-        async for raw in calls.every(kind, ()):
+        async for raw in _everywhere(cluster, kind):
             meta = raw["metadata"]
             others = any(not where or meta["namespace"] in where for where in served)
             if FINALIZERS[kind] in (meta.get("finalizers") or ()) and not others:

@@ -69,7 +69,9 @@ def test_a_job_s_nodes_are_paid_for_to_the_second_though_the_operator_is_killed(
         scene.end(pod, 1, "")
         operator.start()
         operator.wait_ready()
-        (entry,) = wait_for("the end in the bookkeeping", lambda: scene.books().get("ledger", {}).get("nodes"))
+        (entry,) = wait_for(
+            "the end in the bookkeeping", lambda: scene.books().get("ledger", {}).get("nodes")
+        )
         time.sleep(1.1)
         kube.call("DELETE", f"/api/v1/nodes/{node['metadata']['name']}")
         wait_for("the node's end in the sums", lambda: Decimal(cost_of(scene)["idle"]) > 0)

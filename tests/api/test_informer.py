@@ -108,7 +108,7 @@ class Followed:
             PODS,
             cluster=cluster,
             cache=self.cache,
-            changed=lambda pod: self.changed.append(pod.name),
+            changed=lambda pod, _: self.changed.append(pod.name),
             namespace=namespace,
         )
 
@@ -289,7 +289,7 @@ async def test_a_heartbeat_of_a_node_is_no_change(server: ApiServer, kube: Kube)
     caches, changed = Caches(), list[str]()
     async with connected(server) as cluster:
         informer = Informer(
-            NODES, cluster=cluster, cache=caches.nodes, changed=lambda node: changed.append(node.name)
+            NODES, cluster=cluster, cache=caches.nodes, changed=lambda node, _: changed.append(node.name)
         )
         task = asyncio.create_task(informer.run())
         await until("the first LIST", informer.synced.is_set)

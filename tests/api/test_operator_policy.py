@@ -16,7 +16,7 @@ import pytest
 from kubernetes.aio import client, config
 from spottrain_operator import names
 from spottrain_operator.errors import ApiError
-from spottrain_operator.io.cluster import KubeCluster
+from spottrain_operator.io.cluster import APPLY, KubeCluster, release_pod, set_finalizer
 
 from tests.api import chart
 from tests.api.kube import MERGE, Json, Kube, Refused, jobs, wait_for
@@ -100,6 +100,10 @@ def trainer(guarded: Kube, job: Json) -> Iterator[Json]:
         guarded.call("PATCH", f"{PODS}/{name}", gone, kind=MERGE)
 
 
+def annotating(words: Json) -> Json:
+    return {"metadata": {"annotations": words}}
+
+
 def run(account: Path, work: Callable[[KubeCluster], Awaitable[Any]]) -> Any:
     """Runs calls of the operator's own client, with its own account."""
 
@@ -122,14 +126,14 @@ def test_each_write_of_the_operator_to_a_pod_passes(
     guarded: Kube, job: Json, operators_kubeconfig: Path
 ) -> None:
     async def life(cluster: KubeCluster) -> None:
-        await cluster.create_pod(pod("life", job), dry_run=True)
-        made = await cluster.create_pod(pod("life", job))
+        await cluster.create("pods", pod("life", job), dry_run=True)
+        made = await cluster.create("pods", pod("life", job))
         uid = made["metadata"]["uid"]
         for words in (DEADLINE, ADVICE):
-            marked = await cluster.annotate_pod(SPACE, "life", uid=uid, annotations=words)
+            marked = await cluster.patch("pods", "life", SPACE, annotating(words), uid=uid)
             assert marked["metadata"]["annotations"].items() >= words.items()
-        await cluster.delete_pod(SPACE, "life", uid=uid, grace=0)
-        await cluster.release_pod(SPACE, "life", uid=uid)
+        await cluster.delete("pods", "life", SPACE, uid=uid, grace=0)
+        await release_pod(cluster, "life", SPACE, uid=uid)
 
     run(operators_kubeconfig, life)
     assert guarded.get(f"{PODS}/life") is None
@@ -142,11 +146,14 @@ def test_each_write_of_the_operator_to_a_job_passes(guarded: Kube, operators_kub
     status = {"conditions": [ended | {"lastTransitionTime": "2026-01-01T00:00:00Z"}]}
 
     async def life(cluster: KubeCluster) -> None:
-        await cluster.apply_status(SPACE, "brief", uid=uid, resource_version=version, status=status)
-        held = await cluster.hold_job(SPACE, "brief", uid=uid, on=True)
+        change = {"status": status}
+        await cluster.patch(
+            names.PLURAL, "brief", SPACE, change, uid=uid, version=version, subresource="status"
+        )
+        held = await set_finalizer(cluster, "brief", SPACE, uid=uid, on=True)
         assert held["metadata"]["finalizers"] == [names.CHECKPOINTS_FINALIZER]
-        await cluster.hold_job(SPACE, "brief", uid=uid, on=False)
-        await cluster.delete_job(SPACE, "brief", uid=uid)
+        await set_finalizer(cluster, "brief", SPACE, uid=uid, on=False)
+        await cluster.delete(names.PLURAL, "brief", SPACE, uid=uid)
 
     run(operators_kubeconfig, life)
     assert guarded.get(jobs(SPACE, "brief")) is None
@@ -157,7 +164,7 @@ def test_the_operator_makes_what_a_job_needs_beside_its_pods(job: Json, operator
     service = owned("gang-mine", job, spec={"clusterIP": "None", "ports": ports})
     about = {"kind": names.KIND, "namespace": SPACE, "name": "mine"}
     event = {
-        "metadata": {"generateName": "mine."},
+        "metadata": {"generateName": "mine.", "namespace": SPACE},
         "involvedObject": about,
         "type": "Normal",
         "reason": "Test",
@@ -167,10 +174,11 @@ def test_the_operator_makes_what_a_job_needs_beside_its_pods(job: Json, operator
 
     async def make(cluster: KubeCluster) -> None:
         await cluster.create("services", service)
-        await cluster.create_event(SPACE, event)
-        await cluster.write_config_map(books)
-        await cluster.write_config_map(books | {"data": {"a": "2"}})
-        assert (await cluster.get_config_map(SPACE, "mine-books") or {})["data"] == {"a": "2"}
+        await cluster.create("events", event)
+        for data in ({"a": "1"}, {"a": "2"}):
+            change = books | {"data": data}
+            await cluster.patch("configmaps", "mine-books", SPACE, change, form=APPLY)
+        assert (await cluster.get("configmaps", "mine-books", SPACE) or {})["data"] == {"a": "2"}
 
     run(operators_kubeconfig, make)
 
@@ -298,11 +306,11 @@ def test_somebody_elses_pod_is_neither_marked_nor_deleted(guarded: Kube, operato
     theirs = guarded.call("GET", f"{PODS}/{FOREIGN}")
     uid = theirs["metadata"]["uid"]
     calls: dict[str, Callable[[KubeCluster], Awaitable[Any]]] = {
-        "change only TrainingJobs and their pods": lambda cluster: cluster.annotate_pod(
-            SPACE, FOREIGN, uid=uid, annotations=DEADLINE
+        "change only TrainingJobs and their pods": lambda cluster: cluster.patch(
+            "pods", FOREIGN, SPACE, annotating(DEADLINE), uid=uid
         ),
-        "delete only pods of a TrainingJob": lambda cluster: cluster.delete_pod(
-            SPACE, FOREIGN, uid=uid, grace=0
+        "delete only pods of a TrainingJob": lambda cluster: cluster.delete(
+            "pods", FOREIGN, SPACE, uid=uid, grace=0
         ),
     }
     for says, call in calls.items():
@@ -324,7 +332,7 @@ def test_of_a_pod_without_an_owner_only_our_finalizer_goes(
         with pytest.raises(Refused, match="no finalizer but its own|spec" if held else "and their pods"):
             guarded.call("PATCH", f"{PODS}/{name}", body, kind=MERGE, headers=AS_THE_OPERATOR)
     if held:
-        run(operators_kubeconfig, lambda cluster: cluster.release_pod(SPACE, name, uid=uid))
+        run(operators_kubeconfig, lambda cluster: release_pod(cluster, name, SPACE, uid=uid))
     ours = {"metadata": {"finalizers": ["theirs.io/x", names.OUTCOME_FINALIZER]}}
     with pytest.raises(Refused, match="change only TrainingJobs and their pods"):
         guarded.call("PATCH", f"{PODS}/{name}", ours, kind=MERGE, headers=AS_THE_OPERATOR)
@@ -339,7 +347,7 @@ def test_a_job_is_deleted_only_when_it_has_ended_and_asks_for_it(
     name = "kept-ttl" if spec else "kept"
     uid = guarded.create_job(SPACE, job_body(name, **spec))["metadata"]["uid"]
     with pytest.raises(ApiError, match="only once it has ended"):
-        run(operators_kubeconfig, lambda cluster: cluster.delete_job(SPACE, name, uid=uid))
+        run(operators_kubeconfig, lambda cluster: cluster.delete(names.PLURAL, name, SPACE, uid=uid))
 
 
 def test_others_are_not_held_by_the_operators_policies(guarded: Kube) -> None:

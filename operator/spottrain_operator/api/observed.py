@@ -1,4 +1,4 @@
-"""Input and output of one reconcile, as frozen dataclasses: `Observed` and `Plan`."""
+"""What one reconcile observes, as frozen dataclasses: `Observed` and its parts."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from decimal import Decimal
 from enum import StrEnum
-from typing import Any, Final
+from typing import Final
 
 from spottrain.contract import Progress
 
 from spottrain_operator.api.bookkeeping import NO_BOOKS, Bookkeeping
 from spottrain_operator.api.kueue import NOTHING as NOTHING_ASSIGNED
-from spottrain_operator.api.kueue import Admission, Assigned, KueueApi, Told, WorkloadView
+from spottrain_operator.api.kueue import Admission, Assigned
 from spottrain_operator.api.node_pools import NOTHING, Found, Pool
 from spottrain_operator.api.prices import NO_PRICES, PriceList
 from spottrain_operator.api.resources import NO_RESOURCES, Resources
-from spottrain_operator.api.training_job import AppliedDefaults, Job, JobKey, Status
+from spottrain_operator.api.training_job import AppliedDefaults, Job, JobKey
 from spottrain_operator.names import TRAINER_CONTAINER, Cause, Reason
 
 
@@ -254,10 +254,6 @@ class Limits:
     """After a pod's deletion deadline, until a node that is not ready counts as dead."""
     progress_interval: timedelta = timedelta(seconds=60)
     """Between two status writes that carry nothing but progress."""
-    facts_delay: timedelta = timedelta(milliseconds=300)
-    """From a fact about pods to the status write that has it, together with those that came meanwhile."""
-    counts_delay: timedelta = timedelta(seconds=5)
-    """The same while the pods of an attempt get their nodes one by one and nothing else changes."""
     cost_interval: timedelta = timedelta(minutes=5)
     """Between two status writes that carry nothing but costs."""
     books_interval: timedelta = timedelta(minutes=10)
@@ -365,107 +361,11 @@ class Observed:
     spending: Spending | None = None
     """For a job with spec.capacity.maxCostUSD alone; `plan` computes it."""
 
-
-# --- actions ----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Annotate:
-    """Annotate a pod, for example with its deadline; the trainer reads the annotations as files.
-
-    It must precede the DELETE: an update at the same instant would not reach the files.
-    """
-
-    pod: PodView
-    words: dict[str, str]
-    until: datetime | None = None
-    """When the pod is deleted with or without it; None: at no time."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Delete:
-    pod: PodView
-    grace: int | None = None
-    """Seconds; None: the pod's own."""
-    needed: bool = False
-    """Whether the status depends on it: if it fails, the status is not written."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Release:
-    """Remove our finalizer: the pod's outcome is in the status, or is not needed."""
-
-    pod: PodView
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DeleteJob:
-    """Delete the TrainingJob object: its time to live is over."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Hold:
-    """Add our finalizer to the TrainingJob object, or remove it."""
-
-    on: bool
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Check:
-    """Create the pod as a dry run."""
-
-    manifest: dict[str, Any]
-    generation: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Provide:
-    """Create an object that the pods need, such as a gang's Service, unless it exists."""
-
-    kind: str
-    """Plural, as in the API's paths."""
-    group: str = ""
-    """`group/version`; "": the core group."""
-    manifest: dict[str, Any]
-    generation: int = 0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Tell:
-    """Tell Kueue about the job, in the status of its Workload."""
-
-    api: KueueApi
-    workload: WorkloadView
-    words: tuple[Told, ...]
-    release: bool = False
-    """Whether its quota is given back."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Discard:
-    """Delete the job's Workload, and give its quota back."""
-
-    api: KueueApi
-    workload: WorkloadView
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WriteBooks:
-    """Write the ConfigMap with the job's bookkeeping."""
-
-    manifest: dict[str, Any]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Create:
-    manifest: dict[str, Any]
-    generation: int
-    attempt: int
-
-
-Action = (
-    Annotate | Delete | DeleteJob | Hold | Release | Check | Provide | Tell | Discard | Create | WriteBooks
-)
+    @property
+    def rejected(self) -> bool:
+        """Whether the API server rejected this generation, and the retry is not due yet."""
+        no = self.refusal
+        return no is not None and no.generation == self.job.generation and self.now < no.at + no.retry
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -492,19 +392,6 @@ class Ending:
     message: str = ""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Decision:
-    """The result of one rule."""
-
-    reason: str
-    message: str
-    status: Status
-    before: tuple[Action, ...] = ()
-    """Done before the status is written."""
-    events: tuple[Event, ...] = ()
-    """In addition to those that follow from the change of the status."""
-
-
 class Measure(StrEnum):
     """What is measured of jobs for the operator's metrics; the values are the metrics' names."""
 
@@ -524,24 +411,6 @@ class Measurement:
     value: float
     labels: tuple[str, ...] = ()
     """Values of the metric's labels, in their order."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Plan:
-    """Actions of one reconcile, done in this order: before, status, after, events."""
-
-    reason: str
-    message: str
-    before: tuple[Action, ...] = ()
-    status: Status | None = None
-    """None: no status to write."""
-    after: tuple[Action, ...] = ()
-    events: tuple[Event, ...] = ()
-    measurements: tuple[Measurement, ...] = ()
-    """For the operator's metrics, once the status is written."""
-    recheck_after: timedelta | None = None
-    books: Bookkeeping | None = None
-    """The bookkeeping up to now, to be remembered once the actions are done; None: as it was."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -5,7 +5,6 @@ tests/contract compares the two; `validation` fills them. A job is parsed once, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from decimal import Decimal
@@ -505,8 +504,6 @@ class Job:
     """Name of its WorkloadPriorityClass, from its label."""
     old_books: Bookkeeping | None = None
     """The bookkeeping in a status that version 0.3 wrote."""
-    unknown: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of the status that a newer operator has written (api/unknown_fields.py)."""
 
     @property
     def deleting(self) -> bool:

@@ -30,7 +30,6 @@ from spottrain_operator.api.training_job import (
     Status,
     TrainingJobSpec,
 )
-from spottrain_operator.api.unknown_fields import unknown_fields
 from spottrain_operator.api.wire import camel, optional_timestamp, timestamp
 from spottrain_operator.errors import InvalidSpec
 from spottrain_operator.names import (
@@ -70,7 +69,6 @@ def parse_job(raw: Mapping[str, Any]) -> Job:
         invalid=invalid,
         status=status,
         template_hash=_template_hash(raw["spec"]) if spec is not None else "",
-        unknown=unknown_fields(written, status),
         old_books=decode(Bookkeeping, old_books, "status") if old_books is not None else None,
         team=labels.get(TEAM_LABEL, ""),
         queue=labels.get(QUEUE_LABEL, ""),

@@ -69,6 +69,19 @@ def deadline_annotations(deadline: datetime, source: str) -> dict[str, str]:
     }
 
 
+def merge_patch(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the JSON merge patch (RFC 7386) from one object to another; lists are replaced as a whole."""
+    patch: dict[str, Any] = {name: None for name in old if name not in new}
+    for name, value in new.items():
+        known = old.get(name)
+        if isinstance(value, Mapping) and isinstance(known, Mapping):
+            if inner := merge_patch(known, value):
+                patch[name] = inner
+        elif name not in old or value != known:
+            patch[name] = value
+    return patch
+
+
 def encode(value: Any) -> Any:
     kind: Any = type(value)
     if kind in _PLAIN:

@@ -13,23 +13,20 @@ from typing import Final
 from spottrain_operator.api import kueue, native_gangs
 from spottrain_operator.api.bookkeeping import Bookkeeping
 from spottrain_operator.api.node_pools import ChosenPool
-from spottrain_operator.api.observed import (
+from spottrain_operator.api.observed import Notice, Observed, PodView
+from spottrain_operator.api.training_job import AppliedDefaults, Status
+from spottrain_operator.control.actions import (
     Action,
     Annotate,
-    Check,
     Create,
     Delete,
     Discard,
     Hold,
-    Notice,
-    Observed,
-    PodView,
     Provide,
     Release,
     Tell,
     WriteBooks,
 )
-from spottrain_operator.api.training_job import AppliedDefaults, Status
 from spottrain_operator.names import SAVE_ADVISED_ANNOTATION, Condition
 from spottrain_operator.policies import (
     accounting,
@@ -92,8 +89,6 @@ def settled(o: Observed, status: Status) -> tuple[Status, Bookkeeping]:
     status = handover.withdrawn(o, status)
     if o.job.deleting:
         return with_deletion(with_pods(status, o), o), o.books
-    if _being_checked(o, status):
-        return status, o.books
     return accounting.settled(o, _with_progress(o, status))
 
 
@@ -107,17 +102,6 @@ def _with_progress(o: Observed, status: Status) -> Status:
     if quiet == o.job.status and not progress_due(status, sample, o.limits.progress_interval):
         return quiet
     return _with_facts(o, with_progress(status, o, sample))
-
-
-def _being_checked(o: Observed, status: Status) -> bool:
-    """Returns whether a new job's pod is dry-run in this reconcile; its result triggers the next one.
-
-    A job that waits for anything else has a status from its first reconcile on.
-    """
-    spec = o.job.spec
-    if spec is None or lifecycle.suspended(o) or status.attempt or status.terminal:
-        return False
-    return not (o.admitted or o.refusal is not None or capacity.problem(o))
 
 
 def _with_facts(o: Observed, status: Status) -> Status:
@@ -141,7 +125,7 @@ def stale_first(o: Observed) -> Iterator[Action]:
 def hold_first(o: Observed) -> Iterator[Action]:
     """Sets our finalizer on the job, before the first attempt and when deletionPolicy has changed."""
     settled = o.job.deleting or o.job.status.terminal or o.job.spec is None
-    if not settled and not _rejected(o) and o.job.holds_checkpoints != cleanup.wanted(o):
+    if not settled and not o.rejected and o.job.holds_checkpoints != cleanup.wanted(o):
         yield Hold(on=cleanup.wanted(o))
 
 
@@ -216,17 +200,14 @@ def _remove(o: Observed, status: Status, pod: PodView, going: bool) -> Iterator[
 def _create_missing(o: Observed, status: Status) -> Iterator[Action]:
     assert o.job.spec is not None
     record = status.current
-    if not o.admitted:
-        if not _rejected(o) and lifecycle.suspended(o) is None:
-            yield Check(manifest=trainer_pod.trial(o, status), generation=o.job.generation)
-        return
-    if record is None or record.cause or record.stopping or lifecycle.halted(o) is not None:
+    ended = record is None or record.cause or record.stopping
+    if ended or not o.admitted or lifecycle.halted(o) is not None:
         return
     if cleanup.wanted(o) and not o.job.holds_checkpoints:  # a job deleted now would leave its checkpoints
         return
     lacks = gang.missing(o, status) and _due(o, status)
     due = lacks and not (status.attempt == o.job.status.attempt and gang.broken(o))
-    if not due or _rejected(o) or lifecycle.changed(o) or claims.problem(o):
+    if not due or o.rejected or lifecycle.changed(o) or claims.problem(o):
         return
     if admission.problem(o, capacity.pool_of(o, status)):
         return
@@ -235,7 +216,7 @@ def _create_missing(o: Observed, status: Status) -> Iterator[Action]:
 
 def _ask_for_spot(o: Observed, status: Status) -> Iterator[Action]:
     """Creates the pods of a request for spot, beside those of an attempt on demand."""
-    if status.asking is not None and not _rejected(o):
+    if status.asking is not None and not o.rejected:
         yield from _start(o, handover.ahead(o, status, status.asking))
 
 
@@ -247,8 +228,8 @@ def _start(o: Observed, status: Status) -> Iterator[Action]:
     grouped = _grouped(o, status)
     if grouped:
         group, generation = objects.gang(o.job, status, zoned=o.zoned), o.job.generation
-        kind, api = native_gangs.POD_GROUPS, native_gangs.API_VERSION
-        yield Provide(kind=kind, group=api, manifest=group, generation=generation)
+        kind = f"{native_gangs.API_VERSION}/{native_gangs.POD_GROUPS}"
+        yield Provide(kind=kind, manifest=group, generation=generation)
     pool, assigned = capacity.pool_of(o, status), admission.assigned(o)
     places = (replace(p, assigned=assigned) for p in placement.placements(o, status, pool, grouped))
     for manifest in trainer_pod.pods(o.job, status, pool, places, sync_image=o.sync_image):
@@ -263,11 +244,10 @@ def _ask_queue(o: Observed, status: Status) -> Iterator[Action]:
     if step is None or seen is None or seen.api is None:
         return
     if step is admission.Step.CREATE:
-        if pool is not None and not _rejected(o):
+        if pool is not None and not o.rejected:
             manifest = objects.workload(o.job, status, pool, seen.api, seen.priority, sync_image=o.sync_image)
-            yield Provide(
-                kind=kueue.WORKLOADS, group=seen.api.group, manifest=manifest, generation=o.job.generation
-            )
+            kind = seen.api.kind(kueue.WORKLOADS)
+            yield Provide(kind=kind, manifest=manifest, generation=o.job.generation)
         return
     assert seen.workload is not None
     if step is admission.Step.DISCARD:
@@ -296,12 +276,6 @@ def _grouped(o: Observed, status: Status) -> bool:
     assert o.job.spec is not None
     begun = all(p.grouped for p in o.pods if p.attempt == status.attempt)
     return o.has_gangs and begun and native_gangs.fits(o.job.spec)
-
-
-def _rejected(o: Observed) -> bool:
-    """Returns whether the API server rejected this generation and the retry is not due yet."""
-    no = o.refusal
-    return no is not None and no.generation == o.job.generation and o.now < no.at + no.retry
 
 
 # --- annotations of pods --------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ from spottrain_operator.errors import ApiError, ApiFailure
 from spottrain_operator.io.cluster import SILENCE_SECONDS, Cluster, Json
 from spottrain_operator.io.logs import QuietLog
 from spottrain_operator.io.metrics import RELISTS, WATCH_AGE
+from spottrain_operator.policies.pod_end import trainer_ended
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +60,7 @@ class Informer(Lister[str, V]):
         *,
         cluster: Cluster,
         cache: Newest[str, V],
-        changed: Callable[[V], None],
+        changed: Callable[[V, V | None], None],
         namespace: str = "",
         went_back: Callable[[str], None] = fail,
     ) -> None:
@@ -179,13 +180,13 @@ class Informers:
         namespaces: tuple[str, ...] = (),
         went_back: Callable[[str], None] = fail,
     ) -> None:
-        def pod_changed(pod: PodView) -> None:
-            queue.add(pod.job)
+        def pod_changed(pod: PodView, before: PodView | None) -> None:
+            (queue.add if urgent(pod, before) else queue.add_soon)(pod.job)
 
-        def job_changed(job: Job) -> None:
+        def job_changed(job: Job, _: Job | None) -> None:
             queue.add(job.key)
 
-        def node_changed(node: NodeView) -> None:
+        def node_changed(node: NodeView, _: NodeView | None) -> None:
             for key in caches.pods.jobs_on(node.name):
                 queue.add(key)
 
@@ -243,6 +244,18 @@ class Informers:
     def knows_pods(self, namespace: str) -> bool:
         """Returns whether the cache has every pod of ours in this namespace, but for the last moments."""
         return any(i.live for i in self.pods if i.namespace in ("", namespace))
+
+
+def urgent(pod: PodView, before: PodView | None) -> bool:
+    """Returns whether a pod's job is reconciled at once: the pod has ended or will, or it is new or gone."""
+    if before is None:  # that it is gone is no news once its end was recorded
+        return pod.holds_outcome or not trainer_ended(pod)
+    return _end(pod) != _end(before)
+
+
+def _end(pod: PodView) -> tuple[object, ...]:
+    over = pod.ended, pod.uploading, pod.init_failure, pod.lost, pod.phase in ("Succeeded", "Failed")
+    return *over, pod.deleted, pod.notice, pod.disruption, pod.unhealthy
 
 
 def delay(failures: int) -> float:

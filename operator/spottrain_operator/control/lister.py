@@ -18,7 +18,7 @@ from spottrain_operator.api.observed import NodeView, PodView
 from spottrain_operator.api.training_job import Job, JobKey
 from spottrain_operator.api.validation import identity, parse_job
 from spottrain_operator.api.views import node_facts, node_view, pod_view
-from spottrain_operator.control.caches import Newest
+from spottrain_operator.control.caches import JobCache, Newest
 from spottrain_operator.errors import ApiError
 from spottrain_operator.io.cluster import Cluster, Json
 from spottrain_operator.io.metrics import GHOSTS
@@ -85,11 +85,11 @@ class Lister(Generic[K, V]):
         *,
         cluster: Cluster,
         cache: Newest[K, V],
-        changed: Callable[[V], None],
+        changed: Callable[[V, V | None], None],
         namespace: str = "",
         went_back: Callable[[str], None] = fail,
     ) -> None:
-        """`changed` gets each view that is new or changed, and the last one of what is gone.
+        """`changed` gets each changed view and the one before it, and what is new or gone with None.
 
         `went_back` is told where the versions of the API server go back (etcd was restored from a backup):
         what the caches hold may then never be replaced, so the process must end.
@@ -98,7 +98,7 @@ class Lister(Generic[K, V]):
         self.namespace = namespace
         self._cluster = cluster
         self._cache: Newest[K, V] = cache
-        self._changed: Callable[[V], None] = changed
+        self._changed: Callable[[V, V | None], None] = changed
         self._went_back = went_back
         self._newest = 0
         """The highest version of a LIST, or of what else came from the API server."""
@@ -186,8 +186,9 @@ class Lister(Generic[K, V]):
         self._unreadable.pop(key, None)
         if view is None:
             return None
+        before = self._cache.get(key)
         if self._cache.put(view):
-            self._changed(view)
+            self._changed(view, before)
         return key
 
     def _view(self, key: K, version: int, raw: Json) -> V | None:
@@ -217,8 +218,19 @@ class Lister(Generic[K, V]):
         self._unreadable.pop(key, None)
         self._cache.remove(key, version)
         if old is not None:
-            self._changed(old)
+            self._changed(old, None)
         return old is not None
+
+
+async def read_job(key: JobKey, jobs: JobCache, cluster: Cluster) -> Job | None:
+    """Brings one cached job up to date, and returns it; None where it is gone or another one has its name."""
+    raw = await cluster.get(PLURAL, key.name, key.namespace) if key.name else None
+    job = parse_job(raw) if raw is not None else None
+    if job is not None and job.key == key:
+        jobs.put(job)  # which refuses it where it was deleted meanwhile
+    else:
+        jobs.delete(key)
+    return jobs.get(key)
 
 
 async def relist(listers: Iterable[Lister[Any, Any]]) -> None:

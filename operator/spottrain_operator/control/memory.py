@@ -27,11 +27,15 @@ from spottrain_operator.api.observed import (
 )
 from spottrain_operator.api.training_job import AppliedDefaults, Job, JobKey
 from spottrain_operator.control.caches import Caches, Listed
+from spottrain_operator.errors import ApiError
 from spottrain_operator.io.logs import about
 from spottrain_operator.names import Condition
 from spottrain_operator.policies import claims
 
 logger = logging.getLogger(__name__)
+
+ACCEPTED_FOR = timedelta(minutes=10)
+"""A dry run counts for so long: rules of the cluster may change, and creations that are rejected tell."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,6 +57,16 @@ class FlavorRead:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class DryRun:
+    """What the API server said of a job's pod."""
+
+    accepted: str = ""
+    """Digest of what the pod is made from, where it accepts the pod."""
+    error: ApiError | None = None
+    """Why it could not be asked."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Learned:
     """What an observation read from the API server in addition to its Observed, for `remember`."""
 
@@ -68,6 +82,8 @@ class Learned:
     """By name."""
     events_error: str | None = None
     """Why Events could not be read, naming the pod; "": they were; None: no Events were requested."""
+    dry_run: DryRun | None = None
+    """None: it was not needed, or is in `Observed.refusal`."""
 
 
 class Memory:
@@ -104,29 +120,33 @@ class Memory:
         """See `annotated_at`."""
         self.volume_waits: dict[JobKey, tuple[datetime, bool]] = {}
         """Until when a pod may have waited for a volume, and whether one waited in the last reconcile."""
-        self.unwritten: dict[JobKey, datetime] = {}
-        """By when facts that are not in the status yet must be written (pacing.py)."""
         self.books: dict[JobKey, Bookkeeping] = {}
         """The bookkeeping of each job, newer than its ConfigMap."""
         self.applied: dict[JobKey, AppliedDefaults] = {}
         """Defaults with which a job's pod was dry-run, until its status holds them."""
-        self.large: dict[JobKey, datetime] = {}
-        """When the last reconcile of a large gang ended, if it left nothing to do at once."""
         self._admitted: dict[JobKey, int] = {}
+        """Generations of the jobs whose pod was accepted."""
+        self._accepted: dict[str, datetime] = {}
+        """By digest of what a pod is made from: when the API server accepted it in a dry run."""
 
-    def defer(self, key: JobKey, due: datetime | None) -> None:
-        """Remembers by when the status must be written; None: nothing is left to write."""
-        if due is None:
-            self.unwritten.pop(key, None)
-        else:
-            self.unwritten[key] = due
+    def accept(self, job: Job, digest: str, now: datetime) -> None:
+        self._admitted[job.key] = job.generation
+        if not self.accepts(digest, now):
+            self._accepted = {d: at for d, at in self._accepted.items() if now - at < ACCEPTED_FOR}
+            self._accepted[digest] = now
 
-    def admit(self, key: JobKey, generation: int) -> None:
-        self._admitted[key] = generation
-        self.refusals.pop(key, None)
+    def accepts(self, digest: str, now: datetime) -> bool:
+        """Returns whether the API server has accepted such a pod lately."""
+        at = self._accepted.get(digest)
+        return at is not None and now - at < ACCEPTED_FOR
+
+    def reject(self, key: JobKey, no: Refusal) -> None:
+        """Records a rejection. The cluster's rules may have changed, so dry runs do not count any more."""
+        self.refusals[key] = no
+        self._accepted.clear()
 
     def admitted(self, job: Job) -> bool:
-        """Returns whether a dry run succeeded, in this process or, by the status, in an earlier one."""
+        """Returns whether its pod was accepted, in this process or, by the status, in an earlier one."""
         if self._admitted.get(job.key) == job.generation:
             return True
         condition = job.status.condition(Condition.ACCEPTED)
@@ -163,8 +183,6 @@ class Memory:
             self.books,
             self._admitted,
             self.volume_waits,
-            self.unwritten,
-            self.large,
         ):
             table.pop(key, None)
         self.ungrouped.discard(key)
@@ -198,8 +216,16 @@ def remember(o: Observed, learned: Learned, caches: Caches, memory: Memory) -> N
         memory.applied[key] = o.applied
     else:
         memory.applied.pop(key, None)
+    _remember_dry_run(o, learned.dry_run, memory)
+
+
+def _remember_dry_run(o: Observed, dry_run: DryRun | None, memory: Memory) -> None:
     if o.refusal is None:
-        memory.refusals.pop(key, None)
+        memory.refusals.pop(o.job.key, None)
+    elif o.refusal is not memory.refusals.get(o.job.key):
+        memory.reject(o.job.key, o.refusal)
+    if dry_run is not None and dry_run.accepted:
+        memory.accept(o.job, dry_run.accepted, o.now)
 
 
 def _put(table: dict[JobKey, Any], key: JobKey, value: Sized) -> None:

@@ -4,6 +4,7 @@ stale."""
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -19,7 +20,7 @@ from spottrain_operator.api.observed import ClaimView, Limits, NodeView, Observe
 from spottrain_operator.api.prices import NO_PRICES, PriceList
 from spottrain_operator.api.stored_books import books_of_config_map
 from spottrain_operator.api.training_job import AppliedDefaults, Job, JobKey
-from spottrain_operator.api.validation import parse_job, with_defaults
+from spottrain_operator.api.validation import with_defaults
 from spottrain_operator.api.views import (
     claim_view,
     cleanup_ended,
@@ -28,14 +29,28 @@ from spottrain_operator.api.views import (
     pod_events,
     pod_view,
 )
+from spottrain_operator.control.actions import UNDECIDED, refusal
 from spottrain_operator.control.caches import Caches, Listed
-from spottrain_operator.control.memory import EventsRead, FlavorRead, Learned, Memory
+from spottrain_operator.control.memory import DryRun, EventsRead, FlavorRead, Learned, Memory
 from spottrain_operator.errors import ApiError, ApiFailure, InvalidSpec
-from spottrain_operator.io.cluster import Cluster
+from spottrain_operator.io.cluster import PAGE, Cluster
 from spottrain_operator.io.logs import about
-from spottrain_operator.names import DEFAULTS_CONFIG_MAP, JOB_UID_LABEL, Condition
-from spottrain_operator.policies import accounting, claims, handover, ledger, placement, starting
+from spottrain_operator.names import CLAIMS, DEFAULTS_CONFIG_MAP, JOB_UID_LABEL, Condition
+from spottrain_operator.policies import (
+    accounting,
+    capacity,
+    claims,
+    cost_limit,
+    handover,
+    ledger,
+    lifecycle,
+    placement,
+    starting,
+)
 from spottrain_operator.policies.pod_end import trainer_ended
+from spottrain_operator.rendering import trainer_pod
+
+logger = logging.getLogger(__name__)
 
 logger = logging.getLogger(__name__)
 
@@ -47,17 +62,10 @@ EVENTS_AT_ONCE: Final = 8
 """Maximum number of pods of a job whose Events are read in one reconcile."""
 
 
-async def read_job(key: JobKey, cluster: Cluster) -> Job | None:
-    """Returns the job as the API server has it; None where it is gone or another one has its name."""
-    raw = await cluster.get_job(key.namespace, key.name) if key.name else None
-    job = parse_job(raw) if raw is not None else None
-    return job if job is not None and job.key == key else None
-
-
 async def list_pods(key: JobKey, caches: Caches, cluster: Cluster) -> Listed:
     """Lists a job's pods. A watch event that came meanwhile may be newer than the response."""
     before = caches.pods.of(key)
-    raws = await cluster.list_pods(key.namespace, f"{JOB_UID_LABEL}={key.uid}")
+    raws = await cluster.list("pods", key.namespace, labels=f"{JOB_UID_LABEL}={key.uid}")
     live = {v.uid: v for raw in raws if (v := pod_view(raw)) is not None and v.job == key}
     gone = {pod.uid: pod for pod in before if pod.uid not in live}
     for pod in caches.pods.of(key):
@@ -117,6 +125,7 @@ async def observe(
         cleanup=cleanup_ended(cleanup) if cleanup is not None else None,
         cleanup_refused=memory.cleanup_refused.get(job.key.uid, ""),
         cleanup_trouble=await _cleanup_trouble(cleanup, job, cluster, memory),
+        refusal=memory.refusals.get(job.key),
         zoned=caches.nodes.zoned(fetched),
         has_gangs=memory.has_gangs and job.key not in memory.ungrouped,
         admission=await _admission(job, kueue, pods, caches, cluster, flavors),
@@ -126,6 +135,7 @@ async def observe(
         prices=prices,
         sync_image=sync_image,
     )
+    observed, dry_run = await _dry_run(observed, cluster, memory)
     events, error = await _events(observed, memory.events.get(job.key, {}), cluster)
     observed = replace(observed, heard={uid: read.events for uid, read in events.items()})
     observed = replace(observed, others=caches.pods.others_on(ledger.shared_nodes(observed), job.key))
@@ -142,8 +152,41 @@ async def observe(
         events=events,
         events_error=error,
         flavors=flavors.read,
+        dry_run=dry_run,
     )
     return observed, learned
+
+
+async def _dry_run(o: Observed, cluster: Cluster, memory: Memory) -> tuple[Observed, DryRun | None]:
+    """Asks the API server whether it accepts the job's pod. What it accepted lately it is not asked again."""
+    if o.admitted or o.rejected or o.job.spec is None or o.job.deleting or o.job.status.terminal:
+        return o, None
+    try:
+        spent = cost_limit.with_spending(accounting.with_nodes(o))
+        if capacity.problem(o) or lifecycle.suspended(spent) is not None:
+            return o, None
+        pool = capacity.choose(o, o.job.status)
+        trial = trainer_pod.trial(o.job, pool, sync_image=o.sync_image)
+    except Exception as error:  # for example a template that the schema should have refused
+        return replace(o, job=replace(o.job, spec=None, invalid=not_processed(o.job.key, error))), None
+    digest = hashlib.sha256(repr((o.job.key.namespace, o.job.spec, pool)).encode()).hexdigest()
+    if memory.accepts(digest, o.now):
+        return replace(o, admitted=True), DryRun(accepted=digest)
+    try:
+        await cluster.create("pods", trial, dry_run=True)
+    except ApiError as error:
+        if error.kind in UNDECIDED:
+            return o, DryRun(error=error)
+        no = refusal(error, o.job.generation, o.now)
+        if not no.accepted:  # an exceeded quota says nothing about the template
+            return replace(o, refusal=no), None
+    return replace(o, admitted=True, refusal=None), DryRun(accepted=digest)
+
+
+def not_processed(key: JobKey, error: Exception) -> str:
+    """Logs an unexpected error that is being handled; returns the sentence for the job's status."""
+    logger.exception("%s: planning failed", key, extra=about(key))
+    return f"the operator cannot process this job ({type(error).__name__}: {error}); its log has more"
 
 
 async def _with_defaults(
@@ -168,7 +211,7 @@ async def _with_defaults(
 async def _config_map(key: JobKey, cluster: Cluster) -> dict[str, Any] | None:
     """Reads the namespace's defaults. Raises InvalidSpec where the operator may not."""
     try:
-        return await cluster.get_config_map(key.namespace, DEFAULTS_CONFIG_MAP)
+        return await cluster.get("configmaps", DEFAULTS_CONFIG_MAP, key.namespace)
     except ApiError as error:
         if error.kind is not ApiFailure.FORBIDDEN:
             raise
@@ -181,7 +224,7 @@ async def _books(job: Job, cluster: Cluster, now: datetime) -> Bookkeeping:
     """Reads the bookkeeping of a job that this process has not seen yet; rebuilds it where there is none."""
     if not job.status.attempt:
         return Bookkeeping()
-    raw = await cluster.get_config_map(job.key.namespace, job.books_name)
+    raw = await cluster.get("configmaps", job.books_name, job.key.namespace)
     if raw is None and job.old_books is not None:
         return replace(job.old_books, written=NEVER)
     if raw is None:
@@ -215,7 +258,7 @@ async def _events(
         if last.get(pod.uid, NEVER) > o.now - starting.READ_INTERVAL:
             continue
         try:
-            raws = await cluster.pod_events(pod.namespace, pod.uid)
+            raws = await _events_of(pod.namespace, pod.uid, cluster)
         except ApiError as failure:
             return known, f"Events of pod {pod.name} cannot be read: {failure}"
         error = ""
@@ -226,7 +269,7 @@ async def _events(
 async def _claim(key: JobKey, name: str, cluster: Cluster) -> ClaimView | None:
     """Reads a claim. A failure is a result: it must not block notices, deletions and replacements."""
     try:
-        raw = await cluster.get_claim(key.namespace, name)
+        raw = await cluster.get(CLAIMS, name, key.namespace)
     except ApiError as error:
         return ClaimView(name=name, unread=str(error) or f"status {error.status}")
     return claim_view(raw) if raw is not None else None
@@ -269,7 +312,7 @@ async def _with_flavors(seen: Admission, found: WorkloadView, api: KueueApi, fla
 
 async def _workload(job: Job, api: KueueApi, cluster: Cluster) -> WorkloadView | None:
     """Reads the Workload: the cache may be behind, and without it the pods would be stopped."""
-    raw = await cluster.get_custom(api.kind(kueues.WORKLOADS), job.workload_name, job.key.namespace)
+    raw = await cluster.get(api.kind(kueues.WORKLOADS), job.workload_name, job.key.namespace)
     view = kueues.workload_view(raw) if raw is not None else None
     return view if view is not None and view.job == job.key else None
 
@@ -285,7 +328,7 @@ class _Flavors:
         known = self._known.get(name)
         if known is not None and self._now - known.at < FLAVOR_INTERVAL:
             return known.flavor
-        raw = await self._cluster.get_custom(api.kind(kueues.FLAVORS), name)
+        raw = await self._cluster.get(api.kind(kueues.FLAVORS), name)
         self.read[name] = FlavorRead(at=self._now, flavor=kueues.of_flavor(raw) if raw is not None else None)
         return self.read[name].flavor
 
@@ -297,7 +340,7 @@ async def _with_priority(seen: Admission, job: Job, api: KueueApi, cluster: Clus
     if not name:
         return seen
     plural = kueues.POD_CLASSES if kind == "PriorityClass" else api.kind(kueues.QUEUE_CLASSES)
-    raw = await cluster.get_custom(plural, name)
+    raw = await cluster.get(plural, name)
     if raw is None:
         return replace(seen, unknown_class=f"{kind} {name}")
     return replace(seen, priority=int(raw.get("value") or 0))
@@ -310,9 +353,9 @@ def _remembered(o: Observed, current: Sequence[PodView], memory: Memory) -> Obse
     all_asked = asked is None or len(handover.pods_of(o, asked)) == asked.workers
     made = spec is not None and len(current) == spec.workers and o.admitted
     made = made and all_asked
-    refusal = None if made else memory.refusals.get(key)  # made: all objects that a rejected POST was for
     volume_wait = memory.volume_wait(key, claims.wait_for_volume(o), o.now)
-    return replace(o, refusal=refusal, volume_wait=volume_wait)
+    # made: all objects that a rejected POST was for
+    return replace(o, refusal=None if made else o.refusal, volume_wait=volume_wait)
 
 
 def _seems_lost(job: Job, pods: tuple[PodView, ...]) -> bool:
@@ -328,7 +371,7 @@ async def _cleanup(job: Job, cluster: Cluster) -> dict[str, Any] | None:
     """Reads the cleanup pod, which is not watched because it has another role label."""
     if not (job.deleting and job.holds_checkpoints):
         return None
-    return await cluster.get_pod(job.key.namespace, job.cleanup_name)
+    return await cluster.get("pods", job.cleanup_name, job.key.namespace)
 
 
 async def _cleanup_trouble(cleanup: dict[str, Any] | None, job: Job, cluster: Cluster, memory: Memory) -> str:
@@ -336,15 +379,16 @@ async def _cleanup_trouble(cleanup: dict[str, Any] | None, job: Job, cluster: Cl
     if cleanup is None:
         return memory.cleanup_rejected.get(job.key.uid, "")
     pending = cleanup.get("status", {}).get("phase", "Pending") == "Pending"
-    return cleanup_trouble(cleanup, await _events_of(cleanup["metadata"], cluster) if pending else ())
-
-
-async def _events_of(meta: Mapping[str, Any], cluster: Cluster) -> Sequence[dict[str, Any]]:
-    """Returns the Events of a pod; none where they cannot be read, which must not block a deletion."""
     try:
-        return await cluster.pod_events(meta["namespace"], meta["uid"])
-    except ApiError:
-        return ()
+        events = await _events_of(job.key.namespace, cleanup["metadata"]["uid"], cluster) if pending else []
+    except ApiError:  # it must not block the deletion
+        events = []
+    return cleanup_trouble(cleanup, events)
+
+
+async def _events_of(namespace: str, uid: str, cluster: Cluster) -> list[dict[str, Any]]:
+    """Returns the Events about one pod."""
+    return await cluster.list("events", namespace, fields=f"involvedObject.uid={uid}", limit=PAGE)
 
 
 async def _deleted_jobs_pods(job: Job, caches: Caches, cluster: Cluster) -> list[Listed]:
@@ -371,7 +415,7 @@ async def _nodes(
     in_use = {p.node for p in pods if not trainer_ended(p)}
     lacking = {name for name in named if caches.nodes.get(name) is None}
     asked = sorted(name for name in lacking if name in in_use or not caches.nodes.is_removed(name))
-    raws = await asyncio.gather(*map(cluster.get_node, asked))
+    raws = await asyncio.gather(*(cluster.get("nodes", name) for name in asked))
     fetched = tuple(node_view(raw) for raw in raws if raw is not None)
     known = (caches.nodes.get(name) for name in named)
     nodes |= {node.name: node for node in (*fetched, *known) if node is not None}

@@ -14,21 +14,7 @@ from typing import Final
 
 from spottrain.contract import Outcome
 
-from spottrain_operator.api.observed import (
-    Action,
-    Annotate,
-    Decision,
-    Delete,
-    DeleteJob,
-    Ending,
-    Event,
-    Hold,
-    Notice,
-    Observed,
-    Plan,
-    PodView,
-    without_reports,
-)
+from spottrain_operator.api.observed import Ending, Event, Notice, Observed, PodView, without_reports
 from spottrain_operator.api.training_job import (
     EVIDENCE_LIMIT,
     AttemptRecord,
@@ -38,6 +24,7 @@ from spottrain_operator.api.training_job import (
 )
 from spottrain_operator.api.wire import deadline_annotations
 from spottrain_operator.control import follow
+from spottrain_operator.control.actions import Action, Annotate, Decision, Delete, DeleteJob, Hold, Plan
 from spottrain_operator.names import Cause, Condition, Reason
 from spottrain_operator.policies import (
     accounting,
@@ -364,8 +351,8 @@ def deadline_exceeded(o: Observed) -> Decision | None:
     return _failed(o, o.job.status, ending.reason, ending.evidence) if ending is not None else None
 
 
-def not_admitted(o: Observed) -> Decision | None:
-    return None if o.admitted else _keep(o, "Checking", "the API server has not accepted the pod yet")
+def not_accepted(o: Observed) -> Decision | None:
+    return None if o.admitted else _keep(o, "NotAccepted", "the API server has not accepted the job's pod")
 
 
 def not_held(o: Observed) -> Decision | None:
@@ -416,7 +403,7 @@ RULES: Final[tuple[Rule, ...]] = (
     renewed,
     deadline_exceeded,
     unknown_pools,
-    not_admitted,
+    not_accepted,
     not_held,
     predecessor_saves,
     clock_set_back,

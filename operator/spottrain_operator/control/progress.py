@@ -1,7 +1,8 @@
 """Polls trainers for their progress, concurrently with the reconciles.
 
-Results are stored in `Memory.samples`. A job is enqueued only when its status is due for a write. The number
-of queries per second is bounded: with many jobs each is asked less often, but not those near a decision.
+Results are stored in `Memory.samples`. A new state enqueues the job; further steps are written from here, at
+intervals. The number of queries per second is bounded: with many jobs each is asked less often, but not those
+near a decision.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import itertools
 import logging
 import math
 import random
-import resource
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -23,15 +23,18 @@ from typing import Final
 import aiohttp
 from spottrain.contract import PROGRESS_PORT, STOP_PATH, Progress, Stop
 
-from spottrain_operator.api.observed import Limits, PodView, Sample, Silence
+from spottrain_operator.api.node_pools import Pool
+from spottrain_operator.api.observed import Limits, Observed, PodView, Sample, Silence
 from spottrain_operator.api.reports import bounded
-from spottrain_operator.api.training_job import Job, Status
+from spottrain_operator.api.training_job import Job
+from spottrain_operator.control.apply import patch_status
 from spottrain_operator.control.caches import Caches
 from spottrain_operator.control.memory import Memory
-from spottrain_operator.control.work_queue import Lane, WorkQueue
-from spottrain_operator.io.trainer_connections import KeptConnections
+from spottrain_operator.control.work_queue import WorkQueue
+from spottrain_operator.errors import OperatorError
+from spottrain_operator.io.cluster import Cluster
 from spottrain_operator.policies.runtime import trains
-from spottrain_operator.status.changes import progress_due
+from spottrain_operator.status.changes import progress_due, with_progress
 from spottrain_operator.status.conditions import STOP_DELAY
 
 logger = logging.getLogger(__name__)
@@ -50,15 +53,8 @@ time, so all of them a twentieth of a core."""
 MAX_WRITES_PER_SECOND: Final = 10
 """Maximum number of status writes that report only further steps. Each takes the API server 15 to 20 ms of
 processor time (`make bench NAME="scale --scenario capacity"`), so all of them a fifth of a core."""
-MAX_KEPT: Final = 1000
-"""Maximum number of trainers whose connection is kept. The next query then takes 0.25 ms of processor time
-instead of 0.6 ms. A connection holds a file descriptor and 7 KiB. So many trainers are asked every 20 s."""
 ENDING_SECONDS: Final = 0.5
 """Interval of looking for pods that are to end, whose trainers are asked at once."""
-KEPT_SECONDS: Final = 60.0
-"""An unused connection is closed after this time, before the runtime closes it (90 s)."""
-
-
 PATIENCE: Final = Limits().runtime_patience
 
 
@@ -88,7 +84,7 @@ def turn(
         return Turn.NEVER
     spec = job.spec
     limited = spec is not None and spec.failure_policy.hang_timeout_seconds
-    if pod.deleted is not None or pod.notice is not None or limited:
+    if _is_ending(pod) or limited:
         return Turn.EACH_ROUND
     heard = sample is not None and sample.progress.attempt == pod.attempt
     known = heard and sample is not None and trains(sample.progress.state)
@@ -113,26 +109,10 @@ def chosen(turns: Sequence[tuple[PodView, Turn]], number: int, most: float) -> l
     ]
 
 
-def keeping(turns: Sequence[tuple[PodView, Turn]], most: int) -> frozenset[str]:
-    """Returns the UIDs of the pods whose connections are kept: all, but of more than `most` only those that
-    are asked in each round."""
-    asked = [pod for pod, kind in turns if kind is not Turn.NEVER]
-    if len(asked) > most:
-        asked = [pod for pod, kind in turns if kind is Turn.EACH_ROUND][:most]
-    return frozenset(pod.uid for pod in asked)
-
-
 def spaced(interval: timedelta, turns: Sequence[tuple[PodView, Turn]]) -> timedelta:
     """Returns the interval at which a job's further steps are written: longer with many jobs."""
     asked = sum(kind is not Turn.NEVER for _, kind in turns)
     return max(interval, timedelta(seconds=asked / MAX_WRITES_PER_SECOND))
-
-
-def most_kept() -> int:
-    """Returns the maximum number of kept connections: MAX_KEPT, or a quarter of the file descriptors that the
-    process may have."""
-    descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return MAX_KEPT if descriptors == resource.RLIM_INFINITY else min(MAX_KEPT, descriptors // 4)
 
 
 def _share(pods: list[PodView], number: int, most: float) -> list[PodView]:
@@ -153,37 +133,43 @@ def missed_the_signal(pod: PodView, now: datetime) -> bool:
     return pod.deleted is not None and now > pod.deleted - timedelta(seconds=pod.deletion_grace) + STOP_DELAY
 
 
+def _is_ending(pod: PodView) -> bool:
+    return pod.deleted is not None or pod.notice is not None
+
+
 class Poller:
     def __init__(
         self,
         *,
+        cluster: Cluster,
         caches: Caches,
         memory: Memory,
         queue: WorkQueue,
+        default_pool: Pool,
         interval: float,
         write_interval: timedelta,
         now: Callable[[], datetime],
         patience: timedelta = PATIENCE,
         port: int = PROGRESS_PORT,
     ) -> None:
-        self._caches, self._memory, self._queue = caches, memory, queue
+        self._cluster, self._caches, self._memory, self._queue = cluster, caches, memory, queue
+        self._default_pool = default_pool
         self._interval, self._write_interval = interval, write_interval
         self._now, self._patience, self._port = now, patience, port
         self._slots = asyncio.Semaphore(MAX_CONCURRENT)
 
     async def run(self) -> None:
         """Runs until cancelled. The queries of a round are spread over the interval."""
-        kept = KeptConnections(limit=MAX_CONCURRENT, seconds=KEPT_SECONDS)
-        closed = aiohttp.TCPConnector(limit=MAX_CONCURRENT, force_close=True)
-        most = most_kept()
-        async with _session(kept) as over_kept, _session(closed) as over_new, asyncio.TaskGroup() as group:
-            group.create_task(self._poll_ending(over_new))
+        # What an unknown program sends over a connection that is kept would be stored without a bound.
+        connector = aiohttp.TCPConnector(limit=MAX_CONCURRENT, force_close=True)
+        session = aiohttp.ClientSession(timeout=TIMEOUT, trust_env=False, connector=connector)
+        async with session, asyncio.TaskGroup() as group:
+            group.create_task(self._poll_ending(session))
             for number in itertools.count():
                 turns = self._turns()
                 self._memory.write_interval = spaced(self._write_interval, turns)
-                uids = keeping(turns, most)
                 pods = chosen(turns, number, MAX_PER_SECOND * self._interval)
-                polls = [self._poll_later(over_kept if p.uid in uids else over_new, p) for p in pods]
+                polls = [self._poll_later(session, pod) for pod in pods]
                 await asyncio.gather(asyncio.sleep(self._interval), *polls)
 
     def _turns(self) -> list[tuple[PodView, Turn]]:
@@ -212,9 +198,7 @@ class Poller:
         """Asks a trainer at once when its pod is to end: it may leave no message, and come to no turn."""
         asked: set[str] = set()
         while True:
-            ending = [
-                p for p in self._caches.pods.trainers() if p.deleted is not None or p.notice is not None
-            ]
+            ending = [pod for pod in self._caches.pods.trainers() if _is_ending(pod)]
             polls = [self._ask(session, pod) for pod in ending if pod.uid not in asked]
             asked = {pod.uid for pod in ending}
             await asyncio.gather(asyncio.sleep(ENDING_SECONDS), *polls)
@@ -230,7 +214,7 @@ class Poller:
             return
         if _is_of(heard, pod, job):
             self._memory.silences.pop(pod.job, None)
-            self._keep(pod, job.status, heard)
+            await self._keep(pod, job, heard)
             if missed_the_signal(pod, self._now()) or (pod.sync is not None and pod.deleted is not None):
                 await self._stop(session, pod)
 
@@ -257,7 +241,6 @@ class Poller:
         return f"http://{host}:{self._port}{path}"
 
     async def _poll(self, session: aiohttp.ClientSession, pod: PodView) -> Progress | Silence:
-        """Asks once. Where the trainer has closed a kept connection, aiohttp asks again over a new one."""
         try:
             async with session.get(self._url(pod, "/progress"), allow_redirects=False) as reply:
                 text = (await _body(reply)).decode()
@@ -266,18 +249,29 @@ class Poller:
             return Silence(pod_uid=pod.uid, refused=_reached(error))
         return bounded(progress) or Silence(pod_uid=pod.uid, refused=True)
 
-    def _keep(self, pod: PodView, status: Status, progress: Progress) -> None:
+    async def _keep(self, pod: PodView, job: Job, progress: Progress) -> None:
         sample = Sample(progress=progress, at=self._now())
-        if pod.attempt == status.attempt:
-            self._memory.samples[pod.job] = sample
-            if progress_due(status, sample, timedelta.max):
-                self._queue.add(pod.job)
-            elif progress_due(status, sample, self._memory.write_interval):
-                self._queue.add(pod.job, Lane.RESYNC)  # nobody waits for it
+        if pod.attempt != job.status.attempt:
+            return
+        self._memory.samples[pod.job] = sample
+        if progress_due(job.status, sample, timedelta.max):
+            self._queue.add(pod.job)
+        elif not _is_ending(pod) and progress_due(job.status, sample, self._memory.write_interval):
+            await self._write(job, sample)
 
-
-def _session(connector: aiohttp.TCPConnector) -> aiohttp.ClientSession:
-    return aiohttp.ClientSession(timeout=TIMEOUT, trust_env=False, connector=connector)
+    async def _write(self, job: Job, sample: Sample) -> None:
+        """Writes further steps into the status. A failure is no loss: the next ones are due at once."""
+        record = job.status.current
+        if job.status.terminal or record is None or record.cause:
+            return
+        pods = self._caches.pods.of(job.key)
+        o = Observed(now=sample.at, job=job, pods=pods, default_pool=self._default_pool)
+        try:
+            written = await patch_status(job, with_progress(job.status, o, sample), self._cluster)
+        except OperatorError as error:
+            logger.debug("%s: its progress is not written: %s", job.key, error)
+        else:
+            self._caches.jobs.put(written)
 
 
 async def _body(reply: aiohttp.ClientResponse) -> bytes:

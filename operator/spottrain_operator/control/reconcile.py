@@ -12,18 +12,19 @@ from typing import Final
 from spottrain_operator.api.job_defaults import NO_DEFAULTS, JobDefaults
 from spottrain_operator.api.kueue import Kueue
 from spottrain_operator.api.node_pools import Pool
-from spottrain_operator.api.observed import Limits, Observed, Plan, PodView
+from spottrain_operator.api.observed import Limits, Observed, PodView
 from spottrain_operator.api.prices import NO_PRICES, PriceList
 from spottrain_operator.api.training_job import Job, JobKey
 from spottrain_operator.api.validation import parse_job
-from spottrain_operator.control.apply import Changed, Context, Done, Unfinished, apply
+from spottrain_operator.control.actions import Changed, Context, Done, Plan
+from spottrain_operator.control.apply import Unfinished, apply
 from spottrain_operator.control.caches import Caches
+from spottrain_operator.control.lister import read_job
 from spottrain_operator.control.memory import Memory, remember
-from spottrain_operator.control.observe import list_pods, observe, read_job
-from spottrain_operator.control.pacing import paced
+from spottrain_operator.control.observe import list_pods, not_processed, observe
 from spottrain_operator.control.plan import plan, rescue
 from spottrain_operator.errors import ApiError, ApiFailure, Incomplete
-from spottrain_operator.io.cluster import Cluster
+from spottrain_operator.io.cluster import Cluster, release_pod, set_finalizer
 from spottrain_operator.io.logs import about
 from spottrain_operator.policies import cleanup
 
@@ -32,9 +33,6 @@ AT_ONCE = timedelta(0)
 SOON = timedelta(milliseconds=100)
 LARGE: Final = 100
 """Number of pods from which on a plan takes some tens of milliseconds."""
-PAUSE_PER_POD: Final = timedelta(microseconds=500)
-"""Pause after a reconcile of so many pods or more. Each plan looks at all of them, so the events of a large
-gang would keep the process busy."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,8 +58,6 @@ class Reconciler:
         if job is None:
             await self._release_orphans(key)
             return None
-        if (pause := self._pause(job)) > AT_ONCE:
-            return pause
         try:
             return await self._reconcile(job)
         except ApiError as error:
@@ -71,7 +67,6 @@ class Reconciler:
             return None
 
     async def _reconcile(self, job: Job) -> timedelta | None:
-        key = job.key
         observed, learned = await observe(
             job,
             caches=self.caches,
@@ -88,15 +83,13 @@ class Reconciler:
         )
         remember(observed, learned, self.caches, self.memory)
         made = await self._plan(observed)
-        made, due = paced(made, job.status, self.memory.unwritten.get(key), observed.now, self.limits)
-        self.memory.defer(key, due)
         context = Context(cluster=self.cluster, caches=self.caches, memory=self.memory, now=observed.now)
         match await apply(job, made, context):
             case Done(again=again):
                 if made.books is not None:
-                    self.memory.books[key] = made.books
-                if not again and _pods(job) >= LARGE:
-                    self.memory.large[key] = self.now()
+                    self.memory.books[job.key] = made.books
+                if learned.dry_run is not None and learned.dry_run.error is not None:
+                    raise learned.dry_run.error
                 return AT_ONCE if again else made.recheck_after
             case Changed(why=why):
                 logger.info("%s", why)
@@ -105,15 +98,6 @@ class Reconciler:
                 again_after = SOON if result.again else made.recheck_after
                 raise Incomplete(str(result), again=again_after, unreachable=result.unreachable)
 
-    def _pause(self, job: Job) -> timedelta:
-        """Returns how long a large gang must wait after its last reconcile, if that left nothing to do."""
-        last, now = self.memory.large.pop(job.key, None), self.now()
-        pause = _pods(job) * PAUSE_PER_POD
-        if last is None or not timedelta(0) <= now - last < pause:
-            return AT_ONCE
-        self.memory.large[job.key] = last
-        return pause - (now - last)
-
     async def _read(self, key: JobKey) -> Job | None:
         """Reads a job into the cache, which refuses it where it was deleted meanwhile.
 
@@ -121,11 +105,7 @@ class Reconciler:
         """
         if self.caches.jobs.is_deleted(key):
             return None
-        if (job := await read_job(key, self.cluster)) is not None:
-            self.caches.jobs.put(job)
-        else:
-            self.caches.jobs.delete(key)
-        return self.caches.jobs.get(key)
+        return await read_job(key, self.caches.jobs, self.cluster)
 
     async def _ends_with_its_namespace(self, job: Job) -> bool:
         """Returns whether the job is deleted with its namespace, and waits for our finalizer.
@@ -134,12 +114,12 @@ class Reconciler:
         """
         if not job.deleting or not job.holds_checkpoints:
             return False
-        namespace = await self.cluster.get_namespace(job.key.namespace)
+        namespace = await self.cluster.get("namespaces", job.key.namespace)
         return namespace is not None and "deletionTimestamp" in namespace["metadata"]
 
     async def _let_go(self, job: Job) -> None:
         key, uri = job.key, job.spec.checkpoint.uri if job.spec is not None else "URI"
-        raw = await self.cluster.hold_job(key.namespace, key.name, uid=key.uid, on=False)
+        raw = await set_finalizer(self.cluster, key.name, key.namespace, uid=key.uid, on=False)
         self.caches.jobs.put(parse_job(raw))
         by_hand = cleanup.DELETE.format(uri=uri, uid=key.uid)
         words = "%s: its namespace is deleted with it, so its checkpoints are left; delete them with %s"
@@ -170,7 +150,7 @@ class Reconciler:
     async def _release(self, pod: PodView) -> str:
         """Removes a pod's finalizer; returns why it failed, or ""."""
         try:
-            await self.cluster.release_pod(pod.namespace, pod.name, uid=pod.uid)
+            await release_pod(self.cluster, pod.name, pod.namespace, uid=pod.uid)
         except ApiError as error:
             return "" if error.stale else f"{pod.name}: {error}"
         return ""
@@ -181,9 +161,7 @@ def planned(o: Observed) -> Plan:
     try:
         return plan(o)
     except Exception as error:
-        logger.exception("%s: planning failed", o.job.key, extra=about(o.job.key))
-        words = f"the operator cannot process this job ({type(error).__name__}: {error}); its log has more"
-        return rescue(o, words)
+        return rescue(o, not_processed(o.job.key, error))
 
 
 def _pods(job: Job) -> int:

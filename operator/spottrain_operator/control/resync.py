@@ -124,8 +124,9 @@ async def _serves_gangs(cluster: Cluster) -> bool:
 async def discover_node_pools(cluster: Cluster, memory: Memory) -> None:
     """Reads Karpenter's NodePools, which offer capacity even without nodes. Most clusters have none."""
     try:
-        async for raw in cluster.every(NODE_POOLS, ()):
-            memory.node_pools |= of_node_pool(raw)
+        async for page in cluster.pages(NODE_POOLS, ""):
+            for raw in page.items:
+                memory.node_pools |= of_node_pool(raw)
     except ApiError as error:
         failed = error.kind is not ApiFailure.NOT_FOUND
         if failed and not memory.node_pools_failed:

@@ -161,6 +161,8 @@ class Service:
             kueue=self._workloads.kueue if self._workloads is not None else Kueue,
         )
         poller = Poller(
+            cluster=cluster,
+            default_pool=self.settings.default_pool,
             caches=self.caches,
             memory=self.memory,
             queue=self.queue,

@@ -4,6 +4,7 @@ It has client-go's semantics. A key that is added while it is processed is proce
 key that fails is retried with exponential backoff of its own. Keys wait in three lanes. What is due and what
 has an event alternate, so a delayed key waits for one other at most, however many wait: the DELETE at a
 notice depends on it. A resync's keys are taken when nothing else waits, and as every eighth in any case.
+Facts that nothing depends on wait a second for others (`add_soon`), as in Kubernetes' Job controller.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ logger = logging.getLogger(__name__)
 
 FIRST_DELAY = 0.05
 LONGEST_DELAY = 60.0
+TOGETHER_SECONDS = 1.0
 RESYNC_SHARE = 8
 """Of so many keys, one is a resync's, if any of these wait."""
 FEW = 100
@@ -69,6 +71,7 @@ class WorkQueue:
         self._later: list[tuple[float, int, JobKey]] = []
         """A heap of these delays, and of some that do not apply any more."""
         self._count = itertools.count()
+        self._soon: dict[JobKey, asyncio.TimerHandle] = {}
         self._changed = asyncio.Event()
         self._quiet = QuietLog()
         """By job; None: the API server does not respond."""
@@ -80,6 +83,12 @@ class WorkQueue:
             return
         if known is None or (known[0] is Lane.RESYNC and lane is not Lane.RESYNC):
             self._enqueue(key, lane, asyncio.get_running_loop().time())
+
+    def add_soon(self, key: JobKey) -> None:
+        """Enqueues a key after a moment: all that comes meanwhile makes one reconcile."""
+        if self.open and key not in self._soon:
+            loop = asyncio.get_running_loop()
+            self._soon[key] = loop.call_later(TOGETHER_SECONDS, self.add, key)
 
     def _enqueue(self, key: JobKey, lane: Lane, since: float) -> None:
         self._dirty[key] = lane, since
@@ -107,6 +116,8 @@ class WorkQueue:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), self._until_next())
         lane, since = self._dirty.pop(key)
+        if (timer := self._soon.pop(key, None)) is not None:
+            timer.cancel()
         QUEUE_DEPTH.set(len(self._dirty))
         QUEUE_WAIT.labels(lane).observe(asyncio.get_running_loop().time() - since)
         self._working[key] = lane, since

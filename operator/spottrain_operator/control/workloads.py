@@ -103,7 +103,7 @@ class Workloads:
             if job.queue:
                 self._queue.add(job.key)
 
-    def _changed(self, workload: WorkloadView) -> None:
+    def _changed(self, workload: WorkloadView, _: WorkloadView | None) -> None:
         self._queue.add(workload.job)
 
     def kueue(self) -> Kueue:

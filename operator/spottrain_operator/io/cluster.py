@@ -14,7 +14,7 @@ import os
 import random
 import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, nullcontext
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 from urllib.parse import quote, urlencode, urlsplit
@@ -27,29 +27,35 @@ from kubernetes.aio.config.incluster_config import InClusterConfigLoader
 from spottrain_operator import names
 from spottrain_operator.errors import ApiError, ApiFailure, NotLeading
 from spottrain_operator.io.metrics import REQUESTS
-from spottrain_operator.io.throttle import Priority, Throttle
 
 Json = dict[str, Any]
+Objects = list[Json]
 
 APPLY = "application/apply-patch+yaml"
 MERGE = "application/merge-patch+json"
 STRATEGIC = "application/strategic-merge-patch+json"
 JSON = "application/json"
+GROUPS: Final = {
+    names.PLURAL: names.API_VERSION,
+    names.NODE_POOLS: "karpenter.sh/v1",
+    "deployments": "apps/v1",
+    "leases": "coordination.k8s.io/v1",
+}
+"""Groups of the kinds that are named by their plural alone, of those that are not in the core group."""
 SELECTORS = {
     "pods": names.POD_SELECTOR,
     "deployments": names.OPERATOR_SELECTOR,
     "workloads": names.OURS_SELECTOR,
 }
-CLUSTER_WIDE: Final = frozenset({"nodes", names.NODE_POOLS})
 PAGE = 500
 SHOWN = 100
 """Maximum number of bytes of an unusable response in an error message."""
 TIMEOUT = 30.0
 """Seconds for one request; after a timeout the work queue retries."""
-ANNOTATE_SECONDS: Final = 1.0
-"""The same for an annotation of a pod: a DELETE waits for it, and a webhook may take half a minute."""
-READ_TRIES: Final = 4
-"""Times that a read is sent while the API server asks to try later. A write fails: it is planned again."""
+AT_ONCE: Final = 16
+"""Concurrent creations, and as many other requests, so that what a termination notice needs never waits
+behind the pods of a gang. All are kept connections, and a small part of the 600 requests that an API server
+serves at once by default."""
 CONNECT_SECONDS: Final = 10.0
 KEPT_SECONDS: Final = 60.0
 """An unused connection is closed after this time; the API server closes it after 90 s."""
@@ -76,82 +82,60 @@ class Page:
 class Cluster(Protocol):
     """Requests to Kubernetes.
 
+    A kind is its plural; `group/version/plural` where it is neither ours nor in the core group. Namespace ""
+    is for kinds that have none, and for LISTs and watches of the whole cluster.
     Every method raises ApiError, whose `kind` says why, on a failure. Those that write raise NotLeading, and
     send nothing, where this process may not write.
     """
 
-    async def get_job(self, namespace: str, name: str) -> Json | None: ...
+    async def get(self, kind: str, name: str, namespace: str = "") -> Json | None:
+        """Returns None where it does not exist."""
 
-    async def get_node(self, name: str) -> Json | None: ...
-
-    async def get_namespace(self, name: str) -> Json | None: ...
-
-    async def get_pod(self, namespace: str, name: str) -> Json | None: ...
-
-    async def get_claim(self, namespace: str, name: str) -> Json | None: ...
-
-    async def get_config_map(self, namespace: str, name: str) -> Json | None: ...
-
-    async def write_config_map(self, manifest: Json) -> None:
-        """Creates a ConfigMap of ours, or replaces what it has."""
-
-    async def get_custom(self, kind: str, name: str, namespace: str = "") -> Json | None:
-        """Returns an object of `group/version/plural`."""
-
-    async def list_pods(self, namespace: str, selector: str) -> list[Json]: ...
-
-    async def pod_events(self, namespace: str, uid: str) -> list[Json]:
-        """Returns the Events about one pod."""
-
-    def every(self, kind: str, namespaces: tuple[str, ...]) -> AsyncIterator[Json]:
-        """Lists all jobs, our pods, nodes, Karpenter's NodePools, or operators (deployments), in pages."""
+    async def list(
+        self, kind: str, namespace: str, *, labels: str = "", fields: str = "", limit: int = 0
+    ) -> Objects:
+        """Returns what selectors of labels and fields match, by one request. `limit` 0: all of it."""
 
     def pages(self, kind: str, namespace: str) -> AsyncIterator[Page]:
-        """Lists one collection; namespace "" is the whole cluster.
-
-        `kind`: the plural, of what is not ours and not in the core group as `group/version/plural`.
-        """
+        """Lists one collection. Of pods, Workloads and Deployments only ours."""
 
     def watch(
         self, kind: str, namespace: str, version: str, opened: Callable[[], None] = lambda: None
     ) -> AsyncGenerator[Json]:
         """Yields the events after this version, and bookmarks, until the API server ends the watch.
 
-        Calls `opened` once the API server has accepted it, which a pause may delay.
+        Calls `opened` once the API server has accepted it.
         Raises ApiError, also for an event ERROR. EXPIRED: a new LIST is needed.
         """
 
-    async def create_pod(self, manifest: Json, *, dry_run: bool = False) -> Json: ...
+    async def create(self, kind: str, manifest: Json, *, dry_run: bool = False) -> Json: ...
 
-    async def delete_pod(
-        self, namespace: str, name: str, *, uid: str, grace: int | None, resource_version: int | None = None
+    async def patch(
+        self,
+        kind: str,
+        name: str,
+        namespace: str,
+        change: Json,
+        *,
+        uid: str = "",
+        version: int | None = None,
+        form: str = MERGE,
+        subresource: str = "",
+        seconds: float = TIMEOUT,
+    ) -> Json:
+        """Changes an object, or makes it by APPLY. A conflict: it is another, or in another version."""
+
+    async def delete(
+        self,
+        kind: str,
+        name: str,
+        namespace: str,
+        *,
+        uid: str,
+        version: int | None = None,
+        grace: int | None = None,
     ) -> None:
-        """Deletes a pod. A conflict: it is another pod, or it has changed since that version."""
-
-    async def annotate_pod(self, namespace: str, name: str, *, uid: str, annotations: Json) -> Json:
-        """Annotates a pod, within ANNOTATE_SECONDS from when it is sent."""
-
-    async def release_pod(self, namespace: str, name: str, *, uid: str) -> None:
-        """Removes our finalizer."""
-
-    async def apply_status(
-        self, namespace: str, name: str, *, uid: str, resource_version: int, status: Json
-    ) -> Json: ...
-
-    async def create(self, kind: str, manifest: Json, *, group: str = "") -> Json:
-        """Creates an object. `kind` is the plural; `group` includes the version, "" is the core group."""
-
-    async def patch_custom_status(self, kind: str, namespace: str, name: str, patch: Json) -> Json:
-        """Changes the status of an object of `group/version/plural` by a merge patch."""
-
-    async def delete_custom(self, kind: str, namespace: str, name: str, *, uid: str) -> None: ...
-
-    async def hold_job(self, namespace: str, name: str, *, uid: str, on: bool) -> Json:
-        """Adds our finalizer to the job's object, or removes it."""
-
-    async def delete_job(self, namespace: str, name: str, *, uid: str) -> None: ...
-
-    async def create_event(self, namespace: str, event: Json) -> None: ...
+        """Deletes an object. A conflict: as of `patch`. `grace`: seconds; None: the object's own."""
 
     async def served(self, group: str) -> Json | None:
         """Returns the API server's discovery document of a group, or of one version (`group/version`)."""
@@ -169,7 +153,7 @@ class KubeCluster:
     ) -> None:
         self._api = api
         self._write_timeout, self._time_to_write = write_timeout, time_to_write
-        self._throttle = Throttle()
+        self._creations, self._others = asyncio.Semaphore(AT_ONCE), asyncio.Semaphore(AT_ONCE)
         self._session = _session(api)
         self._proxy = _proxy(api.configuration)
 
@@ -197,43 +181,17 @@ class KubeCluster:
         await self._api.close()  # type: ignore[no-untyped-call]
 
     # --- reads ---
-    async def get_job(self, namespace: str, name: str) -> Json | None:
-        return await self._get(_job(namespace, name))
+    async def get(
+        self, kind: str, name: str, namespace: str = "", *, seconds: float = TIMEOUT
+    ) -> Json | None:
+        return await self._get(_object(kind, name, namespace), seconds)
 
-    async def get_node(self, name: str) -> Json | None:
-        return await self._get(f"/api/v1/nodes/{name}")
-
-    async def get_namespace(self, name: str) -> Json | None:
-        return await self._get(f"/api/v1/namespaces/{name}")
-
-    async def get_pod(self, namespace: str, name: str) -> Json | None:
-        return await self._get(_pods(namespace, name))
-
-    async def get_claim(self, namespace: str, name: str) -> Json | None:
-        # A template may contain any claim name: the API server accepts the pod.
-        return await self._get(f"/api/v1/namespaces/{namespace}/{names.CLAIMS}/{quote(name, safe='')}")
-
-    async def get_config_map(self, namespace: str, name: str) -> Json | None:
-        return await self._get(f"/api/v1/namespaces/{namespace}/configmaps/{name}")
-
-    async def get_custom(self, kind: str, name: str, namespace: str = "") -> Json | None:
-        return await self._get(f"{_collection(kind, namespace)}/{quote(name, safe='')}")
-
-    async def list_pods(self, namespace: str, selector: str) -> list[Json]:
-        items, _ = await self._page(_pods(namespace), {"labelSelector": selector}, Priority.URGENT)
+    async def list(
+        self, kind: str, namespace: str, *, labels: str = "", fields: str = "", limit: int = 0
+    ) -> Objects:
+        query = {"labelSelector": labels, "fieldSelector": fields, "limit": str(limit or "")}
+        items, _ = await self._page(_collection(kind, namespace), {k: v for k, v in query.items() if v})
         return items
-
-    async def pod_events(self, namespace: str, uid: str) -> list[Json]:
-        query = {"fieldSelector": f"involvedObject.uid={uid}", "limit": str(PAGE)}
-        items, _ = await self._page(f"/api/v1/namespaces/{namespace}/events", query)
-        return items
-
-    async def every(self, kind: str, namespaces: tuple[str, ...]) -> AsyncIterator[Json]:
-        everywhere = kind in CLUSTER_WIDE or not namespaces
-        for namespace in ("",) if everywhere else namespaces:
-            async for page in self.pages(kind, namespace):
-                for item in page.items:
-                    yield item
 
     async def pages(self, kind: str, namespace: str) -> AsyncIterator[Page]:
         path, query = _collection(kind, namespace), {"limit": str(PAGE), **_selected(kind)}
@@ -250,11 +208,9 @@ class KubeCluster:
         path = _collection(kind, namespace)
         query = {"watch": "true", "allowWatchBookmarks": "true", "resourceVersion": version}
         query |= {"timeoutSeconds": str(random.randint(*WATCH_SECONDS)), **_selected(kind)}
-        await self._throttle.resume()
         with _failures("WATCH", path):
             async with self._reply("GET", path, None, query=query) as reply:
                 REQUESTS.labels("WATCH", reply.status).inc()
-                self._throttle.hear(reply.status, reply.headers)
                 if reply.status >= 300:
                     answer = _parsed(reply.status, await reply.read())
                     raise _refusal("WATCH", path, reply.status, answer)
@@ -266,115 +222,70 @@ class KubeCluster:
         return await self._get(f"/apis/{group}")
 
     # --- writes ---
-    async def create_pod(self, manifest: Json, *, dry_run: bool = False) -> Json:
+    async def create(
+        self, kind: str, manifest: Json, *, dry_run: bool = False, seconds: float = TIMEOUT
+    ) -> Json:
         query = {"fieldManager": names.FIELD_MANAGER, "fieldValidation": "Strict"}
-        if dry_run:
-            query["dryRun"] = "All"
-        path = _pods(manifest["metadata"]["namespace"])
-        return await self._call("POST", path, query=query, body=manifest, priority=Priority.BULK)
+        query |= {"dryRun": "All"} if dry_run else {}
+        path = _collection(kind, manifest["metadata"].get("namespace", ""))
+        return await self._call("POST", path, query=query, body=manifest, seconds=seconds)
 
-    async def write_config_map(self, manifest: Json) -> None:
-        meta = manifest["metadata"]
-        path = f"/api/v1/namespaces/{meta['namespace']}/configmaps/{meta['name']}"
-        await self._patch(path, manifest, APPLY, {"force": "true"}, priority=Priority.BULK)
+    async def patch(
+        self,
+        kind: str,
+        name: str,
+        namespace: str,
+        change: Json,
+        *,
+        uid: str = "",
+        version: int | None = None,
+        form: str = MERGE,
+        subresource: str = "",
+        seconds: float = TIMEOUT,
+    ) -> Json:
+        body = change | {"metadata": change.get("metadata", {}) | _preconditions(uid, version)}
+        path = _object(kind, name, namespace) + (f"/{subresource}" if subresource else "")
+        query = {"fieldManager": names.FIELD_MANAGER, "fieldValidation": "Strict"}
+        query |= {"force": "true"} if form == APPLY else {}
+        return await self._call("PATCH", path, query=query, body=body, form=form, seconds=seconds)
 
-    async def delete_pod(
-        self, namespace: str, name: str, *, uid: str, grace: int | None, resource_version: int | None = None
+    async def delete(
+        self,
+        kind: str,
+        name: str,
+        namespace: str,
+        *,
+        uid: str,
+        version: int | None = None,
+        grace: int | None = None,
     ) -> None:
-        conditions = {"uid": uid}
-        if resource_version is not None:
-            conditions["resourceVersion"] = str(resource_version)
-        options: Json = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": conditions}
+        options: Json = {"apiVersion": "v1", "kind": "DeleteOptions"}
+        options["preconditions"] = _preconditions(uid, version)
         if grace is not None:
             options["gracePeriodSeconds"] = grace
-        await self._call("DELETE", _pods(namespace, name), body=options)
+        await self._call("DELETE", _object(kind, name, namespace), body=options)
 
-    async def annotate_pod(self, namespace: str, name: str, *, uid: str, annotations: Json) -> Json:
-        body = {"metadata": {"uid": uid, "annotations": annotations}}
-        return await self._patch(_pods(namespace, name), body, MERGE, most=ANNOTATE_SECONDS)
-
-    async def release_pod(self, namespace: str, name: str, *, uid: str) -> None:
-        body = {"metadata": {"uid": uid, "$deleteFromPrimitiveList/finalizers": [names.OUTCOME_FINALIZER]}}
-        await self._patch(_pods(namespace, name), body, STRATEGIC, priority=Priority.BULK)
-
-    async def apply_status(
-        self, namespace: str, name: str, *, uid: str, resource_version: int, status: Json
-    ) -> Json:
-        meta = {"name": name, "namespace": namespace, "uid": uid, "resourceVersion": str(resource_version)}
-        body = {"apiVersion": names.API_VERSION, "kind": names.KIND, "metadata": meta, "status": status}
-        return await self._patch(f"{_job(namespace, name)}/status", body, APPLY, {"force": "true"})
-
-    async def hold_job(self, namespace: str, name: str, *, uid: str, on: bool) -> Json:
-        raw = await self._call("GET", _job(namespace, name))
-        finalizers = [f for f in raw["metadata"].get("finalizers", ()) if f != names.CHECKPOINTS_FINALIZER]
-        meta = {"uid": uid, "resourceVersion": raw["metadata"]["resourceVersion"]}
-        finalizers += [names.CHECKPOINTS_FINALIZER] if on else []
-        return await self._patch(
-            _job(namespace, name), {"metadata": meta | {"finalizers": finalizers}}, MERGE
-        )
-
-    async def create(self, kind: str, manifest: Json, *, group: str = "") -> Json:
-        root = f"/apis/{group}" if group else "/api/v1"
-        path = f"{root}/namespaces/{manifest['metadata']['namespace']}/{kind}"
-        query = {"fieldManager": names.FIELD_MANAGER, "fieldValidation": "Strict"}
-        return await self._call("POST", path, query=query, body=manifest, priority=Priority.BULK)
-
-    async def patch_custom_status(self, kind: str, namespace: str, name: str, patch: Json) -> Json:
-        return await self._patch(f"{_collection(kind, namespace)}/{name}/status", patch, MERGE)
-
-    async def delete_custom(self, kind: str, namespace: str, name: str, *, uid: str) -> None:
-        options: Json = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": uid}}
-        await self._call("DELETE", f"{_collection(kind, namespace)}/{name}", body=options)
-
-    async def delete_job(self, namespace: str, name: str, *, uid: str) -> None:
-        options: Json = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": uid}}
-        await self._call("DELETE", _job(namespace, name), body=options | {"propagationPolicy": "Background"})
-
-    async def create_event(self, namespace: str, event: Json) -> None:
-        await self._call("POST", f"/api/v1/namespaces/{namespace}/events", body=event, priority=Priority.BULK)
-
-    # --- the Lease ---
-    async def get_lease(self, namespace: str, name: str, *, seconds: float) -> Json:
-        return await self._call("GET", _lease(namespace, name), seconds=seconds)
-
-    async def create_lease(self, namespace: str, lease: Json, *, seconds: float) -> Json:
-        return await self._call("POST", _lease(namespace), body=lease, seconds=seconds)
-
-    async def replace_lease(self, namespace: str, name: str, lease: Json, *, seconds: float) -> Json:
-        return await self._call("PUT", _lease(namespace, name), body=lease, seconds=seconds)
+    async def replace(self, kind: str, manifest: Json, *, seconds: float) -> Json:
+        meta = manifest["metadata"]
+        path = _object(kind, meta["name"], meta["namespace"])
+        return await self._call("PUT", path, body=manifest, seconds=seconds)
 
     # --- one request ---
-    async def _patch(
-        self,
-        path: str,
-        body: Json,
-        kind: str,
-        query: dict[str, str] | None = None,
-        priority: Priority = Priority.URGENT,
-        most: float = TIMEOUT,
-    ) -> Json:
-        query = {"fieldManager": names.FIELD_MANAGER, **(query or {})}
-        return await self._call(
-            "PATCH", path, query=query, body=body, kind=kind, priority=priority, most=most
-        )
-
-    async def _page(
-        self, path: str, query: dict[str, str], priority: Priority = Priority.BULK
-    ) -> tuple[list[Json], Json]:
-        """Returns one page of a LIST, and its metadata."""
-        page = await self._call("GET", path, query=query, priority=priority)
-        items = page["items"] or [] if "items" in page else None
-        if not isinstance(items, list):
-            raise ApiError(0, f"GET {path}: the response is not a list of objects")
-        return items, page.get("metadata") or {}
-
-    async def _get(self, path: str) -> Json | None:
+    async def _get(self, path: str, seconds: float = TIMEOUT) -> Json | None:
         try:
-            return await self._call("GET", path)
+            return await self._call("GET", path, seconds=seconds)
         except ApiError as error:
             if error.kind is ApiFailure.NOT_FOUND:
                 return None
             raise
+
+    async def _page(self, path: str, query: dict[str, str]) -> tuple[Objects, Json]:
+        """Returns one page of a LIST, and its metadata."""
+        page = await self._call("GET", path, query=query)
+        items = page["items"] or [] if "items" in page else None
+        if not isinstance(items, list):
+            raise ApiError(0, f"GET {path}: the response is not a list of objects")
+        return items, page.get("metadata") or {}
 
     async def _call(
         self,
@@ -383,32 +294,18 @@ class KubeCluster:
         *,
         query: dict[str, str] | None = None,
         body: Json | None = None,
-        kind: str = JSON,
-        seconds: float | None = None,
-        most: float = TIMEOUT,
-        priority: Priority = Priority.URGENT,
+        form: str = JSON,
+        seconds: float = TIMEOUT,
     ) -> Json:
-        """Returns the parsed response.
-
-        Args:
-            seconds: Limit of a request that is never held back.
-            most: Limit of one that is, from when it is sent.
-        """
-        held_back = seconds is None
-        limit = most if seconds is None else seconds
-        tries = READ_TRIES if verb == "GET" and held_back else 1
-        while True:
-            tries -= 1
-            async with self._throttle.slot(priority) if held_back else nullcontext():
-                with _failures(verb, path):
-                    async with self._reply(verb, path, limit, query=query, body=body, kind=kind) as reply:
-                        answer = _parsed(reply.status, await reply.read())
-                REQUESTS.labels(verb, reply.status).inc()
-                paused = held_back and self._throttle.hear(reply.status, reply.headers)
-            if reply.status < 300:
-                return answer
-            if not (paused and tries):
-                raise _refusal(verb, path, reply.status, answer)
+        """Returns the parsed response. The time counts from when the request is sent."""
+        async with self._creations if verb == "POST" else self._others:
+            with _failures(verb, path):
+                async with self._reply(verb, path, seconds, query=query, body=body, form=form) as reply:
+                    answer = _parsed(reply.status, await reply.read())
+        REQUESTS.labels(verb, reply.status).inc()
+        if reply.status >= 300:
+            raise _refusal(verb, path, reply.status, answer)
+        return answer
 
     @asynccontextmanager
     async def _reply(
@@ -419,11 +316,11 @@ class KubeCluster:
         *,
         query: dict[str, str] | None = None,
         body: Json | None = None,
-        kind: str = JSON,
+        form: str = JSON,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """Sends a request once, whatever the answer is. `limit` is in seconds; None: it is a watch."""
         settings = self._api.configuration
-        headers = {"Accept": JSON, "Content-Type": kind, "User-Agent": names.FIELD_MANAGER}
+        headers = {"Accept": JSON, "Content-Type": form, "User-Agent": names.FIELD_MANAGER}
         await self._api.update_params_for_auth(headers, [], ["BearerToken"], path, verb, body)
         timeout = _WATCH_TIMEOUT
         if limit is not None:
@@ -451,7 +348,7 @@ _WATCH_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS,
 
 # --- connections --------------------------------------------------------------------------------------
 def _session(api: client.ApiClient) -> aiohttp.ClientSession:
-    """Returns a session that reads nothing from the environment; its requests are bounded by the throttle."""
+    """Returns a session that reads nothing from the environment; `_call` bounds its requests."""
     rest: Any = api.rest_client
     connector = aiohttp.TCPConnector(
         limit=0, ssl=rest.ssl_context, keepalive_timeout=KEPT_SECONDS, socket_factory=_socket
@@ -545,31 +442,42 @@ def _parsed(status: int, body: bytes) -> Json:
     return answer if isinstance(answer, dict) else {}
 
 
-def _pods(namespace: str, name: str = "") -> str:
-    return f"/api/v1/namespaces/{namespace}/pods" + (f"/{name}" if name else "")
-
-
-def _job(namespace: str, name: str) -> str:
-    return f"/apis/{names.API_VERSION}/namespaces/{namespace}/{names.PLURAL}/{name}"
-
-
-def _lease(namespace: str, name: str = "") -> str:
-    return f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases" + (f"/{name}" if name else "")
-
-
 def _collection(kind: str, namespace: str) -> str:
     """Returns the path of a collection: of a namespace, or of the whole cluster."""
-    roots = {
-        names.PLURAL: f"/apis/{names.API_VERSION}",
-        names.NODE_POOLS: "/apis/karpenter.sh/v1",
-        "deployments": "/apis/apps/v1",
-    }
     version, _, plural = kind.rpartition("/")
-    root = f"/apis/{version}" if version else roots.get(kind, "/api/v1")
-    kind = plural
-    return f"{root}/namespaces/{namespace}/{kind}" if namespace else f"{root}/{kind}"
+    version = version or GROUPS.get(kind, "")
+    root = f"/apis/{version}" if version else "/api/v1"
+    return f"{root}/namespaces/{namespace}/{plural}" if namespace else f"{root}/{plural}"
+
+
+def _object(kind: str, name: str, namespace: str) -> str:
+    # A template may contain any claim name: the API server accepts the pod.
+    return f"{_collection(kind, namespace)}/{quote(name, safe='')}"
+
+
+def _preconditions(uid: str, version: int | None) -> Json:
+    preconditions = {"uid": uid, "resourceVersion": str(version or "")}
+    return {name: value for name, value in preconditions.items() if value}
 
 
 def _selected(kind: str) -> dict[str, str]:
     selector = SELECTORS.get(kind.rpartition("/")[2])
     return {"labelSelector": selector} if selector else {}
+
+
+# --- our finalizers -----------------------------------------------------------------------------------
+async def release_pod(cluster: Cluster, name: str, namespace: str, *, uid: str) -> None:
+    """Removes our finalizer of a pod, whatever else has changed there."""
+    change = {"metadata": {"$deleteFromPrimitiveList/finalizers": [names.OUTCOME_FINALIZER]}}
+    await cluster.patch("pods", name, namespace, change, uid=uid, form=STRATEGIC)
+
+
+async def set_finalizer(cluster: Cluster, name: str, namespace: str, *, uid: str, on: bool) -> Json:
+    """Adds our finalizer to a job's object, or removes it; returns the object."""
+    raw = await cluster.get(names.PLURAL, name, namespace)
+    if raw is None:
+        raise ApiError(404, f"TrainingJob {namespace}/{name} does not exist")
+    others = [f for f in raw["metadata"].get("finalizers", ()) if f != names.CHECKPOINTS_FINALIZER]
+    change = {"metadata": {"finalizers": [*others, names.CHECKPOINTS_FINALIZER] if on else others}}
+    version = int(raw["metadata"]["resourceVersion"])
+    return await cluster.patch(names.PLURAL, name, namespace, change, uid=uid, version=version)

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any, Protocol
 
 from spottrain_operator.api.wire import rfc3339
-from spottrain_operator.errors import ApiError, ApiFailure
+from spottrain_operator.errors import ApiError
 from spottrain_operator.io.cluster import Json, KubeCluster
 
 API_VERSION = "coordination.k8s.io/v1"
@@ -62,22 +62,18 @@ class KubeLease:
     name: str
 
     async def get(self, seconds: float) -> Lease | None:
-        try:
-            return _lease(await self.cluster.get_lease(self.namespace, self.name, seconds=seconds))
-        except ApiError as error:
-            if error.kind is ApiFailure.NOT_FOUND:
-                return None
-            raise
+        raw = await self.cluster.get("leases", self.name, self.namespace, seconds=seconds)
+        return _lease(raw) if raw is not None else None
 
     async def create(self, lease: Lease, renewed: datetime, seconds: float) -> Lease:
         raw = self._object(lease, renewed)
-        return _lease(await self.cluster.create_lease(self.namespace, raw, seconds=seconds))
+        return _lease(await self.cluster.create("leases", raw, seconds=seconds))
 
     async def replace(self, lease: Lease, renewed: datetime, seconds: float) -> Lease:
         if not lease.version:  # without one the API server would overwrite any version
             raise ApiError(0, f"Lease {self.namespace}/{self.name} has no resourceVersion")
         raw = self._object(lease, renewed)
-        return _lease(await self.cluster.replace_lease(self.namespace, self.name, raw, seconds=seconds))
+        return _lease(await self.cluster.replace("leases", raw, seconds=seconds))
 
     def _object(self, lease: Lease, renewed: datetime) -> Json:
         meta = dict(lease.raw.get("metadata") or {}) | {"name": self.name, "namespace": self.namespace}

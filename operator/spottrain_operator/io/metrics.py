@@ -32,7 +32,6 @@ RECONCILE_LATENCY = Histogram(
 RECONCILE_ERRORS = Counter("spottrain_reconcile_errors", "Reconciles that failed and are retried.")
 QUEUE_DEPTH = Gauge("spottrain_queue_depth", "Jobs that wait for a worker.")
 REQUESTS = Counter("spottrain_api_requests", "Requests to the API server.", ["verb", "code"])
-PAUSES = Counter("spottrain_api_pauses", "Times that the API server asked for a pause.")
 ATTEMPTS_STARTED = Counter("spottrain_attempts_started", "Pods created.")
 GHOSTS = Counter("spottrain_ghosts_dropped", "Cached objects that a fresh LIST did not contain.", ["kind"])
 RESYNCS = Counter("spottrain_resyncs", "Complete LISTs of jobs, pods and nodes.")

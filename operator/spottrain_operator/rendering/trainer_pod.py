@@ -85,10 +85,11 @@ def notes(o: Observed, status: Status) -> dict[Reason, str]:
     return {reason: words for reason, words in found.items() if words}
 
 
-def trial(o: Observed, status: Status) -> Json:
-    """Returns the next attempt's pod of rank 0, for a dry run."""
-    next_one = replace(status, attempt=status.attempt + 1)
-    return pod(o.job, next_one, capacity.choose(o, status), sync_image=o.sync_image)
+def trial(job: Job, pool: ChosenPool, *, sync_image: str) -> Json:
+    """Returns the next attempt's pod of rank 0, for a dry run: with a name that no pod has."""
+    made = pod(job, replace(job.status, attempt=job.status.attempt + 1), pool, sync_image=sync_image)
+    meta = {name: value for name, value in made["metadata"].items() if name != "name"}
+    return made | {"metadata": meta | {"generateName": f"{made['metadata']['name'][:50]}-"}}
 
 
 def pod(job: Job, status: Status, pool: ChosenPool, place: Placement = SOLE, *, sync_image: str = "") -> Json:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from datetime import datetime, timedelta
 from typing import Any, TypeVar, cast
 
@@ -36,6 +36,7 @@ from spottrain_operator.names import (
     DEFAULTS_CONFIG_MAP,
     JOB_UID_LABEL,
     OUTCOME_FINALIZER,
+    PLURAL,
     QUEUE_LABEL,
     pod_name,
 )
@@ -43,6 +44,7 @@ from spottrain_operator.names import (
 from tests.builders import KEY, NOW, POOL, raw_job, raw_spec
 
 Json = dict[str, Any]
+Objects = list[Json]
 T = TypeVar("T")
 
 
@@ -152,49 +154,56 @@ class FakeCluster:
         return alive
 
     # --- reads ---
-    async def get_job(self, namespace: str, name: str) -> Json | None:
+    async def get(self, kind: str, name: str, namespace: str = "") -> Json | None:
+        """Each by a method of its own, so that a test can refuse it: get_pod, get_job, get_object..."""
+        if kind in ("pods", "nodes", "configmaps", "persistentvolumeclaims"):
+            found: Json | None = await getattr(self, f"get_{kind.removesuffix('s')}")(name)
+            return found
+        return await (self.get_job(name) if kind == PLURAL else self.get_object(kind, name))
+
+    async def get_job(self, name: str) -> Json | None:
         return copied(self.jobs.get(name))
 
     async def get_node(self, name: str) -> Json | None:
         return copied(self.nodes.get(name))
 
-    async def get_namespace(self, name: str) -> Json | None:
-        return copied(self.others.get(f"namespaces/{name}"))
-
-    async def get_pod(self, namespace: str, name: str) -> Json | None:
+    async def get_pod(self, name: str) -> Json | None:
         return copied(self.pods.get(name))
 
-    async def get_claim(self, namespace: str, name: str) -> Json | None:
-        return copied(self.others.get(f"persistentvolumeclaims/{name}"))
+    async def get_persistentvolumeclaim(self, name: str) -> Json | None:
+        return await self.get_object("persistentvolumeclaims", name)
 
-    async def get_config_map(self, namespace: str, name: str) -> Json | None:
+    async def get_configmap(self, name: str) -> Json | None:
         self.config_maps_read += name == DEFAULTS_CONFIG_MAP
-        return copied(self.others.get(f"configmaps/{name}"))
+        return await self.get_object("configmaps", name)
 
-    async def pod_events(self, namespace: str, uid: str) -> list[Json]:
-        return copied(self.told_of.get(uid, []))
-
-    async def get_custom(self, kind: str, name: str, namespace: str = "") -> Json | None:
+    async def get_object(self, kind: str, name: str) -> Json | None:
         return copied(self.others.get(f"{kind.rpartition('/')[2]}/{name}"))
 
-    async def list_pods(self, namespace: str, selector: str) -> list[Json]:
-        label, uid = selector.split("=")
-        assert label == JOB_UID_LABEL
+    async def list(
+        self, kind: str, namespace: str, *, labels: str = "", fields: str = "", limit: int = 0
+    ) -> list[Json]:
+        label, uid = (labels or fields).split("=")
+        if kind == "events":
+            return await self.pod_events(uid)
+        assert (kind, label) == ("pods", JOB_UID_LABEL)
+        return await self.list_pods(uid)
+
+    async def pod_events(self, uid: str) -> Objects:
+        return copied(self.told_of.get(uid, []))
+
+    async def list_pods(self, uid: str) -> Objects:
         return [copied(p) for p in self.pods.values() if p["metadata"]["labels"][JOB_UID_LABEL] == uid]
 
-    async def every(self, kind: str, namespaces: tuple[str, ...]) -> AsyncIterator[Json]:
-        tables = {"pods": self.pods, "nodes": self.nodes, "trainingjobs": self.jobs}
+    async def pages(self, kind: str, namespace: str) -> AsyncIterator[Page]:
         if kind == "nodepools" and self.node_pools is None:
             raise ApiError(404, "the server could not find the requested resource")
+        tables: dict[str, Any] = {"pods": self.pods, "nodes": self.nodes, PLURAL: self.jobs}
         tables[f"{KueueApi.V1BETA2.group}/workloads"] = {
             name: raw for name, raw in self.others.items() if name.startswith("workloads/")
         }
         tables["nodepools"] = {pool["metadata"]["name"]: pool for pool in self.node_pools or ()}
-        for raw in list(tables[kind].values()):
-            yield copied(raw)
-
-    async def pages(self, kind: str, namespace: str) -> AsyncIterator[Page]:
-        items = [raw async for raw in self.every(kind, (namespace,) if namespace else ())]
+        items = [copied(raw) for raw in tables[kind].values()]
         yield Page(items=items, version=str(next(self._version)))
 
     async def watch(
@@ -204,9 +213,63 @@ class FakeCluster:
         yield
 
     # --- writes ---
-    async def create_pod(self, manifest: Json, *, dry_run: bool = False) -> Json:
-        if dry_run:
+    async def create(self, kind: str, manifest: Json, *, dry_run: bool = False) -> Json:
+        if kind == "events":
+            self.events.append(manifest)
             return manifest
+        if kind == "pods":
+            return await (self.dry_run_pod(manifest) if dry_run else self.create_pod(manifest))
+        return await self.create_object(kind, manifest)
+
+    async def patch(
+        self,
+        kind: str,
+        name: str,
+        namespace: str,
+        change: Json,
+        *,
+        uid: str = "",
+        version: int | None = None,
+        form: str = "",
+        subresource: str = "",
+        seconds: float = 0.0,
+    ) -> Json:
+        if kind == "configmaps":
+            return await self.write_config_map(change)
+        if kind == "pods":
+            annotations = change["metadata"].get("annotations")
+            if annotations is not None:
+                return await self.annotate_pod(name, uid=uid, annotations=annotations)
+            return await self.release_pod(name, uid=uid)
+        if kind == PLURAL and subresource:
+            assert version is not None
+            return await self.write_status(name, uid=uid, version=version, change=change["status"])
+        if kind == PLURAL:
+            return await self.hold_job(name, finalizers=change["metadata"]["finalizers"])
+        return await self.patch_object_status(kind, name, change)
+
+    async def delete(
+        self,
+        kind: str,
+        name: str,
+        namespace: str,
+        *,
+        uid: str,
+        version: int | None = None,
+        grace: int | None = None,
+    ) -> None:
+        if kind == "pods":
+            await self.delete_pod(name, uid=uid, version=version, grace=grace)
+        elif kind == PLURAL:
+            with self._write():
+                self.jobs.pop(name, None)
+        else:
+            await self.delete_object(kind, name, uid=uid)
+
+    async def dry_run_pod(self, manifest: Json) -> Json:
+        return manifest
+
+    async def create_pod(self, manifest: Json) -> Json:
         name = manifest["metadata"]["name"]
         with self._write():
             if name in self.pods:
@@ -220,16 +283,15 @@ class FakeCluster:
             self.posted.append(name)
         return copied(self.pods[name])
 
-    async def write_config_map(self, manifest: Json) -> None:
+    async def write_config_map(self, manifest: Json) -> Json:
         with self._write():
             self.others[f"configmaps/{manifest['metadata']['name']}"] = copied(manifest)
+        return manifest
 
-    async def delete_pod(
-        self, namespace: str, name: str, *, uid: str, grace: int | None, resource_version: int | None = None
-    ) -> None:
+    async def delete_pod(self, name: str, *, uid: str, version: int | None, grace: int | None) -> None:
         with self._write():
             pod = self._get(name, uid)
-            if resource_version not in (None, int(pod["metadata"]["resourceVersion"])):
+            if version not in (None, int(pod["metadata"]["resourceVersion"])):
                 raise ApiError(409, f"pod {name} has changed")
             ended = pod["status"]["phase"] in ("Succeeded", "Failed") or "nodeName" not in pod["spec"]
             seconds = 0 if ended else pod["spec"]["terminationGracePeriodSeconds"] if grace is None else grace
@@ -242,45 +304,45 @@ class FakeCluster:
             self._bump(pod)
             self._collect(name)
 
-    async def annotate_pod(self, namespace: str, name: str, *, uid: str, annotations: Json) -> Json:
+    async def annotate_pod(self, name: str, *, uid: str, annotations: Json) -> Json:
         with self._write():
             pod = self._get(name, uid)
             pod["metadata"].setdefault("annotations", {}).update(annotations)
             self._bump(pod)
         return copied(pod)
 
-    async def release_pod(self, namespace: str, name: str, *, uid: str) -> None:
+    async def release_pod(self, name: str, *, uid: str) -> Json:
         with self._write():
             pod = self._get(name, uid)
             finalizers = pod["metadata"].get("finalizers", [])
             pod["metadata"]["finalizers"] = [f for f in finalizers if f != OUTCOME_FINALIZER]
             self._bump(pod)
             self._collect(name)
+        return copied(pod)
 
-    async def apply_status(
-        self, namespace: str, name: str, *, uid: str, resource_version: int, status: Json
-    ) -> Json:
+    async def write_status(self, name: str, *, uid: str, version: int, change: Json) -> Json:
         with self._write():
             job = self.jobs.get(name)
             if job is None:
                 raise ApiError(404, "gone")
-            if job["metadata"]["uid"] != uid or int(job["metadata"]["resourceVersion"]) != resource_version:
+            if job["metadata"]["uid"] != uid or int(job["metadata"]["resourceVersion"]) != version:
                 raise ApiError(409, "the object has been modified")
+            status = merged(job.get("status", {}), copied(change))
             self._check_rules(job.get("status", {}), status)
-            job["status"] = copied(status)
+            job["status"] = status
             self._bump(job)
         return copied(job)
 
-    async def hold_job(self, namespace: str, name: str, *, uid: str, on: bool) -> Json:
+    async def hold_job(self, name: str, *, finalizers: Sequence[str]) -> Json:
         with self._write():
             job = self.jobs[name]
-            job["metadata"]["finalizers"] = ["spottrain.io/checkpoints"] if on else []
+            job["metadata"]["finalizers"] = finalizers
             self._bump(job)
         return copied(job)
 
-    async def create(self, kind: str, manifest: Json, *, group: str = "") -> Json:
+    async def create_object(self, kind: str, manifest: Json) -> Json:
         with self._write():
-            name = f"{kind}/{manifest['metadata']['name']}"
+            name = f"{kind.rpartition('/')[2]}/{manifest['metadata']['name']}"
             if name in self.others:
                 raise ApiError(409, f"{name} already exists")
             made = copied(manifest)
@@ -289,7 +351,7 @@ class FakeCluster:
             self.others[name] = made
         return copied(made)
 
-    async def patch_custom_status(self, kind: str, namespace: str, name: str, patch: Json) -> Json:
+    async def patch_object_status(self, kind: str, name: str, patch: Json) -> Json:
         with self._write():
             found = self.others.get(f"{kind.rpartition('/')[2]}/{name}")
             if found is None:
@@ -302,7 +364,7 @@ class FakeCluster:
             self._bump(found)
         return copied(found)
 
-    async def delete_custom(self, kind: str, namespace: str, name: str, *, uid: str) -> None:
+    async def delete_object(self, kind: str, name: str, *, uid: str) -> None:
         with self._write():
             key = f"{kind.rpartition('/')[2]}/{name}"
             if key not in self.others:
@@ -311,15 +373,8 @@ class FakeCluster:
                 raise ApiError(409, "uid precondition failed")
             del self.others[key]
 
-    async def delete_job(self, namespace: str, name: str, *, uid: str) -> None:
-        with self._write():
-            self.jobs.pop(name, None)
-
     async def served(self, group: str) -> Json | None:
         return self.serves.get(group)
-
-    async def create_event(self, namespace: str, event: Json) -> None:
-        self.events.append(event)
 
     # --- rules ---
     def _check_rules(self, old: Json, new: Json) -> None:
@@ -356,6 +411,13 @@ class FakeCluster:
 
     def _write(self) -> _Write:
         return _Write(self)
+
+
+def merged(old: Json, patch: Json) -> Json:
+    """By RFC 7386."""
+    objects = {name: value for name, value in old.items() if isinstance(value, dict)}
+    change = {k: merged(objects.get(k, {}), v) if isinstance(v, dict) else v for k, v in patch.items()}
+    return {name: value for name, value in (old | change).items() if value is not None}
 
 
 def _ends(status: Json) -> set[str]:
@@ -397,6 +459,8 @@ class KeySet:
     def add(self, key: JobKey) -> None:
         self.keys.add(key)
 
+    add_soon = add
+
 
 async def resync(cluster: Any, caches: Caches, queue: Any, namespaces: tuple[str, ...]) -> None:
     """Lists nodes, pods and jobs into the caches, as the service does."""
@@ -407,7 +471,7 @@ async def resync(cluster: Any, caches: Caches, queue: Any, namespaces: tuple[str
 
 def workloads(cluster: Any, caches: Caches, api: KueueApi) -> Informer[WorkloadView]:
     return Informer(
-        kind_of(api), cluster=cluster, cache=caches.workloads, changed=lambda _: None, namespace="ns"
+        kind_of(api), cluster=cluster, cache=caches.workloads, changed=lambda *_: None, namespace="ns"
     )
 
 
@@ -481,9 +545,7 @@ class World:
                 self._start()
                 continue
             self._check()
-            if (due := self.memory.unwritten.get(KEY)) is not None:
-                self.cluster.now = max(self.cluster.now, due)  # facts that wait to be written
-            elif self.cluster.writes == before and again != AT_ONCE:
+            if self.cluster.writes == before and again != AT_ONCE:
                 return
         raise AssertionError(f"still writing after {ROUNDS} reconciles")
 
@@ -502,7 +564,7 @@ class World:
         async def call(*args: Any, **more: Any) -> Any:
             about = [str(a if isinstance(a, str) else a["metadata"].get("name")) for a in args]
             asked.append(about[-1])
-            if not names or set(names) & set(about):
+            if not names or set(names) & {part.rpartition("/")[2] for part in about}:
                 raise error
             return await real(*args, **more)
 

@@ -17,20 +17,10 @@ from typing import Any, Final
 from spottrain.contract import EXIT_CODE_OF, Outcome, Progress
 from spottrain_operator.api.bookkeeping import NO_BOOKS, Bookkeeping
 from spottrain_operator.api.node_pools import of_node
-from spottrain_operator.api.observed import (
-    Annotate,
-    Create,
-    Delete,
-    Ended,
-    NodeView,
-    Notice,
-    Plan,
-    PodView,
-    Release,
-    Sample,
-)
+from spottrain_operator.api.observed import Ended, NodeView, Notice, PodView, Sample
 from spottrain_operator.api.prices import PriceList
 from spottrain_operator.api.training_job import Job, Status
+from spottrain_operator.control.actions import Annotate, Create, Delete, Plan, Release
 from spottrain_operator.control.plan import plan
 
 from tests.builders import KEY, NOW, make_job, make_node, make_observed, raw_spec, word

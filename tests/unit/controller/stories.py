@@ -4,7 +4,7 @@ Facts of a look: `phase=Waiting`, `attempt=2`, `failures=0`, `interruptions=1`, 
 each condition as `Running=False/NodeNotReady`; each event as `warns=Reason` or `tells=Reason`; of attempts
 `cause1=Failed`, `reason1=...`, `stopping1=Moved`, `charged1`, and of the last one `on=Spot` and `pool=a`;
 what is done, by ranks: `creates=0,1`, `deletes=0` (`deletes-of-2`: of that attempt), `releases=0`,
-`annotates=1`, `provides=services`, `holds=True`, `checks`, `ends` (the object is deleted); `start=+10`
+`annotates=1`, `provides=services`, `holds=True`, `ends` (the object is deleted); `start=+10`
 (seconds from now) or `start=now`; `again=30` (whole seconds), and `unwritten` where the status is as before.
 """
 
@@ -15,20 +15,18 @@ from dataclasses import replace
 from typing import Any
 
 from spottrain_operator.api.bookkeeping import NO_BOOKS
-from spottrain_operator.api.observed import (
+from spottrain_operator.api.observed import Observed, PodView
+from spottrain_operator.api.training_job import AttemptRecord, Status
+from spottrain_operator.control.actions import (
     Annotate,
-    Check,
     Create,
     Delete,
     DeleteJob,
     Hold,
-    Observed,
     Plan,
-    PodView,
     Provide,
     Release,
 )
-from spottrain_operator.api.training_job import AttemptRecord, Status
 from spottrain_operator.control.plan import plan
 from spottrain_operator.names import RANK_LABEL
 
@@ -83,7 +81,6 @@ def _done(made: Plan) -> Iterator[str]:
         yield f"creates={','.join(created)}"
     yield from (f"provides={a.kind}" for a in actions if isinstance(a, Provide))
     yield from (f"holds={a.on}" for a in actions if isinstance(a, Hold))
-    yield from ("checks" for a in actions if isinstance(a, Check))
     yield from ("ends" for a in actions if isinstance(a, DeleteJob))
 
 

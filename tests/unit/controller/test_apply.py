@@ -10,14 +10,23 @@ from typing import Any
 
 import pytest
 from spottrain.contract import Outcome
-from spottrain_operator.api.observed import Create, Delete, Plan, Provide, Release
 from spottrain_operator.api.training_job import JobKey
 from spottrain_operator.api.validation import parse_job
-from spottrain_operator.control.apply import Changed, Context, Done, Failed, Unfinished, apply
+from spottrain_operator.control.actions import (
+    ANNOTATE_SECONDS,
+    Changed,
+    Context,
+    Create,
+    Delete,
+    Done,
+    Plan,
+    Provide,
+    Release,
+)
+from spottrain_operator.control.apply import Failed, Unfinished, apply
 from spottrain_operator.control.service import Service
 from spottrain_operator.control.work_queue import WorkQueue
 from spottrain_operator.errors import ApiError, ApiFailure, Incomplete
-from spottrain_operator.io.cluster import ANNOTATE_SECONDS
 from spottrain_operator.names import Reason, pod_name
 from spottrain_operator.settings import Settings
 
@@ -121,7 +130,7 @@ async def test_of_many_failures_some_are_named_and_silence_is_told_apart() -> No
 async def test_no_pod_is_made_without_the_object_that_it_needs(error: ApiError) -> None:
     w = await _running(workers=1)
     meta = {"name": "svc", "namespace": KEY.namespace}
-    w.refuse("create", error)
+    w.refuse("create_object", error)
     posted = list(w.cluster.posted)
     pod = {"kind": "Pod", "metadata": {"name": "p", "namespace": KEY.namespace}}
     after = (
@@ -265,7 +274,7 @@ async def test_a_status_is_written_in_the_same_plan_as_the_jobs_finalizer() -> N
     job["metadata"]["generation"] += 1
     w.cluster._bump(job)
     refused: list[str] = []
-    real = w.cluster.apply_status
+    real = w.cluster.write_status
 
     async def written(*names: str, **more: Any) -> Json:
         try:
@@ -274,7 +283,7 @@ async def test_a_status_is_written_in_the_same_plan_as_the_jobs_finalizer() -> N
             refused.append(str(error))
             raise
 
-    w.cluster.apply_status = written  # type: ignore[method-assign]
+    w.cluster.write_status = written  # type: ignore[method-assign]
     await w.settle()
     assert not job["metadata"]["finalizers"] and w.status.observed_generation == 2
     assert refused == []
@@ -376,7 +385,7 @@ async def test_a_pod_that_the_api_server_does_not_have_leaves_the_cache() -> Non
 
 async def test_an_old_definition_in_the_cluster_is_named_with_its_remedy() -> None:
     w = await _running()
-    w.refuse("apply_status", ApiError(500, ".status.goodput: field not declared in schema"))
+    w.refuse("write_status", ApiError(400, 'strict decoding error: unknown field "status.goodput"'))
     job = w.caches.jobs.get(KEY)
     assert job is not None
     result = await _apply(w, status=replace(job.status, failures=7))
@@ -385,15 +394,15 @@ async def test_an_old_definition_in_the_cluster_is_named_with_its_remedy() -> No
 
 async def test_what_another_controller_has_in_the_status_stays_known() -> None:
     w, theirs = await _training(), condition_of("example.com/Theirs")
-    real = w.cluster.apply_status
+    real = w.cluster.write_status
 
-    async def apply_status(*args: Any, **more: Any) -> Any:
+    async def write_status(*args: Any, **more: Any) -> Any:
         raw = await real(*args, **more)
         w.cluster.jobs[KEY.name]["status"]["conditions"].append(theirs)
         raw["status"]["conditions"].append(theirs)
         return raw
 
-    w.cluster.apply_status = apply_status  # type: ignore[method-assign]
+    w.cluster.write_status = write_status  # type: ignore[method-assign]
     job = w.cluster.jobs[KEY.name]
     job["spec"]["suspend"] = True
     w.cluster._bump(job)

@@ -19,9 +19,10 @@ from spottrain_operator.api.node_pools import (
     of_node,
     of_node_pool,
 )
-from spottrain_operator.api.observed import Create, Observed, Plan, PodView
+from spottrain_operator.api.observed import Observed, PodView
 from spottrain_operator.api.training_job import AttemptRecord, Status
 from spottrain_operator.api.views import node_view
+from spottrain_operator.control.actions import Create, Plan
 from spottrain_operator.control.caches import Caches
 from spottrain_operator.control.memory import Memory
 from spottrain_operator.control.plan import plan
@@ -566,7 +567,7 @@ def test_an_unschedulable_pod_is_said_to_wait_for_the_labels_that_the_job_asks_f
 
 async def test_node_pools_that_may_not_be_read_are_said_once(caplog: pytest.LogCaptureFixture) -> None:
     class Forbidden(FakeCluster):
-        async def every(self, kind: str, namespaces: tuple[str, ...]) -> Any:
+        async def pages(self, kind: str, namespace: str) -> Any:
             raise ApiError(403, "nodepools is forbidden")
             yield
 

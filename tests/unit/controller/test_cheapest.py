@@ -14,9 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from spottrain.contract import Outcome, TimeSplit
 from spottrain_operator.api.bookkeeping import Bookkeeping, CostSums, Ledger
-from spottrain_operator.api.observed import Observed, Plan
+from spottrain_operator.api.observed import Observed
 from spottrain_operator.api.prices import NO_PRICES, PriceList, parse
 from spottrain_operator.api.training_job import AttemptRecord, ProgressStatus, Status
+from spottrain_operator.control.actions import Plan
 from spottrain_operator.control.plan import plan
 from spottrain_operator.names import Cause, Condition, Phase
 

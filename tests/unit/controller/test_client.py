@@ -6,8 +6,6 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime, timedelta
-from email.utils import format_datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,22 +15,12 @@ from aiohttp import web
 from kubernetes.aio import client
 from spottrain_operator.errors import ApiError, ApiFailure
 from spottrain_operator.io import cluster as cluster_module
-from spottrain_operator.io.cluster import KubeCluster
-from spottrain_operator.io.metrics import PAUSES
-from spottrain_operator.io.throttle import (
-    AT_ONCE,
-    DEFAULT_PAUSE,
-    LONGEST_PAUSE,
-    Priority,
-    Throttle,
-    pause_seconds,
-)
+from spottrain_operator.io.cluster import AT_ONCE, KubeCluster
 
-from tests.builders import NOW
 from tests.support.loopback import cut, on_loopback
-from tests.support.virtualtime import run_virtually
 
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
+THERE = {"metadata": {"namespace": "ml"}}
 
 
 @asynccontextmanager
@@ -55,135 +43,20 @@ def refusal(status: int, **headers: str) -> web.Response:
     )
 
 
-# --- Retry-After --------------------------------------------------------------------------------------
-@pytest.mark.parametrize("status", [429, 503])
-async def test_a_read_that_is_refused_for_now_is_sent_again_after_the_time_that_was_asked_for(
-    status: int,
-) -> None:
-    asked: list[float] = []
-
-    async def answer(_: web.Request) -> web.StreamResponse:
-        asked.append(asyncio.get_running_loop().time())
-        return refusal(status, Retry_After="1") if len(asked) == 1 else web.json_response({"items": [{}]})
-
-    async with connected(answer) as cluster:
-        assert await cluster.pod_events("ml", "u") == [{}]
-    assert asked[1] - asked[0] >= 1.0
-
-
-async def test_a_pause_holds_back_requests_and_watches_of_the_process_and_a_write_fails_at_once() -> None:
-    asked: list[tuple[str, float]] = []
-    before = PAUSES._value.get()
-
-    async def answer(request: web.Request) -> web.StreamResponse:
-        verb = "WATCH" if "watch" in request.query else request.method
-        what = request.path.removeprefix("/api/v1/namespaces/ml/")
-        asked.append((f"{verb} {what}", asyncio.get_running_loop().time()))
-        return refusal(429, Retry_After="1") if len(asked) == 1 else web.json_response({"items": []})
-
-    async with connected(answer) as cluster:
-        with pytest.raises(ApiError, match="too many requests") as no:
-            await cluster.create_event("ml", {})
-        assert no.value.kind is ApiFailure.TOO_MANY_REQUESTS
-        assert len(asked) == 1, "the write is planned again: what it was for may have changed"
-
-        async def watch() -> None:
-            assert [event async for event in cluster.watch("pods", "ml", "1")] == []
-
-        await asyncio.gather(
-            cluster.pod_events("ml", "u"),
-            cluster.create_event("ml", {}),
-            cluster.list_pods("ml", "a=b"),
-            cluster.delete_pod("ml", "p", uid="u", grace=5),
-            watch(),
-        )
-    refused = asked.pop(0)[1]
-    urgent = {what for what, at in asked if at - refused < 0.9}
-    assert urgent == {"DELETE pods/p", "GET pods"}, "what a notice and the next plan need"
-    assert {what for what, at in asked if at - refused >= 1.0} == {"GET events", "POST events", "WATCH pods"}
-    assert PAUSES._value.get() == before + 1
-
-
-async def test_a_read_that_is_refused_again_and_again_fails() -> None:
-    asked = 0
-
-    async def answer(_: web.Request) -> web.StreamResponse:
-        nonlocal asked
-        asked += 1
-        return refusal(429, Retry_After="0")
-
-    async with connected(answer) as cluster:
-        with pytest.raises(ApiError) as no:
-            await cluster.get_node("n")
-    assert no.value.kind is ApiFailure.TOO_MANY_REQUESTS and asked == cluster_module.READ_TRIES
-
-
 @pytest.mark.parametrize("status", [500, 503, 404, 429])
-async def test_other_refusals_pause_nothing(status: int) -> None:
+async def test_a_refusal_holds_nothing_else_back(status: int) -> None:
     async def answer(request: web.Request) -> web.StreamResponse:
-        return refusal(status) if "nodes" in request.path else web.json_response({"kind": "Pod"})
+        refused = "nodes" in request.path
+        return refusal(status, Retry_After="30") if refused else web.json_response({"kind": "Pod"})
 
     async with connected(answer) as cluster:
-        with pytest.raises(ApiError):
-            await cluster.annotate_pod("nodes", "p", uid="u", annotations={})
+        with pytest.raises(ApiError, match="too many requests"):
+            await cluster.patch("nodes", "n", "", {}, uid="u")
         async with asyncio.timeout(0.5):
-            assert await cluster.get_pod("ml", "p")
+            assert await cluster.get("pods", "p", "ml")
 
 
-@pytest.mark.parametrize(
-    ("header", "seconds"),
-    [
-        ("3", 3.0),
-        (" 3 ", 3.0),
-        ("0", 0.0),
-        ("86400", LONGEST_PAUSE),
-        ("9" * 400, LONGEST_PAUSE),
-        ("-5", DEFAULT_PAUSE),
-        ("soon", DEFAULT_PAUSE),
-        ("", DEFAULT_PAUSE),
-        (format_datetime(NOW + timedelta(seconds=7), usegmt=True), 7.0),
-        (format_datetime(NOW - timedelta(days=7), usegmt=True), 0.0),
-        (format_datetime(datetime(9999, 12, 31, tzinfo=UTC), usegmt=True), LONGEST_PAUSE),
-    ],
-)
-def test_retry_after_is_seconds_or_a_date_within_limits(header: str, seconds: float) -> None:
-    assert pause_seconds(header, NOW) == pytest.approx(seconds)
-
-
-def test_a_request_waits_once_though_the_pause_is_extended_and_an_urgent_one_half_a_second(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    async def play() -> None:
-        throttle, loop = Throttle(), asyncio.get_running_loop()
-        went: dict[Priority, list[float]] = {priority: [] for priority in Priority}
-
-        async def one(priority: Priority) -> None:
-            async with throttle.slot(priority):
-                went[priority].append(loop.time())
-
-        async def refuse() -> None:
-            """Each second another request is refused."""
-            for _ in range(60):
-                assert throttle.hear(429, {"Retry-After": "5"})
-                await asyncio.sleep(1)
-
-        refusing = asyncio.create_task(refuse())
-        await asyncio.sleep(0)
-        many = AT_ONCE[Priority.URGENT]
-        await asyncio.gather(*(one(priority) for priority in Priority for _ in range(many)))
-        assert all(5.0 <= at <= 6.25 for at in went[Priority.BULK])
-        assert len(set(went[Priority.BULK])) == many, "not all at the same instant"
-        assert all(0.4 <= at <= 0.5 for at in went[Priority.URGENT])
-        began = loop.time()
-        await asyncio.gather(*(one(Priority.URGENT) for _ in range(10 * many)))
-        assert loop.time() - began <= 0.5, "the whole gang, not each that waits for a place"
-        await refusing
-
-    run_virtually(play())
-    assert len([r for r in caplog.records if "asks for a pause" in r.message]) == 1
-
-
-# --- priorities -----------------------------------------------------------------------------------------
+# --- bounds -------------------------------------------------------------------------------------------
 async def test_a_deletion_at_a_notice_does_not_wait_behind_bulk_creations() -> None:
     release, busy = asyncio.Event(), 0
 
@@ -196,20 +69,19 @@ async def test_a_deletion_at_a_notice_does_not_wait_behind_bulk_creations() -> N
 
     async with connected(answer) as cluster:
         pods = [{"metadata": {"namespace": "ml", "name": f"p{n}"}} for n in range(100)]
-        creations = [asyncio.create_task(cluster.create_pod(pod)) for pod in pods]
+        creations = [asyncio.create_task(cluster.create("pods", pod)) for pod in pods]
         async with asyncio.timeout(10):
-            while busy < AT_ONCE[Priority.BULK]:
+            while busy < AT_ONCE:
                 await asyncio.sleep(0.01)
-            await cluster.annotate_pod("ml", "q", uid="u", annotations={"a": "b"})
-            await cluster.delete_pod("ml", "q", uid="u", grace=5)
-        assert busy == AT_ONCE[Priority.BULK], "the others wait for a connection"
+            await cluster.patch("pods", "q", "ml", {"metadata": {"annotations": {"a": "b"}}}, uid="u")
+            await cluster.delete("pods", "q", "ml", uid="u", grace=5)
+        assert busy == AT_ONCE, "the others wait for a connection"
         release.set()
         await asyncio.gather(*creations)
         assert busy == 100
 
 
-async def test_the_time_of_an_annotation_counts_from_when_it_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster_module, "ANNOTATE_SECONDS", 0.3)
+async def test_the_time_of_a_request_counts_from_when_it_is_sent() -> None:
     first = asyncio.Event()
 
     async def answer(request: web.Request) -> web.StreamResponse:
@@ -221,13 +93,11 @@ async def test_the_time_of_an_annotation_counts_from_when_it_is_sent(monkeypatch
 
     async with connected(answer) as cluster:
         with pytest.raises(ApiError) as no:
-            await cluster.annotate_pod("ml", "hangs", uid="u", annotations={})
+            await cluster.patch("pods", "hangs", "ml", {}, uid="u", seconds=0.3)
         assert no.value.kind is ApiFailure.UNREACHABLE
-        others = [
-            asyncio.create_task(cluster.get_pod("ml", f"p{n}")) for n in range(AT_ONCE[Priority.URGENT])
-        ]
+        others = [asyncio.create_task(cluster.get("pods", f"p{n}", "ml")) for n in range(AT_ONCE)]
         await asyncio.sleep(0)
-        waits = asyncio.create_task(cluster.annotate_pod("ml", "q", uid="u", annotations={}))
+        waits = asyncio.create_task(cluster.patch("pods", "q", "ml", {}, uid="u", seconds=0.3))
         await asyncio.sleep(0.5)
         assert not waits.done(), "it waits for a place"
         first.set()
@@ -246,8 +116,10 @@ async def test_connections_are_kept_and_no_more_than_the_bound_are_opened() -> N
 
     async with connected(answer) as cluster:
         for _ in range(3):
-            await asyncio.gather(*(cluster.create_event("ml", {}) for _ in range(60)))
-    assert len(peers) == AT_ONCE[Priority.BULK]
+            await asyncio.gather(
+                *(cluster.create("events", {"metadata": {"namespace": "ml"}}) for _ in range(60))
+            )
+    assert len(peers) == AT_ONCE
 
 
 # --- watches ------------------------------------------------------------------------------------------
@@ -362,7 +234,7 @@ async def test_a_proxy_that_the_environment_names_is_used_and_read_once(
         monkeypatch.setenv("no_proxy", "other.example.com")
         cluster = KubeCluster(client.ApiClient(client.Configuration(host="http://api.example.com:8080")))
         monkeypatch.delenv("http_proxy")
-        assert await cluster.get_node("n") == {"kind": "Node"}
+        assert await cluster.get("nodes", "n") == {"kind": "Node"}
         await cluster.close()
     assert seen == ["http://api.example.com:8080/api/v1/nodes/n"]
 
@@ -398,13 +270,13 @@ async def test_a_token_that_the_kubelet_has_replaced_is_used_and_one_that_is_mis
 
     async with connected(answer, api_key={"BearerToken": "old"}) as cluster:
         cluster._api.configuration.refresh_api_key_hook = read
-        await cluster.get_node("n")
+        await cluster.get("nodes", "n")
         file.write_text("second")
-        await cluster.get_node("n")
+        await cluster.get("nodes", "n")
         _ = [event async for event in cluster.watch("nodes", "", "1")]
         file.unlink()
         with pytest.raises(ApiError, match="No such file"):
-            await cluster.get_node("n")
+            await cluster.get("nodes", "n")
     assert tokens == ["bearer first", "bearer second", "bearer second"]
 
 
@@ -414,5 +286,5 @@ async def test_a_redirect_is_not_followed_with_our_token() -> None:
 
     async with connected(answer) as cluster:
         with pytest.raises(ApiError) as no:
-            await cluster.get_node("n")
+            await cluster.get("nodes", "n")
     assert no.value.status == 0

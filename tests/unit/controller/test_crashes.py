@@ -156,10 +156,10 @@ async def test_a_trainer_that_is_done_as_it_is_about_to_be_deleted_is_done() -> 
     await w.noticed("node-a", 100)
     delete = w.cluster.delete_pod
 
-    async def late(namespace: str, name: str, **more: Any) -> None:
+    async def late(name: str, **more: Any) -> None:
         w.cluster.delete_pod = delete  # type: ignore[method-assign]
         w.cluster.end(w.pod(1), 0, word(Outcome.DONE, step=9))
-        await delete(namespace, name, **more)
+        await delete(name, **more)
 
     w.cluster.delete_pod = late  # type: ignore[method-assign]
     await w.after(4)

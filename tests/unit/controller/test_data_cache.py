@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 from spottrain.contract import Outcome
-from spottrain_operator.api.observed import ClaimView, Create, Observed, Plan
+from spottrain_operator.api.observed import ClaimView, Observed
 from spottrain_operator.api.training_job import Status
 from spottrain_operator.api.views import claim_view
+from spottrain_operator.control.actions import Create, Plan
 from spottrain_operator.control.plan import plan
 from spottrain_operator.errors import ApiError
 from spottrain_operator.io.cluster import KubeCluster
@@ -277,9 +278,11 @@ async def test_what_is_no_claim_in_a_template_is_not_asked_for_and_stops_nothing
 async def test_claims_are_asked_for_once_the_pod_is_accepted() -> None:
     w = World({"template": _template({"claimName": "disk"}), "dataCache": {"claimRef": {"name": "datasets"}}})
     asked = _count_gets(w)
+    w.refuse("dry_run_pod", ApiError(403, "no"))
     await w.look()
     assert asked == []
-    await w.settle()
+    del w.cluster.dry_run_pod
+    await w.after(31)
     assert set(asked) == {"datasets"}, "the template's own matter when a pod waits, or has a notice"
 
 
@@ -288,17 +291,17 @@ async def test_a_claims_name_is_one_part_of_the_path() -> None:
         def __init__(self) -> None:
             self.paths: list[str] = []
 
-        async def _get(self, path: str) -> Json | None:
+        async def _get(self, path: str, seconds: float = 0) -> Json | None:
             self.paths.append(path)
             return None
 
     cluster = Recorder()
-    await cluster.get_claim("ns", "../../pods?x#y")
+    await cluster.get(CLAIMS, "../../pods?x#y", "ns")
     assert cluster.paths == [f"/api/v1/namespaces/ns/{CLAIMS}/..%2F..%2Fpods%3Fx%23y"]
 
 
 def _count_gets(w: World) -> list[str]:
-    return w.refuse("get_claim", FORBIDDEN, "a claim that nobody asks for")
+    return w.refuse("get_persistentvolumeclaim", FORBIDDEN, "a claim that nobody asks for")
 
 
 # --- claims that cannot be read -----------------------------------------------------------------------
@@ -308,7 +311,7 @@ async def test_under_a_notice_a_claim_that_cannot_be_read_is_one_that_a_single_n
     w = World({"template": _template({"claimName": "disk"})})
     await w.settle()
     w.cluster.bind(w.pod(1), "node-a")
-    w.refuse("get_claim", FORBIDDEN)
+    w.refuse("get_persistentvolumeclaim", FORBIDDEN)
     await w.settle()
     w.cluster.give_notice("node-a", 100)
     with caplog.at_level(logging.WARNING):
@@ -326,13 +329,13 @@ async def test_under_a_notice_a_claim_that_cannot_be_read_is_one_that_a_single_n
 async def test_a_data_cache_that_cannot_be_read_is_said_and_asked_for_in_its_time() -> None:
     w = World({"dataCache": CLAIM})
     _add_claim(w)
-    asked = w.refuse("get_claim", FORBIDDEN)
+    asked = w.refuse("get_persistentvolumeclaim", FORBIDDEN)
     await w.settle()
     reason, message = _unscheduled(w)
     assert reason == Reason.WAITING_FOR_CLAIM and "datasets" in message and "is forbidden" in message
     assert not w.cluster.posted and len(asked) < 4
     assert 9 < (await w.look()).total_seconds() < 11  # type: ignore[attr-defined]
-    del w.cluster.get_claim
+    del w.cluster.get_persistentvolumeclaim
     await w.after(10)
     assert w.cluster.posted == [w.pod(1)], "it can be read again"
 

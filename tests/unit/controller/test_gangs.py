@@ -9,20 +9,10 @@ from typing import Any, Final
 import pytest
 from spottrain.contract import Outcome
 from spottrain.contract import Reason as TrainerReason
-from spottrain_operator.api.observed import (
-    Create,
-    Delete,
-    Ended,
-    NodeView,
-    Observed,
-    Plan,
-    PodView,
-    Provide,
-    Refusal,
-    Release,
-)
+from spottrain_operator.api.observed import Ended, NodeView, Observed, PodView, Refusal
 from spottrain_operator.api.training_job import Job, Status
 from spottrain_operator.api.views import node_view
+from spottrain_operator.control.actions import Create, Delete, Plan, Provide, Release
 from spottrain_operator.control.plan import plan, unschedulable
 from spottrain_operator.names import AVOIDS_ANNOTATION, Cause, Reason, pod_name
 from spottrain_operator.policies import placement

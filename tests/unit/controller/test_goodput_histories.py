@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from spottrain.contract import Outcome, Progress, TimeSplit
 from spottrain_operator.api.bookkeeping import NO_BOOKS
-from spottrain_operator.api.observed import Limits, Sample
+from spottrain_operator.api.observed import Sample
 from spottrain_operator.api.prices import parse
 from spottrain_operator.api.training_job import KEPT_ATTEMPTS, Status
 from spottrain_operator.api.wire import rfc3339, timestamp
@@ -101,8 +101,7 @@ class PaidWorld(World):
 
     def _start(self) -> None:
         super()._start()
-        at_once = Limits(facts_delay=timedelta(0), counts_delay=timedelta(0))  # no second passes unseen
-        self.reconciler = replace(self.reconciler, prices=lambda: PRICES, limits=at_once)
+        self.reconciler = replace(self.reconciler, prices=lambda: PRICES)
 
     def _poll(self) -> None:
         for pod in self.caches.pods.of(KEY):

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from spottrain.contract import Env, Outcome
 from spottrain_operator.api.kueue import Admission
-from spottrain_operator.api.observed import ClaimView, Plan, PodView, Refusal
+from spottrain_operator.api.observed import ClaimView, PodView, Refusal
 from spottrain_operator.api.training_job import KEPT_ATTEMPTS, AttemptRecord, RankRecord, Status
 from spottrain_operator.api.wire import rfc3339
+from spottrain_operator.control.actions import Plan
 from spottrain_operator.names import Cause, Reason
 
 from tests.builders import (

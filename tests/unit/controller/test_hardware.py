@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from spottrain.contract import Outcome
 from spottrain.contract import Reason as TrainerReason
-from spottrain_operator.api.observed import Create, NodeView, Observed, PodEvents, PodView
+from spottrain_operator.api.observed import NodeView, Observed, PodEvents, PodView
 from spottrain_operator.api.training_job import AttemptRecord, Job
 from spottrain_operator.api.views import node_view, pod_events, pod_view
+from spottrain_operator.control.actions import Create
 from spottrain_operator.control.plan import plan
 from spottrain_operator.names import Cause, Condition, Reason
 from spottrain_operator.policies import hang, placement

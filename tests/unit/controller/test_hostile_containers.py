@@ -15,11 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 from spottrain.contract import Outcome, Progress, TerminationMessage, TimeSplit
-from spottrain_operator.api.observed import Annotate, Delete, Observed, Plan, PodView, Release, Sample
+from spottrain_operator.api.observed import Observed, PodView, Sample
 from spottrain_operator.api.reports import MOST_SECONDS, bounded
 from spottrain_operator.api.training_job import Status
 from spottrain_operator.control import follow
 from spottrain_operator.control import plan as rules
+from spottrain_operator.control.actions import Annotate, Delete, Plan, Release
 from spottrain_operator.control.plan import plan
 from spottrain_operator.control.reconcile import planned
 from spottrain_operator.names import Condition, Reason

@@ -112,7 +112,7 @@ class Followed:
             PODS,
             cluster=as_cluster(script),
             cache=self.caches.pods,
-            changed=lambda pod: self.changed.append(pod.uid),
+            changed=lambda pod, _: self.changed.append(pod.uid),
             namespace=namespace,
         )
 
@@ -315,7 +315,7 @@ async def test_an_informer_of_a_namespace_leaves_the_others_alone() -> None:
         PODS,
         cluster=as_cluster(Script(pods=[raw_pod("z", 91, namespace="vision")])),
         cache=found.caches.pods,
-        changed=lambda _: None,
+        changed=lambda *_: None,
         namespace="vision",
     )
     await other.relist()
@@ -343,7 +343,7 @@ async def test_a_heartbeat_of_a_node_wakes_nobody_and_a_change_does() -> None:
         NODES,
         cluster=as_cluster(script),
         cache=caches.nodes,
-        changed=lambda node: seen.append(node.resource_version),
+        changed=lambda node, _: seen.append(node.resource_version),
     )
     task = asyncio.create_task(informer.run())
     await asyncio.sleep(1)
@@ -439,7 +439,7 @@ async def test_versions_that_go_back_are_told_and_those_of_a_list_beside_events_
     told: list[str] = []
     caches = Caches()
     informer = Informer(
-        PODS, cluster=as_cluster(script), cache=caches.pods, changed=lambda _: None, went_back=told.append
+        PODS, cluster=as_cluster(script), cache=caches.pods, changed=lambda *_: None, went_back=told.append
     )
     task = asyncio.create_task(informer.run())
     await asyncio.sleep(1)

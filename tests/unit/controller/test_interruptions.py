@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 from spottrain.contract import Outcome
-from spottrain_operator.api.observed import Annotate, Observed
+from spottrain_operator.api.observed import Observed
 from spottrain_operator.api.views import node_view, pod_events, pod_view
 from spottrain_operator.api.wire import rfc3339
+from spottrain_operator.control.actions import Annotate
 from spottrain_operator.control.plan import plan
 from spottrain_operator.names import ATTEMPT_LABEL, JOB_UID_LABEL, OUTCOME_FINALIZER, RANK_LABEL, Cause
 

@@ -335,7 +335,7 @@ async def test_a_default_place_that_does_not_fit_is_a_sentence(spec: Json, prefi
 
 async def test_a_config_map_that_may_not_be_read_is_a_sentence() -> None:
     world = World({"checkpoint": {}})
-    world.refuse("get_config_map", ApiError(403, "configmaps is forbidden"))
+    world.refuse("get_configmap", ApiError(403, "configmaps is forbidden"))
     assert "cannot be read: configmaps is forbidden" in await refused(world)
 
 

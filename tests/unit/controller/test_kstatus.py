@@ -31,18 +31,18 @@ def edit(w: World, **capacity: Any) -> None:
 
 def refuse_dry_runs(w: World) -> Callable[[bool], None]:
     """A policy of the cluster that refuses the job's pods; what is returned switches it."""
-    real, refused = w.cluster.create_pod, True
+    refused = True
 
-    async def create(manifest: dict[str, Any], *, dry_run: bool = False) -> dict[str, Any]:
-        if dry_run and refused:
+    async def create(manifest: dict[str, Any]) -> dict[str, Any]:
+        if refused:
             raise ApiError(422, "spec.containers[0]: Invalid value")
-        return await real(manifest, dry_run=dry_run)
+        return manifest
 
     def switch(on: bool) -> None:
         nonlocal refused
         refused = on
 
-    w.cluster.create_pod = create  # type: ignore[method-assign]
+    w.cluster.dry_run_pod = create  # type: ignore[method-assign]
     return switch
 
 
@@ -70,29 +70,27 @@ async def test_a_refused_job_is_stalled_with_the_words_of_accepted_until_its_spe
     assert shown(w) == "Current" and kinds(w) == set() and w.status.is_true(Condition.ACCEPTED)
 
 
-async def test_a_changed_spec_is_reconciling_until_it_is_checked_which_costs_no_write() -> None:
+async def test_a_changed_spec_is_checked_and_written_once() -> None:
     w = await begun()
-    seen, real = list[str](), w.cluster.apply_status
+    seen, real = list[str](), w.cluster.write_status
 
-    async def apply_status(*args: Any, **more: Any) -> Any:
+    async def write_status(*args: Any, **more: Any) -> Any:
         written = await real(*args, **more)
         seen.append(shown(w))
         return written
 
-    w.cluster.apply_status = apply_status  # type: ignore[method-assign]
+    w.cluster.write_status = write_status  # type: ignore[method-assign]
     edit(w, pendingTimeoutSeconds=901)
     await w.settle()
-    assert seen == ["InProgress", "Current"], (
-        "both writes have a new observedGeneration, of status and Accepted"
-    )
+    assert seen == ["Current"]
     switch = refuse_dry_runs(w)
     edit(w, pendingTimeoutSeconds=902)
     await w.settle()
-    assert seen[2:] == ["InProgress", "Failed"]
+    assert seen[1:] == ["Failed"]
     switch(False)
     edit(w, pendingTimeoutSeconds=903)
     await w.settle()
-    assert "Failed" not in seen[4:] and seen[-1] == "Current", "the old refusal does not concern the new spec"
+    assert "Failed" not in seen[2:] and seen[-1] == "Current", "the old refusal does not concern the new spec"
 
 
 async def test_a_job_that_has_failed_is_stalled_for_good() -> None:

@@ -22,9 +22,10 @@ from spottrain_operator.api.kueue import (
     workload_view,
 )
 from spottrain_operator.api.node_pools import Pool, of_node
-from spottrain_operator.api.observed import Discard, Observed, Plan, PodView, Provide, Tell
+from spottrain_operator.api.observed import Observed, PodView
 from spottrain_operator.api.training_job import Job, Status
-from spottrain_operator.control.apply import Changed, Context, apply
+from spottrain_operator.control.actions import Changed, Context, Discard, Plan, Provide, Tell
+from spottrain_operator.control.apply import apply
 from spottrain_operator.control.plan import plan
 from spottrain_operator.errors import ApiError, Incomplete
 from spottrain_operator.names import (
@@ -112,7 +113,7 @@ def admitted(job: Job, *pods: PodView, **more: Any) -> Observed:
 
 def asked(planned: Plan) -> list[Json]:
     """The Workloads that it creates."""
-    return [a.manifest for a in made(planned, Provide) if a.kind == kueue.WORKLOADS]
+    return [a.manifest for a in made(planned, Provide) if a.kind.endswith(f"/{kueue.WORKLOADS}")]
 
 
 def running(**more: Any) -> Status:
@@ -498,7 +499,7 @@ async def test_a_job_that_ends_while_its_flavor_cannot_be_read_gives_its_quota_b
     await w.settle()
     await w.binds(w.pod(1), "node-a")
     w.pass_time(60)
-    w.refuse("get_custom", ApiError(503, "no answer"), "spot")
+    w.refuse("get_object", ApiError(503, "no answer"), "spot")
     await w.ends(w.pod(1), 0, word(Outcome.DONE, step=20, durableStep=20, startStep=0))
     assert w.status.phase == Phase.SUCCEEDED and said_of(w)["Finished"] == "True"
 
@@ -508,8 +509,8 @@ async def test_an_ended_job_whose_spec_cannot_be_read_any_more_gives_its_quota_b
     await ready_to_start(w)
     await w.settle()
     await w.binds(w.pod(1), "node-a")
-    patch = w.cluster.patch_custom_status
-    w.refuse("patch_custom_status", ApiError(503, "no answer"))
+    patch = w.cluster.patch_object_status
+    w.refuse("patch_object_status", ApiError(503, "no answer"))
     w.cluster.end(w.pod(1), 0, word(Outcome.DONE, step=20, durableStep=20, startStep=0))
     for _ in range(3):
         with contextlib.suppress(Incomplete):
@@ -517,7 +518,7 @@ async def test_an_ended_job_whose_spec_cannot_be_read_any_more_gives_its_quota_b
     assert w.status.phase == Phase.SUCCEEDED and "Finished" not in said_of(w)
     w.cluster.jobs[KEY.name]["spec"]["workers"] = "many"
     w.cluster._bump(w.cluster.jobs[KEY.name])
-    w.cluster.patch_custom_status = patch  # type: ignore[method-assign]
+    w.cluster.patch_object_status = patch  # type: ignore[method-assign]
     await w.settle()
     assert said_of(w)["Finished"] == "True"
 
@@ -525,7 +526,7 @@ async def test_an_ended_job_whose_spec_cannot_be_read_any_more_gives_its_quota_b
 async def test_no_pod_is_made_while_its_flavor_cannot_be_read() -> None:
     w = World(queue="team")
     await ready_to_start(w)
-    w.refuse("get_custom", ApiError(503, "no answer"), "spot")
+    w.refuse("get_object", ApiError(503, "no answer"), "spot")
     await w.settle()
     assert not w.cluster.pods
     scheduled = w.status.condition(Condition.SCHEDULED)
@@ -534,12 +535,12 @@ async def test_no_pod_is_made_while_its_flavor_cannot_be_read() -> None:
 
 async def test_a_refused_workload_is_forgotten_once_it_is_made() -> None:
     w = World(queue="team")
-    create = w.cluster.create
-    w.refuse("create", ApiError(403, "no such queue"), "workloads")
+    create = w.cluster.create_object
+    w.refuse("create_object", ApiError(403, "no such queue"), "workloads")
     await w.settle()
     refused = w.status.condition(Condition.ACCEPTED)
     assert refused is not None and refused.status == "False" and w.cluster.workload is None
-    w.cluster.create = create  # type: ignore[method-assign]
+    w.cluster.create_object = create  # type: ignore[method-assign]
     await w.after(60)
     assert w.cluster.workload is not None and not w.memory.refusals
     accepted = w.status.condition(Condition.ACCEPTED)

@@ -366,13 +366,13 @@ async def test_each_write_asks_whether_this_process_leads_and_ends_while_it_does
         left = [0.0]
         cluster = KubeCluster(api, write_timeout=60, time_to_write=lambda: left[0])
         with pytest.raises(NotLeading, match="is not sent"):
-            await cluster.delete_pod("ns", "pod", uid="u", grace=None)
+            await cluster.delete("pods", "pod", "ns", uid="u")
         with pytest.raises(NotLeading):
-            await cluster.create_event("ns", {})
-        assert await cluster.list_pods("ns", "a=b") == [] and received == ["GET"]
+            await cluster.create("events", {"metadata": {"namespace": "ns"}})
+        assert await cluster.list("pods", "ns") == [] and received == ["GET"]
         left[0] = 0.3
         with pytest.raises(ApiError, match="TimeoutError"):
-            await cluster.delete_pod("ns", "pod", uid="u", grace=None)
-        await cluster.create_event("ns", {})
+            await cluster.delete("pods", "pod", "ns", uid="u")
+        await cluster.create("events", {"metadata": {"namespace": "ns"}})
         assert received == ["GET", "DELETE", "POST"]
         await cluster.close()

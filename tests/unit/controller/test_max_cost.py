@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from spottrain.contract import Outcome
 from spottrain_operator.api.bookkeeping import NO_BOOKS, Bookkeeping, CostSums, Ledger
 from spottrain_operator.api.node_pools import of_node
-from spottrain_operator.api.observed import NodeView, Observed, Plan, PodView
+from spottrain_operator.api.observed import NodeView, Observed, PodView
 from spottrain_operator.api.prices import PriceList, parse
 from spottrain_operator.api.training_job import Status
 from spottrain_operator.api.validation import parse_spec
+from spottrain_operator.control.actions import Plan
 from spottrain_operator.control.plan import plan
 
 from tests.builders import (

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from spottrain_operator.api.native_gangs import API_VERSION
-from spottrain_operator.api.observed import Create, Plan, Provide
 from spottrain_operator.api.views import pod_view
+from spottrain_operator.control.actions import Create, Plan, Provide
 from spottrain_operator.control.memory import Memory
 from spottrain_operator.control.plan import plan
 from spottrain_operator.control.resync import discover
@@ -69,7 +69,7 @@ def test_an_attempt_has_a_group_that_wants_all_of_its_pods_is_made_before_them_a
     (group,) = groups(made)
     name = group.manifest["metadata"]["name"]
     assert group.manifest["spec"]["schedulingPolicy"] == {"gang": {"minCount": 2}}
-    assert (group.kind, group.group) == ("podgroups", "scheduling.k8s.io/v1beta1")
+    assert group.kind == "scheduling.k8s.io/v1beta1/podgroups"
     assert [referring(p) for p in manifests(made)] == [{"schedulingGroup": {"podGroupName": name}}] * 2
     kinds = [type(a) for a in made.after if isinstance(a, Provide | Create)]
     assert kinds == [Provide, Provide, Create, Create]
@@ -177,7 +177,7 @@ async def test_no_answer_is_told_once_and_what_was_known_stands(caplog: pytest.L
 async def test_where_the_group_cannot_be_made_its_pods_are_made_without(no: ApiError) -> None:
     w = World({"workers": SIZE})
     w.reconciler.memory.has_gangs = True
-    w.refuse("create", no, "podgroups")
+    w.refuse("create_object", no, "podgroups")
     for _ in range(6):
         await w.look()
     assert [referring(pod) for pod in w.cluster.pods.values()] == [{}] * SIZE
@@ -191,7 +191,7 @@ async def test_where_the_group_cannot_be_made_its_pods_are_made_without(no: ApiE
 async def test_a_group_that_the_server_calls_invalid_is_said_of_the_template() -> None:
     w = World({"workers": SIZE})
     w.reconciler.memory.has_gangs = True
-    w.refuse("create", ApiError(422, "spec.schedulingPolicy: Invalid value"), "podgroups")
+    w.refuse("create_object", ApiError(422, "spec.schedulingPolicy: Invalid value"), "podgroups")
     await w.settle()
     found = condition(w.status, Condition.ACCEPTED)
     assert found.message == "spec.template: spec.schedulingPolicy: Invalid value" and not w.cluster.pods

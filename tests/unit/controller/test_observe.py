@@ -186,8 +186,8 @@ async def test_a_pod_whose_event_arrives_during_the_list_is_kept() -> None:
     born = make_pod(rank=1, uid="born", resource_version=1)
     real = w.cluster.list_pods
 
-    async def late(namespace: str, selector: str) -> list[dict[str, Any]]:
-        raws = await real(namespace, selector)
+    async def late(uid: str) -> list[dict[str, Any]]:
+        raws = await real(uid)
         w.caches.pods.put(newer)
         w.caches.pods.put(born)
         return raws
@@ -279,14 +279,14 @@ async def test_an_unreadable_claim_and_the_wait_for_its_volume_are_remembered(
     remember(*(await _observed(w)), w.caches, w.memory)
     w.pass_time(5)
     assert (await _observed(w))[0].volume_wait == first, "it may have ended at any time until then"
-    w.refuse("get_claim", ApiError(403, "forbidden"))
+    w.refuse("get_persistentvolumeclaim", ApiError(403, "forbidden"))
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
             remember(*(await _observed(w)), w.caches, w.memory)
     assert [r.getMessage() for r in caplog.records] == [
         f"{KEY}: PersistentVolumeClaim datasets cannot be read: forbidden"
     ]
-    del w.cluster.get_claim
+    del w.cluster.get_persistentvolumeclaim
     remember(*(await _observed(w)), w.caches, w.memory)
     assert KEY not in w.memory.unread
 

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 from spottrain.contract import Outcome
-from spottrain_operator.api.observed import Create, Delete, Observed, Plan, PodView, Refusal, Waiting
+from spottrain_operator.api.observed import Observed, PodView, Refusal, Waiting
 from spottrain_operator.api.training_job import Job, Status
+from spottrain_operator.control.actions import Create, Delete, Plan
 from spottrain_operator.control.plan import plan
 from spottrain_operator.names import Reason
 
@@ -49,9 +50,9 @@ def failed_before(failures: int, policy: dict[str, Any] | None = None, code: int
 
 UNCOUNTED = "attempt=2 failures=0 interruptions=0"
 SCENES: dict[str, tuple[Observed, str]] = {
-    "a new job is checked before anything is written": (
+    "a new job has no attempt before the API server has accepted its pod": (
         make_observed(job=make_job(), admitted=False),
-        "checks !creates unwritten",
+        "attempt=0 !creates",
     ),
     "an accepted job has its attempt written before its pod is made": (
         make_observed(job=make_job()),
@@ -163,8 +164,8 @@ def test_what_the_api_server_refuses_is_a_condition_and_tried_again_in_its_time(
     refusal = Refusal(generation=1, reason=reason, message="no, because", at=NOW, retry=retry)
     unseen = replace(started().attempts[0], started=None, created_workers=0)
     job = Story(replace(started(), attempts=(unseen,)) if admitted else Status())
-    job.look(f"{expected} !creates !checks again={seconds}", refusal=refusal, admitted=admitted)
-    again = "creates=0" if admitted else "checks"
+    job.look(f"{expected} !creates again={seconds}", refusal=refusal, admitted=admitted)
+    again = "creates=0" if admitted else "!creates"
     job.look(f"{again} failures=0 interruptions=0", at=seconds + 1, refusal=refusal, admitted=admitted)
 
 

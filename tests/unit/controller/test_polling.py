@@ -7,22 +7,23 @@ from collections import Counter
 from dataclasses import replace
 from datetime import timedelta
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
+from unittest.mock import AsyncMock
 
 import pytest
 from spottrain.contract import Progress
 from spottrain_operator.api.observed import PodView, Silence
 from spottrain_operator.api.training_job import JobKey
-from spottrain_operator.control import progress
 from spottrain_operator.control.caches import Caches
 from spottrain_operator.control.memory import Memory
 from spottrain_operator.control.progress import MAX_PER_SECOND, PATIENCE, Poller, Turn, chosen, spaced, turn
-from spottrain_operator.control.work_queue import Lane, WorkQueue
+from spottrain_operator.control.work_queue import WorkQueue
 from spottrain_operator.status.changes import with_progress
 
 from tests.builders import (
     KEY,
     NOW,
+    POOL,
     deleted,
     make_job,
     make_observed,
@@ -33,6 +34,7 @@ from tests.builders import (
     started,
 )
 from tests.support.virtualtime import run_virtually
+from tests.unit.controller.fake_cluster import FakeCluster, begun
 
 SELF = {"checkpoint": {"mode": "Self"}}
 HANG = {"failurePolicy": {"hangTimeoutSeconds": 60}}
@@ -96,7 +98,8 @@ def test_a_trainer_whose_jobs_spec_cannot_be_read_is_asked(
 
 
 def poller_of(caches: Caches, memory: Memory, **more: Any) -> Poller:
-    given: dict[str, Any] = {"queue": WorkQueue(), "interval": 10, "now": lambda: NOW} | more
+    given: dict[str, Any] = {"queue": WorkQueue(), "interval": 10, "now": lambda: NOW}
+    given |= {"cluster": FakeCluster(), "default_pool": POOL} | more
     return Poller(caches=caches, memory=memory, write_interval=timedelta(seconds=60), **given)
 
 
@@ -167,33 +170,44 @@ def test_further_steps_are_written_less_often_with_many_jobs(jobs: int, seconds:
 
 
 @pytest.mark.parametrize(
-    ("state", "age", "lane"),
-    [("Training", 61, None), ("Training", 501, Lane.RESYNC), ("Saving", 1, Lane.EVENT)],
+    ("state", "age", "wakes", "writes"),
+    [("Training", 61, False, False), ("Training", 501, False, True), ("Saving", 1, True, False)],
 )
-async def test_a_new_state_is_written_at_once_and_further_steps_when_nothing_else_waits(
-    state: str, age: float, lane: Lane | None, monkeypatch: pytest.MonkeyPatch
+async def test_a_new_state_wakes_its_job_and_further_steps_are_written_by_the_poller(
+    state: str, age: float, wakes: bool, writes: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before, caches, memory, queue = sample(), Caches(), Memory(), WorkQueue()
-    written = with_progress(started(), make_observed(job=make_job(status=started())), before)
-    caches.jobs.put(make_job(status=written))
-    caches.pods.put(make_pod(running_since=NOW))
-    memory.samples[KEY] = before
-    monkeypatch.setattr(progress, "spaced", lambda *_: timedelta(seconds=500))
+    w = await begun()
+    before, job = sample(), w.caches.jobs.get(KEY)
+    assert job is not None
+    job = replace(job, status=with_progress(job.status, make_observed(job=job), before))
+    w.cluster.jobs[KEY.name]["status"] = job.status.to_json()
+    w.caches.jobs.put(replace(job, resource_version=job.resource_version + 1))
+    w.cluster.jobs[KEY.name]["metadata"]["resourceVersion"] = str(job.resource_version + 1)
+    queue, later = WorkQueue(), sample(before.progress.step + 1, state=state, jobUID=KEY.uid).progress
     now = before.at + timedelta(seconds=age)
-    poller = poller_of(caches, memory, queue=queue, interval=0.01, now=lambda: now)
-    asked = asyncio.Event()
+    poller = poller_of(w.caches, w.memory, cluster=w.cluster, queue=queue, now=lambda: now)
+    w.memory.write_interval = timedelta(seconds=500)
+    monkeypatch.setattr(poller, "_poll", AsyncMock(return_value=later))
+    (pod,) = w.caches.pods.trainers()
+    await poller._ask(cast(Any, None), pod)
+    assert (KEY in queue._dirty) == wakes
+    written, known = w.status, w.caches.jobs.get(KEY)
+    assert written.progress is not None and written.progress.step == before.progress.step + writes
+    assert (
+        known is not None
+        and known.status == written
+        and written.attempts[0].last_step == written.progress.step
+    )
 
-    async def poll(_: object, pod: PodView) -> Progress:
-        asked.set()
-        return sample(before.progress.step + 1, state=state, jobUID=KEY.uid).progress
 
-    monkeypatch.setattr(poller, "_poll", poll)
-    task = asyncio.create_task(poller.run())
-    await asyncio.wait_for(asked.wait(), 10)
-    await asyncio.sleep(0.01)
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
-    assert {lane for lane, _ in queue._dirty.values()} == ({lane} if lane else set())
+async def test_progress_that_comes_beside_a_write_of_the_job_is_dropped() -> None:
+    w = await begun()
+    job, poller = w.caches.jobs.get(KEY), poller_of(w.caches, w.memory, cluster=w.cluster)
+    assert job is not None
+    w.cluster._bump(w.cluster.jobs[KEY.name])
+    before = w.status
+    await poller._write(job, sample(99))
+    assert w.status == before and w.caches.jobs.get(KEY) is job
 
 
 @pytest.mark.parametrize("ends", [deleted(), {"notice": notice()}])

@@ -93,7 +93,7 @@ class History:
         for name in self.cluster.live()[:1]:
             meta = self.cluster.pods[name]["metadata"]
             at, self.cluster.crash_at = self.cluster.crash_at, None
-            await self.cluster.delete_pod(KEY.namespace, name, uid=meta["uid"], grace=None)
+            await self.cluster.delete_pod(name, uid=meta["uid"], version=None, grace=None)
             self.cluster.crash_at = at + 1 if at is not None else None
 
     async def _suspend(self, wanted: bool) -> None:

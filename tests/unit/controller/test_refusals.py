@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 from spottrain_operator.api.node_pools import Pool
-from spottrain_operator.api.observed import Observed
+from spottrain_operator.api.observed import Observed, Refusal
 from spottrain_operator.api.training_job import ConditionStatus
 from spottrain_operator.api.validation import parse_job
+from spottrain_operator.control.memory import ACCEPTED_FOR
 from spottrain_operator.control.plan import plan
 from spottrain_operator.control.reconcile import AT_ONCE
 from spottrain_operator.errors import ApiError, Incomplete
@@ -42,15 +43,15 @@ class Refusing:
     def __init__(self, w: World, *, dry_run: bool) -> None:
         self.no: ApiError | None = None
         self.asked = 0
-        self._dry_run, self._create = dry_run, w.cluster.create_pod
-        w.cluster.create_pod = self._answer  # type: ignore[method-assign]
+        method = "dry_run_pod" if dry_run else "create_pod"
+        self._create = getattr(w.cluster, method)
+        setattr(w.cluster, method, self._answer)
 
-    async def _answer(self, manifest: dict[str, Any], *, dry_run: bool = False) -> dict[str, Any]:
-        if dry_run == self._dry_run:
-            self.asked += 1
-            if self.no is not None:
-                raise self.no
-        return await self._create(manifest, dry_run=dry_run)
+    async def _answer(self, manifest: dict[str, Any]) -> Any:
+        self.asked += 1
+        if self.no is not None:
+            raise self.no
+        return await self._create(manifest)
 
 
 async def _looks(w: World) -> object:
@@ -109,10 +110,47 @@ async def test_silence_and_too_many_requests_are_no_answer(code: int) -> None:
     assert w.reconciler.memory.refusals == {}
 
 
+async def test_what_was_accepted_lately_is_not_asked_again_until_the_api_server_rejects_a_pod() -> None:
+    w = World()
+    api = Refusing(w, dry_run=True)
+
+    async def asked_for_another_such_job() -> int:
+        w.memory.forget(KEY)
+        w.cluster.jobs[KEY.name].pop("status", None)
+        w.cluster._bump(w.cluster.jobs[KEY.name])
+        await w.settle()
+        assert _accepted(w)[0] == "True"
+        return api.asked
+
+    assert [await asked_for_another_such_job() for _ in range(2)] == [1, 1]
+    no = Refusal(generation=0, reason=Reason.REFUSED, message="", at=NOW, retry=timedelta(0))
+    w.memory.reject(KEY, no)
+    assert [await asked_for_another_such_job() for _ in range(2)] == [2, 2]
+    w.pass_time(ACCEPTED_FOR.total_seconds())
+    assert await asked_for_another_such_job() == 3
+
+
+async def test_a_dry_run_without_an_answer_starts_nothing_and_holds_up_nothing_else() -> None:
+    w = World()
+    w.refuse("dry_run_pod", ApiError(429, "later"))
+    with pytest.raises(ApiError, match="later"):
+        await w.look()
+    assert w.status.attempt == 0 and w.memory.refusals == {}
+    del w.cluster.dry_run_pod
+    await w.begin()
+    w.refuse("dry_run_pod", ApiError(429, "later"))
+    w.cluster.jobs[KEY.name]["metadata"]["generation"] = 2
+    w.cluster.jobs[KEY.name]["spec"]["capacity"]["pendingTimeoutSeconds"] = 901
+    w.cluster._bump(w.cluster.jobs[KEY.name])
+    w.cluster.give_notice("node-a", 8)
+    with pytest.raises(ApiError, match="later"):
+        await w.look()
+    assert "deletionTimestamp" in w.cluster.pods[w.pod(1)]["metadata"]
+
+
 async def test_a_refusal_is_forgotten_when_the_pod_was_made_after_all() -> None:
     """A time-out of the server's own: the POST came through."""
     w = World()
-    await w.look()
     api = Refusing(w, dry_run=False)
     api.no = ApiError(504, "request did not complete within the requested timeout")
     await _looks(w)
@@ -127,7 +165,6 @@ async def test_a_refusal_is_forgotten_when_the_pod_was_made_after_all() -> None:
 
 async def test_a_refusal_is_forgotten_when_the_pod_is_adopted() -> None:
     w = World()
-    await w.look()
     api = Refusing(w, dry_run=False)
     api.no = ApiError(504, "timeout")
     await _looks(w)
@@ -145,6 +182,7 @@ async def test_a_new_spec_that_is_refused_beside_a_running_attempt_does_not_spin
     api = Refusing(w, dry_run=True)
     api.no = ApiError(403, "no")
     w.cluster.jobs[KEY.name]["metadata"]["generation"] = 2
+    w.cluster.jobs[KEY.name]["spec"]["capacity"]["pendingTimeoutSeconds"] = 901
     w.cluster._bump(w.cluster.jobs[KEY.name])
     again = await _looks(w)
     assert again != AT_ONCE and api.asked == 1 and _accepted(w)[0] == "False" and w.status.attempt == 1
@@ -163,7 +201,7 @@ def _in_pool(**selector: str) -> Observed:
 
 def test_a_pool_that_contradicts_the_template_is_refused() -> None:
     follows("Accepted=False/InvalidSpec phase=Invalid warns=InvalidSpec", _in_pool(zone="b"))
-    follows("checks unwritten", _in_pool(zone="a", gpu="h100"))
+    follows("attempt=0 !Accepted", _in_pool(zone="a", gpu="h100"))
 
 
 @pytest.mark.parametrize("code", [401, 404, 405, 413, 415])
@@ -256,7 +294,7 @@ async def test_only_a_namespace_that_goes_too_is_a_no_for_good_to_the_cleanup(
     job = w.cluster.jobs[KEY.name]
     job["metadata"]["deletionTimestamp"] = "2026-03-01T12:00:00Z"
     w.cluster._bump(job)
-    w.refuse("create", error)
+    w.refuse("create_pod", error)
     for _ in range(4):
         with contextlib.suppress(Incomplete):
             await w.look()

@@ -16,6 +16,7 @@ from spottrain_operator.control.resync import list_jobs, look_again
 from spottrain_operator.control.service import Service
 from spottrain_operator.control.work_queue import Lane, WorkQueue
 from spottrain_operator.errors import ApiError
+from spottrain_operator.io.cluster import Page
 from spottrain_operator.names import Condition
 from spottrain_operator.settings import Settings
 
@@ -110,13 +111,12 @@ class Namespaced(FakeCluster):
         super().__init__()
         self.refused: dict[str, int] = {}
 
-    async def every(self, kind: str, namespaces: tuple[str, ...]) -> AsyncIterator[dict[str, Any]]:
-        for namespace in namespaces:
-            if namespace in self.refused:
-                raise ApiError(self.refused[namespace], "it is refused")
-        async for raw in super().every(kind, namespaces):
-            if not namespaces or raw["metadata"]["namespace"] in namespaces:
-                yield raw
+    async def pages(self, kind: str, namespace: str) -> AsyncIterator[Page]:
+        if namespace in self.refused:
+            raise ApiError(self.refused[namespace], "it is refused")
+        async for page in super().pages(kind, namespace):
+            here = [raw for raw in page.items if raw["metadata"]["namespace"] == namespace]
+            yield replace(page, items=here)
 
 
 async def list_the_jobs(cluster: Any, caches: Caches, queue: Any, namespaces: tuple[str, ...]) -> None:

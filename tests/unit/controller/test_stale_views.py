@@ -44,7 +44,6 @@ async def test_a_paused_operator_that_wakes_up_makes_no_pod_of_an_old_attempt() 
     """It was stopped between the write of attempt 1 and the POST of its pod; another has gone on since."""
     w = World()
     w.cluster.crash_at = 1
-    await w.look()
     with pytest.raises(Crash):
         await w.look()
     sleeper = parse_job(w.cluster.jobs[KEY.name])
@@ -86,8 +85,8 @@ async def test_a_job_that_is_deleted_while_it_is_read_stays_out_of_the_cache() -
     w._start()
     read = w.cluster.get_job
 
-    async def late(namespace: str, name: str) -> dict[str, Any] | None:
-        raw = await read(namespace, name)
+    async def late(name: str) -> dict[str, Any] | None:
+        raw = await read(name)
         w.caches.jobs.remove(KEY, job.resource_version + 1)
         return raw
 
@@ -128,7 +127,7 @@ async def test_a_write_on_an_outdated_job_is_refused_and_planned_again() -> None
     w = await begun()
     w.cluster._bump(w.cluster.jobs[KEY.name])  # somebody has labelled the job
     w.cluster.end(w.pod(1), 0, word(Outcome.DONE))
-    for raw in await w.cluster.list_pods("", f"spottrain.io/job-uid={KEY.uid}"):
+    for raw in await w.cluster.list_pods(KEY.uid):
         w.see_pod(raw)
     assert await w.reconciler(KEY) is not None
     await w.reconciler(KEY)
@@ -183,7 +182,6 @@ async def test_a_copy_of_a_pod_is_no_rank(owner: bool) -> None:
 
 async def test_a_pod_of_our_name_without_an_owner_is_not_adopted() -> None:
     w = World()
-    await w.look()
     await w.look()
     name = w.pod(1)
     assert name in w.cluster.pods

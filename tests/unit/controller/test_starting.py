@@ -273,9 +273,9 @@ class Counting(FakeCluster):
         self.read: list[str] = []
         self.add_node("node-a")
 
-    async def pod_events(self, namespace: str, uid: str) -> list[Json]:
+    async def pod_events(self, uid: str) -> list[Json]:
         self.read.append(uid)
-        return await super().pod_events(namespace, uid)
+        return await super().pod_events(uid)
 
 
 class World:

@@ -10,10 +10,11 @@ import pytest
 from spottrain.contract import Env, LastExit, Outcome, Progress, SyncEnv
 from spottrain.contract import Reason as TrainerReason
 from spottrain_operator.api.node_pools import Pool
-from spottrain_operator.api.observed import Delete, Ended, Observed, PodView, Sample, SyncView
+from spottrain_operator.api.observed import Ended, Observed, PodView, Sample, SyncView
 from spottrain_operator.api.training_job import AttemptRecord, Job, Status
 from spottrain_operator.api.views import pod_view
 from spottrain_operator.control import follow
+from spottrain_operator.control.actions import Delete
 from spottrain_operator.control.caches import PodCache
 from spottrain_operator.control.plan import plan
 from spottrain_operator.control.progress import Turn, turn

@@ -28,7 +28,6 @@ def test_its_attempts_and_counters_are_read() -> None:
     assert (first.cause, first.ended) == ("Interrupted", timestamp("2026-03-01T12:01:55Z"))
     assert second.bound == timestamp("2026-03-01T12:02:05Z") and second.complete
     assert status.progress is not None and status.progress.poll_time == UNTIL
-    assert not JOB.unknown, "nothing of it is written again as it was"
 
 
 def test_its_bookkeeping_is_read_from_the_status_with_the_same_sums() -> None:

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 from spottrain.contract import Outcome, Reason
-from spottrain_operator.api.observed import Ended, Event, Plan, Sample
+from spottrain_operator.api.observed import Ended, Event, Sample
 from spottrain_operator.api.training_job import ProgressStatus, Status
+from spottrain_operator.control.actions import Plan
 from spottrain_operator.control.plan import plan
 from spottrain_operator.names import Condition
 from spottrain_operator.status.changes import progress_due

@@ -30,7 +30,7 @@ from spottrain_operator.control.progress import Poller
 from spottrain_operator.control.work_queue import WorkQueue
 from spottrain_operator.errors import ApiError, InvalidSpec
 from spottrain_operator.io.cluster import KubeCluster
-from spottrain_operator.names import TRAINER_ANNOTATION, Condition, Phase, Platform
+from spottrain_operator.names import PLURAL, TRAINER_ANNOTATION, Condition, Phase, Platform
 from spottrain_operator.policies.termination import termination_message_of
 from spottrain_operator.rendering import trainer_pod
 from spottrain_operator.settings import Settings
@@ -54,7 +54,7 @@ from tests.builders import (
 )
 from tests.support.environment import read
 from tests.support.loopback import on_loopback
-from tests.unit.controller.fake_cluster import resync
+from tests.unit.controller.fake_cluster import FakeCluster, resync
 from tests.unit.controller.stories import follows
 from tests.unit.controller.test_interruptions import raw_pod
 
@@ -282,7 +282,7 @@ async def test_a_response_that_is_no_object_counts_as_none(body: str) -> None:
         with pytest.raises(
             ApiError, match=r"GET /apis/.*: ValueError the response is not a JSON object"
         ) as no:
-            await cluster.get_job("ns", "job")
+            await cluster.get(PLURAL, "job", "ns")
         assert no.value.status == 0
 
 
@@ -297,7 +297,7 @@ async def test_a_list_without_items_fails_the_resync_with_an_error_of_the_api(bo
 async def test_a_response_that_is_nested_too_deeply_is_an_error_of_the_api() -> None:
     async with _answering("[" * 200_000) as cluster:
         with pytest.raises(ApiError, match=r"GET /apis/.*: RecursionError") as no:
-            await cluster.get_job("ns", "job")
+            await cluster.get(PLURAL, "job", "ns")
         assert no.value.status == 0
 
 
@@ -318,7 +318,7 @@ def test_a_job_that_is_nested_too_deeply_does_not_stop_the_others(part: str) -> 
 
 async def test_an_empty_list_may_be_null() -> None:
     async with _answering('{"metadata": {}, "items": null}') as cluster:
-        assert await cluster.list_pods("ns", "a=b") == []
+        assert await cluster.list("pods", "ns") == []
 
 
 @asynccontextmanager
@@ -369,6 +369,8 @@ async def polled(port: int, pod: PodView | None = None, **spec: Any) -> Memory:
     caches, memory = Caches(), Memory()
     caches.jobs.put(make_job(raw_spec(**spec), status=started()))
     poller = Poller(
+        cluster=FakeCluster(),
+        default_pool=POOL,
         caches=caches,
         memory=memory,
         queue=WorkQueue(),

@@ -10,7 +10,7 @@ from datetime import timedelta
 
 import pytest
 from spottrain_operator.api.training_job import JobKey
-from spottrain_operator.control.work_queue import RESYNC_SHARE, Lane, WorkQueue
+from spottrain_operator.control.work_queue import RESYNC_SHARE, TOGETHER_SECONDS, Lane, WorkQueue
 from spottrain_operator.io.logs import JsonLines, about
 from spottrain_operator.io.metrics import QUEUE_DEPTH, QUEUE_WAIT, RECONCILE_LATENCY
 
@@ -73,6 +73,25 @@ async def test_a_failing_key_comes_back_and_holds_up_no_other(caplog: pytest.Log
     with caplog.at_level(logging.CRITICAL):
         await _run(queue, do, over, workers=1)
     assert looks[:2] == ["a", "b"] and looks.count("b") == 1
+
+
+@virtually
+async def test_facts_wait_a_moment_and_make_one_reconcile() -> None:
+    queue, loop = WorkQueue(), asyncio.get_running_loop()
+    for _ in range(3):
+        queue.add_soon(A)
+        await asyncio.sleep(0.3)
+    assert await queue.take() == A and loop.time() == pytest.approx(TOGETHER_SECONDS)
+    queue.add_soon(A)  # in the middle of the work
+    queue.done(A)
+    assert await queue.take() == A and loop.time() == pytest.approx(2 * TOGETHER_SECONDS)
+    queue.done(A)
+    queue.add_soon(A)
+    queue.add(A)  # what does not wait takes the facts along
+    assert await queue.take() == A and loop.time() == pytest.approx(2 * TOGETHER_SECONDS)
+    queue.done(A)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(queue.take(), 10)
 
 
 async def test_of_several_delays_the_earliest_counts() -> None:

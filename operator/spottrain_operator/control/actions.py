@@ -1,0 +1,486 @@
+"""What a plan does to the cluster: each action is a value, and runs itself by the client's requests.
+
+What happened to it is a value too (`Result`). The API server's rejection is remembered for the next plan,
+which reports it and decides when to try again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Final, Protocol
+
+from spottrain_operator import names
+from spottrain_operator.api import kueue
+from spottrain_operator.api.bookkeeping import Bookkeeping
+from spottrain_operator.api.kueue import KueueApi, Told, WorkloadView
+from spottrain_operator.api.native_gangs import API_VERSION
+from spottrain_operator.api.observed import Event, Measurement, PodView, Refusal
+from spottrain_operator.api.template import admission_words
+from spottrain_operator.api.training_job import Job, JobKey, Status
+from spottrain_operator.api.validation import parse_job
+from spottrain_operator.api.views import pod_view
+from spottrain_operator.control.caches import Caches
+from spottrain_operator.control.lister import read_job
+from spottrain_operator.control.memory import Memory
+from spottrain_operator.errors import ApiError, ApiFailure
+from spottrain_operator.io.cluster import APPLY, Cluster, release_pod, set_finalizer
+from spottrain_operator.io.logs import about
+from spottrain_operator.io.metrics import ATTEMPTS_STARTED
+from spottrain_operator.names import Reason
+from spottrain_operator.policies.pod_end import trainer_ended
+
+logger = logging.getLogger(__name__)
+
+RETRY_QUOTA = timedelta(seconds=20)
+RETRY_REFUSED = timedelta(seconds=30)
+"""Admission may soon accept what it rejects now (a missing service account, a webhook without response)."""
+RETRY_INVALID = timedelta(minutes=5)
+"""What is invalid in this cluster now may be valid once an administrator has changed it."""
+ANNOTATE_SECONDS: Final = 1.0
+"""Limit of an annotation of a pod: its DELETE waits for that, and a webhook may take half a minute."""
+NAMESPACE_TERMINATING = "NamespaceTerminating"
+"""The API server's cause when it rejects new objects in a namespace that is being deleted."""
+TEMPLATE: Final = "spec.template"
+"""The field of the job that pods come from."""
+REJECTIONS: Final = frozenset(
+    {
+        ApiFailure.BAD_REQUEST,
+        ApiFailure.FORBIDDEN,
+        ApiFailure.QUOTA_EXCEEDED,
+        ApiFailure.INVALID,
+        ApiFailure.SERVER_ERROR,
+    }
+)
+"""Of an object that pods need: the job waits, and its status says why."""
+UNDECIDED: Final = frozenset({ApiFailure.UNREACHABLE, ApiFailure.CONFLICT, ApiFailure.TOO_MANY_REQUESTS})
+"""The API server has neither accepted nor rejected the request."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Context:
+    """What actions need to run."""
+
+    cluster: Cluster
+    caches: Caches
+    memory: Memory
+    now: datetime
+
+    def remember(self, raw: dict[str, Any]) -> PodView | None:
+        """Stores a pod as the API server has returned it."""
+        pod = pod_view(raw)
+        if pod is not None:
+            self.caches.pods.put(pod)
+        return pod
+
+
+# --- results ------------------------------------------------------------------------------------------
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Done:
+    """Carried out, or not needed any more."""
+
+    again: bool = False
+    """Whether to plan again at once; otherwise watch events lead to the next plan."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rejected:
+    """The API server rejected an object of ours."""
+
+    refusal: Refusal
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Changed:
+    """An object, or what the cluster serves, is not as observed: read again, plan again."""
+
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PodEnded:
+    """The pod that was to be deleted has ended: its end must be evaluated before the status is written."""
+
+    why: str
+
+
+Result = Done | Rejected | Changed | PodEnded
+
+
+# --- existing objects -----------------------------------------------------------------------------------
+class Action(Protocol):
+    """`str` of it completes the sentence "could not ..."."""
+
+    async def run(self, job: Job, context: Context) -> Result:
+        """Raises ApiError where the request did not succeed."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Annotate:
+    """Annotate a pod, for example with its deadline; the trainer reads the annotations as files.
+
+    It must precede the DELETE: an update at the same instant would not reach the files.
+    """
+
+    pod: PodView
+    words: dict[str, str]
+    until: datetime | None = None
+    """When the pod is deleted with or without it; None: at no time."""
+
+    def __str__(self) -> str:
+        return f"annotate pod {self.pod.name}"
+
+    async def run(self, job: Job, context: Context) -> Result:
+        return await _of_pod(self.pod, self._annotate(context), context)
+
+    async def _annotate(self, context: Context) -> Done:
+        """In a storm of notices it waits for its turn, while its DELETE can wait for it."""
+        pod = self.pod
+        left = (self.until - context.now).total_seconds() if self.until is not None else None
+        change = {"metadata": {"annotations": self.words}}
+        try:
+            async with asyncio.timeout(left):
+                raw = await context.cluster.patch(
+                    "pods", pod.name, pod.namespace, change, uid=pod.uid, seconds=ANNOTATE_SECONDS
+                )
+        except (ApiError, TimeoutError) as error:
+            if names.DEADLINE_ANNOTATION in self.words:
+                context.memory.could_not_annotate(pod, context.now)
+            if isinstance(error, TimeoutError):
+                raise ApiError(0, "no response before the pod must be deleted") from error
+            raise
+        context.remember(raw)
+        return Done(again=True)  # its DELETE is due soon, even if the watch event is late
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Delete:
+    pod: PodView
+    grace: int | None = None
+    """Seconds; None: the pod's own."""
+    needed: bool = False
+    """Whether the status depends on it: if it fails, the status is not written."""
+
+    def __str__(self) -> str:
+        return f"delete pod {self.pod.name}"
+
+    async def run(self, job: Job, context: Context) -> Result:
+        return await _of_pod(self.pod, self._delete(context), context)
+
+    async def _delete(self, context: Context) -> Done | PodEnded:
+        """Deletes the pod in the version that was judged. A newer one is deleted unless it has ended."""
+        pod, cluster = self.pod, context.cluster
+        version = None if trainer_ended(pod) else pod.resource_version
+        while True:
+            try:
+                await cluster.delete(
+                    "pods", pod.name, pod.namespace, uid=pod.uid, version=version, grace=self.grace
+                )
+                return Done()
+            except ApiError as error:
+                if error.kind is not ApiFailure.CONFLICT or version is None:
+                    raise
+                raw = await cluster.get("pods", pod.name, pod.namespace)
+                live = context.remember(raw) if raw is not None else None
+                if live is None or live.uid != pod.uid or live.resource_version == version:
+                    raise  # the pod is gone, or the conflict has another cause
+            if trainer_ended(live):
+                return PodEnded(why=f"pod {pod.name} has ended meanwhile")
+            version = live.resource_version
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Release:
+    """Remove our finalizer: the pod's outcome is in the status, or is not needed."""
+
+    pod: PodView
+
+    def __str__(self) -> str:
+        return f"remove the finalizer of pod {self.pod.name}"
+
+    async def run(self, job: Job, context: Context) -> Result:
+        return await _of_pod(self.pod, self._release(context), context)
+
+    async def _release(self, context: Context) -> Done:
+        await release_pod(context.cluster, self.pod.name, self.pod.namespace, uid=self.pod.uid)
+        return Done()
+
+
+async def _of_pod(pod: PodView, request: Awaitable[Result], context: Context) -> Result:
+    """Awaits a request about a pod. One that is gone is removed from the cache: no event may come for it."""
+    try:
+        return await request
+    except ApiError as error:
+        if not error.stale:
+            raise
+        found = error.kind is ApiFailure.CONFLICT
+        raw = await context.cluster.get("pods", pod.name, pod.namespace) if found else None
+        if raw is not None and raw["metadata"]["uid"] == pod.uid:
+            return Changed(why=f"pod {pod.name} has changed: {error}")
+        which = about(pod.job, attempt=pod.attempt, rank=pod.rank)
+        logger.info("%s: pod %s is already gone: %s", pod.job, pod.name, error, extra=which)
+        context.caches.pods.drop(pod)
+        return Done(again=True)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Hold:
+    """Add our finalizer to the TrainingJob object, or remove it."""
+
+    on: bool
+
+    def __str__(self) -> str:
+        return "change the finalizers of the job"
+
+    async def run(self, job: Job, context: Context) -> Result:
+        key = job.key
+        try:
+            raw = await set_finalizer(context.cluster, key.name, key.namespace, uid=key.uid, on=self.on)
+        except ApiError as error:
+            if error.stale or error.kind is ApiFailure.INVALID:
+                await read_job(key, context.caches.jobs, context.cluster)
+                return Done(again=True)
+            if self.on and error.kind not in UNDECIDED:  # it blocks all pods; report why
+                context.memory.reject(key, refusal(error, job.generation, context.now))
+            raise
+        context.caches.jobs.put(parse_job(raw))
+        return Done(again=self.on)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeleteJob:
+    """Delete the TrainingJob object: its time to live is over."""
+
+    def __str__(self) -> str:
+        return "delete the job"
+
+    async def run(self, job: Job, context: Context) -> Result:
+        key = job.key
+        try:
+            await context.cluster.delete(names.PLURAL, key.name, key.namespace, uid=key.uid)
+        except ApiError as error:
+            if not error.stale:
+                raise
+        return Done()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tell:
+    """Tell Kueue about the job, in the status of its Workload. Its next event leads to the next plan."""
+
+    api: KueueApi
+    workload: WorkloadView
+    words: tuple[Told, ...]
+    release: bool = False
+    """Whether its quota is given back."""
+
+    def __str__(self) -> str:
+        return f"write the status of Workload {self.workload.name}"
+
+    async def run(self, job: Job, context: Context) -> Result:
+        found, kind = self.workload, self.api.kind(kueue.WORKLOADS)
+        try:
+            raw = await context.cluster.get(kind, found.name, found.namespace)
+            if raw is None or raw["metadata"]["uid"] != found.uid:
+                return Changed(why=f"Workload {found.name} is another one by now")
+            if self.release and int(raw["metadata"]["resourceVersion"]) != found.resource_version:
+                return Changed(why=f"Workload {found.name} has changed: it may have been admitted since")
+            change = kueue.status_patch(raw, self.words, context.now, release=self.release)
+            await context.cluster.patch(
+                kind, found.name, found.namespace, change, uid=found.uid, subresource="status"
+            )
+        except ApiError as error:
+            return _workload_changed(found, error)
+        return Done()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Discard:
+    """Delete the job's Workload, and give its quota back."""
+
+    api: KueueApi
+    workload: WorkloadView
+
+    def __str__(self) -> str:
+        return f"delete Workload {self.workload.name}"
+
+    async def run(self, job: Job, context: Context) -> Result:
+        found = self.workload
+        try:
+            kind = self.api.kind(kueue.WORKLOADS)
+            await context.cluster.delete(kind, found.name, found.namespace, uid=found.uid)
+        except ApiError as error:
+            return _workload_changed(found, error)
+        return Done()
+
+
+def _workload_changed(workload: WorkloadView, error: ApiError) -> Changed:
+    """Raises the error where the Workload is as observed."""
+    if not error.stale:
+        raise error
+    return Changed(why=f"Workload {workload.name} has changed: {error}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WriteBooks:
+    """Write the ConfigMap with the job's bookkeeping."""
+
+    manifest: dict[str, Any]
+
+    def __str__(self) -> str:
+        return f"write ConfigMap {self.manifest['metadata']['name']}"
+
+    async def run(self, job: Job, context: Context) -> Result:
+        meta = self.manifest["metadata"]
+        await context.cluster.patch("configmaps", meta["name"], meta["namespace"], self.manifest, form=APPLY)
+        return Done()
+
+
+# --- new objects --------------------------------------------------------------------------------------
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Provide:
+    """Create an object that the pods need, such as a gang's Service, unless it exists."""
+
+    kind: str
+    """As the client names it."""
+    manifest: dict[str, Any]
+    generation: int = 0
+
+    def __str__(self) -> str:
+        return _creation(self.manifest)
+
+    async def run(self, job: Job, context: Context) -> Result:
+        """Creates the object. A missing kind is no failure: the scheduler reports it."""
+        key = job.key
+        try:
+            await context.cluster.create(self.kind, self.manifest)
+        except ApiError as error:
+            exists = error.kind is ApiFailure.CONFLICT
+            if self.kind == "pods" and not exists:
+                return self._cleanup_refused(error, context)
+            # Also where groups are no longer served: pods with a missing group never start.
+            gang = self.kind.startswith(f"{API_VERSION}/")
+            if gang and error.kind in (ApiFailure.NOT_FOUND, ApiFailure.FORBIDDEN):
+                logger.warning("%s starts without a pod group: %s", key, error, extra=about(key))
+                context.memory.ungrouped.add(key)
+                return Changed(why=f"{key}: the next plan does without groups")
+            if error.kind in REJECTIONS:
+                field = f"the Workload for {names.QUEUE_LABEL}" if self._is_workload() else TEMPLATE
+                return Rejected(refusal=refusal(error, self.generation, context.now, field))
+            if not error.stale:
+                raise
+            logger.info("%s: %s", self, error)
+        if self._is_workload():  # no pod follows for a long time, so that none shows it
+            return Done(again=context.memory.refusals.pop(key, None) is not None)
+        return Done()
+
+    def _is_workload(self) -> bool:
+        return self.kind.startswith(f"{kueue.API_GROUP}/")
+
+    def _cleanup_refused(self, error: ApiError, context: Context) -> Done:
+        """Records a rejection: for good (the namespace is being deleted), or until the next try."""
+        uid, memory = self.manifest["metadata"]["labels"][names.JOB_UID_LABEL], context.memory
+        if error.kind is ApiFailure.NOT_FOUND or NAMESPACE_TERMINATING in error.causes:
+            memory.cleanup_refused[uid] = str(error)
+            return Done(again=True)
+        words = f"the API server rejects the cleanup pod: {admission_words(str(error))}"
+        known = memory.cleanup_rejected.get(uid)
+        memory.cleanup_rejected[uid] = words
+        return Done(again=words != known)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Create:
+    """Create a pod of an attempt."""
+
+    manifest: dict[str, Any]
+    generation: int
+    attempt: int
+
+    def __str__(self) -> str:
+        return _creation(self.manifest)
+
+    async def run(self, job: Job, context: Context) -> Result:
+        try:
+            raw = await context.cluster.create("pods", self.manifest)
+        except ApiError as error:
+            if error.kind is not ApiFailure.CONFLICT:
+                return Rejected(refusal=refusal(error, self.generation, context.now))
+            return await self._adopt(job.key, context)
+        context.memory.refusals.pop(job.key, None)
+        ATTEMPTS_STARTED.inc()
+        context.remember(raw)
+        return Done()
+
+    async def _adopt(self, key: JobKey, context: Context) -> Done | Rejected | Changed:
+        """Handles an existing pod of that name: ours from before a crash, or another owner's."""
+        name = self.manifest["metadata"]["name"]
+        raw = await context.cluster.get("pods", name, key.namespace)
+        if raw is None:
+            return Changed(why=f"pod {name} was created and deleted meanwhile")
+        pod = context.remember(raw)
+        if pod is not None and pod.job == key and not pod.stray:
+            context.memory.refusals.pop(key, None)
+            return Done(again=True)
+        taken = Refusal(
+            generation=self.generation,
+            reason=Reason.POD_NAME_TAKEN,
+            message=f"pod {name} exists and is not this job's; delete it",
+            at=context.now,
+            retry=RETRY_REFUSED,
+        )
+        return Rejected(refusal=taken)
+
+
+def _creation(manifest: dict[str, Any]) -> str:
+    return f"create {manifest.get('kind', 'Pod')} {manifest['metadata']['name']}"
+
+
+def refusal(error: ApiError, generation: int, now: datetime, field: str = TEMPLATE) -> Refusal:
+    """Classifies a rejection. Raises the error where the API server has not decided: a retry is enough."""
+    if error.kind in UNDECIDED:
+        raise error
+    words = admission_words(str(error))
+    match error.kind:
+        case ApiFailure.BAD_REQUEST | ApiFailure.INVALID:
+            reason, words, retry = Reason.INVALID_TEMPLATE, f"{field}: {words}", RETRY_INVALID
+        case ApiFailure.QUOTA_EXCEEDED:
+            reason, retry = Reason.QUOTA_EXCEEDED, RETRY_QUOTA
+        case _:
+            reason, retry = Reason.REFUSED, RETRY_REFUSED
+    return Refusal(generation=generation, reason=reason, message=words, at=now, retry=retry)
+
+
+# --- what a plan consists of ------------------------------------------------------------------------------
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Decision:
+    """The result of one rule."""
+
+    reason: str
+    message: str
+    status: Status
+    before: tuple[Action, ...] = ()
+    """Done before the status is written."""
+    events: tuple[Event, ...] = ()
+    """In addition to those that follow from the change of the status."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """Actions of one reconcile, done in this order: before, status, after, events."""
+
+    reason: str
+    message: str
+    before: tuple[Action, ...] = ()
+    status: Status | None = None
+    """None: no status to write."""
+    after: tuple[Action, ...] = ()
+    events: tuple[Event, ...] = ()
+    measurements: tuple[Measurement, ...] = ()
+    """For the operator's metrics, once the status is written."""
+    recheck_after: timedelta | None = None
+    books: Bookkeeping | None = None
+    """The bookkeeping up to now, to be remembered once the actions are done; None: as it was."""
