@@ -265,7 +265,10 @@ DECISIONS: dict[str, tuple[Observed, str]] = {
         seen(between(refused()), HOUR, prices=parse(json.dumps([SPOT])), maxCostUSD=100),
         "on=Spot OnTime=False CostLimited=True/PriceUnknown",
     ),
-    "a cost limit with an old gap in the sums": (replace(seen(known(), HOUR, maxCostUSD=100), books=GAP), "on=OnDemand"),
+    "a cost limit with an old gap in the sums": (
+        replace(seen(known(), HOUR, maxCostUSD=100), books=GAP),
+        "on=OnDemand",
+    ),
     "of two spot pools the cheaper": (in_two(2), "pool=a"),
     "of two spot pools the other": (in_two("0.2"), "pool=b"),
     "of two spot pools the one that did not refuse": (in_two(2, LOST), "pool=b"),
