@@ -253,7 +253,7 @@ class Elector:
         self._me = self._me.wrote(await write(claim, self._now(), seconds), begun)
 
     def _why_lost(self) -> str:
-        """Returns why this process leads no more; "" while it leads, or has not led yet."""
+        """Returns why this process has lost leadership; "" while it leads, or has not led yet."""
         if self._me.renewed is None:
             return ""
         if other := self._me.replaced_by():

@@ -57,7 +57,7 @@ def suspended(o: Observed) -> Halt | None:
     return Halt(
         reason=Reason.MAX_COST_REACHED,
         why=f"the job has reached capacity.maxCostUSD ({o.job.spec.capacity.max_cost_usd:f})",
-        figures=f": {o.spending.spent:.2f} US dollars before refunds",
+        figures=f": {o.spending.spent:.2f} US dollars",
         remedy="raise capacity.maxCostUSD",
     )
 

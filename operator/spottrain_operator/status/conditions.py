@@ -121,7 +121,7 @@ def _with_kstatus(status: Status, o: Observed, accepted: Verdict | None) -> Stat
     elif accepted is not None and not accepted[0] and not status.terminal:
         found[Condition.STALLED] = True, *accepted[1:]
     elif accepted is None and not _waits(status, o):
-        words = "the API server has not accepted the pod of this spec yet"
+        words = "the pod template has not passed a dry run yet"
         found[Condition.RECONCILING] = True, Reason.CHECKING, words
     for kind in (Condition.RECONCILING, Condition.STALLED):
         if kind in found:
