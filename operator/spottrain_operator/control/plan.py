@@ -301,7 +301,7 @@ def asks_for_spot(o: Observed) -> Decision | None:
         begun = handover.begins(o)
         return Decision(reason="Asks", message="asks for spot", status=begun) if begun is not None else None
     if words := handover.gives_up(o, asked):
-        ended = handover.over(o, asked, Cause.SCHEDULING_TIMEOUT, words)
+        ended = handover.over(asked, Cause.SCHEDULING_TIMEOUT, words)
         return Decision(reason=ended.cause, message=words, status=with_record(status, ended))
     if not handover.ready(o, asked):
         return None
@@ -525,11 +525,9 @@ def _starts_over(o: Observed, status: Status, ending: Ending) -> str:
 def _with_next_attempt(o: Observed, status: Status) -> Status:
     """Returns the status with a record of the next attempt. follow.py creates its pods from that."""
     assert o.job.spec is not None
-    number, ended, asked = status.next_number, status.current, status.asking
-    kept = [r for r in status.attempts if r.number <= status.attempt]
-    if asked is not None and ended is not None and ended.cause == Cause.MOVED:
-        return _started(with_record(replace(status, attempts=tuple(kept), next_start=None), asked), asked, o)
-    status = replace(status, attempts=tuple(kept))
+    number, request, status = status.next_number, handover.granted(status), handover.without_requests(status)
+    if request is not None:
+        return _started(replace(status, next_start=None), request, o)
     decided = cheapest.decide(o, status)
     if decided is not None and cheapest.without_backoff(o, status, decided):
         status = replace(status, next_start=cheapest.spread(o, status))

@@ -165,10 +165,20 @@ def withdrawn(o: Observed, status: Status) -> Status:
     ended = record.cause or record.stopping or status.terminal or o.job.deleting
     if not ended and not capacity.problem(o) and o.job.spec is not None:
         return status
-    return with_record(status, over(o, asked, Cause.REPLACED, f"attempt {record.number} does not go on"))
+    return with_record(status, over(asked, Cause.REPLACED, f"attempt {record.number} does not go on"))
 
 
-def over(o: Observed, asked: AttemptRecord, cause: Cause, words: str) -> AttemptRecord:
+def granted(status: Status) -> AttemptRecord | None:
+    """Returns the request to which the attempt that has ended hands over."""
+    ended = status.current
+    return status.asking if ended is not None and ended.cause == Cause.MOVED else None
+
+
+def without_requests(status: Status) -> Status:
+    return replace(status, attempts=tuple(r for r in status.attempts if r.number <= status.attempt))
+
+
+def over(asked: AttemptRecord, cause: Cause, words: str) -> AttemptRecord:
     return replace(asked, cause=str(cause), evidence=words[:500], charged=False)
 
 

@@ -273,3 +273,10 @@ def test_the_record_of_the_attempt_that_trains_stays_however_often_it_asks() -> 
         job.look("attempt=1 !stopping1", trains(), *pods, at=at)
     assert job.status.attempts[0].number == 1
     assert Cause.SCHEDULING_TIMEOUT in {r.cause for r in job.status.attempts}
+
+
+def test_both_nodes_are_paid_from_when_the_request_has_its_own() -> None:
+    job = Returns().asked()
+    old, new = trains(bound=after(-7200)), gated(bound=after(60), running_since=after(100))
+    books = job.look("attempt=1", old, new, at=110).books
+    assert books is not None and {node.name for node in books.ledger.nodes} == {"od-node", "spot-node"}
