@@ -5,6 +5,7 @@ tests/contract compares the two; `validation` fills them. A job is parsed once, 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from decimal import Decimal
@@ -16,7 +17,7 @@ from spottrain.contract import OnExisting, SyncWhen
 
 from spottrain_operator import names
 from spottrain_operator.api import gpus, volumes, wire
-from spottrain_operator.api.bookkeeping import Bookkeeping, TimeParts
+from spottrain_operator.api.bookkeeping import TimeParts
 from spottrain_operator.api.data_cache import DataCache
 from spottrain_operator.api.node_pools import CapacityType, Pool
 from spottrain_operator.api.volumes import ObjectRef
@@ -502,8 +503,8 @@ class Job:
     """Name of the Kueue LocalQueue that must admit it, from its label; "" without one."""
     queue_priority: str = ""
     """Name of its WorkloadPriorityClass, from its label."""
-    old_books: Bookkeeping | None = None
-    """The bookkeeping in a status that version 0.3 wrote."""
+    old_status: Mapping[str, Any] | None = None
+    """A status as version 0.3 wrote it, until it is written anew."""
 
     @property
     def deleting(self) -> bool:

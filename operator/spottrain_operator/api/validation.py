@@ -19,7 +19,6 @@ from pydantic_core import ErrorDetails, PydanticSerializationError, to_json
 from spottrain.contract import TimeSplit
 
 from spottrain_operator.api import data_cache, gpus, injected, sync, template, upgrade, volumes
-from spottrain_operator.api.bookkeeping import Bookkeeping
 from spottrain_operator.api.node_pools import CapacityType, Pool, type_asked_for
 from spottrain_operator.api.training_job import (
     AppliedDefaults,
@@ -52,9 +51,8 @@ A default that a later definition adds in one of them would change the hash of e
 def parse_job(raw: Mapping[str, Any]) -> Job:
     """Parses a job. An invalid spec makes its `spec` None and its `invalid` a sentence."""
     meta, written = raw["metadata"], raw.get("status") or {}
-    old_books = upgrade.books_of_0_3(written)
-    written = upgrade.status_of_0_3(written) if upgrade.is_of_0_3(written) else written
-    status = parse_status(written)
+    old = written if upgrade.is_of_0_3(written) else None
+    status = parse_status(upgrade.status_of_0_3(old) if old is not None else written)
     spec, invalid = _spec_or_sentence(raw.get("spec"), status.defaults)
     labels = meta.get("labels") or {}
     key, version = identity(raw)
@@ -69,7 +67,7 @@ def parse_job(raw: Mapping[str, Any]) -> Job:
         invalid=invalid,
         status=status,
         template_hash=_template_hash(raw["spec"]) if spec is not None else "",
-        old_books=decode(Bookkeeping, old_books, "status") if old_books is not None else None,
+        old_status=old,
         team=labels.get(TEAM_LABEL, ""),
         queue=labels.get(QUEUE_LABEL, ""),
         queue_priority=labels.get(QUEUE_PRIORITY_LABEL, ""),

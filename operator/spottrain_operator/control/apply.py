@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -220,8 +220,7 @@ async def patch_status(job: Job, status: Status, cluster: Cluster) -> Job:
     example because another controller has a condition there, or where it changes how the spec is read.
     """
     key, planned = job.key, status.to_json()
-    stored = job.status.to_json() if job.status.phase else {}  # zeros are written once
-    change = {"status": merge_patch(stored, planned)}
+    change = {"status": merge_patch(_stored(job), planned)}
     raw = await cluster.patch(
         names.PLURAL,
         key.name,
@@ -233,7 +232,14 @@ async def patch_status(job: Job, status: Status, cluster: Cluster) -> Job:
     )
     if raw.get("status") != planned or status.defaults != job.status.defaults:
         return parse_job(raw)
-    return replace(job, status=status, resource_version=identity(raw)[1])
+    return replace(job, status=status, old_status=None, resource_version=identity(raw)[1])
+
+
+def _stored(job: Job) -> Mapping[str, Any]:
+    """Returns the status that the API server has, in JSON: of version 0.3 with the names that go."""
+    if job.old_status is not None:
+        return job.old_status
+    return job.status.to_json() if job.status.phase else {}  # zeros are written once
 
 
 async def _confirm(job: Job, context: Context) -> Done | Changed:

@@ -18,7 +18,7 @@ from spottrain_operator.api.kueue import Admission, Assigned, Kueue, KueueApi, W
 from spottrain_operator.api.node_pools import Pool
 from spottrain_operator.api.observed import ClaimView, Limits, NodeView, Observed, PodView
 from spottrain_operator.api.prices import NO_PRICES, PriceList
-from spottrain_operator.api.stored_books import books_of_config_map
+from spottrain_operator.api.stored_books import books_of_0_3, books_of_config_map
 from spottrain_operator.api.training_job import AppliedDefaults, Job, JobKey
 from spottrain_operator.api.validation import with_defaults
 from spottrain_operator.api.views import (
@@ -225,8 +225,8 @@ async def _books(job: Job, cluster: Cluster, now: datetime) -> Bookkeeping:
     if not job.status.attempt:
         return Bookkeeping()
     raw = await cluster.get("configmaps", job.books_name, job.key.namespace)
-    if raw is None and job.old_books is not None:
-        return replace(job.old_books, written=NEVER)
+    if raw is None and job.old_status is not None and (books := books_of_0_3(job.old_status)) is not None:
+        return replace(books, written=NEVER)
     if raw is None:
         return accounting.rebuilt(job.status, now)
     try:

@@ -262,7 +262,7 @@ class Poller:
     async def _write(self, job: Job, sample: Sample) -> None:
         """Writes further steps into the status. A failure is no loss: the next ones are due at once."""
         record = job.status.current
-        if job.status.terminal or record is None or record.cause:
+        if job.status.terminal or record is None or record.cause or job.old_status is not None:
             return
         pods = self._caches.pods.of(job.key)
         o = Observed(now=sample.at, job=job, pods=pods, default_pool=self._default_pool)

@@ -8,15 +8,18 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+from spottrain_operator.api.stored_books import books_of_0_3
 from spottrain_operator.api.validation import parse_job
 from spottrain_operator.api.wire import timestamp
 from spottrain_operator.control.plan import plan
 
-from tests.builders import make_node, make_observed, make_pod, raw_job, raw_spec
+from tests.builders import KEY, make_node, make_observed, make_pod, raw_job, raw_spec
+from tests.unit.controller.fake_cluster import World
 
 WRITTEN: dict[str, Any] = json.loads((Path(__file__).parent / "status_of_0_3.json").read_text())
 """Of a gang of two in its second attempt, 400 s after its pods were bound; the first one was interrupted."""
 JOB = parse_job(raw_job(raw_spec(workers=2)) | {"status": WRITTEN})
+BOOKS = books_of_0_3(WRITTEN)
 UNTIL = timestamp(WRITTEN["cost"]["time"])
 BORN = timestamp("2026-03-01T12:00:00Z")
 
@@ -28,10 +31,11 @@ def test_its_attempts_and_counters_are_read() -> None:
     assert (first.cause, first.ended) == ("Interrupted", timestamp("2026-03-01T12:01:55Z"))
     assert second.bound == timestamp("2026-03-01T12:02:05Z") and second.complete
     assert status.progress is not None and status.progress.poll_time == UNTIL
+    assert JOB.old_status == WRITTEN, "and goes with the next write"
 
 
 def test_its_bookkeeping_is_read_from_the_status_with_the_same_sums() -> None:
-    books, cost = JOB.old_books, WRITTEN["cost"]
+    books, cost = BOOKS, WRITTEN["cost"]
     assert books is not None
     sums = books.ledger.sums
     for name in ("spent", "use", "boot", "idle"):
@@ -48,12 +52,22 @@ def test_it_goes_on_from_these_sums_and_is_written_with_the_new_names_alone() ->
         for rank, node in enumerate(("node-a", "node-c"))
     ]
     nodes = tuple(make_node(f"node-{n}", created=BORN, instance_type="g5", gpus=1) for n in "abc")
-    assert JOB.old_books is not None
+    assert BOOKS is not None
     now = UNTIL + timedelta(minutes=6)
-    made = plan(make_observed(*pods, job=JOB, nodes=nodes, now=now, books=JOB.old_books))
+    made = plan(make_observed(*pods, job=JOB, nodes=nodes, now=now, books=BOOKS))
     assert made.status is not None and made.status.cost is not None and made.books is not None
     assert made.status.cost.spent == Decimal("14.5") and made.status.cost.lost_time is None
     assert made.status.cost.unknown_seconds == 3 * 360, "of this test's empty price list"
     written = made.status.to_json()
     assert not {"ready", "activeSince"} & written.keys() and "nodes" not in written["cost"]
     assert {"started", "useSeconds"}.isdisjoint(written["attempts"][0])
+
+
+async def test_the_first_write_of_the_status_takes_the_old_names_away() -> None:
+    world = World({"workers": 2})
+    world.cluster.jobs[KEY.name]["status"] = WRITTEN
+    await world.settle()
+    written = world.cluster.jobs[KEY.name]["status"]
+    assert not {"ready", "activeSince"} & written.keys() and "nodes" not in written["cost"]
+    assert "time" not in written["progress"] and written["attempt"] >= 2
+    assert world.books.lost is None and world.books.ledger.sums.spent >= Decimal("14.5")
