@@ -163,9 +163,7 @@ class Phase(StrEnum):
 
     PENDING = "Pending"
     STARTING = "Starting"
-    GATED = "Gated"
     RUNNING = "Running"
-    RESTARTING = "Restarting"
     WAITING = "Waiting"
     STOPPING = "Stopping"
     SUSPENDED = "Suspended"

@@ -483,7 +483,7 @@ def _phase(status: Status, pods: Sequence[PodView]) -> Phase:
         return Phase.WAITING
     if running is not None and running.status == "True":
         begins = running.reason in (Reason.WAITING_FOR_RUNTIME, Reason.WAITING_FOR_TRAINING)
-        return Phase.GATED if status.state == GATED_STATE else Phase.STARTING if begins else Phase.RUNNING
+        return Phase.STARTING if begins or status.state == GATED_STATE else Phase.RUNNING
     if (accepted := status.condition(Condition.ACCEPTED)) is not None and accepted.status == "False":
         return Phase.INVALID
     if pods and all(pod.node for pod in pods):
@@ -491,4 +491,4 @@ def _phase(status: Status, pods: Sequence[PodView]) -> Phase:
     scheduled = status.condition(Condition.SCHEDULED)
     if scheduled is not None and scheduled.reason in NOT_FOR_NODES:
         return Phase.WAITING
-    return Phase.RESTARTING if status.attempt > 1 else Phase.PENDING
+    return Phase.PENDING
