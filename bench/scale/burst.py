@@ -23,14 +23,14 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import aiohttp
-from spottrain_operator.names import API_VERSION, FIELD_MANAGER, JOB_LABEL, KIND, PLURAL
+from spottrain_operator.names import FIELD_MANAGER, JOB_LABEL, PLURAL
 
 from bench.scale import options as shared
 from bench.scale import world as worlds
 from bench.scale.audit import Log, Write, by_verb
 from bench.scale.client import (
-    APPLY,
     AT_ONCE,
+    MERGE,
     POD_RUNNING,
     Api,
     Json,
@@ -222,18 +222,19 @@ async def _write_as_the_operator(api: Api, name: str, made: Sample, status_write
     """The writes for one job, whose pods are made once all that precedes them is there."""
     # A UID of its own: else the Service of each job would have the pods of all.
     words = {made.name: name, made.uid: str(uuid.uuid4())}
-    statuses = (dict(made.status) | {"readyWorkers": number} for number in range(status_writes))
+    lists = {part: made.status[part] for part in ("conditions", "attempts")}
+    statuses = (
+        (lists if number else dict(made.status)) | {"readyWorkers": number} for number in range(status_writes)
+    )
 
     async def write_status() -> None:
-        """One that differs from the last: else the API server would store nothing."""
-        body = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": name}}
-        target = f"{jobs_path(PLURAL)}/{name}/status?{AS_MANAGER}&force=true"
-        await api.call("PATCH", target, body | {"status": next(statuses)}, kind=APPLY)
+        """Writes all of it at first, and then what changes: else the API server would store nothing."""
+        target = f"{jobs_path(PLURAL)}/{name}/status?{AS_MANAGER}&fieldValidation=Strict"
+        await api.call("PATCH", target, {"status": next(statuses)}, kind=MERGE)
 
     async def post(path: str, body: Json, query: str = f"{AS_MANAGER}&fieldValidation=Strict") -> None:
         await api.call("POST", f"{path}?{query}", renamed(body, words))
 
-    await post(PODS, made.pods[0], f"{AS_MANAGER}&fieldValidation=Strict&dryRun=All")
     await write_status()
     for service in made.services:
         await post(SERVICES, service)

@@ -290,15 +290,9 @@ class Play:
         return found
 
     def has_seen(self, attempt: Attempt) -> bool:
-        """Whether the job's status tells of the pod that the act is to hit."""
-        return self._rank_record(attempt) is not None
-
-    def _rank_record(self, attempt: Attempt) -> Json | None:
-        return next((rank for rank in self._ranks(attempt) if rank["rank"] == attempt.act.rank), None)
-
-    def _ranks(self, attempt: Attempt) -> list[Json]:
+        """Whether the job's status tells that all pods of the attempt have been seen."""
         records = (r for r in self.status.get("attempts") or () if r["number"] == attempt.number)
-        return [rank for record in records for rank in record.get("ranks") or ()]
+        return any(record.get("createdWorkers", 0) >= self.scene.workers for record in records)
 
     def pods_of(self, attempt: Attempt) -> list[Pod]:
         return [p for p in self.pods.values() if p.attempt is attempt]
