@@ -85,15 +85,14 @@ def choose(situation: Situation, overheads: Overheads) -> SpotDecision:
         return SpotDecision(True, "it runs on spot")
     slack = situation.deadline - situation.now - situation.work_left - overheads.reserve
     keep = _to_keep(situation, overheads)
-    lost_start = (
-        overheads.restart + overheads.decision
-    )  # spot that is granted, and lost before its first save
+    lost_at_once = overheads.restart + overheads.decision
+    """What a spot node costs that goes before its first save."""
     if situation.running == "nowhere":
-        return _compared(slack, max(lost_start, keep))
+        return _compared(slack, max(lost_at_once, keep))
     hold = overheads.restart**2 / HOLD_UNIT
     if situation.lost is not None and (left := situation.lost + hold - situation.now) > 0:
         return SpotDecision(False, f"spot was lost lately; it is asked for again in {_hours(left)}")
-    return _compared(slack, max(lost_start, overheads.restart + MOVE_SHARE * keep))
+    return _compared(slack, max(lost_at_once, overheads.restart + MOVE_SHARE * keep))
 
 
 def _to_keep(situation: Situation, overheads: Overheads) -> float:
