@@ -85,7 +85,7 @@ def test_the_next_attempt_is_a_gang_again_and_its_survivor_keeps_its_node(stage:
     nodes = stage.wait_bound(2)
     for pod in pods:
         stage.report_running(pod)
-    wait_for("the operator to know the nodes", lambda: stage.status().get("ready") == "2/2")
+    wait_for("the operator to know the nodes", lambda: stage.status().get("readyWorkers") == 2)
     stage.give_notice(nodes[1])
     wait_for("the doomed rank's end", lambda: "deletionTimestamp" in live(stage, pods[1])["metadata"])
     stage.end(pods[1], 75, SAVED)

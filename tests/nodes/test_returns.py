@@ -11,7 +11,7 @@ from demo.kubectl import Kubectl
 from localcluster.api import Cluster
 
 from tests.nodes.conftest import new_lab
-from tests.support.lab import TRAIN, Lab, Raw
+from tests.support.lab import TRAIN, Lab, Raw, paced
 
 LABEL = "spottrain.test/spot"
 
@@ -42,10 +42,11 @@ def digest(lab: Lab, name: str, attempt: int) -> str:
     return found[1]
 
 
+@pytest.mark.heavy
 def test_it_trains_on_until_its_spot_node_is_there_and_ends_with_the_same_weights(lab: Lab) -> None:
     sure, spot = lab.cluster.nodes
-    every = {"interval": "10steps"}
-    lab.apply(lab.slow_job("returns", checkpoint=every, capacity=cheapest(sure)), lab.slow_job("alone"))
+    slow = {"checkpoint": {"interval": "10steps"}, "container": {"env": paced(first=1.0, later=0)}}
+    lab.apply(lab.slow_job("returns", capacity=cheapest(sure), **slow), lab.slow_job("alone", **slow))
 
     def request() -> Raw | None:
         """Its record, while the attempt on demand trains."""

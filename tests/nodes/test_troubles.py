@@ -283,7 +283,9 @@ def test_a_node_that_is_silent_is_told_at_once_and_its_attempt_ends_as_a_lost_no
 ) -> None:
     assert troubles.said_once("silent", "Running", "NodeNotReady")["status"] == "False"
     assert any(
-        status.get("ready") == "0/1" and status["attempt"] == 1 and running_reason(status) == "NodeNotReady"
+        status.get("readyWorkers") == 0
+        and status["attempt"] == 1
+        and running_reason(status) == "NodeNotReady"
         for status in list(troubles.said["silent"])
     )
     status = troubles.status_with("silent", "a second attempt", lambda s: s.get("attempt") == 2)
