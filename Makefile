@@ -62,7 +62,7 @@ test: programs ## all that needs no more than the demo does (10 minutes; 15 the 
 test-chart: programs ## the chart, rendered and upgraded by Helm 3 and 4 (builds Helm 3 once, 2 minutes)
 	$(PYTEST) -n 2 --dist loadfile tests/chart
 
-test-heavy: programs ## what `make test` leaves out: compile, whole matrices, Google Cloud Storage (15 minutes)
+test-heavy: programs ## what `make test` leaves out: compile, whole matrices, rarer cases, Google Cloud Storage (18 minutes)
 	@PYTHONPATH=dev $(PY) -c 'from localcluster import binaries, layout; binaries.ensure(layout.default_paths(), {"fake-gcs-server"})'
 	$(PYTEST) -n 2 --dist loadfile -m heavy tests/unit tests/contract tests/runs tests/s3 tests/api tests/nodes
 

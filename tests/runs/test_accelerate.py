@@ -121,6 +121,7 @@ def test_a_loop_begins_from_other_weights_and_goes_on_bit_for_bit(lab: Lab, base
     assert _average(last.log) == _average((lab.folder / "run-1.log").read_text())
 
 
+@pytest.mark.heavy
 def test_two_ranks_begin_from_other_weights_and_go_on(lab: Lab, base: Path) -> None:
     foreign.two_ranks_begin_from_other_weights_and_go_on(lab, OWN, base)
 

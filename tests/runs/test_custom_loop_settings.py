@@ -359,6 +359,7 @@ def ended(runs: list[Run], code: ExitCode) -> Run:
     return runs[0]
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("kept", sample((True, False), True))
 def test_power_sgd_goes_on_bit_by_bit_where_the_guard_is_given_it(lab: Lab, kept: bool) -> None:
     env = {} if kept else {"FORGET": "1"}

@@ -74,6 +74,7 @@ def _start(folder: Path, script: str, managed: bool) -> Process:
     return Process(folder, 1, script=BEGIN + script, **{str(name): value for name, value in pod.items()})
 
 
+@pytest.mark.heavy
 @MANAGED
 def test_after_it_the_scripts_own_handler_is_heard_and_nobody_ends_it(tmp_path: Path, managed: bool) -> None:
     (tmp_path / "go").touch()

@@ -81,6 +81,7 @@ EVALUATES = loop(
 )
 
 
+@pytest.mark.heavy
 @BOTH
 def test_the_workers_of_an_evaluation_loader_outlive_a_signal_to_the_group(
     lab: Lab, signum: signal.Signals
@@ -132,6 +133,7 @@ def test_an_error_that_follows_from_the_stop_is_none_of_the_script_and_the_newes
     assert again.digest == plain.digest
 
 
+@pytest.mark.heavy
 def test_after_an_update_that_was_not_counted_what_is_durable_is_the_newest(lab: Lab) -> None:
     run = lab.run(loop(head=POOLED, between=ASKS), interval="1h", env={"PAUSE": "0.3"}).until("asking 3")
     assert strike(run).end() == ExitCode.INTERRUPTED_LOST, run.log

@@ -61,6 +61,7 @@ def test_a_hang_is_told_once_with_the_stacks_and_the_training_may_go_on(lab: Lab
     assert " step=4 state=Training idle=1." in line and " limit=1.000 " in line
 
 
+@pytest.mark.heavy
 def test_a_thread_that_hangs_with_the_interpreter_lock_is_dumped_all_the_same(lab: Lab) -> None:
     go = lab.folder / "go"
     os.mkfifo(go)
@@ -118,6 +119,7 @@ def test_in_a_loop_of_one_s_own_asking_whether_to_stop_is_a_sign_of_life(lab: La
     assert " step=4 " in line, "not at step 2, where it asked"
 
 
+@pytest.mark.heavy
 def test_of_two_ranks_each_dumps_its_own(lab: Lab) -> None:
     one = "if os.environ['RANK'] == '1':\n        where_it_hangs()"
     script = hanging(WAITS, RANKS).replace("    where_it_hangs()\n", f"    {one}\n", 1)

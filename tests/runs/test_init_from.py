@@ -134,6 +134,7 @@ def test_a_loop_of_ones_own_does(lab: Lab) -> None:
     begins_as_if_the_script_loaded_the_weights(lab, LOOP, loading, made(lab, LOOP))
 
 
+@pytest.mark.heavy
 def test_a_loop_with_several_models_and_an_average_does(lab: Lab) -> None:
     loading = SEVERAL.replace("\noptimizers =", f"\nboth.{LOADS}\noptimizers =", 1)
     begins_as_if_the_script_loaded_the_weights(lab, SEVERAL, loading, made(lab, SEVERAL))
@@ -148,6 +149,7 @@ def test_two_ranks_do(lab: Lab, kind: str) -> None:
     begins_as_if_the_script_loaded_the_weights(lab, RANKS, loading, base, nproc=2, env=env)
 
 
+@pytest.mark.heavy
 def test_of_a_run_that_is_not_done_it_is_the_newest_checkpoint_with_its_average(lab: Lab) -> None:
     base = lab.run(at="base", attempt=1, training=AVERAGE, env={"PAUSE": "0.05"}).until("step=9/").stopped()
     file = lab.folder / "exported.safetensors"
@@ -160,6 +162,7 @@ def test_of_a_run_that_is_not_done_it_is_the_newest_checkpoint_with_its_average(
     assert '"released"' in (lab.folder / "base" / "HEAD").read_text(), "its HEAD is only read"
 
 
+@pytest.mark.heavy
 def test_a_damaged_checkpoint_is_left_out_for_the_one_before(lab: Lab) -> None:
     lab.run(at="base", attempt=1, env={"PAUSE": "0.05"}).until("step=16/").stopped()
     newest, before, *_ = json.loads((lab.folder / "base" / "HEAD").read_text())["checkpoints"]

@@ -53,6 +53,7 @@ def test_a_failure_of_another_rank_is_named_and_a_raised_limit_of_torchruns_is_b
     assert run.message.message.startswith("Rank 1: ValueError: two is odd (")
 
 
+@pytest.mark.heavy
 def test_ranks_that_have_saved_at_a_deadline_are_not_started_again_by_torchrun(
     start: Start, tmp_path: Path
 ) -> None:
@@ -129,6 +130,7 @@ finally:
 )
 
 
+@pytest.mark.heavy
 def test_a_script_leaves_in_time_though_its_peer_does_not_answer(lab: Lab) -> None:
     first, _ = lab.ranks(2, WEDGED, env={Env.GRACE_SECONDS: "2"})
     first.until("ready-0").send()

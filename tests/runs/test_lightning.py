@@ -175,6 +175,7 @@ def test_an_unchanged_script_begins_from_other_weights_and_goes_on_bit_for_bit(l
     assert "library=lightning version=2.6.6 what=Trainer.fit off=--no-auto-attach" in last.log
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("workers", sample("20", "2"))
 def test_the_callback_goes_on_bit_for_bit(lab: Lab, others: Lab, workers: str) -> None:
     env = {"WORKERS": workers}
@@ -183,6 +184,7 @@ def test_the_callback_goes_on_bit_for_bit(lab: Lab, others: Lab, workers: str) -
     assert "after fit" in last.log and "event=attached" not in last.log
 
 
+@pytest.mark.heavy
 def test_two_ranks_begin_from_other_weights_and_go_on(lab: Lab, base: Path) -> None:
     foreign.two_ranks_begin_from_other_weights_and_go_on(lab, THEIRS, base)
 
@@ -283,6 +285,7 @@ def test_a_stream_goes_on_though_lightning_reads_a_batch_ahead(lab: Lab, others:
     assert first.losses | second.losses == plain.losses and second.digest == plain.digest
 
 
+@pytest.mark.heavy
 def test_persistent_workers_keep_the_order_of_the_samples(lab: Lab, others: Lab) -> None:
     script = SCRIPT.replace("shuffle=True", "shuffle=True, persistent_workers=True").replace(
         "x + 0.01 * torch.randn(4)", "x"

@@ -70,6 +70,7 @@ def test_the_launcher_starts_all_again_and_they_go_on_from_the_last_checkpoint_s
     assert lab.head["state"] == "done" and lab.head["attempt"] == 1
 
 
+@pytest.mark.heavy
 def test_a_rank_that_runs_out_in_a_trial_that_all_are_in_is_a_case_for_the_launcher_too(lab: Lab) -> None:
     it = run(lab, 4, AT="0", **KINDS["FSDP2"]).done(300)
     assert it.log.count("event=restarted") == 1 and "event=restored" not in it.log
@@ -99,6 +100,7 @@ BLOCKS = (
 """Rank 1 has room for a step only where at least `FITS` of the four blocks are recomputed."""
 
 
+@pytest.mark.heavy
 def test_a_policy_that_a_trial_of_all_ranks_runs_out_with_is_passed_over_by_the_next_start(lab: Lab) -> None:
     wanted = json.dumps({"activationCheckpointing": {"policy": "auto"}})
     env = {"FITS": "2", **KINDS["FSDP2"]}
@@ -108,6 +110,7 @@ def test_a_policy_that_a_trial_of_all_ranks_runs_out_with_is_passed_over_by_the_
     assert "most=" not in it.log, "no size was too large"
 
 
+@pytest.mark.heavy
 def test_where_not_even_one_sample_fits_any_more_the_run_fails_and_names_the_ways_out(lab: Lab) -> None:
     it = run(lab, 0).ends(ExitCode.BAD_CONFIGURATION, seconds=300)
     assert it.log.count("event=restarted") == 3, "8, 4, 2, and then 1"

@@ -142,6 +142,7 @@ def test_two_ranks_that_were_stopped_go_on_bit_by_bit_each_with_its_own_random_n
     assert min(samples(*second)) == step + 1
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("kind", sample(KINDS, "FSDP2"))
 def test_what_two_ranks_saved_one_goes_on_with_and_then_two_again(lab: Lab, kind: str) -> None:
     env = KINDS[kind]

@@ -55,6 +55,7 @@ def _at(file: Path) -> dict[str, str]:
     return {Env.SAVE_ADVISED_FILE: str(file), "PAUSE": "0.01"}
 
 
+@pytest.mark.heavy
 def test_an_advice_shortly_after_a_save_is_left_with_a_line(lab: Lab) -> None:
     file = lab.folder / "save-advised"
     run = lab.run(interval="1h", env=SLOW | {Env.SAVE_ADVISED_FILE: str(file)}).until("step=3/")
@@ -80,6 +81,7 @@ def test_an_advice_during_a_save_is_left_with_a_line(lab: Lab) -> None:
     assert advised(run) == []
 
 
+@pytest.mark.heavy
 def test_without_a_checkpoint_uri_an_advice_changes_nothing(lab: Lab) -> None:
     file = lab.folder / "save-advised"
     run = lab.run(SCRIPT, at="", env=SLOW | {Env.SAVE_ADVISED_FILE: str(file)}).until("step=3/")

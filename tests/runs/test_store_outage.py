@@ -163,6 +163,7 @@ def test_an_outage_is_outlived_wherever_it_comes(
     assert run.message.timeSplit.waiting - waited.waiting >= seconds - 2 * LOOK_SECONDS
 
 
+@pytest.mark.heavy
 def test_a_done_that_could_not_be_said_is_said_by_the_next_attempt(
     lab: Lab, store: tuple[FaultProxy, dict[str, str]]
 ) -> None:
@@ -193,6 +194,7 @@ def test_a_refusal_ends_it_at_once(lab: Lab, store: tuple[FaultProxy, dict[str, 
     assert gone.message.reason == Reason.BUCKET_NOT_FOUND
 
 
+@pytest.mark.heavy
 def test_peers_of_the_rank_that_waits_say_nothing_that_would_be_charged(lab: Lab) -> None:
     endpoint = f"http://127.0.0.1:{s3server.free_port()}"
     runs = lab.ranks(2, RANKS, env=at(endpoint) | {Env.STORE_WAIT: "1"})
@@ -224,6 +226,7 @@ def test_an_outage_in_mid_training_stops_nothing_and_is_said(
     run.stopped()
 
 
+@pytest.mark.heavy
 def test_two_ranks_outlive_an_outage_at_their_end(lab: Lab, store: tuple[FaultProxy, dict[str, str]]) -> None:
     proxy, env = store
     cut = Cut("PUT", "s000000004")
@@ -234,6 +237,7 @@ def test_two_ranks_outlive_an_outage_at_their_end(lab: Lab, store: tuple[FaultPr
     assert [run.end() for run in runs] == [ExitCode.DONE] * 2, runs[0].log + runs[1].log
 
 
+@pytest.mark.heavy
 def test_the_pod_of_several_ranks_ends_with_the_code_of_the_one_that_waited(lab: Lab) -> None:
     endpoint = f"http://127.0.0.1:{s3server.free_port()}"
     run = lab.run(RANKS, env=at(endpoint) | {Env.STORE_WAIT: "1"}, nproc=2)

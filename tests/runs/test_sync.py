@@ -240,6 +240,7 @@ def test_a_deadline_stops_the_command(place: Place) -> None:
     assert code == 75, output
 
 
+@pytest.mark.heavy
 def test_a_command_that_ignores_the_signal_is_ended_before_the_grace_period_is_over(place: Place) -> None:
     ignore = 'trap "" TERM; echo up; while :; do sleep 0.1; done'
     process = place.start(*shell(ignore), env={Env.GRACE_SECONDS: "2"})
@@ -308,6 +309,7 @@ def test_a_signal_reaches_the_child_of_a_shell_once_and_what_it_saves_is_stored(
     assert (place.told().durableStep or 0) >= 2 and not runs(child_of(place)), output
 
 
+@pytest.mark.heavy
 def test_ctrl_c_in_a_terminal_reaches_the_child_of_a_shell_once(place: Place) -> None:
     ours, theirs = os.openpty()
     terminal = {"stdin": theirs, "preexec_fn": lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0)}
@@ -321,6 +323,7 @@ def test_ctrl_c_in_a_terminal_reaches_the_child_of_a_shell_once(place: Place) ->
     assert (place.told().durableStep or 0) >= 2 and not runs(child_of(place)), output
 
 
+@pytest.mark.heavy
 def test_what_a_shell_leaves_running_ends_before_the_last_upload(place: Place) -> None:
     process = start_shell(
         place, "{python} {root}/child.py &", "while ! test -e {root}/go; do sleep 0.1; done"
@@ -531,6 +534,7 @@ def progress_of(port: int) -> Progress:
         return Progress.from_json(reply.read().decode())
 
 
+@pytest.mark.heavy
 def test_a_sidecar_leaves_its_message_before_a_deadline_and_goes_on(place: Place) -> None:
     deadline = place.root / "deadline"
     process = place.start(env={**POD, Env.DEADLINE_FILE: str(deadline)})
@@ -547,6 +551,7 @@ def test_a_sidecar_leaves_its_message_before_a_deadline_and_goes_on(place: Place
     assert place.told().outcome is Outcome.INTERRUPTED and place.told().durableStep == 2
 
 
+@pytest.mark.heavy
 @BOTH
 def test_after_a_deadline_that_took_nothing_away_the_end_stores_everything(
     place: Place, number: signal.Signals

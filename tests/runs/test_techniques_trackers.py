@@ -68,6 +68,7 @@ def test_a_start_without_a_checkpoint_hides_all_that_tensorboard_had(
     assert [(event.step, event.value) for event in shown.Scalars("loss")] == [(1, 201), (2, 202)]
 
 
+@pytest.mark.heavy
 def test_mlflow_has_one_run_and_each_step_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     mlflow = importlib.import_module("mlflow")
     uri = f"sqlite:///{tmp_path / 'mlflow.db'}"

@@ -112,6 +112,7 @@ def test_a_training_whose_terminal_is_gone_saves_and_ends_although_its_script_pr
     assert head["state"] == "released" and head["checkpoints"][0]["step"] >= 5
 
 
+@pytest.mark.heavy
 def test_ranks_share_a_terminal_and_only_rank_0_shows_progress(terminal: Callable[..., Terminal]) -> None:
     begins = "session.board.update(total_steps=9)\nsession.board.stepped(rank + 1)\n"
     prints = 'for number in range(50):\n    print("line", number, "of", rank)\n    time.sleep(0.02)\n'

@@ -181,11 +181,13 @@ def test_an_evaluation_is_productive_and_also_the_one_that_a_stop_has_put_off(la
     assert it.split().productive >= 3 * 3 * 0.05
 
 
+@pytest.mark.heavy
 def test_a_slow_store_is_a_stall_where_a_save_must_be_durable_before_the_end(lab: Lab) -> None:
     split = done(lab, env={"STEP": "0.02"}, uploads="time.sleep(0.5)")
     assert split.checkpointStall >= 0.5
 
 
+@pytest.mark.heavy
 def test_a_slow_read_is_a_restore(lab: Lab) -> None:
     lab.run(TRAINER, env={"STEP": "0.05"}).until(" step=5/").stopped()
     split = done(lab, attempt=2, env={"READ": "0.5", "BEFORE": "0.3"})
@@ -204,6 +206,7 @@ def test_a_gate_is_waited_at(lab: Lab) -> None:
 
 
 # --- custom loops -------------------------------------------------------------------------------------------
+@pytest.mark.heavy
 @pytest.mark.parametrize("how", sample(("batches", "ahead", "loader"), "loader"))
 def test_a_custom_loop_that_takes_its_batches_from_us_tells_how_long_it_waits(lab: Lab, how: str) -> None:
     split = done(lab, OWN_LOOP, env={"HOW": how, "DATA": "0.04", "STEP": "0.02"})
@@ -211,6 +214,7 @@ def test_a_custom_loop_that_takes_its_batches_from_us_tells_how_long_it_waits(la
     assert split.productive < split.dataWait
 
 
+@pytest.mark.heavy
 def test_waits_of_a_loop_over_a_plain_loader_are_not_known_and_count_as_productive(lab: Lab) -> None:
     split = done(lab, OWN_LOOP, env={"HOW": "plain", "DATA": "0.03", "STEP": "0.02"})
     assert split.dataWait == 0 and split.productive >= 11 * (4 * 0.03 + 0.02)
@@ -242,6 +246,7 @@ def test_what_is_not_saved_is_lost_without_a_store(lab: Lab) -> None:
 
 
 # --- several ranks ------------------------------------------------------------------------------------------
+@pytest.mark.heavy
 def test_ranks_count_from_the_start_of_their_launcher(lab: Lab) -> None:
     script = RANKS + END_OF_FIRST
     split = done(lab, script, nproc=2, env={"PAUSE": "0.03"})
@@ -268,6 +273,7 @@ def listens(port: int) -> bool:
     return any(words[1].endswith(f":{port:04X}") and words[3] == "0A" for words in lines)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("logs", sample(("off", "keep"), "keep"))
 def test_a_pod_waits_for_the_others_also_before_it_starts_its_ranks(lab: Lab, logs: str) -> None:
     """With `keep` the launcher is another process than the rank."""
@@ -294,6 +300,7 @@ def best(run: Run) -> int:
     return int(min(found, key=lambda each: float(each["eval_loss"]))["step"])
 
 
+@pytest.mark.heavy
 def test_the_step_of_the_best_evaluation_is_known_to_later_attempts(lab: Lab) -> None:
     env = {"EVAL": "0.01", "STEP": "0.1"}
     first = lab.run(TRAINER, interval="1steps", env=env).until(" step=9/").stopped()

@@ -190,6 +190,7 @@ def test_an_optimizer_may_be_named_and_the_manifest_may_name_another(lab: Lab, o
     assert "the optimizer sgd needs a learning rate" in refused.message.message
 
 
+@pytest.mark.heavy
 def test_what_the_manifest_says_of_the_optimizer_holds_against_the_checkpoint_s(lab: Lab) -> None:
     said = {"name": "adamw", "weightDecay": 0.1}
     stopped(lab, {"optimizer": said})
@@ -396,6 +397,7 @@ ROOM = SCRIPT.replace(
 )
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(("deterministic", "size"), sample([(False, 8), (True, 4)], (True, 4)))
 def test_on_a_larger_device_the_size_is_looked_for_again_unless_bits_are_to_stay(
     lab: Lab, deterministic: bool, size: int

@@ -170,6 +170,7 @@ def test_weights_that_could_not_be_left_are_left_by_the_next_attempt(lab: Lab) -
 
 
 # --- other weights, and checkpoints of the script's own ---------------------------------------------------
+@pytest.mark.heavy
 def test_it_begins_from_the_checkpoint_of_a_run_that_is_not_done(lab: Lab) -> None:
     """Its head is tied to the embedding, so the Trainer's checkpoint has only one of them."""
     loads = "from safetensors.torch import load_model\nload_model(theirs.model, 'base.safetensors')\n"
@@ -227,6 +228,7 @@ def test_a_stop_after_the_training_has_the_rest_of_the_script_run_again(lab: Lab
     assert second.digest == plain.digest and lab.head["state"] == "done"
 
 
+@pytest.mark.heavy
 def test_a_short_rest_of_the_script_ends_within_the_notice(lab: Lab) -> None:
     env = {Env.GRACE_SECONDS: "20", "REST": "1"}
     run = lab.run(SCRIPT, env=env).until("after train 18").send().done()
@@ -311,6 +313,7 @@ def test_there_is_a_last_checkpoint_though_the_trainer_keeps_the_best_alone(
 
 
 # --- what is attached to, and what is not -------------------------------------------------------------------
+@pytest.mark.heavy
 def test_a_second_training_is_done_and_not_saved_and_says_so(lab: Lab) -> None:
     twice = SCRIPT.replace("result = ", 'theirs.train()\nPAUSE = 1\nprint("between", flush=True)\nresult = ')
     run = lab.run(twice, env={Env.GRACE_SECONDS: "4"}).until("between", "the script trains a second time")
@@ -628,6 +631,7 @@ def test_a_window_past_the_end_is_refused_before_the_first_step(lab: Lab) -> Non
     assert lab.head["state"] == "released"
 
 
+@pytest.mark.heavy
 def test_hooks_tell_where_the_time_went_and_which_evaluation_was_the_best(lab: Lab) -> None:
     """Equal losses, of which the first counts: in the second attempt only the checkpoint knows it."""
     arguments = (
@@ -668,6 +672,7 @@ theirs.train(""",
 )
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("save", sample(["best", "steps"], "best"))
 def test_neither_saves_nor_the_load_of_the_best_model_are_waits_for_data(lab: Lab, save: str) -> None:
     """The loss falls, so with `greater_is_better` the first evaluation is the best. Two datasets."""
