@@ -31,8 +31,8 @@ TESTS_FAILED: Final = 1
 """pytest's exit code for failed tests; the greater ones mean that pytest itself could not go on."""
 NOT_HERE: Final = """\
 Not in `make test`: what needs kubelets and images (make test-containers: root, Debian), the chart by Helm 3
-(make test-chart), compilation, whole matrices, rarer cases and Google Cloud Storage (make test-heavy), and others
-(make test-with). tests/nodes runs beside the others, and is shown when it has ended."""
+(make test-chart), compilation, whole matrices, rarer cases and Google Cloud Storage (make test-heavy), and
+other programs (make test-with). tests/nodes runs beside the others, and is shown when it has ended."""
 
 
 class Run:
