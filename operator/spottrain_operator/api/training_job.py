@@ -399,6 +399,7 @@ class Status:
     attempt: int = 0
     failures: int = 0
     interruptions: int = 0
+    failed_starts: int = 0
     no_progress: int = 0
     interrupted_at_step: int | None = None
     active_since: datetime | None = None

@@ -62,6 +62,7 @@ def counted(status: Status, ending: Ending, *, reports: bool = True) -> Status:
 
     reports: whether a program of ours reports what is saved; otherwise nothing is known.
     """
+    status = replace(status, failed_starts=_failed_starts(status, ending))
     if ending.charged:
         return replace(status, failures=status.failures + 1)
     if ending.cause in UNCOUNTED or _only_waited(status, ending):
@@ -114,8 +115,8 @@ def exhausted(
     if ending.charged and status.failures > policy.max_failures:
         many = f"failed {status.failures} time(s), and failurePolicy.maxFailures is {policy.max_failures}"
         return Reason.TOO_MANY_FAILURES, many + last
-    if ending.cause is Cause.START_FAILED and (tries := _failed_starts(status)) >= MAX_FAILED_STARTS:
-        return Reason.CANNOT_START, f"{tries} attempts in a row could not be started{last}"
+    if ending.cause is Cause.START_FAILED and status.failed_starts >= MAX_FAILED_STARTS:
+        return Reason.CANNOT_START, f"{status.failed_starts} attempts in a row could not be started{last}"
     if ending.charged or ending.cause in UNCOUNTED:
         return None
     if status.interruptions > policy.max_interruptions:
@@ -129,11 +130,12 @@ def exhausted(
     return None
 
 
-def _failed_starts(status: Status) -> int:
+def _failed_starts(status: Status, ending: Ending) -> int:
     """Counts failed starts in a row; moved or replaced attempts in between are ignored."""
+    if ending.cause is Cause.START_FAILED:
+        return status.failed_starts + 1
     between = (Cause.REPLACED, Cause.MOVED, Cause.SCHEDULING_TIMEOUT)
-    ended = [r.cause for r in reversed(status.over) if r.cause not in between]
-    return sum(1 for _ in takewhile(lambda cause: cause == Cause.START_FAILED, ended))
+    return status.failed_starts if ending.cause in between else 0
 
 
 def next_start(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from spottrain_operator.api.observed import Limits, Observed, PodEvents, PodView, Waiting
-from spottrain_operator.api.training_job import AttemptRecord, Job, Status
+from spottrain_operator.api.observed import Ending, Limits, Observed, PodEvents, PodView, Waiting
+from spottrain_operator.api.training_job import Job, Status
 from spottrain_operator.api.views import pod_events, pod_view
 from spottrain_operator.api.wire import rfc3339
 from spottrain_operator.control.caches import Caches
@@ -189,9 +190,12 @@ def test_one_pod_of_a_gang_that_cannot_start_ends_the_whole_attempt() -> None:
     job.look("deletes=0,1 stopping1=StartFailed", make_pod(rank=0), bound(rank=1, waiting=IMAGE))
 
 
-def in_a_row(*causes: str) -> Status:
-    records = tuple(AttemptRecord(number=n, cause=c) for n, c in enumerate(causes, 1))
-    return Status(attempt=len(records), attempts=records)
+def in_a_row(*causes: Cause) -> Status:
+    """A status that has counted these endings."""
+    status = Status()
+    for cause in causes:
+        status = restart.counted(status, Ending(cause=cause, evidence="", charged=False))
+    return status
 
 
 def test_ten_starts_in_a_row_are_the_end_of_it() -> None:
@@ -200,12 +204,12 @@ def test_ten_starts_in_a_row_are_the_end_of_it() -> None:
     ending = starting.gives_up(seen(301, IMAGE))
     assert ending is not None
     policy = job.spec.failure_policy
-    assert restart.exhausted(in_a_row(*["StartFailed"] * 9), policy, ending, NOW) is None
-    found = restart.exhausted(
-        in_a_row("SpotNotice", *["StartFailed"] * 9, "Replaced", "StartFailed"), policy, ending, NOW
-    )
+    fails, between = Cause.START_FAILED, (Cause.REPLACED, Cause.SCHEDULING_TIMEOUT)
+    assert restart.exhausted(in_a_row(*[fails] * 9), policy, ending, NOW) is None
+    alternately = itertools.chain.from_iterable((fails, *between) for _ in range(9))
+    found = restart.exhausted(in_a_row(Cause.SPOT_NOTICE, *alternately, fails), policy, ending, NOW)
     assert found is not None and found[0] == Reason.CANNOT_START and IMAGE.message in found[1]
-    broken = in_a_row(*["StartFailed"] * 9, "SpotNotice", "StartFailed")
+    broken = in_a_row(*[fails] * 9, Cause.SPOT_NOTICE, fails)
     assert restart.exhausted(broken, policy, ending, NOW) is None, "one that ran in between ends the row"
 
 
