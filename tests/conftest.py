@@ -19,8 +19,6 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 # Hypothesis fails an example that takes 0.2 s or is slow to draw: on busy cores that says nothing.
 settings.register_profile("spottrain", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("spottrain")
-OTHERS = {"PYTEST_CURRENT_TEST", "WANDB_SERVICE", "DISABLE_GCS_PYTHON_CLIENT_OTEL_BUCKET_METADATA"}
-"""Variables of libraries, which are set for the rest of a process."""
 _seconds: dict[str, float] = defaultdict(float)
 _counts: dict[str, int] = defaultdict(int)
 
@@ -31,7 +29,8 @@ def environment_as_before() -> Iterator[None]:
     before = dict(os.environ)
     yield
     after = dict(os.environ)
-    left = {n for n in before.keys() | after.keys() if before.get(n) != after.get(n)} - OTHERS
+    changed = {n for n in before.keys() | after.keys() if before.get(n) != after.get(n)}
+    left = {n for n in changed if n.startswith("SPOTTRAIN_")}  # libraries set variables of their own
     for name in left:
         os.environ.pop(name, None)
         os.environ.update({name: before[name]} if name in before else {})

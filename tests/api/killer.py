@@ -17,7 +17,7 @@ import aiohttp
 from aiohttp import web
 
 from tests.api.kube import Kube
-from tests.support.connections import close_server
+from tests.support.connections import abort_connections, close_server
 
 HOP = {"host", "content-length", "transfer-encoding", "connection", "content-encoding", "accept-encoding"}
 
@@ -88,6 +88,7 @@ class KillerProxy:
             await self._stop.wait()
             await close_server(server)
             await runner.cleanup()
+        await abort_connections()
 
     async def _forward(self, request: web.Request) -> web.StreamResponse:
         body = await request.read()

@@ -206,7 +206,8 @@ def test_a_stop_at_the_first_step_at_an_epochs_end_and_at_the_last_step_is_gone_
     plain = others.alone(SCRIPT)
     code = ExitCode.DONE if step == 18 else ExitCode.INTERRUPTED
     first = lab.run(SCRIPT, attempt=1, interval="1h", env={"STOP": str(step)}).ends(code)
-    assert first.message.durableStep == step
+    # Another thread may end it within the first step, as nothing is lost then.
+    assert first.message.durableStep == step or (step == 1 and not first.losses)
     shutil.rmtree(lab.folder / "output")
     second = lab.run(SCRIPT, attempt=2, interval="1h").done()
     if step < 18:

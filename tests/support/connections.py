@@ -1,4 +1,4 @@
-"""How servers of the tests end."""
+"""How servers and clients of the tests end."""
 
 from __future__ import annotations
 
@@ -15,3 +15,13 @@ async def close_server(server: asyncio.Server) -> None:
         asyncio.get_running_loop().remove_reader(each.fileno())
     await asyncio.sleep(0.01)
     server.close()
+
+
+async def abort_connections() -> None:
+    """Aborts all connections of the running loop, which is about to be closed.
+
+    A TLS connection that is closed waits for its peer, and stays open in a loop that does not run any more.
+    """
+    for transport in list(asyncio.get_running_loop()._transports.values()):  # type: ignore[attr-defined]
+        transport.abort()
+    await asyncio.sleep(0.01)
