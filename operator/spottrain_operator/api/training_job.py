@@ -505,7 +505,7 @@ class Job:
     queue_priority: str = ""
     """Name of its WorkloadPriorityClass, from its label."""
     old_status: Mapping[str, Any] | None = None
-    """A status as version 0.3 wrote it, until it is written anew."""
+    """A status as version 0.3 wrote it, until this version has written it."""
 
     @property
     def deleting(self) -> bool:

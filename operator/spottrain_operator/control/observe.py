@@ -52,8 +52,6 @@ from spottrain_operator.rendering import trainer_pod
 
 logger = logging.getLogger(__name__)
 
-logger = logging.getLogger(__name__)
-
 NO_KUEUE: Final = Kueue()
 NEVER: Final = datetime.min.replace(tzinfo=UTC)
 FLAVOR_INTERVAL: Final = timedelta(seconds=20)

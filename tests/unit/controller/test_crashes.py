@@ -56,7 +56,7 @@ async def fails_then_works(w: World) -> None:
 
 
 async def returns_to_spot(w: World) -> None:
-    """On demand, as no spot node came; a request that is in vain, one that is granted, and the hand-over."""
+    """On demand, as no spot node came; a request that gets none, one that is granted, and the hand-over."""
     await w.settle()
     await w.after(31)
     await w.after(25)
