@@ -127,12 +127,12 @@ class Troubles:
         return condition
 
     def status_with(self, name: str, what: str, has: Callable[[Raw], object]) -> Raw:
-        status: Raw = self.lab.wait(
-            f"{what} of {name}",
-            lambda: (s := self.lab.status(name)) and has(s) and s,
-            name=name,
-            seconds=SECONDS,
-        )
+        """The first status that the job had with this."""
+
+        def found() -> Raw | None:
+            return next((status for status in list(self.said[name]) if has(status)), None)
+
+        status: Raw = self.lab.wait(f"{what} of {name}", found, name=name, seconds=SECONDS)
         return status
 
 

@@ -5,6 +5,7 @@ tests/contract compares the two; `validation` fills them. A job is parsed once, 
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -573,5 +574,5 @@ def with_record(status: Status, record: AttemptRecord) -> Status:
 
 def _shortened(record: AttemptRecord) -> AttemptRecord:
     """Returns the record of an attempt that is long over without what only a running one needs."""
-    evidence = record.evidence[:OLD_EVIDENCE_LIMIT]
+    evidence = textwrap.shorten(record.evidence, OLD_EVIDENCE_LIMIT, placeholder=" ...")
     return replace(record, evidence=evidence, pod="", choice="", platform="", notice_seconds=None, ranks=())

@@ -68,14 +68,18 @@ def settled(o: Observed, status: Status) -> tuple[Status, Bookkeeping]:
 
 def write_due(o: Observed, status: Status, books: Bookkeeping) -> bool:
     """Returns whether to write the bookkeeping."""
-    if books == o.books:
-        return False
     if _turn(status) != _turn(o.job.status):
-        return True
-    if o.books.written is None:  # just opened: pods and nodes tell all of it
+        return books != o.books or _unwritten(books)
+    if books == o.books or o.books.written is None:  # just opened: pods and nodes tell all of it
         return False
     at_rest = status.terminal and not ledger.open_nodes(books.ledger)
     return at_rest or o.now - o.books.written >= o.limits.books_interval
+
+
+def _unwritten(books: Bookkeeping) -> bool:
+    """Returns whether seconds were counted that only this process's memory holds."""
+    counted = [time for time in (books.ledger.time, books.times.time) if time is not None]
+    return bool(counted) and (books.written is None or max(counted) >= books.written.replace(microsecond=0))
 
 
 def _turn(status: Status) -> tuple[object, ...]:

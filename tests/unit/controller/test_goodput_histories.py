@@ -13,7 +13,7 @@ from datetime import timedelta
 from decimal import Decimal
 from typing import Any
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from spottrain.contract import Outcome, Progress, TimeSplit
 from spottrain_operator.api.bookkeeping import NO_BOOKS
@@ -380,6 +380,9 @@ def check_money(history: History) -> None:
 @given(
     steps=st.lists(STEPS, min_size=6, max_size=30),
     workers=st.sampled_from((1, 1, 2)),
+)
+@example(  # a wait that is counted before the suspension, and forgotten after it
+    steps=[("start", False), ("end", "saved"), ("time", 40), ("suspend", True), ("forget", None)], workers=1
 )
 async def test_each_second_is_where_it_belongs(steps: list[tuple[str, Any]], workers: int) -> None:
     history = History(workers)
