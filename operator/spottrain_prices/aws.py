@@ -25,8 +25,8 @@ from botocore.exceptions import (
 from spottrain_operator.api.node_pools import CapacityType
 from spottrain_operator.api.wire import optional_timestamp
 
-from spottrain_prices.fetched import Change, Fetched, SourceFailed, dollars
-from spottrain_prices.wanted import Wanted
+from spottrain_prices.rates import Change, Fetched, dollars
+from spottrain_prices.web import Failed
 
 ACTIONS: Final = {
     "DescribeAvailabilityZones": "ec2:DescribeAvailabilityZones",
@@ -53,7 +53,14 @@ def connect() -> Clients:
     return cache(lambda service, region: session.client(service, region_name=region, config=CONFIG))
 
 
-def fetch(found: Fetched, wanted: Wanted, clients: Clients, *, since: datetime, pricing_region: str) -> None:
+def fetch(
+    found: Fetched,
+    wanted: Mapping[str, tuple[str, ...]],
+    clients: Clients,
+    *,
+    since: datetime,
+    pricing_region: str,
+) -> None:
     """Adds the spot and on-demand prices of the wanted types to `found`, and what went wrong.
 
     Args:
@@ -64,43 +71,44 @@ def fetch(found: Fetched, wanted: Wanted, clients: Clients, *, since: datetime, 
         pricing_region: Where AWS's price list is asked for.
     """
     for region, types in wanted.items():
-        no_spot: set[str] = set()
-        no_on_demand: set[str] = set()
-        with found.source(), _calls(region):
-            no_spot = _spot(found, clients("ec2", region), region, types, since)
-        with found.source(), _calls(region):
+        missing: list[str] = []
+        with found.part(), _calls(region):
+            for name in types:
+                with _of_type(found, name, region):
+                    missing += _spot(found, clients("ec2", region), name, region, since)
+        with found.part(), _calls(region):
             zones = _zones(clients("ec2", region))
             with _calls(pricing_region):
-                no_on_demand = _on_demand(found, clients("pricing", pricing_region), region, types, zones)
+                for name in types:
+                    with _of_type(found, name, region):
+                        missing += _on_demand(found, clients("pricing", pricing_region), name, region, zones)
         found.errors.extend(
             f"AWS has no price of {name} in {region}: check the name, or leave it out"
-            for name in sorted(no_spot & no_on_demand)
+            for name in types
+            if missing.count(name) == 2
         )
 
 
-def _spot(found: Fetched, ec2: Any, region: str, types: Iterable[str], since: datetime) -> set[str]:
-    """Returns the types without a spot price."""
-    missing = set()
-    for name in types:
-        pages = ec2.get_paginator("describe_spot_price_history").paginate(
-            InstanceTypes=[name], ProductDescriptions=list(LINUX), StartTime=since
-        )
-        changes: dict[str, list[Change]] = {}
-        with _of_type(found, name, region):
-            for row in (row for page in pages for row in page["SpotPriceHistory"]):
-                zone, usd = row["AvailabilityZone"], dollars(row["SpotPrice"])
-                if usd is None:
-                    found.notes.append(
-                        f"the spot price {row['SpotPrice']} of {name} in {zone} at {row['Timestamp']} is "
-                        "refused, so it is unknown: it must be above 0"
-                    )
-                changes.setdefault(zone, []).append((row["Timestamp"], usd))
-            for zone, history in changes.items():
-                found.add((name, CapacityType.SPOT, zone), history)
-            if not changes:
-                found.notes.append(f"there is no spot price of {name} in {region}: it stays unknown")
-                missing.add(name)
-    return missing
+def _spot(found: Fetched, ec2: Any, name: str, region: str, since: datetime) -> list[str]:
+    """Returns the type where it has no spot price."""
+    pages = ec2.get_paginator("describe_spot_price_history").paginate(
+        InstanceTypes=[name], ProductDescriptions=list(LINUX), StartTime=since
+    )
+    changes: dict[str, list[Change]] = {}
+    for row in (row for page in pages for row in page["SpotPriceHistory"]):
+        zone, at, usd = row["AvailabilityZone"], row["Timestamp"], dollars(row["SpotPrice"])
+        if usd is None:
+            found.notes.append(
+                f"the spot price {row['SpotPrice']} of {name} in {zone} at {at} is refused, so it is "
+                "unknown: it must be above 0"
+            )
+        changes.setdefault(zone, []).append((at, usd))
+    for zone, history in changes.items():
+        found.add((name, CapacityType.SPOT, zone), history)
+    if changes:
+        return []
+    found.notes.append(f"there is no spot price of {name} in {region}: it stays unknown")
+    return [name]
 
 
 def _zones(ec2: Any) -> tuple[str, ...]:
@@ -109,22 +117,16 @@ def _zones(ec2: Any) -> tuple[str, ...]:
     return tuple(zone["ZoneName"] for zone in reply["AvailabilityZones"])
 
 
-def _on_demand(
-    found: Fetched, pricing: Any, region: str, types: Iterable[str], zones: Iterable[str]
-) -> set[str]:
-    """Returns the types without an on-demand price."""
-    missing = set()
-    for name in types:
-        pages = pricing.get_paginator("get_products").paginate(
-            ServiceCode="AmazonEC2", Filters=_filters(region, name)
-        )
-        with _of_type(found, name, region):
-            products = [json.loads(text) for page in pages for text in page["PriceList"]]
-            prices = list(_in_force(products, found.now))
-            kinds = [(name, CapacityType.ON_DEMAND, zone) for zone in zones]
-            if not found.add_price(kinds, prices, f"on-demand price of {name} in {region}"):
-                missing.add(name)
-    return missing
+def _on_demand(found: Fetched, pricing: Any, name: str, region: str, zones: Iterable[str]) -> list[str]:
+    """Returns the type where it has no on-demand price."""
+    pages = pricing.get_paginator("get_products").paginate(
+        ServiceCode="AmazonEC2", Filters=_filters(region, name)
+    )
+    products = [json.loads(text) for page in pages for text in page["PriceList"]]
+    prices = list(_in_force(products, found.now))
+    kinds = [(name, CapacityType.ON_DEMAND, zone) for zone in zones]
+    listed = found.add_price(kinds, prices, f"on-demand price of {name} in {region}")
+    return [] if listed else [name]
 
 
 def _filters(region: str, instance_type: str) -> list[dict[str, str]]:
@@ -169,18 +171,18 @@ def _of_type(found: Fetched, instance_type: str, region: str) -> Iterator[None]:
 
 @contextmanager
 def _calls(region: str) -> Iterator[None]:
-    """Raises SourceFailed for what is wrong with a whole service in a region."""
+    """Raises Failed for what is wrong with a whole service in a region."""
     try:
         yield
     except (NoCredentialsError, PartialCredentialsError, CredentialRetrievalError) as error:
-        raise SourceFailed(
+        raise Failed(
             f"no AWS credentials ({error}): give the ServiceAccount a role "
             "(priceJob.serviceAccount.annotations), or set priceJob.env"
         ) from error
     except ClientError as error:
-        raise SourceFailed(_sentence(error, region)) from error
+        raise Failed(_sentence(error, region)) from error
     except BotoCoreError as error:
-        raise SourceFailed(
+        raise Failed(
             f"request to AWS failed in {region}: {str(error).rstrip('.')}. "
             "Check the region's name, and whether pods may connect to AWS"
         ) from error

@@ -7,20 +7,16 @@ prices of a single region are also written for all zones.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from datetime import datetime
-from decimal import Decimal
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from urllib.parse import quote, urlencode, urlsplit
 
 from spottrain_operator.api.node_pools import CapacityType
 from spottrain_operator.api.wire import optional_timestamp
 
-from spottrain_prices.fetched import Change, Fetched, SourceFailed, dollars
-from spottrain_prices.wanted import Wanted
-from spottrain_prices.web import Unanswered, call
+from spottrain_prices.rates import Change, Fetched, dollars
+from spottrain_prices.web import Failed, call
 
 PATH: Final = "/api/retail/prices"
 AT_ONCE: Final = 10
@@ -32,21 +28,18 @@ OTHER_SYSTEMS: Final = ("Windows", "Win")
 """Last word in the name of a product with a Windows licence."""
 PORTS: Final = {"http": 80, "https": 443}
 
-Item = Mapping[str, Any]
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Offer:
+class Offer(NamedTuple):
     """One meter's price that is in force."""
 
     name: str
     capacity_type: CapacityType
-    change: Change
     primary: bool
     """Whether it is the meter by which Azure bills; a region may repeat it under others."""
+    change: Change
 
 
-def fetch(found: Fetched, wanted: Wanted, *, endpoint: str) -> None:
+def fetch(found: Fetched, wanted: Mapping[str, tuple[str, ...]], *, endpoint: str) -> None:
     """Adds the prices of the wanted types to `found`, and what went wrong.
 
     Args:
@@ -55,37 +48,34 @@ def fetch(found: Fetched, wanted: Wanted, *, endpoint: str) -> None:
         endpoint: URL of the service, without a path.
     """
     for region, types in wanted.items():
-        zones = tuple(f"{region}-{number}" for number in ZONES)
-        if len(wanted) == 1:
-            zones += ("",)
+        zones = [f"{region}-{number}" for number in ZONES] + ([""] if len(wanted) == 1 else [])
         for first in range(0, len(types), AT_ONCE):
             some = types[first : first + AT_ONCE]
-            with found.source():
+            with found.part():
                 offers = list(_offers(endpoint, region, some, found.now))
                 for name in some:
-                    _add(found, region, name, [offer for offer in offers if offer.name == name], zones)
+                    _add(found, name, region, zones, [offer for offer in offers if offer.name == name])
 
 
-def _add(found: Fetched, region: str, name: str, offers: list[Offer], zones: tuple[str, ...]) -> None:
-    for capacity_type in (CapacityType.SPOT, CapacityType.ON_DEMAND):
-        these = [offer for offer in offers if offer.capacity_type == capacity_type]
-        primary = [offer for offer in these if offer.primary]
-        kinds = [(name, capacity_type, zone) for zone in zones]
-        prices = [offer.change for offer in primary or these]
-        found.add_price(kinds, prices, f"{capacity_type} price of {name} in {region}")
+def _add(found: Fetched, name: str, region: str, zones: list[str], offers: list[Offer]) -> None:
     if not offers:
         found.errors.append(
             f"Azure has no price of {name} in {region}: check the name and its case, or leave it out"
         )
+    for kind in (CapacityType.SPOT, CapacityType.ON_DEMAND):
+        these = [offer for offer in offers if offer.capacity_type is kind]
+        these = [offer for offer in these if offer.primary] or these
+        prices = [offer.change for offer in these]
+        found.add_price([(name, kind, zone) for zone in zones], prices, f"{kind} price of {name} in {region}")
 
 
 def _offers(endpoint: str, region: str, types: tuple[str, ...], now: datetime) -> Iterator[Offer]:
-    """Yields the Linux offers that are in force. Raises SourceFailed."""
+    """Yields the Linux offers that are in force. Raises Failed."""
     for item in _items(endpoint, region, types):
         try:
             offer = _offer(item, region, now)
         except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise SourceFailed(
+            raise Failed(
                 f"{endpoint}{PATH}: an entry is not what Azure's documentation says: "
                 f"{type(error).__name__} {error}"
             ) from error
@@ -93,31 +83,23 @@ def _offers(endpoint: str, region: str, types: tuple[str, ...], now: datetime) -
             yield offer
 
 
-def _offer(item: Item, region: str, now: datetime) -> Offer | None:
-    expected = {
-        "currencyCode": "USD",
-        "unitOfMeasure": "1 Hour",
-        "type": "Consumption",
-        "armRegionName": region,
-    }
-    if any(item[field] != value for field, value in expected.items()) or item.get("tierMinimumUnits"):
-        return None
+def _offer(item: Mapping[str, Any], region: str, now: datetime) -> Offer | None:
+    billed = item["currencyCode"], item["unitOfMeasure"], item["type"], item["armRegionName"]
     meter = f"{item['skuName']} {item['meterName']}"
+    if billed != ("USD", "1 Hour", "Consumption", region) or item.get("tierMinimumUnits"):
+        return None
     if "Low Priority" in meter or item["productName"].split()[-1] in OTHER_SYSTEMS:
         return None
     since, until = (optional_timestamp(item.get(f"effective{end}Date")) for end in ("Start", "End"))
     if since is None or since > now or (until is not None and until <= now):
         return None
-    return Offer(
-        name=item["armSkuName"],
-        capacity_type=CapacityType.SPOT if "Spot" in meter.split() else CapacityType.ON_DEMAND,
-        change=(since, dollars(item["retailPrice"])),
-        primary=bool(item.get("isPrimaryMeterRegion")),
-    )
+    kind = CapacityType.SPOT if "Spot" in meter.split() else CapacityType.ON_DEMAND
+    price = dollars(item["retailPrice"])
+    return Offer(item["armSkuName"], kind, bool(item.get("isPrimaryMeterRegion")), (since, price))
 
 
-def _items(endpoint: str, region: str, types: tuple[str, ...]) -> Iterator[Item]:
-    """Yields the entries of all pages. Raises SourceFailed."""
+def _items(endpoint: str, region: str, types: tuple[str, ...]) -> Iterator[Any]:
+    """Yields the entries of all pages. Raises Failed."""
     names = " or ".join(f"armSkuName eq {_quoted(name)}" for name in types)
     query = (
         "serviceName eq 'Virtual Machines' and priceType eq 'Consumption' "
@@ -125,30 +107,21 @@ def _items(endpoint: str, region: str, types: tuple[str, ...]) -> Iterator[Item]
     )
     link = f"{endpoint}{PATH}?{urlencode({'$filter': query}, safe='$', quote_via=quote)}"
     for _ in range(MOST_PAGES):
-        page = _page(link)
+        try:
+            page = call("GET", link)
+        except Failed as error:
+            raise Failed(f"request to Azure failed: {error}") from error
+        if not isinstance(page, dict) or not isinstance(page.get("Items"), list):
+            raise Failed(
+                f"{endpoint}{PATH} replied without a list of Items: is this Azure's retail price service?"
+            )
         yield from page["Items"]
         link = page.get("NextPageLink") or ""
         if not link:
             return
         if _server(link) != _server(endpoint):
-            raise SourceFailed(f"{endpoint}{PATH}: the next page is on another server: {link[:200]}")
-    raise SourceFailed(f"{endpoint}{PATH}: the reply has more than {MOST_PAGES} pages")
-
-
-def _page(link: str) -> dict[str, Any]:
-    address = link.partition("?")[0]
-    try:
-        reply = call("GET", link, headers={"Accept": "application/json"})
-        page = json.loads(reply.body, parse_float=Decimal) if reply.status == 200 else None
-    except (Unanswered, ValueError, RecursionError) as error:
-        raise SourceFailed(f"request to Azure failed: {error}") from error
-    if page is None:
-        raise SourceFailed(f"{address} replied {reply.status}: {reply.body[:200].decode(errors='replace')}")
-    if not isinstance(page, dict) or not isinstance(page.get("Items"), list):
-        raise SourceFailed(
-            f"{address} replied without a list of Items: is this Azure's retail price service?"
-        )
-    return page
+            raise Failed(f"{endpoint}{PATH}: the next page is on another server: {link[:200]}")
+    raise Failed(f"{endpoint}{PATH}: the reply has more than {MOST_PAGES} pages")
 
 
 def _quoted(text: str) -> str:

@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any, Final
 from urllib.parse import urlencode
 
 from spottrain_operator.environment import Endpoint
 
-from spottrain_prices.web import Unanswered, call
+from spottrain_prices.web import Failed, call
 
 Json = dict[str, Any]
 
 PAGE: Final = 500
-JSON: Final = "application/json"
-
-
-class ClusterError(Exception):
-    """A request to the API server did not succeed; the text says which, why and what to do."""
-
-
-class Conflict(ClusterError):
-    """The ConfigMap has changed since it was read."""
+CONFLICT: Final = 409
+"""Status of the answer where the ConfigMap has changed since it was read."""
+ADVICE: Final = {
+    401: ": the ServiceAccount's token is not accepted",
+    403: ": the chart's roles allow it with priceJob.enabled",
+    404: ": `helm upgrade` with priceJob.enabled makes it",
+}
 
 
 class Cluster:
-    """Every method raises ClusterError."""
+    """Every method raises Failed."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
@@ -35,11 +32,8 @@ class Cluster:
         query = {"limit": str(PAGE)}
         while True:
             page = self._call("GET", f"/api/v1/nodes?{urlencode(query)}")
-            items = page.get("items")
-            if not isinstance(items, list):
-                raise ClusterError("GET /api/v1/nodes: the response is not a list of nodes")
-            yield from items
-            query["continue"] = (page.get("metadata") or {}).get("continue") or ""
+            yield from page["items"]
+            query["continue"] = page["metadata"].get("continue") or ""
             if not query["continue"]:
                 return
 
@@ -47,38 +41,20 @@ class Cluster:
         return self._call("GET", _config_map(namespace, name))
 
     def replace_config_map(self, body: Json) -> None:
-        """Replaces the ConfigMap if it is still the version that was read; otherwise raises Conflict."""
+        """Replaces the ConfigMap if it is still the version that was read."""
         meta = body["metadata"]
         self._call("PUT", _config_map(meta["namespace"], meta["name"]), body)
 
     def _call(self, method: str, path: str, body: Json | None = None) -> Json:
+        url, tls = self._endpoint.url + path, self._endpoint.tls
         try:
-            headers = {
-                "Authorization": f"Bearer {self._endpoint.token()}",
-                "Accept": JSON,
-                "Content-Type": JSON,
-            }
-            content = None if body is None else json.dumps(body).encode()
-            url = self._endpoint.url + path
-            reply = call(method, url, headers=headers, body=content, tls=self._endpoint.tls, direct=True)
-            answer = json.loads(reply.body)
-        except (Unanswered, OSError, ValueError, RecursionError) as error:
-            raise ClusterError(f"request to the API server failed: {method} {path}: {error}") from error
-        if reply.status < 300 and isinstance(answer, dict):
-            return answer
-        raise _refusal(reply.status, f"{method} {path.partition('?')[0]}", answer)
-
-
-def _refusal(status: int, request: str, answer: Any) -> ClusterError:
-    message = answer.get("message", "") if isinstance(answer, dict) else ""
-    if status == 409:
-        return Conflict(f"{request}: {message}")
-    advice = {
-        401: ": the ServiceAccount's token is not accepted",
-        403: ": the chart's roles allow it with priceJob.enabled",
-        404: ": `helm upgrade` with priceJob.enabled makes it",
-    }.get(status, "")
-    return ClusterError(f"{request}: the API server replied {status}: {message}{advice}")
+            headers = {"Authorization": f"Bearer {self._endpoint.token()}"}
+            found: Json = call(method, url, headers=headers, body=body, tls=tls, direct=True)
+            return found
+        except OSError as error:
+            raise Failed(f"{method} {path}: {error}") from error
+        except Failed as error:
+            raise Failed(f"{error}{ADVICE.get(error.status, '')}", status=error.status) from error
 
 
 def _config_map(namespace: str, name: str) -> str:

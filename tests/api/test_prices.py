@@ -19,9 +19,10 @@ from spottrain_operator.environment import Endpoint
 from spottrain_operator.io.price_file import PriceFiles
 from spottrain_operator.names import SERVICE_ACCOUNT_VARIABLE, Platform
 from spottrain_prices import __main__ as program
-from spottrain_prices.cluster import Cluster, ClusterError
-from spottrain_prices.job import Job
+from spottrain_prices.__main__ import Job
+from spottrain_prices.cluster import Cluster
 from spottrain_prices.settings import PREFIX, Settings
+from spottrain_prices.web import Failed
 
 from tests.api.kube import MERGE, Json, Kube
 from tests.support.helm import CHART
@@ -217,7 +218,9 @@ def test_a_change_by_somebody_else_is_not_overwritten(release: Release, stub: Pr
 def test_a_config_map_that_never_stands_still_is_given_up(release: Release, stub: PriceStub) -> None:
     raced = Raced(release, 99)
     (error,) = release.run(cluster=raced)
-    assert error.startswith(f"failed to write the prices: PUT {release.path}: ")
+    assert error.startswith(
+        f"failed to write the prices: PUT {release.server.url}{release.path}: replied 409: "
+    )
     assert raced.raced == 5 and not release.written()
 
 
@@ -232,7 +235,7 @@ def test_the_account_reaches_its_own_config_map_alone(release: Release, stub: Pr
     other = {"metadata": {"name": "theirs"}, "data": {"a": "b"}}
     release.kube.call("POST", f"/api/v1/namespaces/{release.namespace}/configmaps", other)
     (error,) = release.run(config_map="theirs")
-    assert error.startswith("failed to write the prices: GET ") and "replied 403" in error
+    assert error.startswith("failed to write the prices: GET ") and "replied 403: " in error
     assert "the chart's roles allow it with priceJob.enabled" in error
     account = Cluster(release.endpoint())
     for method, path in (
@@ -242,7 +245,7 @@ def test_the_account_reaches_its_own_config_map_alone(release: Release, stub: Pr
         ("DELETE", release.path),
         ("POST", f"/api/v1/namespaces/{release.namespace}/configmaps"),
     ):
-        with pytest.raises(ClusterError, match="replied 403"):
+        with pytest.raises(Failed, match="replied 403"):
             account._call(method, path, other if method == "POST" else None)
 
 
@@ -251,9 +254,9 @@ def test_without_the_right_to_list_nodes_the_listed_types_are_priced(
 ) -> None:
     release.upgrade("priceJob.fromNodes=false", 'priceJob.regions=["r"]', 'priceJob.instanceTypes=["t"]')
     (error,) = release.run()
-    assert error.startswith(
-        "failed to list the nodes, so their instance types have no price: GET /api/v1/nodes: "
-    )
+    said, _, why = error.partition(": GET ")
+    assert said == "failed to list the nodes, so their instance types have no price"
+    assert why.startswith(f"{release.server.url}/api/v1/nodes: replied 403: ")
     assert release.spot() == Decimal("8.19")
     assert release.run(from_nodes=False) == []
 

@@ -8,7 +8,7 @@ import json
 import pytest
 from spottrain_operator.names import Platform
 from spottrain_operator.settings import Settings as OperatorSettings
-from spottrain_prices.job import KEY
+from spottrain_prices.__main__ import KEY
 from spottrain_prices.settings import PREFIX, Settings
 
 from tests.chart.test_rbac import rights_in_docs, rights_of

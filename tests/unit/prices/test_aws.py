@@ -12,7 +12,7 @@ import pytest
 from moto import mock_aws
 from spottrain_operator.api.prices import Kind, PriceList
 from spottrain_prices import aws
-from spottrain_prices.fetched import Fetched
+from spottrain_prices.rates import Fetched
 
 from tests.support.pricestub import PriceStub, product
 

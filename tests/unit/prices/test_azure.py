@@ -8,7 +8,7 @@ from decimal import Decimal
 import pytest
 from spottrain_operator.api.prices import Kind, PriceList
 from spottrain_prices import azure
-from spottrain_prices.fetched import Fetched
+from spottrain_prices.rates import Fetched
 
 from tests.support.pricestub import PriceStub, meter
 

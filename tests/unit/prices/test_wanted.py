@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 from spottrain_operator.names import Platform
+from spottrain_prices.__main__ import wanted
 from spottrain_prices.settings import PREFIX, Settings
-from spottrain_prices.wanted import wanted
 
 from tests.support.environment import read
 

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from spottrain_operator.api.prices import VALID_FOR, Kind, PriceList, Rate, parse
-from spottrain_prices.fetched import Change, rates_of
-from spottrain_prices.history import as_text, merged
+from spottrain_prices.rates import Change, as_text, merged, rates_of
 
 NOON = datetime(2026, 11, 23, 12, tzinfo=UTC)
 HOUR = timedelta(hours=1)
