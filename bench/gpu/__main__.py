@@ -10,10 +10,13 @@ leaves what was measured. The order is that of the goals:
                  torch.save, torch's distributed checkpoint
     verdict      trainings that are slow for one known reason, what is said of them, and what NVML saw
     nccl         one rank: start, all_reduce, DDP with compressed gradients, FSDP2
+    loops        a loop of one's own, Hugging Face's Trainer and Lightning, stopped and resumed: final weights
+                 against an undisturbed run's (with transformers, accelerate and lightning)
     techniques   precision, micro-batch auto, activation checkpointing, compile and its modes
 
-It needs torch and the folders runtime/ and bench/ alone, so it can be taken to a machine without the rest:
-`PYTHONPATH=runtime:. python -m bench.gpu | tee out`, and here `python -m bench.record gpu --read out`.
+But for `loops` it needs torch and the folders runtime/ and bench/ alone, so it can be taken to a machine
+without the rest: `PYTHONPATH=runtime:. python -m bench.gpu | tee out`, and here
+`python -m bench.record gpu --read out`.
 What there was no time for is in `not_reached`. The last line is JSON.
 """
 
@@ -32,7 +35,7 @@ from typing import Any, Final
 
 from bench.record import machine
 
-ORDER: Final = ("loop", "restart", "saves", "verdict", "nccl", "techniques")
+ORDER: Final = ("loop", "restart", "saves", "verdict", "nccl", "loops", "techniques")
 LEAST: Final = 20.0
 """Seconds without which no group is begun: it takes as long to import torch and to make a model."""
 LATE: Final = 5.0
@@ -96,7 +99,7 @@ def main() -> int:
             play(group, left, options, figures, scratch)
             merged(figures, {"group_s": {group: round(time.monotonic() - start)}})
     print(json.dumps(figures | {"seconds": round(time.monotonic() - began)}))
-    return 1 if figures.get("exact_differing") else 0
+    return 1 if figures.get("exact_differing") or figures.get("loops_differing") else 0
 
 
 if __name__ == "__main__":

@@ -13,7 +13,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -30,8 +31,10 @@ from bench.gpu.trainings import CUDA, DEVICE, FULL, TINY, WARM, Ran, Size, adamw
 
 BEGAN: Final = time.monotonic()
 SCRIPT: Final = Path(__file__).with_name("script.py")
+LOOPS: Final = Path(__file__).with_name("loops.py")
 PARTING: Final = 10
 """Steps of a training that is stopped before the signal comes."""
+KINDS: Final = ("run", "transformers", "lightning")
 BF16: Final[dict[str, Any]] = {"precision": "bf16"}
 COMPILED: Final[dict[str, Any]] = {"precision": "bf16", "compile": True}
 
@@ -136,7 +139,7 @@ def restart(size: Size, clock: Clock) -> None:
 
 
 class Start:
-    """One process of script.py, from its start."""
+    """One process of script.py or loops.py, from its start."""
 
     def __init__(
         self,
@@ -148,13 +151,16 @@ class Start:
         cache: str,
         uri: str = "",
         by_hand: bool = False,
+        script: Path = SCRIPT,
+        training: dict[str, Any] = COMPILED,
+        more: Sequence[str] = (),
     ) -> None:
         self._times, self._log = folder / f"{name}.times", folder / f"{name}.log"
-        words = [str(SCRIPT), str(self._times), str(steps), *(["tiny"] if size is TINY else [])]
+        words = [str(script), str(self._times), str(steps), *(["tiny"] if size is TINY else []), *more]
         environment = os.environ | {
             "SPOTTRAIN_CHECKPOINT_URI": str(folder / uri),
             "SPOTTRAIN_CHECKPOINT_INTERVAL": "1h",
-            "SPOTTRAIN_TRAINING": json.dumps(COMPILED),
+            "SPOTTRAIN_TRAINING": json.dumps(training),
             "SPOTTRAIN_CACHE_DIR": str(folder / cache),
         }
         if by_hand:
@@ -188,6 +194,36 @@ class Start:
             raise SystemExit(
                 f"exit code {self.process.returncode}, not {code}: {self._log.read_text()[-3000:]}"
             )
+
+
+# --- loops ----------------------------------------------------------------------------------------------
+def loops(size: Size, clock: Clock) -> None:
+    """Loops that are not Trainer's, stopped at a third and resumed; beside undisturbed runs, all at once."""
+    differing = 0
+    with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor() as pool:
+        ends = {kind: pool.submit(stopped_and_whole, Path(name), kind, size) for kind in KINDS}
+        for kind, end in ends.items():
+            found = end.result()
+            differing += found.get("undisturbed", "") != found.get("resumed")
+            tell(loops={kind: found}, loops_differing=differing)
+
+
+def stopped_and_whole(folder: Path, kind: str, size: Size, steps: int = 30) -> dict[str, Any]:
+    def start(name: str, uri: str, *more: str) -> Start:
+        name, words = f"{kind}-{name}", (kind, *more)
+        where: dict[str, str] = {"uri": f"{kind}-{uri}", "cache": f"{name}.cache"}
+        return Start(folder, name, size, steps, script=LOOPS, training={}, more=words, **where)
+
+    whole, stopped = start("whole", "whole"), start("stopped", "stopped", str(steps // 3))
+    try:
+        stopped.end(75)
+        resumed = start("resumed", "stopped")
+        resumed.end(0)
+        whole.end(0)
+    except SystemExit as error:
+        return {"failed": str(error)}
+    after = steps - len(resumed.times)
+    return {"undisturbed": whole.digest, "resumed": resumed.digest, "resumed_after_steps": after}
 
 
 # --- saves ----------------------------------------------------------------------------------------------
@@ -435,11 +471,15 @@ def techniques(size: Size, clock: Clock) -> None:
     for name, training in cases.items():
         with clock.case(f"techniques, {name}") as there:
             if there:
-                tell(techniques={name: ours(size, training).figures(size, training["precision"])})
+                try:
+                    found = ours(size, training).figures(size, training["precision"])
+                except Exception as error:  # of torch's compiler, too: the others are measured all the same
+                    found = {"failed": f"{type(error).__name__}: {error}"[-1000:]}
+                tell(techniques={name: found})
 
 
 GROUPS: Final[dict[str, Callable[[Size, Clock], None]]] = {
-    each.__name__: each for each in (loop, restart, saves, verdict, nccl, techniques)
+    each.__name__: each for each in (loop, restart, saves, verdict, nccl, loops, techniques)
 }
 """In the order in which they are run: those with goals first."""
 
