@@ -13,7 +13,6 @@ from spottrain_operator.agent import plan as agent
 from spottrain_operator.agent.findings import NodeEnding
 from spottrain_operator.names import AWS_SPOT_NOTICE, POD_SELECTOR
 
-from bench.scale import world as worlds
 from bench.scale.client import MERGE, Api, Refused, Timeout
 from bench.scale.world import PODS
 
@@ -80,18 +79,13 @@ async def give_notice(api: Api, node: str, there: Places) -> None:
     notice = agent.NodeNotice(cause=cause, deadline=deadline, seen=now)
     for _ in range(20):
         raw = await api.call("GET", f"/api/v1/nodes/{node}")
-        known = agent.Node(
-            resource_version=raw["metadata"]["resourceVersion"],
-            taints=tuple(raw["spec"].get("taints") or ()),
-            annotations=raw["metadata"].get("annotations") or {},
-        )
         with suppress(Refused):  # written by kwok meanwhile
-            patch = agent.node_patch(agent.Marks(notice=notice), known)
+            patch = agent.node_patch(agent.Marks(notice=notice), raw)
             await api.call("PATCH", f"/api/v1/nodes/{node}", patch, kind=MERGE)
             break
     else:
         raise Timeout(f"node {node} could not be annotated")
     for pod in there.on(node):
-        view = agent.Pod(namespace=worlds.NAMESPACE, name=pod, uid=there.uids[pod])
+        view = {"metadata": {"uid": there.uids[pod]}, "status": {}}
         with suppress(Refused):  # gone
             await api.call("PATCH", f"{PODS}/{pod}", agent.pod_patch(notice, view), kind=MERGE)

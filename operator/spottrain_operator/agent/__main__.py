@@ -32,16 +32,19 @@ STALLED_SECONDS: Final = 30.0
 async def serve(settings: AgentSettings, endpoint: Endpoint) -> None:
     """Runs until SIGTERM or SIGINT."""
     stalled = settings.poll_seconds + STALLED_SECONDS
-    show_ready = partial(show, settings.ready_file)
-    show_ready(False)  # the file of an earlier container of this pod
+
+    def beat(ready: bool) -> None:
+        faulthandler.dump_traceback_later(stalled, exit=True)
+        show(settings.ready_file, ready)
+
+    show(settings.ready_file, False)  # the file of an earlier container of this pod
     async with aiohttp.ClientSession() as session:
         agent = Agent(
             partial(source_of, settings.platform, Client(session, endpoint=settings.metadata_endpoint)),
             Api(session, endpoint, node=settings.node, namespaces=settings.namespaces),
             acknowledge=settings.acknowledge,
             poll_seconds=settings.poll_seconds,
-            heartbeat=partial(faulthandler.dump_traceback_later, stalled, exit=True),
-            show_ready=show_ready,
+            beat=beat,
         )
         work = asyncio.create_task(agent.run())
         # PID 1 of a container ignores SIGTERM unless it has a handler.

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 import aiohttp
 
 from spottrain_operator import names
-from spottrain_operator.agent.plan import Node, Patch, Pod
+from spottrain_operator.agent.plan import Json
 from spottrain_operator.environment import Endpoint
 
 
@@ -18,7 +17,7 @@ class AgentApiError(Exception):
 
 
 class Api:
-    """API of one node and its trainer pods."""
+    """API of one node and its trainer pods. Every method raises AgentApiError."""
 
     def __init__(
         self,
@@ -35,84 +34,58 @@ class Api:
         self._timeout = aiohttp.ClientTimeout(total=timeout)
         self._lists = [f"/api/v1/namespaces/{n}/pods" for n in namespaces] or ["/api/v1/pods"]
 
-    async def node(self) -> Node:
-        path = f"/api/v1/nodes/{self._node}"
-        body = await self._call("GET", path)
-        with _expected(path, "node"):
-            return Node(
-                resource_version=body["metadata"]["resourceVersion"],
-                taints=tuple(body.get("spec", {}).get("taints") or ()),
-                annotations=body["metadata"].get("annotations") or {},
-            )
+    async def node(self) -> Json:
+        return await self._call("GET", f"/api/v1/nodes/{self._node}", "Node")
 
-    async def patch_node(self, patch: Patch) -> None:
-        await self._call("PATCH", f"/api/v1/nodes/{self._node}", patch=patch)
+    async def patch_node(self, patch: Json) -> None:
+        await self._call("PATCH", f"/api/v1/nodes/{self._node}", "Node", patch=patch)
 
-    async def pods(self, *, cached: bool = True) -> list[Pod]:
+    async def pods(self, *, cached: bool = True) -> list[Json]:
         """Lists the trainer pods; `cached` reads the API server's cache, cheap enough for polling."""
         query = {"labelSelector": names.POD_SELECTOR, "fieldSelector": f"spec.nodeName={self._node}"}
         if cached:
             query["resourceVersion"] = "0"
-        replies = [await self._call("GET", path, query=query) for path in self._lists]
-        with _expected(", ".join(self._lists), "list of pods"):
-            return [_pod(item) for reply in replies for item in reply["items"]]
+        lists = [await self._call("GET", path, "PodList", query=query) for path in self._lists]
+        return [pod for found in lists for pod in found["items"]]
 
-    async def patch_pod(self, pod: Pod, patch: Patch) -> bool:
+    async def patch_pod(self, pod: Json, patch: Json) -> bool:
         """Returns False where the pod is gone. Another pod of the same name is an error (422, other UID)."""
-        path = f"/api/v1/namespaces/{pod.namespace}/pods/{pod.name}"
-        return bool(await self._call("PATCH", path, patch=patch, may_be_gone=True))
+        meta = pod["metadata"]
+        path = f"/api/v1/namespaces/{meta['namespace']}/pods/{meta['name']}"
+        return bool(await self._call("PATCH", path, "Pod", patch=patch))
 
     async def _call(
         self,
         method: str,
         path: str,
+        kind: str,
         *,
         query: Mapping[str, str] | None = None,
-        patch: Patch | None = None,
-        may_be_gone: bool = False,
-    ) -> dict[str, Any]:
-        """Returns the reply's JSON; {} for a 404 where the object may be gone."""
+        patch: Json | None = None,
+    ) -> Json:
+        """Returns an object of this kind; {} for a pod that is gone."""
+        headers = {}
         if patch is not None:
             query = {"fieldManager": names.AGENT_FIELD_MANAGER}
+            headers["Content-Type"] = "application/merge-patch+json"
         try:
+            headers["Authorization"] = f"Bearer {self._endpoint.token()}"
             async with self._session.request(
                 method,
                 self._endpoint.url + path,
                 params=query,
                 json=patch,
-                headers=self._headers(patch),
+                headers=headers,
                 ssl=self._endpoint.tls or True,
                 timeout=self._timeout,
             ) as reply:
-                if reply.status == 404 and may_be_gone:
+                if reply.status == 404 and kind == "Pod":
                     return {}
                 if reply.status >= 300:
                     raise AgentApiError(f"{method} {path}: {reply.status} {(await reply.text())[:300]}")
-                body: dict[str, Any] = await reply.json()
-                return body
+                body: Any = await reply.json()
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as e:
             raise AgentApiError(f"{method} {path}: {type(e).__name__} {e}".rstrip()) from e
-
-    def _headers(self, patch: Patch | None) -> dict[str, str]:
-        headers = {"Authorization": f"Bearer {self._endpoint.token()}"}
-        return headers if patch is None else headers | {"Content-Type": "application/merge-patch+json"}
-
-
-@contextmanager
-def _expected(path: str, what: str) -> Iterator[None]:
-    """Converts parse errors to AgentApiError: a proxy may reply 200 with other content."""
-    try:
-        yield
-    except (KeyError, TypeError, AttributeError) as e:
-        raise AgentApiError(f"GET {path} did not return a {what}: {type(e).__name__} {e}") from e
-
-
-def _pod(item: Mapping[str, Any]) -> Pod:
-    meta = item["metadata"]
-    return Pod(
-        namespace=meta["namespace"],
-        name=meta["name"],
-        uid=meta["uid"],
-        phase=item.get("status", {}).get("phase", "Pending"),
-        annotations=meta.get("annotations") or {},
-    )
+        if not isinstance(body, dict) or body.get("kind") != kind:  # a proxy may reply 200 with other content
+            raise AgentApiError(f"{method} {path} did not return a {kind}: {str(body)[:300]}")
+        return body

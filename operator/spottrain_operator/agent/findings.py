@@ -29,6 +29,10 @@ SHOWN: Final = 200
 """Maximum number of characters quoted from an external text."""
 
 
+class Unreadable(Exception):
+    """The metadata service gave no usable response; the text names the request and the reason."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeEnding:
     """This machine, or the workload on it, will be terminated."""
@@ -71,14 +75,6 @@ class Findings:
     """A sentence about parts of the response that could not be parsed."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Unreadable:
-    """An unusable response: timeout, 5xx, unknown text."""
-
-    why: str
-
-
-Answer: TypeAlias = Findings | Unreadable
 NOTHING: Final = Findings()
 
 
@@ -86,25 +82,15 @@ def found(*findings: Finding) -> Findings:
     return Findings(found=findings)
 
 
-def moment(text: object) -> datetime:
+def moment(text: Any) -> datetime:
     """Parses ISO 8601 or RFC 5322 (`Mon, 19 Sep 2016 18:29:47 GMT`), by default UTC. Raises ValueError."""
-    if not isinstance(text, str):
-        raise ValueError(f"{text!r:.{SHOWN}} is not a time")
-    try:
-        value = datetime.fromisoformat(text)
-    except ValueError:
-        value = _rfc5322(text)
-    try:
-        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
-    except OverflowError as e:  # the zone moves year 1 or 9999 out of range
-        raise ValueError(f"{text!r:.{SHOWN}} is beyond all calendars") from e
-
-
-def _rfc5322(text: str) -> datetime:
-    try:
-        return parsedate_to_datetime(text)
-    except (TypeError, ValueError, IndexError, OverflowError) as e:
-        raise ValueError(f"{text!r:.{SHOWN}} is not a time") from e
+    for parse in (datetime.fromisoformat, parsedate_to_datetime):
+        try:
+            value = parse(text)
+            return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+        except (AttributeError, IndexError, OverflowError, TypeError, ValueError):
+            continue
+    raise ValueError(f"{text!r:.{SHOWN}} is not a time")
 
 
 def optional_moment(text: object) -> datetime | None:
@@ -142,4 +128,4 @@ def word(record: Mapping[str, Any], key: str) -> str:
 
 
 def unreadable(what: str, text: str) -> Unreadable:
-    return Unreadable(why=f"{what} returned text that cannot be parsed: {text[:SHOWN]!r}")
+    return Unreadable(f"{what} returned text that cannot be parsed: {text[:SHOWN]!r}")

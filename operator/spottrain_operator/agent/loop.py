@@ -14,16 +14,15 @@ from typing import Any, Final
 
 from spottrain_operator.agent import plan
 from spottrain_operator.agent.api import AgentApiError, Api
-from spottrain_operator.agent.findings import Answer, Unreadable, rfc3339
+from spottrain_operator.agent.findings import Unreadable, rfc3339
 from spottrain_operator.agent.log import log, utc_now
-from spottrain_operator.agent.plan import Marks, NodeNotice, Patch, Pod, View
-from spottrain_operator.agent.sources import Source, Watch
-from spottrain_operator.agent.sources.client import Unanswered
+from spottrain_operator.agent.plan import Json, Marks, NodeNotice, View
+from spottrain_operator.agent.sources.client import Source, Watch
 
 BACKOFF: Final = (0.2, 0.4, 0.8, 1.6, 3.0)
 """Seconds before each retry of the API server; the last value repeats."""
 LONGEST_READ: Final = 300.0
-"""Seconds; longer than any watch may take, including Azure's first call."""
+"""Seconds; longer than any watch may take, including Azure's first call. Then the agent ends."""
 
 
 class Agent:
@@ -37,19 +36,17 @@ class Agent:
         acknowledge: bool = True,
         poll_seconds: float = 1.0,
         backoff: tuple[float, ...] = BACKOFF,
-        heartbeat: Callable[[], None] = lambda: None,
-        show_ready: Callable[[bool], None] = lambda _: None,
+        beat: Callable[[bool], None] = lambda _: None,
         now: Callable[[], datetime] = utc_now,
     ) -> None:
-        """`find` raises Unanswered with a sentence while no metadata service responds. `heartbeat` and
-        `show_ready` are called at each poll."""
+        """`find` raises Unreadable with a sentence while no metadata service responds. `beat` is called in
+        each interval, with whether the agent is ready."""
         self._find = find
         self._api = api
         self._acknowledge = acknowledge
         self._poll_seconds = poll_seconds
         self._backoff = backoff
-        self._heartbeat = heartbeat
-        self._show_ready = show_ready
+        self._beat = beat
         self._now = now
         self._source: Source | None = None
         self._view = View()
@@ -58,13 +55,11 @@ class Agent:
         self._unreadable: set[str] = set()
         """Names of the watches whose last response could not be read."""
         self._acknowledged: set[str] = set()
-        self._asked: dict[str, float] = {}
-        """Start time of each pending poll by watch name, by the event loop's clock."""
         self._due = asyncio.Event()
 
     async def run(self) -> None:
         """Runs until cancelled. No task ever returns, so the end of one, for any reason, ends the agent."""
-        parts = {asyncio.create_task(self._beat(), name="beat")}
+        parts = {asyncio.create_task(self._watch_time(), name="time")}
         parts.add(asyncio.create_task(self._publish(), name="publish"))
         try:
             self._source = await self._find_source()
@@ -90,36 +85,34 @@ class Agent:
             try:
                 source = await self._find()
                 break
-            except Unanswered as e:
-                self._note("metadata service", Unreadable(why=str(e)))
+            except Unreadable as e:
+                self._note("metadata service", str(e))
             await asyncio.sleep(self._poll_seconds)
         self._unreadable.clear()
         log("source", platform=source.platform, watches=[w.name for w in source.watches])
         return source
 
     async def _poll(self, watch: Watch) -> None:
-        """Polls one watch until cancelled."""
+        """Polls one watch until cancelled. An error changes no mark."""
         clock = asyncio.get_running_loop().time
         while True:
-            asked = self._asked[watch.name] = clock()
-            answer = await watch.read()
-            del self._asked[watch.name]
-            self._note(watch.name, answer)
-            self._view = plan.advance(self._view, watch.name, answer, self._now())
-            self._update_marks()
+            asked = clock()
+            try:
+                async with asyncio.timeout(LONGEST_READ):
+                    findings = await watch.read()
+            except Unreadable as e:
+                self._note(watch.name, str(e))
+            else:
+                self._note(watch.name, findings.unclear)
+                self._view = plan.advance(self._view, watch.name, findings, self._now())
+                self._update_marks()
             # Measured from start to start: after a long poll the next one begins at once.
             await asyncio.sleep(max(0.0, asked + watch.polls * self._poll_seconds - clock()))
 
-    async def _beat(self) -> None:
-        """Sends the heartbeat, shows the readiness, and re-evaluates the marks.
-
-        Ends come near and advice expires with time.
-        """
-        clock = asyncio.get_running_loop().time
+    async def _watch_time(self) -> None:
+        """Beats, and computes the marks again: ends come near and advice expires with time."""
         while True:
-            if all(clock() - asked < LONGEST_READ for asked in self._asked.values()):
-                self._heartbeat()
-            self._show_ready(self.ready)
+            self._beat(self.ready)
             self._update_marks()
             await asyncio.sleep(self._poll_seconds)
 
@@ -140,9 +133,8 @@ class Agent:
         watches = self._source.watches if self._source else ()
         return [w.name for w in watches if w.name not in self._view.heard]
 
-    def _note(self, name: str, answer: Answer) -> None:
-        """Logs an unreadable watch once per change, not once per poll."""
-        why = answer.why if isinstance(answer, Unreadable) else answer.unclear
+    def _note(self, name: str, why: str) -> None:
+        """Logs an unreadable watch once per change, not once per poll. `why` is empty for a readable one."""
         if bool(why) == (name in self._unreadable):
             return
         self._unreadable ^= {name}
@@ -190,9 +182,10 @@ class Agent:
         if not all(await asyncio.gather(*work)):
             raise AgentApiError("not every pod could be told its deadline")
 
-    async def _mark_pod(self, notice: NodeNotice, pod: Pod, patch: Patch) -> None:
+    async def _mark_pod(self, notice: NodeNotice, pod: Json, patch: Json) -> None:
         if await self._api.patch_pod(pod, patch):
-            log("podMarked", namespace=pod.namespace, pod=pod.name, **_times(notice))
+            meta = pod["metadata"]
+            log("podMarked", namespace=meta["namespace"], pod=meta["name"], **_times(notice))
 
     async def _mark_node(self, marks: Marks) -> None:
         patch = plan.node_patch(marks, await self._api.node())
@@ -209,12 +202,12 @@ class Agent:
         event = notice.cause.acknowledge
         if not (self._acknowledge and event and self._source) or event in self._acknowledged:
             return
-        if not all(pod.ended for pod in await self._api.pods(cached=False)):
+        if not all(map(plan.ended, await self._api.pods(cached=False))):
             return
         self._acknowledged.add(event)
         try:
             await self._source.acknowledge(event)
-        except Unanswered as e:
+        except Unreadable as e:
             log("acknowledgeFailed", id=event, why=str(e))
         else:
             log("acknowledged", id=event, action=notice.cause.action)

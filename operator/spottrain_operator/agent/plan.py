@@ -8,15 +8,7 @@ from datetime import datetime, timedelta
 from typing import Any, Final, TypeAlias
 
 from spottrain_operator import names
-from spottrain_operator.agent.findings import (
-    BEGUN_SECONDS,
-    Answer,
-    Finding,
-    Findings,
-    NodeEnding,
-    Unreadable,
-    rfc3339,
-)
+from spottrain_operator.agent.findings import BEGUN_SECONDS, Finding, Findings, NodeEnding, rfc3339
 from spottrain_operator.api.wire import deadline_annotations, optional_timestamp
 
 ADVICE_LIFE: Final = timedelta(hours=1)
@@ -30,8 +22,8 @@ _NODE_ANNOTATIONS: Final = (
     names.SAVE_ADVISED_ANNOTATION,
 )
 
-Patch: TypeAlias = dict[str, Any]
-"""A JSON merge patch: None deletes a key."""
+Json: TypeAlias = dict[str, Any]
+"""An object of the API server, or a merge patch of one, in which None deletes a key."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,38 +61,12 @@ class Marks:
     advised: Advised | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Node:
-    """The parts of a node that the agent reads."""
-
-    resource_version: str
-    taints: tuple[Mapping[str, Any], ...] = ()
-    annotations: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Pod:
-    """The parts of a trainer pod that the agent reads."""
-
-    namespace: str
-    name: str
-    uid: str
-    phase: str = "Running"
-    annotations: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def ended(self) -> bool:
-        return self.phase in _ENDED
-
-
 # --- from responses to marks --------------------------------------------------------------------------
-def advance(view: View, watch: str, answer: Answer, now: datetime) -> View:
-    """Returns the view after a response. An error changes nothing; a known finding keeps its first time."""
-    if isinstance(answer, Unreadable):
-        return view
+def advance(view: View, watch: str, findings: Findings, now: datetime) -> View:
+    """Returns the view after a response. A known finding keeps its first time."""
     before = view.heard.get(watch, Findings()).found
-    found = tuple(_settled(finding, before, now) for finding in answer.found)
-    heard = {**view.heard, watch: replace(answer, found=found)}
+    found = tuple(_settled(finding, before, now) for finding in findings.found)
+    heard = {**view.heard, watch: replace(findings, found=found)}
     standing = [finding for findings in heard.values() for finding in findings.found]
     return View(heard=heard, first_read={f: view.first_read.get(f, now) for f in standing})
 
@@ -154,67 +120,71 @@ def _advised(finding: Finding, first: datetime) -> Advised:
 
 
 # --- from marks to patches ----------------------------------------------------------------------------
-def pod_patch(notice: NodeNotice, pod: Pod) -> Patch | None:
+def ended(pod: Json) -> bool:
+    return pod["status"].get("phase") in _ENDED
+
+
+def pod_patch(notice: NodeNotice, pod: Json) -> Json | None:
     """Returns the patch with a running pod's deadline; None where the pod has the same or an earlier one.
 
     The UID makes the API server reject the patch if the name now belongs to another pod.
     """
-    if pod.ended:
-        return None
-    carried = optional_timestamp(pod.annotations.get(names.DEADLINE_ANNOTATION))
-    if carried is not None and carried <= notice.deadline:
+    carried = optional_timestamp(_annotations(pod).get(names.DEADLINE_ANNOTATION))
+    if ended(pod) or (carried is not None and carried <= notice.deadline):
         return None
     annotations = deadline_annotations(notice.deadline, notice.cause.source)
-    return {"metadata": {"uid": pod.uid, "annotations": annotations}}
+    return {"metadata": {"uid": pod["metadata"]["uid"], "annotations": annotations}}
 
 
-def node_patch(marks: Marks, node: Node) -> Patch | None:
+def node_patch(marks: Marks, node: Json) -> Json | None:
     """Returns the patch that sets the marks and removes our others; None where nothing changes.
 
     A node's taints are an atomic list for the API server, so the patch holds all of them. The resource
     version makes it fail rather than undo another writer's taint.
     """
-    notice = _with_earlier_deadline(marks.notice, node) if marks.notice else None
-    taints = [t for t in node.taints if t["key"] != names.TERMINATING_TAINT]
-    ours = [t for t in node.taints if t["key"] == names.TERMINATING_TAINT]
-    wanted = _taint(notice) if notice else []
-    annotations = _annotations(notice, marks.advised, node)
-    if [_without_time_added(t) for t in ours] == wanted and not annotations:
+    notice = _with_earlier_deadline(marks.notice, _annotations(node)) if marks.notice else None
+    taints = node["spec"].get("taints") or []
+    ours = [taint for taint in taints if taint["key"] == names.TERMINATING_TAINT]
+    # The API server adds timeAdded.
+    carried = [{key: taint.get(key) for key in ("key", "value", "effect")} for taint in ours]
+    wanted = [_taint(notice)] if notice else []
+    changes = _changes(notice, marks.advised, _annotations(node))
+    if carried == wanted and not changes:
         return None
     return {
-        "metadata": {"resourceVersion": node.resource_version, "annotations": annotations},
-        "spec": {"taints": taints + wanted},
+        "metadata": {"resourceVersion": node["metadata"]["resourceVersion"], "annotations": changes},
+        "spec": {"taints": [taint for taint in taints if taint not in ours] + wanted},
     }
 
 
-def _with_earlier_deadline(notice: NodeNotice, node: Node) -> NodeNotice:
+def _annotations(item: Json) -> Mapping[str, str]:
+    return item["metadata"].get("annotations") or {}
+
+
+def _with_earlier_deadline(notice: NodeNotice, carried: Mapping[str, str]) -> NodeNotice:
     """Keeps the deadline that an earlier agent process computed for an end without a time."""
-    before = optional_timestamp(node.annotations.get(names.DEADLINE_ANNOTATION))
-    same = node.annotations.get(names.SOURCE_ANNOTATION) == notice.cause.source
+    before = optional_timestamp(carried.get(names.DEADLINE_ANNOTATION))
+    same = carried.get(names.SOURCE_ANNOTATION) == notice.cause.source
     if before and same and notice.cause.at is None and notice.seen <= before < notice.deadline:
         return replace(notice, deadline=before)
     return notice
 
 
-def _taint(notice: NodeNotice) -> list[Mapping[str, Any]]:
+def _taint(notice: NodeNotice) -> Json:
     value = str(int(notice.deadline.timestamp()))
-    return [{"key": names.TERMINATING_TAINT, "value": value, "effect": "NoSchedule"}]
+    return {"key": names.TERMINATING_TAINT, "value": value, "effect": "NoSchedule"}
 
 
-def _without_time_added(taint: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns a taint without the field that the API server adds (timeAdded)."""
-    return {k: taint.get(k) for k in ("key", "value", "effect")}
-
-
-def _annotations(notice: NodeNotice | None, advised: Advised | None, node: Node) -> dict[str, str | None]:
+def _changes(
+    notice: NodeNotice | None, advised: Advised | None, carried: Mapping[str, str]
+) -> dict[str, str | None]:
     """Returns the changes of the node's annotations; the first notice-seen time survives agent restarts."""
     wanted: dict[str, str] = {}
     if notice:
         wanted = deadline_annotations(notice.deadline, notice.cause.source)
-        same = all(node.annotations.get(key) == value for key, value in wanted.items())
-        seen = node.annotations.get(names.NOTICE_SEEN_ANNOTATION) if same else None
-        wanted |= {names.NOTICE_SEEN_ANNOTATION: seen or rfc3339(notice.seen)}
+        seen = carried.get(names.NOTICE_SEEN_ANNOTATION) if wanted.items() <= carried.items() else None
+        wanted[names.NOTICE_SEEN_ANNOTATION] = seen or rfc3339(notice.seen)
     if advised:
         wanted[names.SAVE_ADVISED_ANNOTATION] = rfc3339(advised.at)
-    changes: dict[str, str | None] = {k: v for k, v in wanted.items() if node.annotations.get(k) != v}
-    return changes | {k: None for k in _NODE_ANNOTATIONS if k in node.annotations and k not in wanted}
+    changes: dict[str, str | None] = {key: None for key in _NODE_ANNOTATIONS if key in carried}
+    return {key: text for key, text in (changes | wanted).items() if carried.get(key) != text}

@@ -16,10 +16,10 @@ import pytest
 from aiohttp import web
 from spottrain_operator import names
 from spottrain_operator.agent.api import Api
+from spottrain_operator.agent.findings import Findings, Unreadable
 from spottrain_operator.agent.loop import Agent
-from spottrain_operator.agent.sources import Source
 from spottrain_operator.agent.sources.aws import Aws
-from spottrain_operator.agent.sources.client import Client
+from spottrain_operator.agent.sources.client import Client, Source
 from spottrain_operator.environment import Endpoint
 
 from tests.support.imds import FakeImds
@@ -58,7 +58,7 @@ class FakeApi:
 
     def add_pod(self, name: str, **changes: Any) -> None:
         meta = {"name": name, "namespace": "ml", "uid": f"uid-{name}"} | changes.pop("metadata", {})
-        self.pods[name] = {"metadata": meta, "status": {"phase": "Running"} | changes}
+        self.pods[name] = {"kind": "Pod", "metadata": meta, "status": {"phase": "Running"} | changes}
 
     def taints(self) -> list[dict[str, Any]]:
         return self.node["spec"].get("taints") or []
@@ -99,14 +99,14 @@ class FakeApi:
         items = [p for p in self.pods.values() if namespace in (None, p["metadata"]["namespace"])]
         if "resourceVersion" not in request.query:
             self.fresh_lists += 1
-            return web.json_response({"items": items})
+            return web.json_response({"kind": "PodList", "items": items})
         assert request.query["resourceVersion"] == "0"
         if self.cached_pods is not None:
             items = [p for p in items if p["metadata"]["name"] in self.cached_pods]
         if self.stale_lists:
             self.stale_lists -= 1
             items = [merge(p, {"metadata": {"uid": "predecessor"}}) for p in items]
-        return web.json_response({"items": items})
+        return web.json_response({"kind": "PodList", "items": items})
 
     async def patch_pod(self, request: web.Request) -> web.Response:
         assert request.content_type == "application/merge-patch+json"
@@ -129,7 +129,8 @@ class FakeApi:
 
 
 def node_body() -> dict[str, Any]:
-    return {"metadata": {"name": "n1", "resourceVersion": "1", "annotations": {"theirs": "1"}}, "spec": {}}
+    meta = {"name": "n1", "resourceVersion": "1", "annotations": {"theirs": "1"}}
+    return {"kind": "Node", "metadata": meta, "spec": {}}
 
 
 def merge(target: Any, patch: Any) -> Any:
@@ -191,6 +192,21 @@ async def running(
 
 def on_aws(imds: FakeImds, api: FakeApi, **options: Any) -> AbstractAsyncContextManager[Agent]:
     return running(Aws, imds.url, api, **options)
+
+
+async def why(source: Source) -> str:
+    """Why the first value of a metadata service cannot be read."""
+    with pytest.raises(Unreadable) as refused:
+        await source.watches[0].read()
+    return str(refused.value)
+
+
+def refusal(parse: Callable[[str], Findings], text: str) -> str:
+    """Why a body cannot be read, in a short sentence."""
+    with pytest.raises(Unreadable) as refused:
+        parse(text)
+    assert len(str(refused.value)) < 1000
+    return str(refused.value)
 
 
 def announced(imds: FakeImds) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import aiohttp
 import pytest
-from spottrain_operator.agent.findings import NOTHING, Advice, Answer, Findings, NodeEnding, Unreadable, found
+from spottrain_operator.agent.findings import NOTHING, Advice, Findings, NodeEnding, found
 from spottrain_operator.agent.sources.aws import (
     Aws,
     parse_instance_action,
@@ -22,7 +22,7 @@ from spottrain_operator.agent.sources.client import LARGEST, Client
 
 from tests.support.imds import ACTION, FakeImds, fake_imds
 from tests.unit.agent.bodies import GARBAGE, LISTS, RECORDS
-from tests.unit.agent.fakes import DEADLINE
+from tests.unit.agent.fakes import DEADLINE, refusal, why
 
 SPOT = "AWS spot/instance-action"
 PLANNED = "AWS events/maintenance/scheduled"
@@ -39,13 +39,13 @@ REBOOT = NodeEnding(source=PLANNED, action="system-reboot", id=EVENT["EventId"],
 
 
 # --- bodies --------------------------------------------------------------------------------------------
-def spot(action: str, **more: Any) -> Answer:
+def spot(action: str, **more: Any) -> Findings:
     return found(NodeEnding(source=SPOT, action=action, **more))
 
 
 TIME = "2026-11-21T10:02:00Z"
 LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)
-ACTIONS: dict[str, tuple[dict[str, Any], Answer]] = {
+ACTIONS: dict[str, tuple[dict[str, Any], Findings]] = {
     "terminate": ({"action": "terminate", "time": TIME}, found(TERMINATE)),
     "stop": ({"action": "stop", "time": TIME}, spot("stop", at=DEADLINE)),
     "hibernate: at once, whatever the time says": (
@@ -77,10 +77,8 @@ def test_an_instance_action_is_an_end(name: str) -> None:
     [*GARBAGE, *LISTS, *RECORDS, '{"action": 3, "time": "2026-11-21T10:02:00Z"}', '{"action": "reclaim"}'],
 )
 def test_what_is_no_instance_action_is_not_taken_for_none(text: str) -> None:
-    answer = parse_instance_action(text)
-    assert isinstance(answer, Unreadable)
-    assert answer.why.startswith("AWS spot/instance-action returned text that cannot be parsed: ")
-    assert len(answer.why) < 1000
+    said = refusal(parse_instance_action, text)
+    assert said.startswith("AWS spot/instance-action returned text that cannot be parsed: ")
 
 
 def test_a_recommendation_is_advice_of_its_time() -> None:
@@ -91,10 +89,10 @@ def test_a_recommendation_is_advice_of_its_time() -> None:
 
 @pytest.mark.parametrize("text", [*GARBAGE, *LISTS, *RECORDS, '{"noticeTime": null}', '{"noticeTime":"x"}'])
 def test_what_is_no_recommendation_is_said(text: str) -> None:
-    assert isinstance(parse_rebalance(text), Unreadable)
+    assert refusal(parse_rebalance, text)
 
 
-MAINTENANCES: dict[str, tuple[list[object], Answer]] = {
+MAINTENANCES: dict[str, tuple[list[object], Findings]] = {
     **{
         code: ([EVENT | {"Code": code}], found(replace(REBOOT, action=code)))
         for code in ("system-reboot", "instance-reboot", "instance-stop", "instance-retirement")
@@ -143,7 +141,7 @@ def test_an_event_that_cannot_be_read_is_said_and_hides_no_other(bad: object) ->
 
 @pytest.mark.parametrize("text", [*GARBAGE, *RECORDS])
 def test_what_is_no_list_of_maintenance_is_said(text: str) -> None:
-    assert isinstance(parse_maintenance(text), Unreadable)
+    assert refusal(parse_maintenance, text)
 
 
 # --- client --------------------------------------------------------------------------------------------
@@ -166,7 +164,7 @@ async def aws(imds: FakeImds, clock: Clock) -> AsyncIterator[Aws]:
         yield Aws(Client(session, endpoint=imds.url + "/", timeout=0.2), clock=clock)
 
 
-async def read(aws: Aws) -> Answer:
+async def read(aws: Aws) -> Findings:
     """Whether an interruption is announced."""
     return await aws.watches[0].read()
 
@@ -210,8 +208,7 @@ async def test_a_token_is_renewed_before_its_life_is_over(aws: Aws, imds: FakeIm
 @pytest.mark.parametrize("status", [301, 400, 403, 429, 500, 503])
 async def test_an_error_is_never_no_notice(aws: Aws, imds: FakeImds, status: int) -> None:
     imds.faults.status = status
-    answer = await read(aws)
-    assert isinstance(answer, Unreadable) and str(status) in answer.why
+    assert str(status) in await why(aws)
 
 
 @pytest.mark.parametrize("status", [403, 404, 500])
@@ -219,47 +216,45 @@ async def test_a_service_that_gives_no_token_says_nothing_about_a_notice(
     aws: Aws, imds: FakeImds, status: int
 ) -> None:
     imds.token_status = status
-    assert await read(aws) == Unreadable(why=f"PUT /latest/api/token returned {status}, so there is no token")
+    assert await why(aws) == f"PUT /latest/api/token returned {status}"
     assert imds.gets == 0
 
 
 async def test_a_token_that_does_not_come_names_the_hop_limit(aws: Aws, imds: FakeImds) -> None:
     imds.hop_limit = 1
-    assert await read(aws) == Unreadable(
-        why="PUT /latest/api/token timed out after 0.2 s; an agent that is not on the node's network "
+    assert await why(aws) == (
+        "PUT /latest/api/token timed out after 0.2 s; an agent that is not on the node's network "
         "(hostNetwork) gets no token unless the instance's HttpPutResponseHopLimit is 2 or more"
     )
 
 
 async def test_a_redirect_is_not_followed(aws: Aws, imds: FakeImds) -> None:
     imds.faults.status, imds.faults.location = 302, f"{imds.url}/elsewhere"
-    assert isinstance(await read(aws), Unreadable)
+    assert await why(aws)
     assert imds.asked == [ACTION]
 
 
 async def test_a_service_that_accepts_no_token_is_asked_twice_and_no_more(aws: Aws, imds: FakeImds) -> None:
     imds.faults.status = 401
-    assert isinstance(await read(aws), Unreadable)
+    assert await why(aws)
     assert imds.gets == 2
 
 
 @pytest.mark.parametrize("fault", ["hang", "reset", "truncate"])
 async def test_a_service_that_fails_is_given_up_and_heard_again(aws: Aws, imds: FakeImds, fault: str) -> None:
     setattr(imds.faults, fault, True)
-    answer = await read(aws)
-    assert isinstance(answer, Unreadable) and "/latest/meta-data/spot/instance-action" in answer.why
+    assert "/latest/meta-data/spot/instance-action" in await why(aws)
     imds.faults.clear()
     assert await read(aws) == NOTHING
 
 
 async def test_an_answer_without_end_is_not_read_to_its_end(aws: Aws, imds: FakeImds) -> None:
     imds.bodies[ACTION] = '{"action":"terminate","time":"' + "x" * LARGEST
-    answer = await read(aws)
-    assert isinstance(answer, Unreadable) and f"longer than {LARGEST} bytes" in answer.why
+    assert f"longer than {LARGEST} bytes" in await why(aws)
 
 
 async def test_a_service_that_is_not_there_is_an_error() -> None:
     async with fake_imds() as gone:
         url = gone.url
     async with aiohttp.ClientSession() as session:
-        assert isinstance(await read(Aws(Client(session, endpoint=url))), Unreadable)
+        assert await why(Aws(Client(session, endpoint=url)))

@@ -7,11 +7,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import aiohttp
 import pytest
 from aiohttp import web
-from spottrain_operator.agent.sources import Source
+from spottrain_operator.agent.findings import Unreadable
 from spottrain_operator.agent.sources.aws import Aws
 from spottrain_operator.agent.sources.azure import Azure
 from spottrain_operator.agent.sources.choose import source_of
-from spottrain_operator.agent.sources.client import Client, Unanswered
+from spottrain_operator.agent.sources.client import Client, Source
 from spottrain_operator.agent.sources.gcp import Gcp
 from spottrain_operator.names import Platform
 
@@ -50,7 +50,7 @@ async def test_a_platform_that_is_set_is_not_asked_for(
 
 
 async def test_where_nothing_answers_it_is_said_what_was_asked_and_what_to_do(choose: Choose) -> None:
-    with pytest.raises(Unanswered) as refused:
+    with pytest.raises(Unreadable) as refused:
         await choose("http://127.0.0.1:1")
     said = str(refused.value)
     assert said.startswith(
@@ -67,7 +67,7 @@ async def test_where_nothing_answers_it_is_said_what_was_asked_and_what_to_do(ch
 async def test_a_service_that_hides_its_token_behind_a_hop_is_told_of_the_hop_limit(choose: Choose) -> None:
     async with fake_imds() as imds:
         imds.hop_limit = 1
-        with pytest.raises(Unanswered, match="HttpPutResponseHopLimit"):
+        with pytest.raises(Unreadable, match="HttpPutResponseHopLimit"):
             await choose(imds.url)
 
 
@@ -83,5 +83,5 @@ async def test_a_server_that_answers_everything_alike_is_no_metadata_service(
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", answer)
     async with on_loopback(app) as url:
-        with pytest.raises(Unanswered):
+        with pytest.raises(Unreadable):
             await choose(url)

@@ -5,17 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from datetime import datetime
-from typing import Any
 
 import aiohttp
 import pytest
 from spottrain_operator import names
 from spottrain_operator.agent import loop
 from spottrain_operator.agent.api import Api
-from spottrain_operator.agent.findings import NOTHING, Answer
+from spottrain_operator.agent.findings import Findings
 from spottrain_operator.agent.loop import Agent
-from spottrain_operator.agent.sources import Source, Watch
+from spottrain_operator.agent.sources.client import Source, Watch
 from spottrain_operator.environment import Endpoint
+from spottrain_operator.names import Platform
 
 from tests.support.imds import ACTION, MAINTENANCE, FakeImds
 from tests.unit.agent.fakes import (
@@ -63,6 +63,11 @@ async def test_a_notice_that_goes_takes_the_marks_with_it(imds: FakeImds, api: F
     announced(imds)
     async with on_aws(imds, api):
         await until(lambda: bool(api.taints()), "the node was tainted")
+        imds.broken[ACTION] = 500
+        asked = imds.gets
+        await until(lambda: imds.gets > asked + 5, "the service failed several times")
+        assert api.taints(), "an error is never the end of a notice"
+        imds.broken.clear()
         imds.withdraw()
         await until(lambda: not api.taints(), "the taint was taken away")
     assert api.annotations() == {"theirs": "1"}
@@ -205,66 +210,46 @@ async def test_events_tell_when_the_notice_was_seen_and_repeat_nothing(
 
 
 # --- mistakes of our own --------------------------------------------------------------------------------
-def agent_of(source: Source, api: FakeApi, session: aiohttp.ClientSession, **options: Any) -> Agent:
+def agent_of(source: Source, api: FakeApi, session: aiohttp.ClientSession) -> Agent:
     async def find() -> Source:
         return source
 
     kubernetes = Api(session, Endpoint(url=api.url, token_file=api.token), node="n1")
-    return Agent(find, kubernetes, poll_seconds=0.01, **options)
+    return Agent(find, kubernetes, poll_seconds=0.01)
 
 
-class Broken:
+class Broken(Source):
     """A source with a mistake in it."""
 
-    platform = "AWS"
+    platform = Platform.AWS
 
-    def __init__(self, mistake: Callable[[], Awaitable[Answer]]) -> None:
+    def __init__(self, mistake: Callable[[], Awaitable[Findings]]) -> None:
         self.watches = (Watch(name="broken", read=mistake),)
 
-    async def acknowledge(self, event: str) -> None: ...
 
-
-async def _raises() -> Answer:
+async def _raises() -> Findings:
     raise KeyError("time")
 
 
-async def _is_cancelled() -> Answer:
+async def _is_cancelled() -> Findings:
     raise asyncio.CancelledError
 
 
-@pytest.mark.parametrize("mistake", [_raises, _is_cancelled])
-async def test_a_part_that_ends_ends_the_agent(
-    api: FakeApi, mistake: Callable[[], Awaitable[Answer]]
+async def _never_ends() -> Findings:
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+@pytest.mark.parametrize("mistake", [_raises, _is_cancelled, _never_ends])
+async def test_a_part_that_ends_or_waits_for_too_long_ends_the_agent(
+    api: FakeApi, mistake: Callable[[], Awaitable[Findings]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The kubelet starts it again; an agent that no longer asks would look well and tell nothing."""
+    monkeypatch.setattr(loop, "LONGEST_READ", 0.1)
     async with aiohttp.ClientSession() as session:
         agent = agent_of(Broken(mistake), api, session)
         with pytest.raises(RuntimeError, match="the agent's part 'broken' has ended"):
             await asyncio.wait_for(agent.run(), 10)
-
-
-async def test_a_question_that_never_comes_back_stops_the_heartbeat(
-    api: FakeApi, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(loop, "LONGEST_READ", 0.2)
-    beats: list[float] = []
-    clock = asyncio.get_running_loop().time
-    never = asyncio.Event()
-
-    async def asks() -> Answer:
-        await never.wait()
-        return NOTHING
-
-    async with aiohttp.ClientSession() as session:
-        agent = agent_of(Broken(asks), api, session, heartbeat=lambda: beats.append(clock()))
-        work = asyncio.create_task(agent.run())
-        await until(lambda: len(beats) > 3, "the heart beats")
-        await until(lambda: clock() > beats[-1] + 0.2, "the heart stands still")
-        never.set()
-        stopped = len(beats)
-        await until(lambda: len(beats) > stopped, "the heart beats again")
-        work.cancel()
-        await asyncio.gather(work, return_exceptions=True)
 
 
 # --- several questions ----------------------------------------------------------------------------------

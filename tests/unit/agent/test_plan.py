@@ -11,15 +11,13 @@ from spottrain_operator.agent import plan
 from spottrain_operator.agent.findings import (
     NOTHING,
     Advice,
-    Answer,
     Finding,
     Findings,
     NodeEnding,
-    Unreadable,
     found,
     rfc3339,
 )
-from spottrain_operator.agent.plan import Advised, Marks, Node, NodeNotice, Pod, View
+from spottrain_operator.agent.plan import Advised, Json, Marks, NodeNotice, View
 
 from tests.unit.agent.fakes import DEADLINE, DEADLINE_TEXT, FOREIGN_TAINT, SECOND, SEEN, TAINT
 
@@ -32,7 +30,6 @@ REBOOT = NodeEnding(source="Azure scheduled event Reboot", action="Reboot", id="
 REBALANCE = Advice(source="AWS rebalance", action="rebalance", at=SEEN - 60 * SECOND)
 MIGRATE = Advice(source="GCP maintenance", action="MIGRATE")
 NOTICE = NodeNotice(cause=TERMINATE, deadline=DEADLINE, seen=SEEN)
-ERROR = Unreadable(why="time-out")
 MARKS = {
     names.DEADLINE_ANNOTATION: DEADLINE_TEXT,
     names.SOURCE_ANNOTATION: SPOT,
@@ -42,7 +39,7 @@ ADVISED = names.SAVE_ADVISED_ANNOTATION
 TOLD = Marks(notice=NOTICE)
 
 
-def after(*answers: Answer, now: datetime = SEEN) -> View:
+def after(*answers: Findings, now: datetime = SEEN) -> View:
     """The view after these answers to one question, one second apart, the last of them now."""
     view = View()
     for age, answer in reversed(list(enumerate(reversed(answers)))):
@@ -57,14 +54,12 @@ def seen(cause: NodeEnding, seconds: float = 120, ago: float = 0) -> NodeNotice:
     return NodeNotice(cause=cause, deadline=first + seconds * SECOND, seen=first)
 
 
-ANSWERS: dict[str, tuple[list[Answer], NodeNotice | None]] = {
-    "an error first: nothing is known": ([ERROR], None),
+ANSWERS: dict[str, tuple[list[Findings], NodeNotice | None]] = {
     "nothing": ([NOTHING], None),
     "terminate: the announced time is the deadline": ([NOTHING, found(TERMINATE)], NOTICE),
     "hibernate: at once": ([found(HIBERNATE)], seen(HIBERNATE, 0)),
     "no time: seconds from the first reading": ([found(PREEMPTED)], seen(PREEMPTED, 25)),
     "nothing is the end of a notice": ([found(TERMINATE), NOTHING], None),
-    "an error is never the end of a notice": ([found(TERMINATE), ERROR], replace(NOTICE, seen=SEEN - SECOND)),
     "read again: it keeps its deadline and its time": ([found(PREEMPTED)] * 3, seen(PREEMPTED, 25, ago=2)),
     "gone and back: a new one": ([found(PREEMPTED), NOTHING, found(PREEMPTED)], seen(PREEMPTED, 25)),
     "the earliest of two": ([found(PREEMPTED), found(PREEMPTED, TERMINATE)], seen(PREEMPTED, 25, ago=1)),
@@ -185,6 +180,13 @@ def test_what_could_not_be_read_takes_nothing_from_the_rest() -> None:
 
 
 # --- patches -------------------------------------------------------------------------------------------
+def node_of(*, taints: tuple[Json, ...] = (), annotations: dict[str, str]) -> Json:
+    return {
+        "metadata": {"resourceVersion": "7", "annotations": annotations},
+        "spec": {"taints": list(taints)},
+    }
+
+
 @pytest.mark.parametrize(
     ("carried", "phase", "patched"),
     [
@@ -204,7 +206,7 @@ def test_a_pod_is_told_the_deadline_unless_it_knows_of_one_no_later(
     carried: str | None, phase: str, patched: bool
 ) -> None:
     annotations = {names.DEADLINE_ANNOTATION: carried} if carried else {}
-    pod = Pod(namespace="ml", name="p", uid="u", phase=phase, annotations=annotations)
+    pod = {"metadata": {"uid": "u", "annotations": annotations}, "status": {"phase": phase}}
     expected = {
         "uid": "u",
         "annotations": {
@@ -216,7 +218,7 @@ def test_a_pod_is_told_the_deadline_unless_it_knows_of_one_no_later(
 
 
 def test_a_notice_marks_the_node_and_leaves_foreign_taints_alone() -> None:
-    node = Node(resource_version="7", taints=(FOREIGN_TAINT,), annotations={"theirs": "1"})
+    node = node_of(taints=(FOREIGN_TAINT,), annotations={"theirs": "1"})
     assert plan.node_patch(TOLD, node) == {
         "metadata": {"resourceVersion": "7", "annotations": MARKS},
         "spec": {"taints": [FOREIGN_TAINT, TAINT]},
@@ -236,13 +238,13 @@ def test_a_notice_marks_the_node_and_leaves_foreign_taints_alone() -> None:
 def test_a_node_that_is_marked_is_not_written_again(
     taints: tuple[dict[str, str], ...], annotations: dict[str, str]
 ) -> None:
-    node = Node(resource_version="7", taints=taints, annotations=annotations)
+    node = node_of(taints=taints, annotations=annotations)
     assert plan.node_patch(TOLD, node) is None
 
 
 def test_an_agent_that_restarts_keeps_the_time_at_which_the_notice_was_first_seen() -> None:
     again = NodeNotice(cause=TERMINATE, deadline=DEADLINE, seen=SEEN + 40 * SECOND)
-    node = Node(resource_version="7", taints=(), annotations=MARKS)
+    node = node_of(taints=(), annotations=MARKS)
     patch = plan.node_patch(Marks(notice=again), node)
     assert patch is not None and patch["metadata"]["annotations"] == {}
 
@@ -251,7 +253,7 @@ def test_a_stale_mark_of_an_older_notice_is_replaced() -> None:
     stale = {**TAINT, "value": "1600000000"}
     old = {names.DEADLINE_ANNOTATION: "2020-09-13T12:26:40.000000Z", names.SOURCE_ANNOTATION: SPOT}
     old[names.NOTICE_SEEN_ANNOTATION] = "2020-09-13T12:24:40.000000Z"
-    patch = plan.node_patch(TOLD, Node(resource_version="7", taints=(stale,), annotations=old))
+    patch = plan.node_patch(TOLD, node_of(taints=(stale,), annotations=old))
     assert patch is not None
     assert patch["spec"]["taints"] == [TAINT]
     changed = patch["metadata"]["annotations"]
@@ -270,7 +272,7 @@ def test_a_stale_mark_of_an_older_notice_is_replaced() -> None:
 def test_without_a_notice_every_mark_of_ours_goes(
     taints: tuple[dict[str, str], ...], annotations: dict[str, str]
 ) -> None:
-    node = Node(resource_version="7", taints=taints, annotations={**annotations, "theirs": "1"})
+    node = node_of(taints=taints, annotations={**annotations, "theirs": "1"})
     assert plan.node_patch(Marks(), node) == {
         "metadata": {"resourceVersion": "7", "annotations": dict.fromkeys(annotations)},
         "spec": {"taints": [FOREIGN_TAINT]},
@@ -278,7 +280,7 @@ def test_without_a_notice_every_mark_of_ours_goes(
 
 
 def test_without_a_notice_a_node_that_carries_nothing_of_ours_is_left_alone() -> None:
-    node = Node(resource_version="7", taints=(FOREIGN_TAINT,), annotations={"theirs": "1"})
+    node = node_of(taints=(FOREIGN_TAINT,), annotations={"theirs": "1"})
     assert plan.node_patch(Marks(), node) is None
 
 
@@ -292,7 +294,7 @@ def test_without_a_notice_a_node_that_carries_nothing_of_ours_is_left_alone() ->
 )
 def test_advice_is_written_beside_the_marks_of_a_notice(carried: str | None, written: str | None) -> None:
     annotations = MARKS | ({ADVISED: carried} if carried else {})
-    node = Node(resource_version="7", taints=(TAINT,), annotations=annotations)
+    node = node_of(taints=(TAINT,), annotations=annotations)
     patch = plan.node_patch(
         Marks(notice=NOTICE, advised=Advised(cause=REBALANCE, at=SEEN - 60 * SECOND)), node
     )
@@ -301,7 +303,7 @@ def test_advice_is_written_beside_the_marks_of_a_notice(carried: str | None, wri
 
 
 def test_advice_alone_taints_nothing_and_takes_the_marks_of_a_notice_away() -> None:
-    node = Node(resource_version="7", taints=(TAINT, FOREIGN_TAINT), annotations=MARKS)
+    node = node_of(taints=(TAINT, FOREIGN_TAINT), annotations=MARKS)
     patch = plan.node_patch(Marks(advised=Advised(cause=MIGRATE, at=SEEN)), node)
     assert patch == {
         "metadata": {
@@ -325,7 +327,7 @@ def test_an_agent_that_restarts_gives_no_more_time_than_the_one_before(
     source: str, told: datetime, kept: bool
 ) -> None:
     carried = {names.SOURCE_ANNOTATION: source, names.DEADLINE_ANNOTATION: rfc3339(told)}
-    node = Node(resource_version="7", annotations=carried)
+    node = node_of(annotations=carried)
     patch = plan.node_patch(plan.marks(after(found(PREEMPTED)), SEEN), node)
     deadline = told if kept else SEEN + 25 * SECOND
     assert patch is not None

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Final
 
 from spottrain_operator.agent.findings import (
@@ -18,8 +19,8 @@ from spottrain_operator.agent.findings import (
     LEAD_SECONDS,
     NOTHING,
     Advice,
-    Answer,
     Finding,
+    Findings,
     NodeEnding,
     Unreadable,
     each,
@@ -30,16 +31,12 @@ from spottrain_operator.agent.findings import (
     unreadable,
     word,
 )
-from spottrain_operator.agent.sources import Watch
-from spottrain_operator.agent.sources.client import Client, Reply, TimedOut, Unanswered
+from spottrain_operator.agent.sources.client import Client, Reply, Source, Watch
 from spottrain_operator.names import AWS_SPOT_NOTICE, Platform
 
 ACTION: Final = "spot/instance-action"
 REBALANCE: Final = "events/recommendations/rebalance"
 MAINTENANCE: Final = "events/maintenance/scheduled"
-REBALANCE_POLLS: Final = 5
-MAINTENANCE_POLLS: Final = 30
-
 TOKEN_PATH: Final = "/latest/api/token"
 _TTL_HEADER: Final = "X-aws-ec2-metadata-token-ttl-seconds"
 _TOKEN_HEADER: Final = "X-aws-ec2-metadata-token"
@@ -59,10 +56,10 @@ _PAUSING_CODES: Final = frozenset({"system-maintenance"})
 """Network or power maintenance; the instance continues."""
 
 
-class Aws:
+class Aws(Source):
     """The metadata service of this instance, with its session token."""
 
-    platform: Final = Platform.AWS
+    platform = Platform.AWS
 
     def __init__(self, client: Client, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._client = client
@@ -70,40 +67,27 @@ class Aws:
         self._token = ""
         self._renew_at = 0.0
         self._renewing = asyncio.Lock()
-        self.watches = (
-            self._watch(ACTION, parse_instance_action),
-            self._watch(REBALANCE, parse_rebalance, REBALANCE_POLLS),
-            self._watch(MAINTENANCE, parse_maintenance, MAINTENANCE_POLLS),
+        paths = (
+            (ACTION, parse_instance_action, 1),
+            (REBALANCE, parse_rebalance, 5),
+            (MAINTENANCE, parse_maintenance, 30),
+        )
+        self.watches = tuple(
+            Watch(name=f"AWS {path}", read=partial(self._read, path, parse), polls=polls)
+            for path, parse, polls in paths
         )
 
-    async def acknowledge(self, event: str) -> None:
-        """Does nothing: AWS has no acknowledgement."""
-
-    def _watch(self, name: str, parse: Callable[[str], Answer], polls: int = 1) -> Watch:
-        path = f"/latest/meta-data/{name}"
-
-        async def read() -> Answer:
-            try:
-                reply = await self._get(path)
-            except Unanswered as e:
-                return Unreadable(why=str(e))
-            if reply.status == 404:
-                return NOTHING
-            if reply.status != 200:
-                return Unreadable(why=f"GET {path} returned {reply.status}")
-            return parse(reply.text)
-
-        return Watch(name=f"AWS {name}", read=read, polls=polls)
-
-    async def _get(self, path: str) -> Reply:
-        token = await self._fresh_token(refused="")
-        reply = await self._client.request("GET", path, headers={_TOKEN_HEADER: token})
+    async def _read(self, path: str, parse: Callable[[str], Findings]) -> Findings:
+        path, token = f"/latest/meta-data/{path}", await self._fresh_token()
+        reply = await self._get(path, token, (200, 401, 404))
         if reply.status == 401:  # the service has lost the token, or its clock is ahead of ours
-            token = await self._fresh_token(refused=token)
-            reply = await self._client.request("GET", path, headers={_TOKEN_HEADER: token})
-        return reply
+            reply = await self._get(path, await self._fresh_token(refused=token), (200, 404))
+        return NOTHING if reply.status == 404 else parse(reply.text)
 
-    async def _fresh_token(self, *, refused: str) -> str:
+    async def _get(self, path: str, token: str, expected: tuple[int, ...]) -> Reply:
+        return await self._client.request("GET", path, headers={_TOKEN_HEADER: token}, expected=expected)
+
+    async def _fresh_token(self, refused: str = "") -> str:
         """Returns a valid token. If several watches had theirs rejected, the first one renews it for all."""
         async with self._renewing:
             if self._token in ("", refused) or self._clock() >= self._renew_at:
@@ -114,20 +98,19 @@ class Aws:
 
 
 async def new_token(client: Client) -> str:
-    """Requests a session token. Raises Unanswered where the service grants none."""
+    """Requests a session token. Raises Unreadable where the service grants none."""
     try:
         reply = await client.request("PUT", TOKEN_PATH, headers={_TTL_HEADER: str(_TOKEN_SECONDS)})
-    except TimedOut as e:
-        raise TimedOut(f"{e}{_HOP_LIMIT}") from e
-    if reply.status != 200:
-        raise Unanswered(f"PUT {TOKEN_PATH} returned {reply.status}, so there is no token")
+    except Unreadable as e:
+        hint = _HOP_LIMIT if isinstance(e.__cause__, TimeoutError) else ""
+        raise Unreadable(f"{e}{hint}") from e
     token = reply.text.strip()
     if not (token and token.isascii() and token.isprintable()):
-        raise Unanswered(f"PUT {TOKEN_PATH} did not return a token: {token[:40]!r}")
+        raise Unreadable(f"PUT {TOKEN_PATH} did not return a token: {token[:40]!r}")
     return token
 
 
-def parse_instance_action(text: str) -> Answer:
+def parse_instance_action(text: str) -> Findings:
     """Parses {action, time}, an end. A known action counts even if its time is unreadable."""
     source = AWS_SPOT_NOTICE
     body = parsed(text)
@@ -139,23 +122,25 @@ def parse_instance_action(text: str) -> Answer:
         return found(NodeEnding(source=source, action=action, at=at))
     if action in _ENDS:
         return found(NodeEnding(source=source, action=action, after=BEGUN_SECONDS))
-    return unreadable(source, text)
+    raise unreadable(source, text)
 
 
-def parse_rebalance(text: str) -> Answer:
+def parse_rebalance(text: str) -> Findings:
     """Parses {noticeTime}, one advice per time."""
     source = f"AWS {REBALANCE}"
     try:
         body = parsed(text)
         return found(Advice(source=source, action="rebalance", at=moment(body["noticeTime"])))
-    except (ValueError, KeyError, TypeError):
-        return unreadable(source, text)
+    except (ValueError, KeyError, TypeError) as e:
+        raise unreadable(source, text) from e
 
 
-def parse_maintenance(text: str) -> Answer:
+def parse_maintenance(text: str) -> Findings:
     """Parses the list of events."""
     events = parsed(text)
-    return each(events, _maintenance) if isinstance(events, list) else unreadable(f"AWS {MAINTENANCE}", text)
+    if not isinstance(events, list):
+        raise unreadable(f"AWS {MAINTENANCE}", text)
+    return each(events, _maintenance)
 
 
 def _maintenance(event: Mapping[str, Any]) -> Finding | None:

@@ -17,8 +17,8 @@ from spottrain_operator.agent.findings import (
     BEGUN_SECONDS,
     LEAD_SECONDS,
     Advice,
-    Answer,
     Finding,
+    Findings,
     NodeEnding,
     Unreadable,
     each,
@@ -28,8 +28,7 @@ from spottrain_operator.agent.findings import (
     word,
 )
 from spottrain_operator.agent.log import log
-from spottrain_operator.agent.sources import Watch
-from spottrain_operator.agent.sources.client import Client, Reply, Unanswered
+from spottrain_operator.agent.sources.client import Client, Source, Watch
 from spottrain_operator.names import Platform
 
 EVENTS_PATH: Final = "/metadata/scheduledevents"
@@ -51,10 +50,10 @@ _OVER: Final = frozenset({"Completed", "Canceled"})
 _STARTED: Final = "Started"
 
 
-class Azure:
+class Azure(Source):
     """The metadata service of this VM."""
 
-    platform: Final = Platform.AZURE
+    platform = Platform.AZURE
 
     def __init__(
         self, client: Client, *, first_seconds: float = _FIRST_SECONDS, seconds: float = _SECONDS
@@ -68,51 +67,43 @@ class Azure:
         self.watches = (Watch(name="Azure scheduledevents", read=self._read),)
 
     async def acknowledge(self, event: str) -> None:
-        reply = await self._events("POST", {"StartRequests": [{"EventId": event}]})
-        if reply.status != 200:
-            raise Unanswered(f"POST {EVENTS_PATH} returned {reply.status} {reply.text[:200]!r}")
+        await self._events("POST", {"StartRequests": [{"EventId": event}]})
 
-    async def _read(self) -> Answer:
+    async def _read(self) -> Findings:
         if not self._logged:
             self._logged = True
             log("scheduledEventsFirstCall", why="it enables Scheduled Events and may take two minutes")
-        try:
-            self._name = self._name or await instance_name(self._client)
-            reply = await self._events("GET")
-        except Unanswered as e:
-            return Unreadable(why=str(e))
-        if reply.status != 200:
-            return Unreadable(why=f"GET {EVENTS_PATH} returned {reply.status}")
+        self._name = self._name or await instance_name(self._client)
+        text = await self._events("GET")
         self._enabled = True
-        return parse_events(reply.text, self._name)
+        return parse_events(text, self._name)
 
-    async def _events(self, method: str, body: object = None) -> Reply:
-        return await self._client.request(
-            method,
-            EVENTS_PATH,
-            headers=HEADERS,
-            query={"api-version": EVENTS_VERSION},
-            body=body,
-            timeout=self._seconds if self._enabled else self._first_seconds,
+    async def _events(self, method: str, body: object = None) -> str:
+        seconds, query = (
+            self._seconds if self._enabled else self._first_seconds,
+            {"api-version": EVENTS_VERSION},
         )
+        reply = await self._client.request(
+            method, EVENTS_PATH, headers=HEADERS, query=query, body=body, timeout=seconds
+        )
+        return reply.text
 
 
 async def instance_name(client: Client) -> str:
-    """Returns this VM's name as in Scheduled Events. Raises Unanswered."""
+    """Returns this VM's name as in Scheduled Events. Raises Unreadable."""
     query = {"api-version": NAME_VERSION, "format": "text"}
-    reply = await client.request("GET", NAME_PATH, headers=HEADERS, query=query)
-    name = reply.text.strip()
-    if reply.status != 200 or not name or len(name) > LONGEST_NAME:
-        raise Unanswered(f"GET {NAME_PATH} returned {reply.status} {name[:40]!r}, not a VM's name")
+    name = (await client.request("GET", NAME_PATH, headers=HEADERS, query=query)).text.strip()
+    if not name or len(name) > LONGEST_NAME:
+        raise Unreadable(f"GET {NAME_PATH} returned {name[:40]!r}, not a VM's name")
     return name
 
 
-def parse_events(text: str, name: str) -> Answer:
+def parse_events(text: str, name: str) -> Findings:
     """Parses the events that name this VM."""
     body = parsed(text)
     events = body.get("Events") if isinstance(body, dict) else None
     if not isinstance(events, list):
-        return unreadable(_SOURCE, text)
+        raise unreadable(_SOURCE, text)
     return each(events, partial(_event, name=name.casefold()))
 
 

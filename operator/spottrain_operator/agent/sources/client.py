@@ -1,12 +1,15 @@
-"""HTTP client for metadata services: bounded in time and size, without redirects."""
+"""What the clouds' metadata services have in common: values to poll, and bounded requests."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Container, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 import aiohttp
+
+from spottrain_operator.agent.findings import Findings, Unreadable
+from spottrain_operator.names import Platform
 
 DEFAULT_ENDPOINT: Final = "http://169.254.169.254"
 """The same address on AWS, GCP and Azure."""
@@ -14,12 +17,25 @@ LARGEST: Final = 256 * 1024
 """Bytes; real responses have a few hundred. The agent's memory limit is 96 MiB, whatever it receives."""
 
 
-class Unanswered(Exception):
-    """The service gave no usable response; the text names the request and the reason."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Watch:
+    """One value to poll."""
+
+    name: str
+    read: Callable[[], Awaitable[Findings]]
+    """Raises Unreadable. It may be a long poll."""
+    polls: int = 1
+    """Poll at most once in this many intervals."""
 
 
-class TimedOut(Unanswered):
-    """The service did not respond in time."""
+class Source:
+    """A cloud's metadata service."""
+
+    platform: Platform
+    watches: tuple[Watch, ...]
+
+    async def acknowledge(self, event: str) -> None:
+        """Tells the cloud, where it can be told, that it may start the event now. Raises Unreadable."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,8 +64,9 @@ class Client:
         query: Mapping[str, str] | None = None,
         body: object = None,
         timeout: float | None = None,
+        expected: Container[int] = (200,),
     ) -> Reply:
-        """Sends one request. Raises Unanswered."""
+        """Sends one request, and follows no redirect. Raises Unreadable, also for an unexpected status."""
         seconds = timeout or self.timeout
         try:
             async with self._session.request(
@@ -61,20 +78,15 @@ class Client:
                 timeout=aiohttp.ClientTimeout(total=seconds),
                 allow_redirects=False,
             ) as reply:
-                content = await _bounded(reply)
-                return Reply(
-                    status=reply.status, text=content.decode(errors="replace"), headers=reply.headers
-                )
+                content = b""
+                async for part in reply.content.iter_any():
+                    content += part
+                    if len(content) > LARGEST:
+                        raise ValueError(f"its answer is longer than {LARGEST} bytes")
         except TimeoutError as e:
-            raise TimedOut(f"{method} {path} timed out after {seconds:g} s") from e
+            raise Unreadable(f"{method} {path} timed out after {seconds:g} s") from e
         except (aiohttp.ClientError, OSError, ValueError) as e:
-            raise Unanswered(f"{method} {path}: {type(e).__name__} {e}".rstrip()) from e
-
-
-async def _bounded(reply: aiohttp.ClientResponse) -> bytes:
-    content = b""
-    async for part in reply.content.iter_any():
-        content += part
-        if len(content) > LARGEST:
-            raise ValueError(f"its answer is longer than {LARGEST} bytes")
-    return content
+            raise Unreadable(f"{method} {path}: {type(e).__name__} {e}".rstrip()) from e
+        if reply.status not in expected:
+            raise Unreadable(f"{method} {path} returned {reply.status}")
+        return Reply(status=reply.status, text=content.decode(errors="replace"), headers=reply.headers)

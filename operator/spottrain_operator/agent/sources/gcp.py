@@ -8,21 +8,23 @@ machine has 30 s from then, or its preemptionNoticeDuration, a preview), "Handle
 
 from __future__ import annotations
 
+from collections.abc import Callable, Container
+from contextlib import suppress
+from functools import partial
 from typing import Final
 
 from spottrain_operator.agent.findings import (
     NOTHING,
     SHOWN,
     Advice,
-    Answer,
+    Findings,
     NodeEnding,
     Unreadable,
     found,
     unreadable,
 )
 from spottrain_operator.agent.log import log
-from spottrain_operator.agent.sources import Watch
-from spottrain_operator.agent.sources.client import Client, Reply, Unanswered
+from spottrain_operator.agent.sources.client import Client, Reply, Source, Watch
 from spottrain_operator.names import NOTICE_WINDOW, Platform
 
 ROOT: Final = "/computeMetadata/v1/"
@@ -44,113 +46,85 @@ _TERMINATES: Final = frozenset({"TERMINATE_ON_HOST_MAINTENANCE", "SHUTDOWN_ON_HO
 _MIGRATES: Final = "MIGRATE_ON_HOST_MAINTENANCE"
 
 
-class Gcp:
+class Gcp(Source):
     """The metadata server of this VM."""
 
-    platform: Final = Platform.GCP
+    platform = Platform.GCP
 
     def __init__(self, client: Client, *, wait_seconds: float = _WAIT_SECONDS) -> None:
         self._client = client
-        self._preempted = _Value(client, PREEMPTED, wait_seconds)
-        self._maintenance = _Value(client, MAINTENANCE, wait_seconds)
+        self._wait_seconds = wait_seconds
+        self._etags: dict[str, str] = {}
         self._notice_seconds: float | None = None
         self.watches = (
             Watch(name=f"GCP {PREEMPTED}", read=self._read_preempted),
-            Watch(name=f"GCP {MAINTENANCE}", read=self._read_maintenance),
+            Watch(name=f"GCP {MAINTENANCE}", read=partial(self._read, MAINTENANCE, parse_maintenance)),
         )
 
-    async def acknowledge(self, event: str) -> None:
-        """Does nothing: Google has no acknowledgement."""
-
-    async def _read_preempted(self) -> Answer:
-        if self._notice_seconds is None:
-            self._notice_seconds = await self._ask_notice_seconds()
-        text = await self._preempted.read()
-        if isinstance(text, Unreadable):
-            return text
-        return parse_preempted(text, notice_seconds=self._notice_seconds or WARNING_SECONDS)
-
-    async def _read_maintenance(self) -> Answer:
-        text = await self._maintenance.read()
-        return text if isinstance(text, Unreadable) else parse_maintenance(text)
+    async def _read_preempted(self) -> Findings:
+        self._notice_seconds = self._notice_seconds or await self._ask_notice_seconds()
+        seconds = self._notice_seconds or WARNING_SECONDS
+        return await self._read(PREEMPTED, partial(parse_preempted, notice_seconds=seconds))
 
     async def _ask_notice_seconds(self) -> float | None:
         """Returns None where there is no response yet: the default applies, and the query is repeated."""
         try:
-            reply = await get(self._client, NOTICE_ATTRIBUTE)
-        except Unanswered:
+            reply = await get(self._client, NOTICE_ATTRIBUTE, expected=(200, 404))
+            return WARNING_SECONDS if reply.status == 404 else parse_notice_seconds(reply.text)
+        except Unreadable:
             return None
-        if reply.status == 404:
-            return WARNING_SECONDS
-        if reply.status != 200:
-            return None
-        try:
-            return parse_notice_seconds(reply.text)
         except ValueError as e:
             log("noticeSecondsIgnored", why=f"{NOTICE_ATTRIBUTE}: {e}")
             return WARNING_SECONDS
 
+    async def _read(self, key: str, parse: Callable[[str], Findings]) -> Findings:
+        """Reads a value: at once the first time and after an error, else by a long poll."""
+        etag = self._etags.pop(key, "")
+        reply = (await self._changed(key, etag) if etag else None) or await get(self._client, key)
+        self._etags[key] = reply.headers.get("ETag", "")
+        return parse(reply.text)
 
-class _Value:
-    """One metadata value: read at once the first time and after an error, else by a long poll."""
-
-    def __init__(self, client: Client, key: str, wait_seconds: float) -> None:
-        self._client = client
-        self._key = key
-        self._wait_seconds = wait_seconds
-        self._etag = ""
-
-    async def read(self) -> str | Unreadable:
-        try:
-            reply = await self._changed() or await get(self._client, self._key)
-        except Unanswered as e:
-            self._etag = ""
-            return Unreadable(why=str(e))
-        if reply.status != 200:
-            self._etag = ""
-            return Unreadable(why=f"GET {ROOT}{self._key} returned {reply.status}")
-        self._etag = reply.headers.get("ETag", "")
-        return reply.text
-
-    async def _changed(self) -> Reply | None:
+    async def _changed(self, key: str, etag: str) -> Reply | None:
         """Returns a long poll's reply; None where it failed, which says nothing about the value."""
-        if not self._etag:
-            return None
-        seconds = f"{self._wait_seconds:g}"
-        query = {"wait_for_change": "true", "timeout_sec": seconds, "last_etag": self._etag}
-        try:
-            reply = await get(
-                self._client, self._key, query=query, timeout=self._wait_seconds + self._client.timeout
-            )
-        except Unanswered:
-            return None
-        return reply if reply.status == 200 else None
+        wait = self._wait_seconds
+        query = {"wait_for_change": "true", "timeout_sec": f"{wait:g}", "last_etag": etag}
+        with suppress(Unreadable):
+            return await get(self._client, key, query=query, timeout=wait + self._client.timeout)
+        return None
 
 
 async def get(
-    client: Client, key: str, *, query: dict[str, str] | None = None, timeout: float | None = None
+    client: Client,
+    key: str,
+    *,
+    query: dict[str, str] | None = None,
+    timeout: float | None = None,
+    expected: Container[int] = (200,),
 ) -> Reply:
-    """Reads one metadata key. Raises Unanswered, also where the response is not from Google's server."""
-    headers = {FLAVOR_HEADER: FLAVOR}
-    reply = await client.request("GET", ROOT + key, headers=headers, query=query, timeout=timeout)
+    """Reads one metadata key. Raises Unreadable, also where the response is not from Google's server."""
+    reply = await client.request(
+        "GET", ROOT + key, headers={FLAVOR_HEADER: FLAVOR}, query=query, timeout=timeout, expected=expected
+    )
     if reply.status == 200 and reply.headers.get(FLAVOR_HEADER) != FLAVOR:
-        raise Unanswered(f"GET {ROOT}{key} was not answered by Google's metadata server")
+        raise Unreadable(f"GET {ROOT}{key} was not answered by Google's metadata server")
     return reply
 
 
-def parse_preempted(text: str, *, notice_seconds: float) -> Answer:
-    source = f"GCP {PREEMPTED}"
-    match text.strip().upper():
-        case "FALSE":
-            return NOTHING
-        case "TRUE":
-            return found(
-                NodeEnding(source=source, action="preempted", after=notice_seconds - DETECTION_SECONDS)
-            )
-    return unreadable(source, text)
+async def instance_id(client: Client) -> str:
+    return (await get(client, "instance/id")).text
 
 
-def parse_maintenance(text: str) -> Answer:
+def parse_preempted(text: str, *, notice_seconds: float) -> Findings:
+    source, value = f"GCP {PREEMPTED}", text.strip().upper()
+    if value == "FALSE":
+        return NOTHING
+    if value == "TRUE":
+        after = notice_seconds - DETECTION_SECONDS
+        return found(NodeEnding(source=source, action="preempted", after=after))
+    raise unreadable(source, text)
+
+
+def parse_maintenance(text: str) -> Findings:
     source, event = f"GCP {MAINTENANCE}", text.strip().upper()
     if event == "NONE":
         return NOTHING
@@ -158,7 +132,7 @@ def parse_maintenance(text: str) -> Answer:
         return found(Advice(source=source, action=event))
     if event in _TERMINATES:
         return found(NodeEnding(source=source, action=event, after=MAINTENANCE_SECONDS - DETECTION_SECONDS))
-    return unreadable(source, text)
+    raise unreadable(source, text)
 
 
 def parse_notice_seconds(text: str) -> float:
