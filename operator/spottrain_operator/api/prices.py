@@ -22,18 +22,17 @@ from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from decimal import Decimal, InvalidOperation
-from typing import Any, Final
+from decimal import Decimal
+from typing import Annotated, Final, Literal
 
-from spottrain_operator.api.node_pools import CapacityType
-from spottrain_operator.api.wire import timestamp
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
+
+from spottrain_operator.api.wire import camel, mistake
 
 VALID_FOR: Final = timedelta(days=1)
 """After `checked`, a rate holds for so long."""
 HOUR: Final = Decimal(3600)
 ALWAYS: Final = datetime(1970, 1, 1, tzinfo=UTC)
-KINDS: Final = (CapacityType.SPOT, CapacityType.ON_DEMAND, CapacityType.RESERVED)
-FIELDS: Final = ("instanceType", "capacityType", "zone", "usdPerHour", "since", "checked")
 
 Kind = tuple[str, str, str]
 """Instance type, capacity type, zone ("" for all zones)."""
@@ -118,10 +117,21 @@ def _since(rate: Rate) -> datetime:
 NO_PRICES: Final = PriceList()
 
 
+class _Entry(BaseModel):
+    model_config = ConfigDict(alias_generator=camel, extra="forbid", strict=True)
+
+    instance_type: Annotated[str, Field(min_length=1)]
+    capacity_type: Literal["Spot", "OnDemand", "Reserved"]
+    zone: str = ""
+    usd_per_hour: Annotated[Decimal, Field(gt=0, allow_inf_nan=False)]
+    since: AwareDatetime = ALWAYS
+    checked: AwareDatetime | None = None
+
+
 def parse(text: str) -> PriceList:
     """Parses a price list. What cannot be read is left out, so unknown, and named in `problems`."""
     try:
-        entries = json.loads(text, parse_float=Decimal, parse_int=Decimal) if text.strip() else []
+        entries = json.loads(text) if text.strip() else []
     except ValueError as error:
         return PriceList(problems=(f"the price list is not JSON: {error}",))
     if not isinstance(entries, list):
@@ -130,11 +140,13 @@ def parse(text: str) -> PriceList:
     problems = []
     for number, entry in enumerate(entries):
         try:
-            kind, rate = _entry(entry)
-            found.setdefault(kind, []).append(rate)
-        except ValueError as error:
-            problems.append(f"rate {number} is left out: {error}")
-    rates = {kind: tuple(sorted(history, key=lambda rate: rate.since)) for kind, history in found.items()}
+            read = _Entry.model_validate_json(json.dumps(entry))
+        except ValidationError as error:
+            problems.append(f"rate {number} is left out: {mistake(error.errors()[0])}")
+            continue
+        rate = Rate(usd_per_hour=read.usd_per_hour, since=read.since, checked=read.checked)
+        found.setdefault((read.instance_type, read.capacity_type, read.zone), []).append(rate)
+    rates = {kind: tuple(sorted(history, key=_since)) for kind, history in found.items()}
     return PriceList(rates=rates, problems=tuple(problems))
 
 
@@ -146,42 +158,3 @@ def overlaid(own: PriceList, fetched: PriceList) -> PriceList:
     everywhere = {kind[:2] for kind in own.rates if kind[2] == ""}
     others = {kind: rates for kind, rates in fetched.rates.items() if kind[:2] not in everywhere}
     return PriceList(rates={**others, **own.rates}, problems=own.problems + fetched.problems)
-
-
-def _entry(entry: Any) -> tuple[Kind, Rate]:
-    """Raises ValueError."""
-    if not isinstance(entry, dict):
-        raise ValueError("it is not an object")
-    if unknown := sorted(set(entry) - set(FIELDS)):
-        raise ValueError(f"{unknown[0]} is not a field; use {', '.join(FIELDS)}")
-    instance_type, kind = entry.get("instanceType"), entry.get("capacityType")
-    if not isinstance(instance_type, str) or not instance_type:
-        raise ValueError("instanceType is missing")
-    if kind not in KINDS:
-        raise ValueError(f"capacityType must be {', '.join(KINDS)}, not {kind!r}")
-    zone = entry.get("zone", "")
-    if not isinstance(zone, str):
-        raise ValueError(f"zone must be a name in quotes, not {zone}")
-    usd = _dollars(entry.get("usdPerHour"))
-    since, checked = _time(entry, "since"), _time(entry, "checked")
-    return (instance_type, kind, zone), Rate(usd_per_hour=usd, since=since or ALWAYS, checked=checked)
-
-
-def _dollars(value: Any) -> Decimal:
-    try:
-        usd = Decimal(value) if isinstance(value, Decimal | str) else Decimal("NaN")
-    except InvalidOperation:
-        usd = Decimal("NaN")
-    if not usd.is_finite() or usd <= 0:
-        raise ValueError(f"usdPerHour must be a number above 0, not {value}: an unknown price is left out")
-    return usd
-
-
-def _time(entry: Mapping[str, Any], name: str) -> datetime | None:
-    value = entry.get(name)
-    if value is None:
-        return None
-    try:
-        return timestamp(value)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{name} must be a time such as 2026-11-23T10:00:00Z, not {value}") from error

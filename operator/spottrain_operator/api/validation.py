@@ -15,7 +15,7 @@ from functools import cache
 from typing import Any, Final, TypeVar, cast
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
-from pydantic_core import ErrorDetails, PydanticSerializationError, to_json
+from pydantic_core import PydanticSerializationError, to_json
 from spottrain.contract import TimeSplit
 
 from spottrain_operator.api import data_cache, gpus, injected, sync, template, upgrade, volumes
@@ -29,7 +29,7 @@ from spottrain_operator.api.training_job import (
     Status,
     TrainingJobSpec,
 )
-from spottrain_operator.api.wire import camel, optional_timestamp, timestamp
+from spottrain_operator.api.wire import camel, mistake, optional_timestamp, timestamp
 from spottrain_operator.errors import InvalidSpec
 from spottrain_operator.names import (
     CHECKPOINTS_FINALIZER,
@@ -91,20 +91,10 @@ def _spec_or_sentence(raw: Any, defaults: AppliedDefaults | None) -> tuple[Train
         return parse_spec(raw, defaults), ""
     except InvalidSpec as error:
         return None, str(error)
-    except (
-        ArithmeticError,
-        AttributeError,
-        KeyError,
-        MemoryError,
-        RecursionError,
-        TypeError,
-        ValueError,
-    ) as error:
+    except Exception as error:
         # A template that the schema accepted must not stop the operator, which serves the other jobs.
-        return (
-            None,
-            f"spec cannot be read ({type(error).__name__}: {error}); compare spec.template with a PodSpec",
-        )
+        kind = type(error).__name__
+        return None, f"spec cannot be read ({kind}: {error}); compare spec.template with a PodSpec"
 
 
 def parse_spec(raw: Any, defaults: AppliedDefaults | None = None) -> TrainingJobSpec:
@@ -171,7 +161,7 @@ def _decoded(cls: Any, raw: Any, path: str) -> tuple[Any, list[str]]:
     except RecursionError:  # [[[[[[...
         return None, [f"{path or 'it'} is nested too deeply"]
     except ValidationError as error:
-        return None, [_sentence(details, path) for details in error.errors(include_url=False)]
+        return None, [mistake(each, path, skip=1) for each in error.errors(include_url=False)]
 
 
 def _as_text(raw: list[Any]) -> bytes:
@@ -187,18 +177,6 @@ def _as_text(raw: list[Any]) -> bytes:
 def _adapter(cls: Any) -> TypeAdapter[Any]:
     """Of a list, because pydantic accepts no configuration for a dataclass itself."""
     return TypeAdapter(cast(Any, list)[cls], config=ConfigDict(alias_generator=camel, strict=True))
-
-
-def _sentence(error: ErrorDetails, path: str) -> str:
-    steps = error["loc"][1:]
-    where = path + "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in steps)
-    where = where.removeprefix(".") or "it"
-    if error["type"] == "json_invalid":  # nested too deeply
-        return f"{where}: {error['msg']}"
-    if error["type"] == "missing":
-        return f"{where} is required"
-    must = error["msg"].replace("Input should be", "must be")
-    return f"{where} {must}, and is {json.dumps(error['input'])[:80]}"
 
 
 def well_typed(value: Any) -> bool:

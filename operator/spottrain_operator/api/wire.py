@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
 from functools import cache
 from typing import Any, Final
+
+from pydantic_core import ErrorDetails
 
 from spottrain_operator import names
 
@@ -67,6 +71,22 @@ def deadline_annotations(deadline: datetime, source: str) -> dict[str, str]:
         names.DEADLINE_ANNOTATION: rfc3339(deadline, timespec="microseconds"),
         names.SOURCE_ANNOTATION: source,
     }
+
+
+def mistake(error: ErrorDetails, path: str = "", *, skip: int = 0) -> str:
+    """Returns pydantic's error as a sentence that names the field below `path`, after `skip` of its steps."""
+    steps = (f"[{step}]" if isinstance(step, int) else f".{step}" for step in error["loc"][skip:])
+    where = path + "".join(steps)
+    where = where.removeprefix(".") or "it"
+    match error["type"]:
+        case "json_invalid":  # nested too deeply
+            return f"{where}: {error['msg']}"
+        case "missing":
+            return f"{where} is required"
+        case "extra_forbidden":
+            return f"{where} is not a known field"
+    must = re.sub(r"^[\w ]*? should", "must", error["msg"])
+    return f"{where} {must}, and is {json.dumps(error['input'])[:80]}"
 
 
 def merge_patch(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:

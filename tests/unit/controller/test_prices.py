@@ -81,7 +81,7 @@ def test_a_rate_that_cannot_be_read_is_left_out_and_named(entry: dict[str, Any])
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [("{", "is not JSON"), ("{}", "not a JSON array"), ("[5]", "rate 0 is left out: it is not an object")],
+    [("{", "is not JSON"), ("{}", "not a JSON array"), ("[5]", "rate 0 is left out: it must be an object")],
 )
 def test_a_list_that_cannot_be_read_leaves_all_prices_unknown(text: str, said: str) -> None:
     found = parse(text)
