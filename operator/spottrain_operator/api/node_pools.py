@@ -56,23 +56,28 @@ class Pool:
         return any(key in CAPACITY_KEYS for key in self.node_selector)
 
     @property
+    def _labels(self) -> list[Label]:
+        """The label that the platform gives to nodes of this type, if it has one."""
+        labels = _LABELS.get(self.platform, {})
+        return [labels[self.type]] if self.type in labels else []
+
+    @property
     def selector(self) -> dict[str, str]:
-        known = {} if self._says_type else _LABELS.get((self.platform, self.type), {})
-        return known | self.node_selector
+        return dict([] if self._says_type else self._labels) | self.node_selector
 
     @property
     def tolerated(self) -> tuple[Any, ...]:
         """Tolerations. With detected labels they cover every cloud: a node group may have no node yet."""
-        taints = _TAINTS.get((self.platform, self.type), ())
-        if self.finds_labels:
-            taints = tuple(t for (_, kind), given in _TAINTS.items() if kind is self.type for t in given)
+        tainted = _TAINTED & (CAPACITY_LABELS[self.type] if self.finds_labels else {*self._labels})
+        taints = [
+            {"key": key, "operator": "Equal", "value": value, "effect": "NoSchedule"}
+            for key, value in sorted(tainted)
+        ]
         known = self.platform in PROVISIONERS or self.finds_labels
-        gpu = ({"key": GPU_RESOURCE, "operator": "Exists", "effect": "NoSchedule"},) if known else ()
+        gpu = [{"key": GPU_RESOURCE, "operator": "Exists", "effect": "NoSchedule"}] if known else []
         return (*gpu, *taints, *self.tolerations)
 
 
-PROVISIONERS: Final = frozenset({Platform.EKS, Platform.KARPENTER, Platform.GKE, Platform.AKS})
-"""Platforms whose nodes have known labels and taints."""
 LEAST_WINDOW: Final = min(NOTICE_WINDOW.values())
 """Window of an unknown platform."""
 _CLOUD: Final = {
@@ -80,59 +85,53 @@ _CLOUD: Final = {
     Platform.KARPENTER: Platform.AUTO,
     Platform.AKS: Platform.AZURE,
 }
-_LABELS: Final[dict[tuple[Platform | None, CapacityType], dict[str, str]]] = {
-    (Platform.EKS, CapacityType.SPOT): {"eks.amazonaws.com/capacityType": "SPOT"},
-    (Platform.EKS, CapacityType.ON_DEMAND): {"eks.amazonaws.com/capacityType": "ON_DEMAND"},
-    (Platform.EKS, CapacityType.RESERVED): {"eks.amazonaws.com/capacityType": "CAPACITY_BLOCK"},
-    (Platform.KARPENTER, CapacityType.SPOT): {"karpenter.sh/capacity-type": "spot"},
-    (Platform.KARPENTER, CapacityType.ON_DEMAND): {"karpenter.sh/capacity-type": "on-demand"},
-    (Platform.KARPENTER, CapacityType.RESERVED): {"karpenter.sh/capacity-type": "reserved"},
-    (Platform.GKE, CapacityType.SPOT): {"cloud.google.com/gke-spot": "true"},
-    (Platform.AKS, CapacityType.SPOT): {"kubernetes.azure.com/scalesetpriority": "spot"},
+Label = tuple[str, str]
+"""Key and value."""
+_GKE_SPOT: Final = ("cloud.google.com/gke-spot", "true")
+_AKS_SPOT: Final = ("kubernetes.azure.com/scalesetpriority", "spot")
+_KARPENTER_KEY: Final = "karpenter.sh/capacity-type"
+_EKS_KEY: Final = "eks.amazonaws.com/capacityType"
+_LABELS: Final[Mapping[Platform | None, Mapping[CapacityType, Label]]] = {
+    Platform.EKS: {
+        CapacityType.SPOT: (_EKS_KEY, "SPOT"),
+        CapacityType.ON_DEMAND: (_EKS_KEY, "ON_DEMAND"),
+        CapacityType.RESERVED: (_EKS_KEY, "CAPACITY_BLOCK"),
+    },
+    Platform.KARPENTER: {
+        CapacityType.SPOT: (_KARPENTER_KEY, "spot"),
+        CapacityType.ON_DEMAND: (_KARPENTER_KEY, "on-demand"),
+        CapacityType.RESERVED: (_KARPENTER_KEY, "reserved"),
+    },
+    Platform.GKE: {CapacityType.SPOT: _GKE_SPOT},
+    Platform.AKS: {CapacityType.SPOT: _AKS_SPOT},
 }
-"""On-demand nodes of GKE and AKS have no label of their own: there the taint of spot nodes repels pods."""
-_TAINTS: Final[dict[tuple[Platform | None, CapacityType], tuple[dict[str, str], ...]]] = {
-    (Platform.GKE, CapacityType.SPOT): (
-        {"key": "cloud.google.com/gke-spot", "operator": "Equal", "value": "true", "effect": "NoSchedule"},
-    ),
-    (Platform.AKS, CapacityType.SPOT): (
-        {"key": "kubernetes.azure.com/scalesetpriority", "operator": "Equal", "value": "spot"}
-        | {"effect": "NoSchedule"},
-    ),
-}
+"""How a platform labels its nodes. On-demand nodes of GKE and AKS have no label of their own."""
+PROVISIONERS: Final = frozenset(_LABELS)
+"""Platforms whose nodes have known labels and taints."""
+_TAINTED: Final = frozenset({_GKE_SPOT, _AKS_SPOT})
+"""Labels that are also taints of their nodes, by which pods without a toleration stay on-demand there."""
 
 
 # --- detection from the cluster ---------------------------------------------------------------------------
-Label = tuple[str, str]
-"""Key and value."""
 CAPACITY_LABELS: Final[dict[CapacityType, frozenset[Label]]] = {
-    CapacityType.SPOT: frozenset(
-        {
-            ("karpenter.sh/capacity-type", "spot"),
-            ("eks.amazonaws.com/capacityType", "SPOT"),
-            ("cloud.google.com/gke-spot", "true"),
-            ("cloud.google.com/gke-preemptible", "true"),
-            ("kubernetes.azure.com/scalesetpriority", "spot"),
-            ("node-role.kubernetes.io/spot-worker", "true"),  # usual with kOps
-        }
-    ),
-    CapacityType.ON_DEMAND: frozenset(
-        {("karpenter.sh/capacity-type", "on-demand"), ("eks.amazonaws.com/capacityType", "ON_DEMAND")}
-    ),
-    CapacityType.RESERVED: frozenset(
-        {("karpenter.sh/capacity-type", "reserved"), ("eks.amazonaws.com/capacityType", "CAPACITY_BLOCK")}
-    ),
+    kind: frozenset(labels[kind] for labels in _LABELS.values() if kind in labels)
+    for kind in (CapacityType.SPOT, CapacityType.ON_DEMAND, CapacityType.RESERVED)
 }
-CAPACITY_KEYS: Final = frozenset(key for labels in CAPACITY_LABELS.values() for key, _ in labels)
+CAPACITY_LABELS[CapacityType.SPOT] |= {
+    ("cloud.google.com/gke-preemptible", "true"),
+    ("node-role.kubernetes.io/spot-worker", "true"),  # usual with kOps
+}
 _ALL: Final = frozenset[Label]().union(*CAPACITY_LABELS.values())
-_CLOUDS: Final = (("aws:", Platform.AWS), ("gce:", Platform.GCP), ("azure:", Platform.AZURE))
-"""Platform by prefix of a node's spec.providerID."""
-_LABELLED: Final = (
+CAPACITY_KEYS: Final = frozenset(key for key, _ in _ALL)
+_STARTS: Final = (
+    ("aws:", Platform.AWS),
+    ("gce:", Platform.GCP),
+    ("azure:", Platform.AZURE),
     ("eks.amazonaws.com/", Platform.AWS),
     ("cloud.google.com/gke-", Platform.GKE),
     ("kubernetes.azure.com/", Platform.AZURE),
 )
-"""Platform by prefix of a label key."""
+"""Platform by what a node's spec.providerID, or the key of one of its labels, begins with."""
 _NODE_CLASSES: Final = {
     "karpenter.k8s.aws": Platform.AWS,
     "eks.amazonaws.com": Platform.AWS,
@@ -140,7 +139,6 @@ _NODE_CLASSES: Final = {
     "karpenter.k8s.gcp": Platform.GKE,
 }
 """Platform by API group of a NodePool's node class."""
-_KARPENTER_KEY: Final = "karpenter.sh/capacity-type"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -164,8 +162,8 @@ NOTHING: Final = Found()
 
 
 def of_node(labels: Mapping[str, str], provider_id: str) -> Found:
-    platforms = {p for start, p in _LABELLED if any(key.startswith(start) for key in labels)}
-    platforms |= {p for start, p in _CLOUDS if provider_id.startswith(start)}
+    texts = (provider_id, *labels)
+    platforms = {p for start, p in _STARTS if any(text.startswith(start) for text in texts)}
     if Platform.GKE in platforms:  # GKE runs on GCP machines, but its pods have less time
         platforms.discard(Platform.GCP)
     return Found(labels=_ALL & labels.items(), platforms=frozenset(platforms))
@@ -178,9 +176,8 @@ def of_node_pool(raw: Mapping[str, Any]) -> Found:
     rules = [r for r in spec.get("requirements") or () if r.get("key") == _KARPENTER_KEY]
     if _KARPENTER_KEY in labels:
         rules.append({"operator": "In", "values": [labels[_KARPENTER_KEY]]})
-    made = {
-        (key, value) for key, value in _ALL if key == _KARPENTER_KEY and all(_fits(r, value) for r in rules)
-    }
+    offered = _LABELS[Platform.KARPENTER].values()
+    made = {(key, value) for key, value in offered if all(_fits(rule, value) for rule in rules)}
     cloud = _NODE_CLASSES.get((spec.get("nodeClassRef") or {}).get("group", ""))
     return Found(labels=frozenset(made), platforms=frozenset([cloud] if cloud else []))
 
