@@ -37,7 +37,7 @@ from spottrain_operator.api.observed import Placement
 from spottrain_operator.api.training_job import Status
 from spottrain_operator.api.validation import parse_job
 from spottrain_operator.names import pod_name, service_name
-from spottrain_operator.rendering import trainer_pod
+from spottrain_operator.rendering import trainer_pod, variables
 
 from tests.builders import POOL, after, raw_job, raw_spec
 
@@ -124,7 +124,7 @@ def test_an_absent_variable_means_its_default_in_a_jobs_pod() -> None:
 
 def test_no_variable_is_set_to_its_default() -> None:
     job = parse_job(raw_job())
-    assert not DEFAULTS.keys() & trainer_pod.environment(job, Status(attempt=1), 110).keys()
+    assert not DEFAULTS.keys() & variables.of_trainer(job, Status(attempt=1), 110).keys()
 
 
 def test_choices_are_told_in_the_contracts_words(environment: dict[str, str]) -> None:
@@ -152,7 +152,7 @@ def test_the_data_cache_is_mounted_where_the_runtime_looks_for_it(environment: d
 
 def test_the_runtime_reads_what_a_job_without_checkpoints_of_ours_is_told() -> None:
     job = parse_job(raw_job(raw_spec(checkpoint={"mode": "Self"})))
-    run = RunConfig.from_env(trainer_pod.environment(job, Status(attempt=2), 110), script="train.py")
+    run = RunConfig.from_env(variables.of_trainer(job, Status(attempt=2), 110), script="train.py")
     assert run.checkpoint_uri is None and run.attempt == 2 and run.gate_until == 0
 
 
@@ -189,7 +189,7 @@ def test_a_warm_up_may_be_given_in_other_units(field: str) -> None:
 
 def test_what_is_not_known_is_not_set() -> None:
     job = parse_job(raw_job(raw_spec(checkpoint={}, capacity={"type": "OnDemand"})))
-    told = trainer_pod.environment(job, replace(Status(), attempt=1), 110)
+    told = variables.of_trainer(job, replace(Status(), attempt=1), 110)
     assert Env.KNOWN_DURABLE_STEP not in told and Env.CHECKPOINT_URI not in told
     assert not {Env.CHECKPOINT_PATH_STYLE, Env.CHECKPOINT_KMS_KEY, Env.IMAGE_DIGEST} & set(told)
     assert not {Env.DATA_CACHE, *LIBRARY_HOMES} & set(told)

@@ -1,4 +1,4 @@
-"""What the operator knows of torchrun and accelerate launch is what their own parsers say."""
+"""The launcher stands where torchrun and accelerate launch expect the script, by their own parsers."""
 
 from __future__ import annotations
 
@@ -6,20 +6,25 @@ import argparse
 
 import pytest
 from accelerate.commands.launch import launch_command_parser
-from spottrain_operator.api import injected
+from spottrain_operator.api.injected import LAUNCHER, launched
 from torch.distributed.run import get_args_parser
+
+TORCHRUN, ACCELERATE = get_args_parser(), launch_command_parser()
 
 
 @pytest.mark.parametrize(
-    ("parser", "known"),
+    ("parser", "command"),
     [
-        (get_args_parser(), injected.TORCHRUN_SWITCHES),
-        (launch_command_parser(), injected.ACCELERATE_SWITCHES),
+        (TORCHRUN, "torchrun --standalone train.py --config a.py"),
+        (TORCHRUN, "torchrun --nnodes 2 --rdzv_backend=c10d --virtual-local-rank train.py"),
+        (TORCHRUN, "torchrun --log-dir /logs --standalone -m package.train a.py"),
+        (ACCELERATE, "accelerate launch --multi_gpu --num_processes 2 train.py --cpu"),
+        (ACCELERATE, "accelerate launch --config_file a.yaml --use-fsdp train.py a.py"),
+        (ACCELERATE, "accelerate launch --mixed_precision bf16 -q --module package.train"),
     ],
-    ids=["torchrun", "accelerate"],
 )
-def test_the_flags_without_a_value_are_those_of_the_real_launchers(
-    parser: argparse.ArgumentParser, known: frozenset[str]
-) -> None:
-    flags = {name for action in parser._actions if action.nargs == 0 for name in action.option_strings}
-    assert flags - {"-h", "--help"} == known | injected.MODULE_FLAGS | (flags & injected.NO_SCRIPT_FLAGS)
+def test_the_launcher_is_the_script(parser: argparse.ArgumentParser, command: str) -> None:
+    words = command.split()
+    flags = words.index("launch") + 1 if "launch" in words else 1
+    found = parser.parse_args(launched(words)[flags:])
+    assert found.training_script == LAUNCHER and not found.module

@@ -1,4 +1,4 @@
-"""`spec.dataCache`: a volume for downloads that all attempts share, its validation and its mount. Pure."""
+"""`spec.dataCache`: a volume for downloads that all attempts share, and its validation. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
-from spottrain.contract import DATA_CACHE_DIR, Env, library_homes
+from spottrain.contract import DATA_CACHE_DIR, Env
 
 from spottrain_operator.api import volumes
 from spottrain_operator.api.template import judged, trainer_path
@@ -44,7 +44,7 @@ def _path_problem(cache: DataCache) -> str:
 def _template_problem(cache: DataCache, pod: Mapping[str, Any]) -> str:
     trainer, where = judged(pod["containers"]), trainer_path(pod)
     hint = "it is the operator's where spec.dataCache is set; change or leave out one of the two"
-    if taken := next((path for path in volumes.paths(trainer) if _within(path, cache.path)), ""):
+    if taken := next((path for path in volumes.paths(trainer) if volumes.within(path, cache.path)), ""):
         return f"{where}.volumeMounts must not have {taken}: {hint}"
     if any(v.get("name") == VOLUME for v in pod.get("volumes") or ()):
         return f"spec.template.spec.volumes must not have {VOLUME}: {hint}"
@@ -55,28 +55,9 @@ def _template_problem(cache: DataCache, pod: Mapping[str, Any]) -> str:
 
 def _folder_problem(cache: DataCache, checkpoint_uri: str) -> str:
     folder = volumes.clean(unquote(urlsplit(checkpoint_uri).path))
-    if not checkpoint_uri.startswith("file:") or not _within(folder, cache.path):
+    if not checkpoint_uri.startswith("file:") or not volumes.within(folder, cache.path):
         return ""
     return (
         f"spec.checkpoint.uri {checkpoint_uri} is in the data cache, which is for what can be downloaded "
         "again; give checkpoints a volume of their own, or an s3:// or gs:// URI"
     )
-
-
-def _within(path: str, folder: str) -> bool:
-    return path == folder or path.startswith(f"{folder}/")
-
-
-def mount(body: Json, trainer: Json, cache: DataCache) -> None:
-    """Mounts the cache into the trainer; must follow `volumes.equip`."""
-    trainer["volumeMounts"].append({"name": VOLUME, "mountPath": cache.path})
-    body["volumes"].append({"name": VOLUME, "persistentVolumeClaim": {"claimName": cache.claim_ref.name}})
-
-
-def homes(cache: DataCache | None, trainer: Mapping[str, Any]) -> dict[str, str]:
-    """Returns variables with other libraries' download directories, for the template to override.
-
-    With envFrom the result is empty: it may set these names, unseen by the operator, and `env` would override
-    it. The runtime then sets those that are still unset.
-    """
-    return library_homes(cache.path) if cache is not None and not trainer.get("envFrom") else {}

@@ -27,18 +27,6 @@ ONE_RANK: Final = ("--nproc", "1")
 Under torchrun it is not needed, and torchrun takes it for an abbreviation of its own flag."""
 MODULE_FLAGS: Final = frozenset({"-m", "--module"})
 NO_SCRIPT_FLAGS: Final = frozenset({"--no-python", "--no_python", "--run-path", "--run_path"})
-TORCHRUN_SWITCHES: Final = frozenset({"--standalone", "--virtual-local-rank", "--virtual_local_rank"})
-ACCELERATE_SWITCHES: Final = frozenset(
-    spelling
-    for name in (
-        *("cpu", "debug", "downcast_bf16", "dynamo_use_dynamic", "dynamo_use_fullgraph"),
-        *("dynamo_use_regional_compilation", "enable_cpu_affinity", "fp8_use_autocast_during_eval"),
-        *("multi_gpu", "no_tpu_cluster", "quiet", "same_network", "tpu", "tpu_cluster", "tpu_use_sudo"),
-        *("use_deepspeed", "use_fsdp", "use_megatron_lm", "use_parallelism_config"),
-    )
-    for spelling in (f"--{name}", f"--{name.replace('_', '-')}")
-) | {"-q"}
-"""Flags without a value; after another flag comes its value, unless there is a = in it."""
 UNDERSTOOD: Final = (
     "with spec.runtime.inject it must be python [-u] SCRIPT, python [-u] -m MODULE, torchrun or "
     "accelerate launch with [FLAGS] SCRIPT.py or [FLAGS] -m MODULE, or name the launcher itself: "
@@ -51,57 +39,53 @@ def words_of(trainer: Mapping[str, Any]) -> list[str]:
 
 
 def launched(words: Sequence[str]) -> list[str]:
-    """Returns a command with the launcher in it. Raises ValueError with what is not understood."""
+    """Returns a command with the launcher in it; [] for a command whose script is not known."""
     if any(LAUNCHER in word for word in words):
         return list(words)
     program = posixpath.basename(words[0])
-    if PYTHON.fullmatch(program):
-        return _of_python(words)
     if program == "torchrun":
-        return [*words[:1], *_of_ranks(words[1:], TORCHRUN_SWITCHES, ())]
+        return _before_script(words, 1)
     if program == "accelerate" and words[1:2] == ["launch"]:
-        return [*words[:2], *_of_ranks(words[2:], ACCELERATE_SWITCHES, ONE_RANK)]
-    raise ValueError(f"starts with {words[0]}")
+        return _before_script(words, 2, *ONE_RANK)
+    return _of_python(words) if PYTHON.fullmatch(program) else []
 
 
 def _of_python(words: Sequence[str]) -> list[str]:
     at = 2 if words[1:2] == ["-u"] else 1
-    interpreter, rest = words[:at], words[at:]
-    match rest:
-        case []:
-            raise ValueError("names no script")
-        case ["-m", "torch.distributed.run", *more]:
-            return [*interpreter, *rest[:2], *_of_ranks(more, TORCHRUN_SWITCHES, ())]
-        case ["-m", "accelerate.commands.launch", *more]:
-            return [*interpreter, *rest[:2], *_of_ranks(more, ACCELERATE_SWITCHES, ONE_RANK)]
-        case ["-m", "torch.distributed.launch", *_]:
-            raise ValueError("starts torch.distributed.launch, which torchrun has replaced")
+    match words[at:]:
+        case ["-m", "torch.distributed.run", *_]:
+            return _before_script(words, at + 2)
+        case ["-m", "accelerate.commands.launch", *_]:
+            return _before_script(words, at + 2, *ONE_RANK)
+        case ["-m", "torch.distributed.launch", *_]:  # torchrun has replaced it
+            return []
         case ["-m", "spottrain", "run", *more]:
-            return [*interpreter, LAUNCHER, *more]
-        case ["-m", module, *_] if not module.startswith("-"):
-            return [*interpreter, LAUNCHER, *rest]
-        case [word, *_] if word.startswith("-"):
-            raise ValueError(f"has {word} (options of Python have variables too, such as PYTHONOPTIMIZE)")
-    return [*interpreter, LAUNCHER, *rest]
+            return [*words[:at], LAUNCHER, *more]
+        case ["-m", target, *_] | [target, *_] if not target.startswith("-"):
+            return [*words[:at], LAUNCHER, *words[at:]]
+    return []
 
 
-def _of_ranks(words: Sequence[str], switches: frozenset[str], ours: tuple[str, ...]) -> list[str]:
-    """Returns the words after torchrun, or accelerate launch, with the launcher as their script."""
-    flags, rest = list[str](), list(words)
-    while rest and rest[0].startswith("-"):
-        name, equals, _ = rest[0].partition("=")
-        value = rest[1] if rest[1:] and not rest[1].startswith("-") else ""
-        if name in MODULE_FLAGS and value:
-            return [*flags, LAUNCHER, *ours, "-m", *rest[1:]]
-        if name in MODULE_FLAGS | NO_SCRIPT_FLAGS:
-            raise ValueError(f"has {rest[0]}")
-        taken = 1 if equals or name in switches or not value else 2
-        if taken == 2 and value.endswith(".py"):
-            raise ValueError(f"has {name} before {value} (write {name}={value} if that is its value)")
-        flags, rest = [*flags, *rest[:taken]], rest[taken:]
-    if not rest or not rest[0].endswith(".py"):
-        raise ValueError("names no script that ends in .py after the flags")
-    return [*flags, LAUNCHER, *ours, *rest]
+def _before_script(words: Sequence[str], start: int, *ours: str) -> list[str]:
+    """Returns the command of torchrun, or accelerate launch, with the launcher as its script.
+
+    No flag of theirs has a value that ends in .py, so the first such word is the script.
+    """
+    for at, word in enumerate(words[start:], start):
+        before, rest = words[:at], words[at + 1 :]
+        if word in MODULE_FLAGS and rest and not rest[0].startswith("-"):
+            return [*before, LAUNCHER, *ours, "-m", *rest]
+        if word in MODULE_FLAGS | NO_SCRIPT_FLAGS:
+            return []
+        if word.startswith("-"):
+            continue
+        if word.endswith(".py"):
+            return [*before, LAUNCHER, *ours, *words[at:]]
+        if (
+            not before[-1].startswith("-") or "=" in before[-1]
+        ):  # no flag's value, so a program of another kind
+            return []
+    return []
 
 
 # --- validation ---------------------------------------------------------------------------------------
@@ -139,8 +123,7 @@ def _command_problem(spec: TrainingJobSpec) -> str:
             f"{where}.command is required with spec.runtime.inject, because the operator does not know what "
             "the image starts by itself; write the image's entry point there, such as [python, train.py]"
         )
-    try:
-        launched(words_of(trainer))
-    except ValueError as error:
-        return f"{where}.command {error}; {UNDERSTOOD}"
+    if not launched(words_of(trainer)):
+        said = " ".join(words_of(trainer))[:80]
+        return f"{where}.command is {said!r}, of which the script is not known; {UNDERSTOOD}"
     return ""

@@ -63,11 +63,6 @@ def _named_by(entry: Mapping[str, Any]) -> set[str]:
     return {name for name in REFERENCE.findall(text) if name}
 
 
-def when_of(checkpoint: CheckpointSpec) -> str:
-    """Returns `syncWhen` as the sidecar reads it; an object without fields where it is absent."""
-    return checkpoint.sync_when.to_json() if checkpoint.sync_when is not None else "{}"
-
-
 def folder(checkpoint: CheckpointSpec) -> str:
     return volumes.clean(checkpoint.sync_path)
 
@@ -75,7 +70,7 @@ def folder(checkpoint: CheckpointSpec) -> str:
 def mount_of(trainer: Mapping[str, Any], path: str) -> Json | None:
     """Returns the template's mount that holds a path; None where the path is on no volume."""
     mounts = {volumes.clean(m.get("mountPath")): dict(m) for m in trainer.get("volumeMounts") or ()}
-    found = [at for at in mounts if _within(path, at)]
+    found = [at for at in mounts if volumes.within(path, at)]
     return mounts[max(found, key=len)] if found else None
 
 
@@ -146,19 +141,21 @@ def _path_problem(spec: TrainingJobSpec) -> str:
     path = folder(spec.checkpoint)
     what = f"spec.checkpoint.syncPath {spec.checkpoint.sync_path}"
     # A folder below /tmp, /cache or the home is fine: it has a volume of its own there.
-    ours = next((own for own in sorted(volumes.OWN_PATHS) if _within(own, path)), "")
-    if ours or _within(path, PODINFO_DIR) or _within(path, volumes.CA_DIR):
+    ours = next((own for own in sorted(volumes.OWN_PATHS) if volumes.within(own, path)), "")
+    if ours or volumes.within(path, PODINFO_DIR) or volumes.within(path, volumes.CA_DIR):
         return f"{what} is or holds a folder that the operator mounts itself; take another one"
-    if hidden := next((own for own in SIDECARS_FOLDERS if _within(own, path)), ""):
+    if hidden := next((own for own in SIDECARS_FOLDERS if volumes.within(own, path)), ""):
         return f"{what} would hide {hidden}, which the sidecar needs; take another folder"
-    if around := next((own for own in CLOSED_FOLDERS if _within(path, own)), ""):
+    if around := next((own for own in CLOSED_FOLDERS if volumes.within(path, own)), ""):
         return f"{what} is in {around}, which holds the sidecar's own programs; take another folder"
     cache = spec.data_cache.path if spec.data_cache is not None else ""
-    if cache and (_within(path, cache) or _within(cache, path)):
+    if cache and (volumes.within(path, cache) or volumes.within(cache, path)):
         return f"{what} overlaps with spec.dataCache.mountPath {cache}; take another folder for one of them"
     trainer = judged(spec.template["spec"]["containers"])
     where = f"{trainer_path(spec.template['spec'])}.volumeMounts"
-    if inner := next((p for p in sorted(volumes.paths(trainer)) if p != path and _within(p, path)), ""):
+    if inner := next(
+        (p for p in sorted(volumes.paths(trainer)) if p != path and volumes.within(p, path)), ""
+    ):
         return f"{where} has {inner} in {what}, and it would not be uploaded; mount it elsewhere"
     mount = mount_of(trainer, path)
     if mount is not None and mount.get("readOnly"):
@@ -202,7 +199,7 @@ def _uri_problem(spec: TrainingJobSpec) -> str:
     path, stored = folder(checkpoint), uri_folder(checkpoint)
     if not stored:
         return ""
-    if _within(stored, path) or _within(path, stored):
+    if volumes.within(stored, path) or volumes.within(path, stored):
         return (
             f"spec.checkpoint.uri {checkpoint.uri} and syncPath {checkpoint.sync_path} overlap; take two "
             "folders of which none is in the other"
@@ -221,7 +218,7 @@ def _mounts_problem(spec: TrainingJobSpec) -> str:
     needed = sorted((*SIDECARS_FOLDERS, volumes.TMP_DIR, PODINFO_DIR, volumes.CA_DIR))
     for mount in mounts(spec.checkpoint, judged(pod["containers"])):
         at = volumes.clean(mount["mountPath"])
-        if hidden := next((own for own in needed if _within(own, at)), ""):
+        if hidden := next((own for own in needed if volumes.within(own, at)), ""):
             return (
                 f"{trainer_path(pod)}.volumeMounts has {mount['mountPath']}, which the sidecar gets too "
                 f"because of spec.checkpoint, and there it hides {hidden}, which the sidecar needs; mount "
@@ -246,7 +243,3 @@ def _variables_problem(spec: TrainingJobSpec) -> str:
                 f"checkpoint.mode Sync does not get envFrom; write {unknown[0]} into env"
             )
     return ""
-
-
-def _within(path: str, folder: str) -> bool:
-    return path == folder or path.startswith(f"{folder.rstrip('/')}/")

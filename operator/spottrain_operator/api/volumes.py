@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
-from spottrain.contract import CACHE_DIR, DEADLINE_NAME, PODINFO_DIR, SAVE_ADVISED_NAME
+from spottrain.contract import CACHE_DIR, PODINFO_DIR
 
 from spottrain_operator.api.template import judged, trainer_path
-from spottrain_operator.names import DEADLINE_ANNOTATION, SAVE_ADVISED_ANNOTATION
 
 Json = dict[str, Any]
 
@@ -21,6 +20,8 @@ SHM_DIR: Final = "/dev/shm"
 CA_VOLUME: Final = "spottrain-ca"
 CA_DIR: Final = "/etc/spottrain-ca"
 CA_NAME: Final = "ca.crt"
+CA_FILE: Final = f"{CA_DIR}/{CA_NAME}"
+CA_MOUNT: Final = {"name": CA_VOLUME, "mountPath": CA_DIR, "readOnly": True}
 CA_VARIABLE: Final = "AWS_CA_BUNDLE"
 """botocore reads it, so it also applies to the user's own S3 clients."""
 OWN_PATHS: Final = frozenset({PODINFO_DIR, SHM_DIR, HOME_DIR, TMP_DIR, CACHE_DIR, CA_DIR})
@@ -69,58 +70,36 @@ class CABundle:
     secret_key_ref: KeyRef | None = None
 
     @property
-    def source(self) -> Json:
-        """Volume source with only the certificates, under a fixed file name."""
+    def volume(self) -> Json:
+        """Volume with only the certificates, under a fixed file name."""
         ref = self.secret_key_ref or self.config_map_key_ref
         assert ref is not None
         items = [{"key": ref.key, "path": CA_NAME}]
         if self.secret_key_ref is not None:
-            return {"secret": {"secretName": ref.name, "items": items}}
-        return {"configMap": {"name": ref.name, "items": items}}
+            return {"name": CA_VOLUME, "secret": {"secretName": ref.name, "items": items}}
+        return {"name": CA_VOLUME, "configMap": {"name": ref.name, "items": items}}
 
 
-# --- what the operator adds ---------------------------------------------------------------------------
-def equip(body: Json, trainer: Json, ca: Json | None) -> None:
-    """Mounts a cache, shared memory and the annotation files, and writable directories on a read-only root.
-
-    `ca`: volume source of a CA bundle.
-    """
-    mounts = list(trainer.get("volumeMounts") or ())
-    added = [w for w in _wanted(trainer) if w[1] not in paths(trainer)]
-    trainer["volumeMounts"] = [*mounts, *({"name": name, "mountPath": path} for name, path, _ in added)]
-    body["volumes"] = [*(body.get("volumes") or ()), *({"name": name} | source for name, _, source in added)]
-    if ca is not None:
-        trainer["volumeMounts"].append({"name": CA_VOLUME, "mountPath": CA_DIR, "readOnly": True})
-        body["volumes"].append({"name": CA_VOLUME} | ca)
-
-
+# --- of a template ------------------------------------------------------------------------------------
 def read_only(trainer: Mapping[str, Any]) -> bool:
     return bool((trainer.get("securityContext") or {}).get("readOnlyRootFilesystem"))
 
 
-def has_disk(pod: Mapping[str, Any]) -> bool:
-    """Returns whether a volume may belong to root, so that other users need an fsGroup to write there."""
-    return any(kind in volume for volume in pod.get("volumes") or () for kind in (*DURABLE, "ephemeral"))
-
-
-def _wanted(trainer: Mapping[str, Any]) -> list[tuple[str, str, Json]]:
-    files = {DEADLINE_NAME: DEADLINE_ANNOTATION, SAVE_ADVISED_NAME: SAVE_ADVISED_ANNOTATION}
-    fields = {path: {"fieldPath": f"metadata.annotations['{word}']"} for path, word in files.items()}
-    podinfo = {"items": [{"path": path, "fieldRef": field} for path, field in fields.items()]}
-    wanted: list[tuple[str, str, Json]] = [
-        ("spottrain-podinfo", PODINFO_DIR, {"downwardAPI": podinfo}),
-        ("spottrain-shm", SHM_DIR, {"emptyDir": {"medium": "Memory"}}),
-        ("spottrain-cache", CACHE_DIR, {"emptyDir": {}}),
-    ]
-    if read_only(trainer):  # otherwise a mount would hide the image's own files there
-        wanted.append(("spottrain-home", HOME_DIR, {"emptyDir": {}}))
-        wanted.append(("spottrain-tmp", TMP_DIR, {"emptyDir": {}}))
-    return wanted
+def is_disk(volume: Mapping[str, Any]) -> bool:
+    return any(kind in volume for kind in (*DURABLE, "ephemeral"))
 
 
 def paths(trainer: Mapping[str, Any]) -> set[str]:
     """Returns the mount paths of the template's trainer."""
     return {clean(m.get("mountPath")) for m in trainer.get("volumeMounts") or ()}
+
+
+def clean(path: object) -> str:
+    return posixpath.normpath("/" + str(path or "").lstrip("/"))
+
+
+def within(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(f"{folder.rstrip('/')}/")
 
 
 # --- validation ---------------------------------------------------------------------------------------
@@ -141,28 +120,20 @@ def folder_problem(pod: Mapping[str, Any], uri: str) -> str:
     """Returns a sentence about why data at a file:// URI is lost with its node; "" where it survives."""
     trainer, path = judged(pod["containers"]), clean(unquote(urlsplit(uri).path))
     mounts = {clean(m.get("mountPath")): str(m.get("name")) for m in trainer.get("volumeMounts") or ()}
-    kinds = {str(v.get("name")): _kind(v) for v in pod.get("volumes") or ()}
-    for name, at, source in _wanted(trainer):
-        mounts.setdefault(at, name)
-        kinds.setdefault(name, _kind(source))
-    above = [at for at in mounts if path == at or path.startswith(f"{at.rstrip('/')}/")]
+    kinds = {
+        str(v.get("name")): next((k for k in v if k != "name"), "emptyDir") for v in pod.get("volumes") or ()
+    }
+    ours = OWN_PATHS if read_only(trainer) else OWN_PATHS - {HOME_DIR, TMP_DIR}
+    nearest = max((at for at in {*mounts, *ours} if within(path, at)), key=len, default="")
     what = f"spec.checkpoint.uri {uri}"
     todo = (
         "spot capacity needs a persistentVolumeClaim or a network file system there, or an s3:// or gs:// URI"
     )
-    if not above:
+    if nearest not in mounts:
         return f"{what} is on no volume of {trainer_path(pod)}, so it is lost with its node: {todo}"
-    name = mounts[max(above, key=len)]
+    name = mounts[nearest]
     if name not in kinds:
         return f"{what} is on volume {name}, which spec.template.spec.volumes does not have"
     if kinds[name] in DURABLE:
         return ""
     return f"{what} is on volume {name} ({kinds[name]}), which does not outlive its node: {todo}"
-
-
-def _kind(volume: Mapping[str, Any]) -> str:
-    return next((kind for kind in volume if kind != "name"), "emptyDir")
-
-
-def clean(path: object) -> str:
-    return posixpath.normpath("/" + str(path or "").lstrip("/"))

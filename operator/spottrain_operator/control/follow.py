@@ -231,8 +231,9 @@ def _start(o: Observed, status: Status) -> Iterator[Action]:
         kind = f"{native_gangs.API_VERSION}/{native_gangs.POD_GROUPS}"
         yield Provide(kind=kind, manifest=group, generation=generation)
     pool, assigned = capacity.pool_of(o, status), admission.assigned(o)
-    places = (replace(p, assigned=assigned) for p in placement.placements(o, status, pool, grouped))
-    for manifest in trainer_pod.pods(o.job, status, pool, places, sync_image=o.sync_image):
+    for place in placement.placements(o, status, pool, grouped):
+        here = replace(place, assigned=assigned)
+        manifest = trainer_pod.pod(o.job, status, pool, here, sync_image=o.sync_image)
         yield Create(manifest=manifest, generation=o.job.generation, attempt=status.attempt)
 
 

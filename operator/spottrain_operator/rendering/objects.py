@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from typing import Any, Final
 
@@ -14,7 +13,7 @@ from spottrain_operator.api.node_pools import ChosenPool, Pool
 from spottrain_operator.api.stored_books import DATA_KEY
 from spottrain_operator.api.template import judged
 from spottrain_operator.api.training_job import CheckpointSpec, Job, Status
-from spottrain_operator.rendering import sync_sidecar, trainer_pod, variables
+from spottrain_operator.rendering import init_containers, trainer_pod, variables
 
 Json = dict[str, Any]
 
@@ -22,13 +21,9 @@ OUR_USER: Final = 1000
 """User of our image."""
 CLEANUP_SECONDS: Final = 840
 """A little less than the operator's own limit for the cleanup pod (policies/cleanup.py)."""
-IDENTITY: Final = (
-    "serviceAccountName",
-    "automountServiceAccountToken",
-    "imagePullSecrets",
-    "securityContext",
-)
+IDENTITY: Final = ("serviceAccountName", "imagePullSecrets")
 """Fields of the template that access to the store needs."""
+SCRATCH: Final = {"name": "spottrain-tmp", "mountPath": volumes.TMP_DIR}
 
 
 def _metadata(job: Job, name: str) -> Json:
@@ -106,20 +101,20 @@ def cleanup(job: Job, pool: Pool, *, sync_image: str = "") -> Json:
     Of the template it has only what access to the store needs: the rest may be what is wrong with the job.
     """
     assert job.spec is not None
-    container = _cleaner(job, sync_image)
     template, ca = job.spec.template["spec"], job.spec.checkpoint.ca_bundle
-    mounted = {mount["name"] for mount in container["volumeMounts"]}
-    body: Json = {name: copy.deepcopy(template[name]) for name in IDENTITY if name in template} | {
+    container = _cleaner(job, sync_image)
+    names_of_mounts = {mount["name"] for mount in container["volumeMounts"]}
+    mounted = [v for v in template.get("volumes") or () if v["name"] in names_of_mounts]
+    mounted += [{"name": SCRATCH["name"], "emptyDir": {}}, *([ca.volume] if ca is not None else ())]
+    body = {name: template[name] for name in IDENTITY if name in template} | {
         "restartPolicy": "OnFailure",
         "activeDeadlineSeconds": CLEANUP_SECONDS,
         "tolerations": [*(template.get("tolerations") or ()), *pool.tolerated],
         "containers": [container],
-        "volumes": [copy.deepcopy(v) for v in template.get("volumes") or () if v["name"] in mounted],
+        "volumes": mounted,
+        "automountServiceAccountToken": template.get("automountServiceAccountToken", False),
+        "securityContext": trainer_pod.security(template, mounted),
     }
-    volumes.equip(body, container, ca.source if ca else None)
-    if ca is not None:
-        container["env"].append({"name": volumes.CA_VARIABLE, "value": f"{volumes.CA_DIR}/{volumes.CA_NAME}"})
-    trainer_pod.restrict(body)
     meta = _metadata(job, job.cleanup_name)
     meta["labels"][names.ROLE_LABEL] = names.ROLE_CLEANUP
     meta["ownerReferences"][0]["blockOwnerDeletion"] = False
@@ -133,7 +128,10 @@ def _cleaner(job: Job, sync_image: str) -> Json:
     words = [checkpoint.uri, "--job-uid", job.key.uid, "--yes"]
     words += ["--endpoint", checkpoint.endpoint] if checkpoint.endpoint else []
     env = sync.variables(trainer, sync.store_mounts(checkpoint, trainer))
-    env += variables.listed(variables.given(variables.of_s3(checkpoint)))
+    ours = variables.of_s3(checkpoint)
+    if checkpoint.ca_bundle is not None:
+        ours[volumes.CA_VARIABLE] = volumes.CA_FILE
+    env += variables.listed(variables.given(ours))
     secret = checkpoint.credentials_secret_ref
     return {
         "name": names.ROLE_CLEANUP,
@@ -156,26 +154,20 @@ def _others_env(job: Job, trainer: Json) -> list[Json]:
     assert job.spec is not None
     if job.spec.checkpoint.synced:  # there access to the store is the sidecar's alone, which does not get it
         return []
-    given: list[Json] = copy.deepcopy(trainer.get("envFrom") or [])
-    for source in given:
-        for ref in ("secretRef", "configMapRef"):
-            if ref in source:
-                source[ref]["optional"] = True
-    return given
+    return [
+        source
+        | {ref: source[ref] | {"optional": True} for ref in ("secretRef", "configMapRef") if ref in source}
+        for source in trainer.get("envFrom") or ()
+    ]
 
 
 def _security(job: Job) -> Json:
     """Returns our image's security context: for files that of the trainer, else no rights at all."""
     assert job.spec is not None
-    pod = job.spec.template["spec"]
-    if sync.uri_folder(job.spec.checkpoint):
-        return sync_sidecar.security(pod)
-    given = sync.security_context(pod) | {"runAsNonRoot": True}
-    if given.get("runAsUser") == 0:
-        given["runAsUser"] = OUR_USER
-    return sync_sidecar.security(
-        {"containers": [{"name": names.TRAINER_CONTAINER, "securityContext": given}]}
-    )
+    context = sync.security_context(job.spec.template["spec"])
+    if not sync.uri_folder(job.spec.checkpoint):
+        context |= {"runAsNonRoot": True} | ({"runAsUser": OUR_USER} if context.get("runAsUser") == 0 else {})
+    return init_containers.security(context)
 
 
 def _mounts(checkpoint: CheckpointSpec, trainer: Json, env: list[Json]) -> list[Json]:
@@ -185,4 +177,6 @@ def _mounts(checkpoint: CheckpointSpec, trainer: Json, env: list[Json]) -> list[
     """
     files = [str(e["value"]) for e in env if str(e.get("value", "")).startswith("/")]
     named = [mount for path in files if (mount := sync.mount_of(trainer, path)) is not None]
-    return list({m["mountPath"]: m for m in (*sync.store_mounts(checkpoint, trainer), *named)}.values())
+    ours = [SCRATCH, *([volumes.CA_MOUNT] if checkpoint.ca_bundle is not None else ())]
+    theirs = (*sync.store_mounts(checkpoint, trainer), *named)
+    return list({m["mountPath"]: m for m in (*ours, *theirs)}.values())

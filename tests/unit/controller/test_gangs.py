@@ -100,10 +100,11 @@ def test_all_pods_of_a_start_are_made_at_once_and_a_headless_service_names_rank_
     service = next(a.manifest for a in made.after if isinstance(a, Provide))
     assert service["spec"]["clusterIP"] == "None" and service["spec"]["publishNotReadyAddresses"]
     pods = [a.manifest for a in made.after if isinstance(a, Create)]
-    assert all(p["spec"]["subdomain"] == service["metadata"]["name"] for p in pods)
+    first, *others = ({name: p["spec"].get(name) for name in ("hostname", "subdomain")} for p in pods)
+    assert first == {"hostname": created(made)[0], "subdomain": service["metadata"]["name"]}
+    assert others == [{"hostname": None, "subdomain": None}] * (SIZE - 1), "their host names are their pods'"
     wanted = service["spec"]["selector"].items()
     assert [wanted <= p["metadata"]["labels"].items() for p in pods] == [True] + [False] * (SIZE - 1)
-    assert [p["spec"]["hostname"] for p in pods] == created(made)
 
 
 def test_a_start_that_has_begun_is_finished_also_after_a_crash_and_though_the_clock_went_back() -> None:

@@ -51,7 +51,7 @@ def test_a_guaranteed_pod_remains_guaranteed_and_kueue_counts_the_init_container
 def test_all_ranks_of_a_gang_are_started_by_it() -> None:
     job = job_of(spec(workers=3))
     places = [Placement(rank=rank) for rank in range(3)]
-    pods = list(trainer_pod.pods(job, Status(attempt=1), POOL, places, sync_image=IMAGE))
+    pods = [trainer_pod.pod(job, Status(attempt=1), POOL, place, sync_image=IMAGE) for place in places]
     bodies = [pod["spec"] for pod in pods]
     assert [b["containers"][0]["command"][1] for b in bodies] == [LAUNCHER] * 3
     assert [b["initContainers"][0]["image"] for b in bodies] == [IMAGE] * 3

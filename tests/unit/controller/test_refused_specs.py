@@ -12,7 +12,7 @@ import pytest
 from spottrain.contract import PROGRESS_PORT
 from spottrain_operator.api.training_job import Status
 from spottrain_operator.names import INJECT_CONTAINER
-from spottrain_operator.rendering import trainer_pod
+from spottrain_operator.rendering import variables
 
 from tests.builders import make_job, raw_spec
 
@@ -189,8 +189,7 @@ REFUSED: list[tuple[str, Json]] = [
             "python -O train.py", "python -m torch.distributed.launch train.py",
             "torchrun --nproc-per-node 2 train", "torchrun --standalone", "torchrun --no-python ./train.sh",
             "torchrun --run_path train.py", "torchrun -m --nnodes 2 package.train",
-            "torchrun --unknown-switch --nnodes 2 package.train", "torchrun --unknown-switch train.py",
-            "accelerate launch --a_new_switch train.py b.py",
+            "torchrun --unknown-switch --nnodes 2 package.train", "torchrun train --config a.py",
         )
     ),
     (f"{TEMPLATE}.initContainers", inject("") | pod(initContainers=[{"name": INJECT_CONTAINER}])),
@@ -246,7 +245,7 @@ def test_what_is_not_ours_or_outlives_its_node_is_allowed(raw: Json) -> None:
 
 
 def test_every_variable_that_a_gang_is_told_is_refused_in_a_template() -> None:
-    told = trainer_pod.environment(make_job(raw_spec(workers=2)), Status(attempt=1), 110)
+    told = variables.of_trainer(make_job(raw_spec(workers=2)), Status(attempt=1), 110)
     for name in told:
         assert make_job(raw_spec(workers=2, **env(name))).spec is None, name
 

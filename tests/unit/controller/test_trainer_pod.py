@@ -15,7 +15,7 @@ from spottrain_operator.api.training_job import AttemptRecord, Status
 from spottrain_operator.api.validation import pools_of
 from spottrain_operator.control.plan import plan
 from spottrain_operator.names import pod_name
-from spottrain_operator.rendering import trainer_pod
+from spottrain_operator.rendering import trainer_pod, variables
 
 from tests.builders import POOL, ended_pod, make_job, make_observed, raw_spec, status_of
 
@@ -45,36 +45,6 @@ def env_of(manifest: Json) -> dict[str, str]:
 def trainer_of(manifest: Json) -> Json:
     found: Json = next(c for c in manifest["spec"]["containers"] if c["name"] == "trainer")
     return found
-
-
-BESIDE = {"name": "beside", "image": "y", "env": [{"name": "NODE_RANK", "value": "its own"}]}
-AFFINITY = {"nodeAffinity": {trainer_pod.PREFERRED: [{"weight": 1, "preference": {}}]}, "podAffinity": {}}
-
-
-@pytest.mark.parametrize(
-    "pod",
-    [
-        {},
-        {"affinity": AFFINITY, "initContainers": [{"name": "first", "image": "z"}]},
-        {"affinity": {"nodeAffinity": None}, "schedulerName": "volcano"},
-    ],
-)
-@pytest.mark.parametrize("workers", [1, 3])
-def test_pods_of_an_attempt_are_those_that_are_rendered_one_by_one(pod: Json, workers: int) -> None:
-    trainer = {"name": "trainer", "image": "x", "env": [{"name": "X", "value": "7"}]}
-    template = {"spec": pod | {"containers": [BESIDE, trainer]}}
-    job, status = make_job(raw_spec(template=template, workers=workers)), Status(attempt=2)
-    assert job.spec is not None, job.invalid
-    places = [
-        Placement(rank=rank, avoid=avoid, preferred_node=node, soft=soft, zone=zone)
-        for rank in range(workers)
-        for avoid in ((), ("bad",))
-        for node in ("", "n1")
-        for soft in (False, True)
-        for zone in ("", "z1")
-    ]
-    made = list(trainer_pod.pods(job, status, POOL, places))
-    assert made == [trainer_pod.pod(job, status, POOL, place) for place in places]
 
 
 def test_labels_and_annotations_of_the_template_stay_and_ours_are_added() -> None:
@@ -189,7 +159,7 @@ def _cache_after(*codes: int | None, wanted: str = "Keep") -> str:
     current = AttemptRecord(number=len(codes) + 1)
     job = make_job(raw_spec(checkpoint={"uri": "s3://b/p", "compileCache": wanted}))
     status = Status(attempt=current.number, attempts=(*records, current))
-    return trainer_pod.environment(job, status, 110).get(Env.COMPILE_CACHE, DEFAULTS[Env.COMPILE_CACHE])
+    return variables.of_trainer(job, status, 110).get(Env.COMPILE_CACHE, DEFAULTS[Env.COMPILE_CACHE])
 
 
 def test_an_illegal_instruction_drops_the_compile_cache_for_one_attempt() -> None:

@@ -1,0 +1,103 @@
+"""Init containers with our image: the one that brings the runtime, and the sidecar of Sync. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from spottrain.contract import PODINFO_DIR, PROGRESS_PORT
+
+from spottrain_operator.api import injected, sync, volumes
+from spottrain_operator.api.template import PROGRESS_NAME, judged
+from spottrain_operator.api.training_job import Job, Status
+from spottrain_operator.names import INJECT_CONTAINER, SYNC_CONTAINER
+from spottrain_operator.rendering import variables
+
+Json = dict[str, Any]
+
+INJECT_RESOURCES: Final = {"cpu": "500m", "memory": "128Mi"}
+"""As requests and limits: a pod that is Guaranteed remains so. It counts only where the trainer has less."""
+LIKE_THE_TRAINER: Final = ("runAsUser", "runAsGroup", "runAsNonRoot", "seccompProfile", "seLinuxOptions")
+"""Parts of its security context, so that the pod is admitted, and its volume used, as the trainer is."""
+SYNC_STATE: Final = {"name": "spottrain-sync-state", "mountPath": volumes.TMP_DIR}
+SYNC_PROBE: Final = {
+    "exec": {"command": ["test", "-s", variables.RESTORED_FILE]},
+    "periodSeconds": 1,
+    "timeoutSeconds": 10,
+    "failureThreshold": 2**31 - 1,  # a restore may take long, and the sidecar itself knows when to give up
+}
+SYNC_RESOURCES: Final = {
+    "requests": {"cpu": "100m", "memory": "256Mi"},
+    "limits": {"cpu": "2", "memory": "512Mi"},  # a ResourceQuota may require both
+}
+ROOTS_RIGHTS: Final = ["CHOWN", "DAC_OVERRIDE", "FOWNER"]
+"""What root needs to read and restore files of another user, and to give them back to that user."""
+UNPRIVILEGED: Final = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+
+
+def inject(trainer: Json, image: str) -> Json:
+    """Returns the container that writes the runtime to a volume of the trainer (spec.runtime.inject)."""
+    own = trainer.get("securityContext") or {}
+    context = UNPRIVILEGED | {"readOnlyRootFilesystem": True}
+    return {
+        "name": INJECT_CONTAINER,
+        "image": image,
+        "command": ["spottrain", "inject", injected.FOLDER],
+        "resources": {"requests": INJECT_RESOURCES, "limits": INJECT_RESOURCES},
+        "securityContext": context | {name: own[name] for name in LIKE_THE_TRAINER if name in own},
+        "volumeMounts": [{"name": INJECT_CONTAINER, "mountPath": injected.FOLDER}],
+    }
+
+
+def sidecar(job: Job, status: Status, grace_seconds: int, mounts: list[Json], image: str) -> Json:
+    """Returns the native sidecar that restores a folder and uploads it as it grows (checkpoint.mode Sync).
+
+    The kubelet starts the other containers when its startup probe has passed, which is when the folder is
+    restored, and ends it after they have ended. `mounts`: those of the completed trainer.
+    """
+    assert job.spec is not None
+    checkpoint, pod = job.spec.checkpoint, job.spec.template["spec"]
+    template, path = judged(pod["containers"]), sync.folder(checkpoint)
+    ours = variables.of_sidecar(job, status, grace_seconds)
+    shared = sync.mounts(checkpoint, template)
+    if sync.mount_of(template, path) is None:
+        shared.append({"name": SYNC_CONTAINER, "mountPath": path})
+    podinfo = next(m for m in mounts if volumes.clean(m["mountPath"]) == PODINFO_DIR)
+    certificates = [volumes.CA_MOUNT] if checkpoint.ca_bundle is not None else []
+    container: Json = {
+        "name": SYNC_CONTAINER,
+        "image": image,
+        "restartPolicy": "Always",
+        "args": [path],
+        "env": [
+            *sync.variables(template, sync.mounts(checkpoint, template)),
+            *variables.listed(ours),
+            variables.POD_UID,
+        ],
+        "ports": [{"name": PROGRESS_NAME, "containerPort": PROGRESS_PORT}],
+        "startupProbe": SYNC_PROBE,
+        "resources": SYNC_RESOURCES,
+        "securityContext": security(sync.security_context(pod)),
+        "volumeMounts": [*certificates, podinfo, SYNC_STATE, *shared],
+    }
+    if secret := checkpoint.credentials_secret_ref:
+        container["envFrom"] = [{"secretRef": {"name": secret.name}}]
+    return container
+
+
+def security(context: Mapping[str, Any]) -> Json:
+    """Returns our image's security context for a script's, by which files belong to the same user.
+
+    That is root where the script's image says the user; where root is forbidden and no user is named, it is
+    our image's own.
+    """
+    user = context.get("runAsUser")
+    not_root = bool(user) or (user is None and bool(context.get("runAsNonRoot")))
+    capabilities = {"drop": ["ALL"]} | ({} if not_root else {"add": ROOTS_RIGHTS})
+    numbers = {"runAsUser": user if not_root else 0, "runAsGroup": context.get("runAsGroup")}
+    return {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "runAsNonRoot": not_root,
+        "capabilities": capabilities,
+    } | {name: number for name, number in numbers.items() if number is not None}
