@@ -11,7 +11,6 @@ from typing import Any
 from localcluster.karpenter import ZONES
 from spottrain.contract import Outcome
 from spottrain_operator.names import SOURCE_ANNOTATION, ZONE_LABEL
-from spottrain_operator.rendering.trainer_pod import restrict
 
 from tests.api.kube import Json, Kube, wait_for
 from tests.api.scene import Scene
@@ -184,7 +183,7 @@ def filler(kube: Kube, namespace: str, name: str, pool: str) -> str:
     """Its path. With one trainer its node is full; without it there is room for two."""
     container = {"name": "filler", "image": "x", "resources": {"requests": {"cpu": "2500m"}}}
     spec: Json = {"containers": [container], "nodeSelector": {POOL_LABEL: pool, CAPACITY_LABEL: "spot"}}
-    restrict(spec)
+    spec["automountServiceAccountToken"] = False
     path = f"/api/v1/namespaces/{namespace}/pods"
     kube.call("POST", path, {"metadata": {"name": name}, "spec": spec})
     return f"{path}/{name}"
