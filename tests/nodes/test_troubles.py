@@ -1,4 +1,4 @@
-"""A silent node, a hang, a stopped process, a failing probe, pods that cannot start, a store that is cut off.
+"""A silent node, a hang, a stopped process, pods that cannot start, a store that is cut off.
 
 All of it happens in one namespace at once, for most of it is waiting. What a status said for a while is kept,
 so that a test may ask for it later.
@@ -54,17 +54,6 @@ def hanging_job(lab: Lab) -> Raw:
     return small(
         lab.job, "hangs", failurePolicy=policy, checkpoint=every, training=steps, container=container
     )
-
-
-def probed_job(lab: Lab) -> Raw:
-    probe = {
-        "exec": {"command": ["false"]},
-        "initialDelaySeconds": 4,
-        "periodSeconds": 1,
-        "failureThreshold": 1,
-    }
-    container = {"livenessProbe": probe}
-    return small(lab.slow_job, "probed", container=container, failurePolicy={"maxFailures": 0})
 
 
 def stopped_job(lab: Lab) -> Raw:
@@ -159,7 +148,6 @@ def play(troubles: Troubles) -> None:
         stored_job(lab, "cut-off", troubles.store.endpoint(), 200, maxInterruptions=5),
         stored_job(lab, "never-stored", troubles.nobody, 10),
         hanging_job(lab),
-        probed_job(lab),
         imageless_job(lab),
         *(job_without_configmap(lab, kind) for kind in MISSING),
         job_without_configmap(lab, "in-time", "later", startTimeoutSeconds=600),
@@ -241,13 +229,6 @@ def test_a_trainer_that_is_stopped_is_said_to_answer_no_more(troubles: Troubles)
     troubles.lab.wait_for_phase("Failed", name="stopped", seconds=SECONDS)
     message = troubles.lab.condition("Failed", "stopped")["message"]
     assert "has not responded since" in message and "SIGSTOP" in message and "for 0 s" not in message
-
-
-def test_a_failing_liveness_probe_is_named_and_charged(troubles: Troubles) -> None:
-    status = troubles.lab.wait_for_phase("Failed", name="probed", seconds=SECONDS)
-    assert (status["failures"], status.get("interruptions", 0)) == (1, 0)
-    assert status["attempts"][0]["reason"] == "ProbeFailed"
-    assert "failed liveness probe" in troubles.lab.condition("Failed", "probed")["message"]
 
 
 # --- pods that cannot start ---------------------------------------------------------------------------------

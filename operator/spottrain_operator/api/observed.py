@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
-from decimal import Decimal
 from enum import StrEnum
 from typing import Final
 
@@ -72,8 +71,6 @@ class PodEvents:
     """Volumes and sandbox are ready, containers are being started: from now on the status is complete."""
     pulling: bool = False
     """An image is being pulled now."""
-    probe: str = ""
-    """Which failed probe made the kubelet kill the trainer, and its message."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,8 +106,6 @@ class PodView:
     grace: int = 30
     trainer: str = TRAINER_CONTAINER
     """Name of the container whose end is the attempt's end."""
-    probed: bool = False
-    """Whether the trainer has a liveness or startup probe, which can make the kubelet end it."""
     others_run: bool = False
     """Whether a container other than the trainer runs."""
     memory_limit: str = ""
@@ -213,10 +208,6 @@ class ClaimView:
 
     name: str
     access_modes: tuple[str, ...] = ()
-    bound: bool = False
-    """Whether it has its volume. Some storage classes create that only once a pod has a node."""
-    selected: bool = False
-    """Whether the scheduler chose a node for such a class, and the volume is not there yet."""
     going: bool = False
     """Whether it is being deleted; a pending pod that uses it is never scheduled."""
     unread: str = ""
@@ -284,20 +275,6 @@ class Silence:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Spending:
-    """What a job has cost by now, and how fast that grows, in US dollars."""
-
-    spent: Decimal
-    per_second: Decimal
-    at: datetime
-    """Up to when the sum is: the whole second before `Observed.now`."""
-    known: bool = True
-    """Whether every second of its nodes had a price."""
-    priced: bool = True
-    """Whether the nodes that it has now have one."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Observed:
     """All inputs of a decision about one job."""
 
@@ -344,8 +321,6 @@ class Observed:
     claims: Mapping[str, ClaimView | None] = field(default_factory=dict)
     """Claims of the pods' volumes, by name, as the API server has them now; None: it does not exist.
     Only those that `policies.claims.wanted` names are read."""
-    volume_wait: datetime | None = None
-    """Until when a pod of the job may have waited for a volume, as far as this process has seen."""
     heard: Mapping[str, PodEvents] = field(default_factory=dict)
     """By pod UID: its Events, where `policies.starting` requested them and they could be read."""
     has_gangs: bool = False
@@ -358,8 +333,6 @@ class Observed:
     """Detected so far from all nodes and Karpenter's NodePools."""
     limits: Limits = Limits()
     prices: PriceList = NO_PRICES
-    spending: Spending | None = None
-    """For a job with spec.capacity.maxCostUSD alone; `plan` computes it."""
 
     @property
     def rejected(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any, Final
 
 from spottrain_operator import names
@@ -60,7 +60,6 @@ def pod_view(raw: Raw) -> PodView | None:
         requests=resources.of_pod(spec),
         memory_limit=str(((trainer.get("resources") or {}).get("limits") or {}).get("memory", "")),
         trainer=name,
-        probed=bool(trainer.get("livenessProbe") or trainer.get("startupProbe")),
         others_run=_others_run(status, name),
         deleted=optional_timestamp(meta.get("deletionTimestamp")),
         deletion_grace=int(meta.get("deletionGracePeriodSeconds") or 0),
@@ -195,10 +194,6 @@ CONTAINERS_BEGIN: Final = frozenset({"Pulling", "Pulled", "Created", "Started"})
 
 
 IMAGE_EVENTS: Final = frozenset({"Pulling", "Pulled", "Failed", "BackOff", "Created"})
-PROBE_KILLS: Final = ("failed liveness probe", "failed startup probe")
-PROBE_TO_KILL: Final = timedelta(seconds=5)
-"""The kubelet stops a container within this time after its probe has failed. If no other container runs on,
-it stops the whole pod, and its Event does not name the probe."""
 STATUS_UNKNOWN: Final = "ContainerStatusUnknown"
 UNKNOWN_ENDS: Final = frozenset({(STATUS_UNKNOWN, 137), ("Unknown", 255)})
 """Reason and exit code of a container that is gone: by the kubelet, and by containerd after a restart of the
@@ -206,7 +201,7 @@ machine."""
 LONG_AGO: Final = datetime.min.replace(tzinfo=UTC)
 
 
-def pod_events(raws: Iterable[Raw], trainer: str) -> PodEvents:
+def pod_events(raws: Iterable[Raw]) -> PodEvents:
     """Converts the Events of one pod, in any order, to the facts that its status does not have."""
     # Events of the same second are sorted: a pull first, then its result.
     events = sorted(raws, key=lambda e: (_last_seen(e), e.get("reason") != "Pulling"))
@@ -224,7 +219,6 @@ def pod_events(raws: Iterable[Raw], trainer: str) -> PodEvents:
         slow=slow[-1].message if slow else "",
         set_up=begun > LONG_AGO and not failed,
         pulling=images[-1:] == ["Pulling"],
-        probe=_failed_probe(events, trainer),
     )
 
 
@@ -243,25 +237,6 @@ def _only_slow(failed: Waiting) -> bool:
     """Detects the Event that the kubelet repeats every two minutes while it waits for volumes."""
     words = failed.message
     return "unmounted volumes=" in words and "failed to process volumes=[]" in words
-
-
-def _failed_probe(events: Iterable[Raw], trainer: str) -> str:
-    """Returns which probe made the kubelet kill the trainer, and its message; "" where none did."""
-    killed, said = "", ""
-    stopped = failed = LONG_AGO
-    for event in events:
-        words = event.get("message", "")
-        if event.get("reason") == "Killing" and words.startswith(f"Container {trainer} "):
-            killed = next((kill for kill in PROBE_KILLS if kill in words), killed)
-        if event.get("reason") == "Killing" and words == f"Stopping container {trainer}":
-            stopped = _last_seen(event)
-        of = (event.get("involvedObject") or {}).get("fieldPath", "")
-        ours = event.get("reason") == "Unhealthy" and of in ("", f"spec.containers{{{trainer}}}")
-        if ours and words.startswith(("Liveness", "Startup")):
-            said, failed = words, _last_seen(event)
-    if not killed and said and abs(stopped - failed) <= PROBE_TO_KILL:
-        killed = PROBE_KILLS[said.startswith("Startup")]
-    return f"it {killed} ({said[:MAX_WORDS]})" if killed and said else f"it {killed}" if killed else ""
 
 
 def _unhealthy(status: Raw, trainer: str) -> str:
@@ -330,7 +305,7 @@ def cleanup_trouble(raw: Raw, events: Iterable[Raw]) -> str:
         return f"{waiting.reason}: {waiting.message[:MAX_WORDS]}"
     if words := _unschedulable(status):
         return words
-    trouble = pod_events(events, names.ROLE_CLEANUP).trouble
+    trouble = pod_events(events).trouble
     return f"{trouble.reason}: {trouble.message[:MAX_WORDS]}" if trouble is not None else ""
 
 
@@ -415,12 +390,9 @@ def _unready(status: Raw) -> str:
 
 def claim_view(raw: Raw) -> ClaimView:
     meta = raw["metadata"]
-    bound = raw.get("status", {}).get("phase") == "Bound"
     return ClaimView(
         name=meta["name"],
         access_modes=tuple(raw.get("spec", {}).get("accessModes") or ()),
-        bound=bound,
-        selected=not bound and names.SELECTED_NODE_ANNOTATION in (meta.get("annotations") or {}),
         going="deletionTimestamp" in meta,
     )
 

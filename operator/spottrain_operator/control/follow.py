@@ -70,8 +70,6 @@ PREDECESSOR_RECHECK: Final = timedelta(seconds=2)
 """Interval of rechecking a deleted job's pod, whose events enqueue that job and not this one."""
 CLAIM_RECHECK: Final = timedelta(seconds=10)
 """Interval of rechecking a missing, terminating, foreign or unreadable claim: claims are not watched."""
-VOLUME_RECHECK: Final = timedelta(seconds=30)
-"""Interval of rechecking a claim without a volume, while a pod that mounts it has no node."""
 DEFAULTS_RECHECK: Final = timedelta(minutes=5)
 """Interval of reading a namespace's defaults again, for a job that they may mend: they are not watched."""
 AT_ONCE: Final = timedelta(seconds=1)
@@ -327,7 +325,7 @@ def _times(o: Observed, status: Status, books: Bookkeeping) -> Iterator[datetime
         if o.refusal is not None:
             yield o.refusal.at + o.refusal.retry
         yield _defaults_recheck(o)
-        yield _claims_recheck(o)
+        yield o.now + CLAIM_RECHECK if claims.problem(o) else None
         yield from runtime.times(status, o)
     for pod in gang.team(o):
         if pod.deleted is not None and pod.rank == 0 and not pod_ended(pod, o):
@@ -357,9 +355,3 @@ def _queue_recheck(o: Observed, status: Status) -> datetime | None:
         lacks = seen.api is None or seen.unread or seen.unknown_class or None in seen.flavors.values()
         wanted = bool(o.job.queue and lacks)
     return o.now + QUEUE_RECHECK if wanted else None
-
-
-def _claims_recheck(o: Observed) -> datetime | None:
-    if claims.problem(o):
-        return o.now + CLAIM_RECHECK
-    return o.now + VOLUME_RECHECK if claims.unsettled(o) else None

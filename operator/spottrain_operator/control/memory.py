@@ -30,7 +30,6 @@ from spottrain_operator.control.caches import Caches, Listed
 from spottrain_operator.errors import ApiError
 from spottrain_operator.io.logs import about
 from spottrain_operator.names import Condition
-from spottrain_operator.policies import claims
 
 logger = logging.getLogger(__name__)
 
@@ -44,8 +43,6 @@ class EventsRead:
 
     at: datetime
     events: PodEvents
-    ended: bool
-    """Whether the pod had ended by then."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -118,8 +115,6 @@ class Memory:
         """Whether the last attempt to read Events failed, which is logged once."""
         self.annotations: dict[JobKey, Mapping[str, datetime]] = {}
         """See `annotated_at`."""
-        self.volume_waits: dict[JobKey, tuple[datetime, bool]] = {}
-        """Until when a pod may have waited for a volume, and whether one waited in the last reconcile."""
         self.books: dict[JobKey, Bookkeeping] = {}
         """The bookkeeping of each job, newer than its ConfigMap."""
         self.applied: dict[JobKey, AppliedDefaults] = {}
@@ -163,14 +158,6 @@ class Memory:
         """Records that the deadline could not be annotated; the DELETE does not wait for a retry."""
         self.annotations[pod.job] = {pod.uid: now, **self.annotations.get(pod.job, {})}
 
-    def volume_wait(self, key: JobKey, waits: bool, now: datetime) -> datetime | None:
-        """Returns until when a pod of the job may have waited for a volume.
-
-        The wait ended between the last reconcile that saw it and the first that does not.
-        """
-        last, waited = self.volume_waits.get(key, (None, False))
-        return now if waits or waited else last
-
     def forget(self, key: JobKey) -> None:
         for table in (
             self.refusals,
@@ -182,7 +169,6 @@ class Memory:
             self.applied,
             self.books,
             self._admitted,
-            self.volume_waits,
         ):
             table.pop(key, None)
         self.ungrouped.discard(key)
@@ -210,8 +196,6 @@ def remember(o: Observed, learned: Learned, caches: Caches, memory: Memory) -> N
     _put(memory.events, key, learned.events)
     _put(memory.unread, key, set(unread))
     _put(memory.annotations, key, o.annotated_at)
-    if o.volume_wait is not None:
-        memory.volume_waits[key] = (o.volume_wait, claims.wait_for_volume(o))
     if o.applied is not None:
         memory.applied[key] = o.applied
     else:

@@ -40,7 +40,6 @@ from spottrain_operator.policies import (
     accounting,
     capacity,
     claims,
-    cost_limit,
     handover,
     ledger,
     lifecycle,
@@ -141,7 +140,7 @@ async def observe(
     read = dict(
         zip(wanted, await asyncio.gather(*(_claim(job.key, n, cluster) for n in wanted)), strict=True)
     )
-    observed = _remembered(replace(observed, claims=read), current, memory)
+    observed = _without_old_refusal(replace(observed, claims=read), current)
     lists = (*own, *others)
     learned = Learned(
         lists=lists,
@@ -160,8 +159,7 @@ async def _dry_run(o: Observed, cluster: Cluster, memory: Memory) -> tuple[Obser
     if o.admitted or o.rejected or o.job.spec is None or o.job.deleting or o.job.status.terminal:
         return o, None
     try:
-        spent = cost_limit.with_spending(accounting.with_nodes(o))
-        if capacity.problem(o) or lifecycle.suspended(spent) is not None:
+        if capacity.problem(o) or lifecycle.suspended(o) is not None:
             return o, None
         pool = capacity.choose(o, o.job.status)
         trial = trainer_pod.trial(o.job, pool, sync_image=o.sync_image)
@@ -247,9 +245,8 @@ async def _events(
     Returns:
         The Events by pod UID, and the error (see `Learned.events_error`).
     """
-    has_ended = {p.uid: p.ended is not None for p in o.pods}
-    # Events that were read before the pod's end do not explain the end.
-    known = {uid: read for uid, read in before.items() if has_ended.get(uid) is read.ended}
+    starting_pods = {p.uid for p in o.pods if p.ended is None}
+    known = {uid: read for uid, read in before.items() if uid in starting_pods}
     o = replace(o, heard={uid: read.events for uid, read in known.items()})
     last = {uid: read.at for uid, read in known.items()}
     wanted = sorted(starting.pods_to_read(o), key=lambda p: last.get(p.uid, NEVER))
@@ -262,7 +259,7 @@ async def _events(
         except ApiError as failure:
             return known, f"Events of pod {pod.name} cannot be read: {failure}"
         error = ""
-        known[pod.uid] = EventsRead(at=o.now, events=pod_events(raws, pod.trainer), ended=has_ended[pod.uid])
+        known[pod.uid] = EventsRead(at=o.now, events=pod_events(raws))
     return known, error
 
 
@@ -346,16 +343,12 @@ async def _with_priority(seen: Admission, job: Job, api: KueueApi, cluster: Clus
     return replace(seen, priority=int(raw.get("value") or 0))
 
 
-def _remembered(o: Observed, current: Sequence[PodView], memory: Memory) -> Observed:
-    """Adds what this process remembers and pods and claims have not made obsolete."""
-    key, spec = o.job.key, o.job.spec
-    asked = o.job.status.asking
-    all_asked = asked is None or len(handover.pods_of(o, asked)) == asked.workers
+def _without_old_refusal(o: Observed, current: Sequence[PodView]) -> Observed:
+    """Drops the rejection of a POST once all objects that it may have been for are made."""
+    spec, asked = o.job.spec, o.job.status.asking
     made = spec is not None and len(current) == spec.workers and o.admitted
-    made = made and all_asked
-    volume_wait = memory.volume_wait(key, claims.wait_for_volume(o), o.now)
-    # made: all objects that a rejected POST was for
-    return replace(o, refusal=None if made else o.refusal, volume_wait=volume_wait)
+    all_asked = asked is None or len(handover.pods_of(o, asked)) == asked.workers
+    return replace(o, refusal=None) if made and all_asked else o
 
 
 def _seems_lost(job: Job, pods: tuple[PodView, ...]) -> bool:

@@ -30,7 +30,6 @@ from spottrain_operator.policies import (
     accounting,
     capacity,
     cheapest,
-    claims,
     cleanup,
     cost_limit,
     gang,
@@ -64,7 +63,7 @@ MIN_GRACE: Final = 2
 
 
 def plan(o: Observed) -> Plan:
-    o = cost_limit.with_spending(accounting.with_nodes(o))
+    o = cost_limit.with_costs(accounting.with_nodes(o))
     decision = decide(o, RULES)
     released = o.job.deleting and any(isinstance(a, Hold) for a in decision.before)  # then it is gone
     status, books = (decision.status, o.books) if released else follow.settled(o, decision.status)
@@ -241,12 +240,37 @@ def advised(o: Observed) -> Decision | None:
     return replace(_keep(o, "SaveAdvised", "an extra save is advised"), before=words) if words else None
 
 
-def stopped_by_owner(o: Observed) -> Decision | None:
-    """Stops an attempt that is suspended, past its deadline, stalled, or to move back to spot."""
+def stopped(o: Observed) -> Decision | None:
+    """Stops an attempt for the first reason to do so; its cause is set once all of its pods have ended."""
     if _attempt_ended(o) or _stopping(o) or not gang.team(o):
         return None
-    asked = lifecycle.asked_to_stop(o) or hang.stalled(o) or handover.stops(o)
-    return _stop(o, asked) if asked is not None else None
+    ending = next((ending for ending in _reasons_to_stop(o) if ending is not None), None)
+    return _stop(o, ending) if ending is not None else None
+
+
+def _reasons_to_stop(o: Observed) -> Iterator[Ending | None]:
+    """Yields that its owner wants it to end, that it hangs, and why its pods cannot start as they are."""
+    yield lifecycle.asked_to_stop(o)
+    yield hang.stalled(o)
+    if o.job.spec is None:  # what runs goes on
+        return
+    yield handover.stops(o)
+    yield from _useless_pods(o)
+    if (words := capacity.gives_up_waiting(o)) and not cheapest.keeps_waiting(o):
+        yield Ending(cause=Cause.SCHEDULING_TIMEOUT, evidence=words)
+    yield starting.gives_up(o)
+
+
+def _useless_pods(o: Observed) -> Iterator[Ending]:
+    """Yields why pods that have no node must be created again."""
+    team, allowed = gang.team(o), placement.allowed(o)
+    for pod in filter(placement.is_kept_off, team):
+        if free := [name for name in pod.avoids if name in allowed]:
+            words = f"pod {pod.name} avoids {', '.join(free)}, which can be used again"
+            yield Ending(cause=Cause.REPLACED, evidence=words)
+    if any(p.grouped for p in team) and gang.missing(o, o.job.status) and not o.has_gangs:
+        words = f"the group of pod {team[0].name} lacks ranks, and no pod can join it any more"
+        yield Ending(cause=Cause.REPLACED, evidence=words)
 
 
 def unreadable(o: Observed) -> Decision | None:
@@ -257,41 +281,6 @@ def unreadable(o: Observed) -> Decision | None:
     if o.job.spec is not None:
         return None
     return replace(_keep(o, Reason.INVALID_SPEC, o.job.invalid), before=tuple(follow.advice(o)))
-
-
-def unschedulable(o: Observed) -> Decision | None:
-    """Replaces pods that are unschedulable because of our own rule, or pending too long; not counted."""
-    if _attempt_ended(o) or _stopping(o) or not gang.team(o):
-        return None
-    if (useless := next(_useless_pods(o), None)) is not None:
-        return _stop(o, useless)
-    sentence = capacity.gives_up_waiting(o)
-    if sentence and cheapest.keeps_waiting(o):
-        return None
-    return _stop(o, Ending(cause=Cause.SCHEDULING_TIMEOUT, evidence=sentence)) if sentence else None
-
-
-def _useless_pods(o: Observed) -> Iterator[Ending]:
-    """Yields why pods of the attempt cannot be scheduled as they are, and must be created again."""
-    team, allowed = gang.team(o), placement.allowed(o)
-    for pod in team:
-        free = [name for name in pod.avoids if name in allowed] if placement.is_kept_off(pod) else []
-        if free:
-            words = f"pod {pod.name} avoids {', '.join(free)}, which can be used again"
-            yield Ending(cause=Cause.REPLACED, evidence=words)
-    if words := claims.lost(o):
-        yield Ending(cause=Cause.REPLACED, evidence=words)
-    if any(p.grouped for p in team) and gang.missing(o, o.job.status) and not o.has_gangs:
-        words = f"the group of pod {team[0].name} lacks ranks, and no pod can join it any more"
-        yield Ending(cause=Cause.REPLACED, evidence=words)
-
-
-def not_starting(o: Observed) -> Decision | None:
-    """Stops an attempt with a pod that has a node and that the kubelet fails to start for too long."""
-    if _attempt_ended(o) or _stopping(o) or o.job.spec is None:
-        return None
-    ending = starting.gives_up(o)
-    return _stop(o, ending) if ending is not None else None
 
 
 def asks_for_spot(o: Observed) -> Decision | None:
@@ -339,42 +328,28 @@ def renewed(o: Observed) -> Decision | None:
     return Decision(reason="Start", message="resumed", status=status)
 
 
-def unknown_pools(o: Observed) -> Decision | None:
-    """Blocks new attempts of a job with invalid pools; a running one continues."""
-    problem = capacity.problem(o)
-    return _keep(o, Reason.INVALID_SPEC, problem) if problem else None
-
-
 def deadline_exceeded(o: Observed) -> Decision | None:
     """Fails a job that is past its deadline while nothing runs."""
     ending = lifecycle.past_deadline(o)
     return _failed(o, o.job.status, ending.reason, ending.evidence) if ending is not None else None
 
 
-def not_accepted(o: Observed) -> Decision | None:
-    return None if o.admitted else _keep(o, "NotAccepted", "the API server has not accepted the job's pod")
-
-
-def not_held(o: Observed) -> Decision | None:
-    """Waits for our finalizer before the first save: a job deleted earlier would leave its checkpoints."""
-    if o.job.status.attempt or o.job.holds_checkpoints or not cleanup.wanted(o):
-        return None
-    return _keep(o, "Holding", "the job waits for its finalizer, which deletes its checkpoints with it")
-
-
-def predecessor_saves(o: Observed) -> Decision | None:
-    """Waits while a deleted job of this name owns the checkpoints; claiming them now would fail for ever."""
-    words = saving_predecessor(o)
-    return _keep(o, Reason.PREDECESSOR_SAVES, words) if words and not o.job.status.attempt else None
-
-
-def clock_set_back(o: Observed) -> Decision | None:
-    """Recomputes the wait after the operator's clock was set back, or it moved to another machine."""
-    if o.job.spec is None or gang.team(o) or _attempt_ended(o):
-        return None
-    status = restart.with_earlier_start(o.job.status, o.job.spec.failure_policy, o.now, o.job.key.uid)
-    words = "the next start was computed by a clock that was ahead"
-    return Decision(reason="ClockWasAhead", message=words, status=status) if status is not None else None
+def held_back(o: Observed) -> Decision | None:
+    """Waits with the next attempt for what must come before it; a running one goes on."""
+    first = not o.job.status.attempt
+    unheld = first and cleanup.wanted(o) and not o.job.holds_checkpoints
+    obstacles = (
+        (Reason.INVALID_SPEC, capacity.problem(o)),
+        ("NotAccepted", "" if o.admitted else "the API server has not accepted the job's pod"),
+        # A job that is deleted without our finalizer would leave its checkpoints.
+        (
+            "Holding",
+            "the job waits for its finalizer, which deletes its checkpoints with it" if unheld else "",
+        ),
+        # Its checkpoints cannot be claimed meanwhile, and that failure is final.
+        (Reason.PREDECESSOR_SAVES, saving_predecessor(o) if first else ""),
+    )
+    return next((_keep(o, reason, words) for reason, words in obstacles if words), None)
 
 
 def next_attempt(o: Observed) -> Decision | None:
@@ -392,21 +367,15 @@ RULES: Final[tuple[Rule, ...]] = (
     reported_done,
     attempt_over,
     under_notice,
-    stopped_by_owner,
+    stopped,
     unreadable,
-    unschedulable,
-    not_starting,
     advised,
     asks_for_spot,
     running,
     suspended,
     renewed,
     deadline_exceeded,
-    unknown_pools,
-    not_accepted,
-    not_held,
-    predecessor_saves,
-    clock_set_back,
+    held_back,
     next_attempt,
 )
 RESCUE: Final[tuple[Rule, ...]] = (finished, leaving, under_notice, unreadable)
@@ -432,7 +401,7 @@ def _keep(o: Observed, reason: str, message: str) -> Decision:
 
 def _completed(o: Observed, pod: PodView, ending: Ending) -> Decision:
     word = termination_message_of(pod)
-    status = with_final_word(_with_ending(o, o.job.status, pod.attempt, ending), o, word)
+    status = with_final_word(_with_ending(o.job.status, pod.attempt, ending), o, word)
     reason, said = Reason.COMPLETED, ending.evidence
     if word is not None and word.reason == Reason.EARLY_STOPPED:
         reason, said = Reason.EARLY_STOPPED, word.message or said
@@ -447,44 +416,39 @@ def _failed(o: Observed, status: Status, reason: str, message: str) -> Decision:
 
 
 def _stop(o: Observed, ending: Ending) -> Decision:
-    """Stops all pods of the attempt (follow.py deletes them); its cause is set once they have ended."""
+    """Asks all pods of the attempt to end (follow.py deletes them)."""
     record = o.job.status.current
     message = f"attempt {o.job.status.attempt}: {ending.evidence}"
     if record is None or record.stopping:
         return _keep(o, "Stopping", "the attempt is being stopped")
-    stopping = replace(
-        record,
-        stopping=str(ending.cause),
-        evidence=ending.evidence[:EVIDENCE_LIMIT],
-        charged=ending.charged,
-        faulty_node=ending.node or record.faulty_node,
-        reason=ending.reason,
-    )
-    status = with_record(o.job.status, stopping)
+    status = with_record(o.job.status, _judged(record, ending, stopping=str(ending.cause)))
     return Decision(reason=ending.cause, message=message, status=status)
 
 
-def _with_ending(o: Observed, status: Status, attempt: int, ending: Ending) -> Status:
+def _with_ending(status: Status, attempt: int, ending: Ending) -> Status:
     record = status.record(attempt)
     if record is None or record.cause:
         return status  # it has a cause already: an interrupted attempt that completes afterwards keeps it
-    with_cause = replace(
+    return with_record(status, _judged(record, ending, cause=str(ending.cause)))
+
+
+def _judged(record: AttemptRecord, ending: Ending, cause: str = "", stopping: str = "") -> AttemptRecord:
+    return replace(
         record,
-        cause=str(ending.cause),
+        cause=cause,
+        stopping=stopping,
         evidence=ending.evidence[:EVIDENCE_LIMIT],
         charged=ending.charged,
         faulty_node=ending.node or record.faulty_node,
         reason=ending.reason,
-        stopping="",
     )
-    return with_record(status, with_cause)
 
 
 def _end_attempt(o: Observed, ending: Ending) -> Decision:
     """Ends the current attempt for any cause, counts its ending, and starts the next one or fails the job."""
     spec, old = o.job.spec, o.job.status
     policy = spec.failure_policy if spec is not None else FailurePolicy()
-    status = _with_ending(o, with_pods(with_heard_steps(old, o), o), old.attempt, ending)
+    status = _with_ending(with_pods(with_heard_steps(old, o), o), old.attempt, ending)
     reports = spec is not None and spec.checkpoint.ours
     status = restart.counted(status, ending, reports=reports)
     if ending.cause is Cause.STORE_UNREACHABLE:

@@ -79,9 +79,7 @@ def pick(o: Observed, status: Status, wanted_type: CapacityType) -> Pool:
         wanted.sort(key=lambda pool: _price_order(o, status, pool))
     if (pool_name := survivors_pool(o, status)) in {p.name for p in wanted}:
         return next(p for p in wanted if p.name == pool_name)
-    dry = _dry(o, status, REST)
-    rested = [p for p in wanted if p.name not in dry and o.now - _last_failure(p, status, o.now) >= REST]
-    return (rested or sorted(wanted, key=lambda p: _last_failure(p, status, o.now)))[0]
+    return min(wanted, key=lambda pool: _last_failure(o, status, pool, len(wanted)))
 
 
 def _price_order(o: Observed, status: Status, pool: Pool) -> tuple[bool, Decimal]:
@@ -157,25 +155,18 @@ def _falls_back(spec: TrainingJobSpec, status: Status, o: Observed) -> bool:
 def all_spot_dry(o: Observed, status: Status, recent: timedelta = REST) -> bool:
     """Returns whether all spot pools have timed out recently, one after the other."""
     spots = {p.name for p in pools_of(o) if p.type is CapacityType.SPOT}
-    return spots <= _dry(o, status, recent)
+    latest = {r.pool: r for r in status.attempts if r.cause and r.cause != Cause.REPLACED}
+    ends = [
+        _end(r, o.now) for r in latest.values() if r.cause == Cause.SCHEDULING_TIMEOUT and r.pool in spots
+    ]
+    if len(ends) < len(spots):
+        return False
+    return max(ends) > o.now - recent and min(ends) > o.now - recent - _others_turn(o, len(spots))
 
 
-def _dry(o: Observed, status: Status, recent: timedelta) -> set[str]:
-    """Returns the names of the pools that have timed out recently, or shortly before a wait that has.
-
-    So however long each of several pools is waited for, all of them are asked before one is asked again.
-    """
-    found: set[str] = set()
-    next_began: datetime | None = None
-    for record in reversed([r for r in status.attempts if r.cause and r.cause != Cause.REPLACED]):
-        end = _end(record, o.now)
-        follows = next_began is not None and next_began - end < max(recent, REST)
-        if record.cause == Cause.SCHEDULING_TIMEOUT and (follows or o.now - end < recent):
-            found.add(record.pool)
-            next_began = record.started or end
-        else:
-            next_began = None
-    return found
+def _others_turn(o: Observed, pools: int) -> timedelta:
+    """Returns how long the other ones of so many spot pools are waited for, one after the other."""
+    return (pools - 1) * (timedelta(seconds=patience(o, CapacityType.SPOT)) + REST)
 
 
 def stays_on_spot(o: Observed, status: Status) -> str:
@@ -203,9 +194,19 @@ def _end(record: AttemptRecord, now: datetime) -> datetime:
     return record.ended or now
 
 
-def _last_failure(pool: Pool, status: Status, now: datetime) -> datetime:
-    failures = {*RECLAIMS, Cause.SCHEDULING_TIMEOUT}
-    ends = [_end(r, now) for r in status.attempts if r.pool == pool.name and r.cause in failures]
+def _last_failure(o: Observed, status: Status, pool: Pool, pools: int) -> datetime:
+    """Returns when a pool last interrupted the job or had no nodes; NEVER where that is long ago.
+
+    It is not while the other pools, of so many in all, are asked in turn.
+    """
+    failed = [(r.cause, _end(r, o.now)) for r in status.attempts if r.pool == pool.name]
+    dry_since = o.now - REST - _others_turn(o, pools)
+    ends = [
+        end
+        for cause, end in failed
+        if (cause in RECLAIMS and end > o.now - REST)
+        or (cause == Cause.SCHEDULING_TIMEOUT and end > dry_since)
+    ]
     return max(ends, default=NEVER)
 
 
@@ -234,8 +235,7 @@ def gives_up_waiting(o: Observed) -> str:
 def due_pending(o: Observed) -> datetime | None:
     """Returns when the pending timeout expires; None where it does not apply.
 
-    It does not apply while a pod is gated, nor while a claim has no volume or is being deleted: then no pool
-    has a suitable node.
+    It does not apply while a pod is gated, nor while pods wait for a claim: then no pool has a suitable node.
     """
     team = gang.team(o)
     if o.job.spec is None or not team:
@@ -248,18 +248,7 @@ def due_pending(o: Observed) -> datetime | None:
     follows = gang.in_one_zone(o) and placement.predecessor(o, o.job.status) is not None
     if not (follows or any(p.node for p in team) or _others(o)):
         return None
-    return _waits_for_nodes_since(o) + timedelta(seconds=_patience(o)[1])
-
-
-def _waits_for_nodes_since(o: Observed) -> datetime:
-    """Returns since when pods may have waited only for nodes.
-
-    Waits for volumes come before that, and those that an earlier process saw are unknown.
-    """
-    assert o.job.spec is not None
-    watched = o.watched_since if claims.mounted(o.job.spec) else None
-    times = (min(p.created for p in gang.team(o)), o.volume_wait, watched)
-    return max(t for t in times if t is not None)
+    return min(p.created for p in team) + timedelta(seconds=_patience(o)[1])
 
 
 def _patience(o: Observed) -> tuple[str, int]:

@@ -8,7 +8,7 @@ and a crash in the last seconds of a reclaimed node is not a failure.
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Final
@@ -16,7 +16,7 @@ from typing import Final
 from spottrain.contract import ExitCode, Outcome, TerminationMessage, gpu_fault
 from spottrain.contract import Reason as TrainerReason
 
-from spottrain_operator.api.observed import Ending, Notice, Observed, PodView
+from spottrain_operator.api.observed import Ending, NodeView, Notice, Observed, PodView
 from spottrain_operator.api.wire import rfc3339
 from spottrain_operator.names import Cause, Reason
 from spottrain_operator.policies import runtime, sync
@@ -35,6 +35,8 @@ SIGNALLED: Final = frozenset(
     {128 + signal.SIGTERM, 128 + signal.SIGKILL, int(ExitCode.INTERRUPTED), int(ExitCode.INTERRUPTED_LOST)}
 )
 """Exit codes of a trainer that a signal ended."""
+STOPPED: Final = frozenset({Outcome.INTERRUPTED, Outcome.INTERRUPTED_LOST})
+STOPPED_CODES: Final = frozenset({ExitCode.INTERRUPTED, ExitCode.INTERRUPTED_LOST})
 ENDED_BY_KUBELET: Final = frozenset({"Evicted", "DeadlineExceeded"})
 """The pod exceeded a limit of its own: storage, activeDeadlineSeconds."""
 MAX_CHARACTERS: Final = 2000
@@ -75,11 +77,12 @@ class Case:
         return self.o.job.spec is None or self.o.job.spec.checkpoint.managed
 
     @property
+    def node(self) -> NodeView | None:
+        return self.o.nodes.get(self.pod.node)
+
+    @property
     def notices(self) -> tuple[Notice, ...]:
         return notices_of(self.pod, self.o)
-
-
-Rule = Callable[[Case], Ending | None]
 
 
 def ending_of(pod: PodView, o: Observed) -> Ending:
@@ -87,7 +90,7 @@ def ending_of(pod: PodView, o: Observed) -> Ending:
     said = termination_message_of(pod)
     by_sidecar = pod.sync is not None
     case = Case(pod=pod, o=o, word=None if by_sidecar else said, sidecar=said if by_sidecar else None)
-    found = next((e for rule in RULES if (e := rule(case)) is not None), None)
+    found = next((ending for rule in RULES for ending in rule(case)), None)
     return found or Ending(cause=Cause.POD_DELETED, evidence="the pod ended, and nothing shows why")
 
 
@@ -111,21 +114,6 @@ def without_our_deletion(pod: PodView, o: Observed) -> PodView:
     return replace(pod, deleted=None) if earlier or of_its_own else pod
 
 
-def _ended_by_signal(pod: PodView) -> bool:
-    """Returns whether the trainer ended like one that obeyed a signal."""
-    return pod.ended is not None and pod.ended.exit_code in SIGNALLED and not _oom_killed(pod)
-
-
-def _exit_code(pod: PodView) -> int | None:
-    return pod.ended.exit_code if pod.ended is not None else None
-
-
-def _deletion_requested(pod: PodView) -> datetime:
-    """Returns the latest time at which its deletion was requested."""
-    assert pod.deleted is not None
-    return pod.deleted - timedelta(seconds=pod.deletion_grace)
-
-
 def notice_of(pod: PodView, o: Observed) -> Notice | None:
     """Returns the pending notice for this pod: its own, otherwise its node's."""
     return next((n for n in notices_of(pod, o) if n.deadline > o.now), None)
@@ -147,201 +135,129 @@ def _in_its_pool(notice: Notice, pod: PodView, o: Observed) -> Notice:
     return replace(notice, deadline=max(notice.deadline, until))
 
 
-# --- the trainer's termination message ---------------------------------------------------------------
-def _done(case: Case) -> Ending | None:
-    if case.word is None or case.word.outcome is not Outcome.DONE:
-        return None
-    return Ending(cause=Cause.DONE, evidence="the trainer reports that the training is done")
-
-
-def _synced(case: Case) -> Ending | None:
-    """A script that ended with 0 before anything asked it to end is done, once all of its folder is stored.
-
-    What comes afterwards, such as a notice during the last upload, does not count.
-    """
-    if case.pod.sync is None or case.pod.reason in SHUTDOWN_REASONS or not _ended_by_itself(case):
-        return None
-    ending = sync.end(case.pod, case.sidecar)
-    return ending if ending is not None and ending.cause is Cause.DONE else None
-
-
-def _ended_by_itself(case: Case) -> bool:
-    asked = [notice.seen or case.pod.created for notice in case.notices]
-    asked += [case.pod.disrupted] if case.pod.disrupted is not None else []
-    return all(case.end < at - SKEW for at in asked) and (case.pod.deleted is None or _ended_first(case))
-
-
-def _sidecar_refuses(case: Case) -> Ending | None:
-    """A configuration that the sidecar refuses, such as another job's URI."""
-    refusal = sync.refused(case.sidecar)
-    return refusal if refusal is not None and refusal.cause is Cause.BAD_CONFIGURATION else None
-
-
-def _bad_configuration(case: Case) -> Ending | None:
-    word, code = case.word, case.pod.ended.exit_code if case.pod.ended else None
-    if word is not None and word.outcome is Outcome.BAD_CONFIGURATION:
-        sentence = word.message or "the trainer rejects its configuration"
-        return Ending(cause=Cause.BAD_CONFIGURATION, evidence=sentence, charged=True, reason=word.reason)
-    if word is None and code == ExitCode.BAD_CONFIGURATION:
-        return Ending(
-            cause=Cause.BAD_CONFIGURATION, evidence=_with_message(case, f"exit code {code}"), charged=True
-        )
-    return None
-
-
-# --- external evidence -------------------------------------------------------------------------------
-def _under_notice(case: Case) -> Ending | None:
-    for notice in case.notices:
-        seen, last = (notice.seen or case.pod.created) - SKEW, notice.deadline + AFTERMATH
-        if case.pod.created <= last and seen <= case.end <= last:
-            return ending_by_notice(notice)
-    return None
-
-
 def ending_by_notice(notice: Notice) -> Ending:
     """Returns the ending of a pod that a notice explains."""
     source, when = notice.source or "notice", rfc3339(notice.deadline, timespec="seconds")
     return Ending(cause=Cause.SPOT_NOTICE, evidence=f"{source}: the node ends at {when}")
 
 
-def _node_silent(case: Case) -> Ending | None:
-    """Attributes a deletion on an unreachable node to the node: Kubernetes itself deletes such pods."""
-    node = case.o.nodes.get(case.pod.node)
-    if node is None or node.ready or node.leaving or trainer_ended(case.pod):
-        return None
-    return _node_gone(case)
+# --- the rules, in order --------------------------------------------------------------------------------
+def _by_report(case: Case) -> Iterator[Ending]:
+    """What the trainer reports of its end, or the sidecar of an upload."""
+    pod, word, code = case.pod, case.word, _exit_code(case.pod)
+    if word is not None and word.outcome is Outcome.DONE:
+        yield Ending(cause=Cause.DONE, evidence="the trainer reports that the training is done")
+    if pod.sync is not None and pod.reason not in SHUTDOWN_REASONS and _ended_unasked(case):
+        # The script is done once all of its folder is stored; a notice during the last upload does not count.
+        ending = sync.end(pod, case.sidecar)
+        if ending is not None and ending.cause is Cause.DONE:
+            yield ending
+    refused = sync.refused(case.sidecar)  # for example another job's URI
+    if refused is not None and refused.cause is Cause.BAD_CONFIGURATION:
+        yield refused
+    if word is not None and word.outcome is Outcome.BAD_CONFIGURATION:
+        said = word.message or "the trainer rejects its configuration"
+        yield Ending(cause=Cause.BAD_CONFIGURATION, evidence=said, charged=True, reason=word.reason)
+    if word is None and code == ExitCode.BAD_CONFIGURATION:
+        said = _with_message(case, f"exit code {code}")
+        yield Ending(cause=Cause.BAD_CONFIGURATION, evidence=said, charged=True)
 
 
-def _disrupted(case: Case) -> Ending | None:
-    really = case.pod.deleted is not None or case.pod.phase in ("Succeeded", "Failed")
-    if not case.pod.disruption or not really:
-        return None
-    shutdown = case.pod.reason in SHUTDOWN_REASONS
-    return Ending(cause=Cause.NODE_SHUTDOWN if shutdown else Cause.DISRUPTED, evidence=case.pod.disruption)
+def _by_node(case: Case) -> Iterator[Ending]:
+    """What happened to its node, or was about to."""
+    pod, node = case.pod, case.node
+    for notice in case.notices:
+        seen, last = (notice.seen or pod.created) - SKEW, notice.deadline + AFTERMATH
+        if pod.created <= last and seen <= case.end <= last:
+            yield ending_by_notice(notice)
+    lost = "" if trainer_ended(pod) else node_lost(pod, case.o)
+    if lost and node is not None and not node.ready and not node.leaving:
+        # Kubernetes itself deletes the pods of such a node.
+        yield Ending(cause=Cause.NODE_LOST, evidence=lost)
+    if pod.disruption and (pod.deleted is not None or pod.phase in ("Succeeded", "Failed")):
+        shutdown = pod.reason in SHUTDOWN_REASONS
+        yield Ending(cause=Cause.NODE_SHUTDOWN if shutdown else Cause.DISRUPTED, evidence=pod.disruption)
+    if node is not None and node.leaving and _as_if_signalled(case):
+        yield Ending(cause=Cause.DISRUPTED, evidence=f"node {pod.node}: {node.leaving}")
+    if lost:
+        yield Ending(cause=Cause.NODE_LOST, evidence=lost)
 
 
-def _leaving(case: Case) -> Ending | None:
-    """A node that is taken out of service explains an end by a signal, but not a crash of the trainer."""
-    node, word = case.o.nodes.get(case.pod.node), case.word
-    if node is None or not node.leaving:
-        return None
-    code = case.pod.ended.exit_code if case.pod.ended else None
-    saved = word is not None and word.outcome in (Outcome.INTERRUPTED, Outcome.INTERRUPTED_LOST)
-    signalled = code in SIGNALLED or case.pod.deleted is not None
-    crashed = _oom_killed(case.pod) or (_ended_first(case) and not _ended_by_signal(case.pod))
-    if not (saved or signalled) or crashed:
-        return None
-    return Ending(cause=Cause.DISRUPTED, evidence=f"node {case.pod.node}: {node.leaving}")
-
-
-def _ended_first(case: Case) -> bool:
-    """Returns whether the trainer ended by itself before its deletion was requested.
-
-    After a container's end, the kubelet deletes the pod again with a grace of 0, and the API server then
-    reports that time (seen on 1.34). With so small a grace, the first request may have been much earlier.
-    """
-    pod = case.pod
-    if pod.deleted is None or pod.ended is None:
-        return False
-    return case.end < _deletion_requested(pod) - (SKEW if pod.deletion_grace > 1 else AFTERMATH)
-
-
-def _node_gone(case: Case) -> Ending | None:
-    sentence = node_lost(case.pod, case.o) if not trainer_ended(case.pod) else ""
-    return Ending(cause=Cause.NODE_LOST, evidence=sentence) if sentence else None
-
-
-def _pod_reason(case: Case) -> Ending | None:
-    pod = case.pod
-    said = f"{pod.reason}: {pod.message}" if pod.message else pod.reason
-    if pod.reason in SHUTDOWN_REASONS:
-        return Ending(cause=Cause.NODE_SHUTDOWN, evidence=said)
-    if pod.reason in LOST_REASONS:
-        return Ending(cause=Cause.NODE_LOST, evidence=said)
-    if pod.lost and pod.deleted is None and pod.reason not in ENDED_BY_KUBELET:
-        return Ending(cause=Cause.NODE_LOST, evidence=f"node {pod.node} has lost the pod: {pod.lost}")
-    if pod.reason and pod.reason not in ENDED_BY_KUBELET and pod.phase == "Failed":
+def _by_status(case: Case) -> Iterator[Ending]:
+    """What the pod's status says of an end from outside."""
+    pod, reason = case.pod, case.pod.reason
+    said = f"{reason}: {pod.message}" if pod.message else reason
+    if reason in SHUTDOWN_REASONS:
+        yield Ending(cause=Cause.NODE_SHUTDOWN, evidence=said)
+    if reason in LOST_REASONS:
+        yield Ending(cause=Cause.NODE_LOST, evidence=said)
+    if pod.lost and pod.deleted is None and reason not in ENDED_BY_KUBELET:
+        yield Ending(cause=Cause.NODE_LOST, evidence=f"node {pod.node} has lost the pod: {pod.lost}")
+    if reason and reason not in ENDED_BY_KUBELET and pod.phase == "Failed":
         # OutOfcpu, UnexpectedAdmissionError, ...: the kubelet rejected it, before the trainer ran or when the
         # machine was started again.
-        hint = sync.OLD_KUBELET if pod.sync is not None and pod.reason == sync.NO_SIDECARS else ""
-        return Ending(cause=Cause.POD_REJECTED, evidence=f"{said}{hint}")
-    return None
+        hint = sync.OLD_KUBELET if pod.sync is not None and reason == sync.NO_SIDECARS else ""
+        yield Ending(cause=Cause.POD_REJECTED, evidence=f"{said}{hint}")
+    if pod.deleted is not None and not _ended_first(case):
+        when = rfc3339(_deletion_requested(pod))
+        yield Ending(cause=Cause.POD_DELETED, evidence=f"the pod was deleted at {when}")
 
 
-def _deleted(case: Case) -> Ending | None:
+def _by_limits(case: Case) -> Iterator[Ending]:
+    """A limit of the pod's own, for which the kubelet stopped it whatever its exit code; a failed GPU."""
     pod = case.pod
-    if pod.deleted is None:
-        return None
-    if _ended_first(case):
-        return None
-    return Ending(
-        cause=Cause.POD_DELETED, evidence=f"the pod was deleted at {rfc3339(_deletion_requested(pod))}"
-    )
+    if pod.phase == "Failed" and pod.reason in ENDED_BY_KUBELET:
+        said = f"{pod.reason}: {pod.message[-MAX_CHARACTERS:]}" if pod.message else pod.reason
+        yield Ending(cause=Cause.FAILED, evidence=said, charged=True, reason=pod.reason)
+    if (fault := _gpu_fault(case)) and _exit_code(pod):
+        said = f"node {pod.node}: {fault[:MAX_CHARACTERS]}"
+        yield Ending(cause=Cause.NODE_FAULT, evidence=said, node=pod.node)
 
 
-def _ended_by_kubelet(case: Case) -> Ending | None:
-    """A trainer that the kubelet stopped for a limit of its own has failed, whatever its exit code."""
-    pod = case.pod
-    if pod.phase != "Failed" or pod.reason not in ENDED_BY_KUBELET:
-        return None
-    said = f"{pod.reason}: {pod.message[-MAX_CHARACTERS:]}" if pod.message else pod.reason
-    return Ending(cause=Cause.FAILED, evidence=said, charged=True, reason=pod.reason)
-
-
-# --- hardware, and the kubelet's evidence ---------------------------------------------------------------
-def _node_fault(case: Case) -> Ending | None:
-    """A GPU failure reported by the trainer, its driver or a health monitor is not the script's fault."""
-    pod, word, node = case.pod, case.word, case.o.nodes.get(case.pod.node)
-    if pod.ended is None or pod.ended.exit_code == 0:
-        return None
-    said = pod.ended.message if word is None else ""
-    found = gpu_fault(said)
+def _gpu_fault(case: Case) -> str:
+    """Returns what the trainer, its driver or a health monitor reports of a GPU; "" without a failure."""
+    pod, word = case.pod, case.word
     if word is not None and word.reason == TrainerReason.NODE_FAULT:
-        found = word.message or "the trainer's GPU has failed"
-    elif pod.unhealthy:
-        found = pod.unhealthy
-    elif node is not None and node.fault:
-        found = node.fault
-    if not found:
-        return None
-    return Ending(
-        cause=Cause.NODE_FAULT, evidence=f"node {pod.node}: {found[:MAX_CHARACTERS]}", node=pod.node
-    )
+        return word.message or "the trainer's GPU has failed"
+    said = pod.ended.message if pod.ended is not None and word is None else ""
+    return pod.unhealthy or (case.node.fault if case.node is not None else "") or gpu_fault(said)
 
 
-def _probe(case: Case) -> Ending | None:
-    """A failed probe is visible only in the pod's Events; the exit code is that of any signal."""
-    heard = case.o.heard.get(case.pod.uid)
-    if heard is None or not heard.probe or case.pod.ended is None:
-        return None
-    code = case.pod.ended.exit_code
-    words = f"the kubelet killed the trainer because {heard.probe}; it ended with exit code {code}"
-    advice = "a probe must allow for imports, compilation, saves and long steps, or be left out"
-    return Ending(cause=Cause.FAILED, evidence=f"{words}; {advice}", charged=True, reason=Reason.PROBE_FAILED)
-
-
-# --- the exit code -----------------------------------------------------------------------------------
-def _sidecar(case: Case) -> Ending | None:
-    return sync.end(case.pod, case.sidecar) if case.pod.sync is not None else None
-
-
-def _own_outcome(case: Case) -> Ending | None:
-    outcome = case.word.outcome if case.word else None
-    code = case.pod.ended.exit_code if case.pod.ended else None
-    if _peer_out_of_memory(case):
-        return None
-    if outcome is Outcome.SUPERSEDED or (outcome is None and code == ExitCode.SUPERSEDED and case.managed):
-        return Ending(
-            cause=Cause.SUPERSEDED, evidence=_with_message(case, "a newer attempt owns the checkpoints")
+def _by_exit_code(case: Case) -> Iterator[Ending]:
+    """What the exit code means, with the outcome that the trainer reports."""
+    pod, word, code = case.pod, case.word, _exit_code(case.pod)
+    if pod.sync is not None and (ending := sync.end(pod, case.sidecar)) is not None:
+        yield ending
+    # A rank that lost a peer, and ran out of memory itself, would do so again.
+    if not (_oom_killed(pod) and word is not None and word.reason == TrainerReason.PEER_LOST):
+        yield from _by_outcome(case)
+    if pod.ended is not None and _oom_killed(pod):
+        limit = (
+            f"its limit is {pod.memory_limit}" if pod.memory_limit else "it has no limit, so the node ran out"
         )
-    silent = outcome is None and code == ExitCode.STORE_UNREACHABLE and case.managed
-    if outcome is Outcome.STORE_UNREACHABLE or silent:
+        known = f"out of memory (exit code {code}, OOMKilled): {limit}"
+        advice = "raise resources.limits.memory or lower training.microBatchSize"
+        yield Ending(cause=Cause.OUT_OF_MEMORY, evidence=f"{known}; {advice}", charged=True)
+    if pod.ended is not None or pod.phase == "Failed":
+        known = _code(pod.ended.exit_code) if pod.ended else pod.init_failure or pod.reason or "phase Failed"
+        reason = word.reason if word else pod.reason
+        yield Ending(cause=Cause.FAILED, evidence=_with_message(case, known), charged=True, reason=reason)
+
+
+def _by_outcome(case: Case) -> Iterator[Ending]:
+    """The outcomes of our runtime that are no failures; without its message they are known by exit code."""
+    outcome, code = case.word.outcome if case.word else None, _exit_code(case.pod)
+    by_code = code if outcome is None and case.managed else None
+    if outcome is Outcome.SUPERSEDED or by_code == ExitCode.SUPERSEDED:
+        said = _with_message(case, "a newer attempt owns the checkpoints")
+        yield Ending(cause=Cause.SUPERSEDED, evidence=said)
+    if outcome is Outcome.STORE_UNREACHABLE or by_code == ExitCode.STORE_UNREACHABLE:
         said = _with_message(case, "the checkpoint store does not respond")
-        return Ending(cause=Cause.STORE_UNREACHABLE, evidence=said)
-    stopped = outcome in (Outcome.INTERRUPTED, Outcome.INTERRUPTED_LOST)
-    if stopped or (outcome is None and code in (ExitCode.INTERRUPTED, ExitCode.INTERRUPTED_LOST)):
-        return Ending(cause=Cause.INTERRUPTED, evidence=_with_message(case, f"exit code {code}"))
-    return _exit_0(case) if code == ExitCode.DONE and outcome in (None, Outcome.UNTRAINED) else None
+        yield Ending(cause=Cause.STORE_UNREACHABLE, evidence=said)
+    if outcome in STOPPED or (outcome is None and code in STOPPED_CODES):
+        yield Ending(cause=Cause.INTERRUPTED, evidence=_with_message(case, f"exit code {code}"))
+    if code == ExitCode.DONE and outcome in (None, Outcome.UNTRAINED):
+        yield _exit_0(case)
 
 
 def _exit_0(case: Case) -> Ending:
@@ -357,36 +273,53 @@ def _exit_0(case: Case) -> Ending:
     return Ending(cause=Cause.BAD_CONFIGURATION, evidence=words, charged=True, reason=reason)
 
 
-def _peer_out_of_memory(case: Case) -> bool:
-    """A rank reports a lost peer and the kubelet an OOM kill: a restart would run out of memory again."""
-    return case.word is not None and case.word.reason == TrainerReason.PEER_LOST and _oom_killed(case.pod)
+RULES: Final = (_by_report, _by_node, _by_status, _by_limits, _by_exit_code)
+
+
+# --- when and how it ended ------------------------------------------------------------------------------
+def _ended_unasked(case: Case) -> bool:
+    """Returns whether the trainer ended before a notice, a disruption or a deletion asked it to."""
+    asked = [notice.seen or case.pod.created for notice in case.notices]
+    asked += [case.pod.disrupted] if case.pod.disrupted is not None else []
+    return all(case.end < at - SKEW for at in asked) and (case.pod.deleted is None or _ended_first(case))
+
+
+def _ended_first(case: Case) -> bool:
+    """Returns whether the trainer ended by itself before its deletion was requested.
+
+    After a container's end, the kubelet deletes the pod again with a grace of 0, and the API server then
+    reports that time (seen on 1.34). With so small a grace, the first request may have been much earlier.
+    """
+    pod = case.pod
+    if pod.deleted is None or pod.ended is None:
+        return False
+    return case.end < _deletion_requested(pod) - (SKEW if pod.deletion_grace > 1 else AFTERMATH)
+
+
+def _as_if_signalled(case: Case) -> bool:
+    """Returns whether the trainer ended as on a signal or a deletion: a crash has another reason."""
+    pod, saved = case.pod, case.word is not None and case.word.outcome in STOPPED
+    crashed = _oom_killed(pod) or (_ended_first(case) and not _ended_by_signal(pod))
+    return (saved or _exit_code(pod) in SIGNALLED or pod.deleted is not None) and not crashed
+
+
+def _ended_by_signal(pod: PodView) -> bool:
+    """Returns whether the trainer ended like one that obeyed a signal."""
+    return _exit_code(pod) in SIGNALLED and not _oom_killed(pod)
 
 
 def _oom_killed(pod: PodView) -> bool:
     return pod.ended is not None and pod.ended.reason == "OOMKilled"
 
 
-def _out_of_memory(case: Case) -> Ending | None:
-    pod = case.pod
-    if pod.ended is None or not _oom_killed(pod):
-        return None
-    limit = f"its limit is {pod.memory_limit}" if pod.memory_limit else "it has no limit, so the node ran out"
-    return Ending(
-        cause=Cause.OUT_OF_MEMORY,
-        charged=True,
-        evidence=f"out of memory (exit code {pod.ended.exit_code}, OOMKilled): {limit};"
-        " raise resources.limits.memory or lower training.microBatchSize",
-    )
+def _exit_code(pod: PodView) -> int | None:
+    return pod.ended.exit_code if pod.ended is not None else None
 
 
-def _failed(case: Case) -> Ending | None:
-    pod, word = case.pod, case.word
-    if pod.ended is None and pod.phase != "Failed":
-        return None
-    unstarted = pod.init_failure or pod.reason or "phase Failed"
-    known = _code(pod.ended.exit_code) if pod.ended else unstarted
-    reason = word.reason if word else pod.reason
-    return Ending(cause=Cause.FAILED, evidence=_with_message(case, known), charged=True, reason=reason)
+def _deletion_requested(pod: PodView) -> datetime:
+    """Returns the latest time at which its deletion was requested."""
+    assert pod.deleted is not None
+    return pod.deleted - timedelta(seconds=pod.deletion_grace)
 
 
 def _code(code: int) -> str:
@@ -404,25 +337,3 @@ def _with_message(case: Case, known: str) -> str:
     pod = case.pod
     said = case.word.message if case.word else (pod.ended.message if pod.ended else "") or pod.message
     return f"{known}: {said.strip()[-MAX_CHARACTERS:]}" if said.strip() else known
-
-
-RULES: Final[tuple[Rule, ...]] = (
-    _done,
-    _synced,
-    _sidecar_refuses,
-    _bad_configuration,
-    _under_notice,
-    _node_silent,
-    _disrupted,
-    _leaving,
-    _node_gone,
-    _pod_reason,
-    _deleted,
-    _ended_by_kubelet,
-    _node_fault,
-    _probe,
-    _sidecar,
-    _own_outcome,
-    _out_of_memory,
-    _failed,
-)

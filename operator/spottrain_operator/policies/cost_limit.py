@@ -6,35 +6,23 @@ The sums of status.cost are written each few minutes only, so the limit is check
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime, timedelta
 from decimal import Decimal
-from typing import Final
 
-from spottrain_operator.api.bookkeeping import Bookkeeping
-from spottrain_operator.api.observed import Observed, Spending
+from spottrain_operator.api.bookkeeping import Bookkeeping, Ledger
+from spottrain_operator.api.observed import Observed
 from spottrain_operator.names import Condition, Reason
 from spottrain_operator.policies import ledger
 from spottrain_operator.policies.runtime import Verdict
 
-AHEAD: Final = timedelta(minutes=1)
-"""Over this time the rate of spending is computed."""
 
-
-def with_spending(o: Observed) -> Observed:
-    """Fills `spending` for a job with a limit."""
-    if _limit(o) is None or o.spending is not None:
+def with_costs(o: Observed) -> Observed:
+    """Brings the ledger of a job with a limit up to now."""
+    if _limit(o) is None:
         return o
-    at = o.now.replace(microsecond=0)
-    sums, later = (found.sums for found in ledger.ledgers_at(o, at, at + AHEAD))
-    found = Spending(
-        spent=sums.spent,
-        per_second=(later.spent - sums.spent) / int(AHEAD.total_seconds()),
-        at=at,
-        known=not later.unknown_seconds,
-        priced=later.unknown_seconds == sums.unknown_seconds,
-    )
-    return replace(o, spending=found)
+    return replace(o, books=replace(o.books, ledger=ledger.updated(o, o.job.status, due=True)))
 
 
 def _limit(o: Observed) -> Decimal | None:
@@ -44,7 +32,7 @@ def _limit(o: Observed) -> Decimal | None:
 
 def reached(o: Observed) -> bool:
     limit = _limit(o)
-    return limit is not None and o.spending is not None and o.spending.spent >= limit
+    return limit is not None and o.books.ledger.sums.spent >= limit
 
 
 def due(o: Observed, books: Bookkeeping) -> datetime | None:
@@ -53,26 +41,31 @@ def due(o: Observed, books: Bookkeeping) -> datetime | None:
     The rate may change without an event of the job (a new price list), so it is not later than the next
     write of the sums.
     """
-    limit, spending = _limit(o), o.spending
-    if limit is None or spending is None or spending.spent >= limit or not ledger.open_nodes(books.ledger):
+    limit, costs = _limit(o), books.ledger
+    if limit is None or costs.sums.spent >= limit or not ledger.open_nodes(costs):
         return None
-    latest = o.now + o.limits.cost_interval
-    if not spending.per_second:
-        return latest
-    seconds = (limit - spending.spent) / spending.per_second
-    if seconds > o.limits.cost_interval.total_seconds():
-        return latest
-    return spending.at + timedelta(seconds=math.ceil(seconds))
+    hourly = sum((rate for rate in _rates(o, costs) if rate is not None), Decimal(0))
+    latest = o.limits.cost_interval.total_seconds()
+    seconds = min(latest, math.ceil((limit - costs.sums.spent) * 3600 / hourly)) if hourly else latest
+    return o.now.replace(microsecond=0) + timedelta(seconds=seconds)
 
 
-def unknown(o: Observed) -> bool:
-    """Returns whether a second had no known price, so that the limit cannot be guaranteed."""
-    return _limit(o) is not None and o.spending is not None and not o.spending.known
+def _rates(o: Observed, costs: Ledger) -> Iterator[Decimal | None]:
+    """Yields what the job pays an hour for each of its nodes; None where the price is unknown."""
+    for node in costs.nodes:
+        if not node.closed:
+            rate = o.prices.rate(node.instance_type, node.capacity_type, node.zone, o.now)
+            yield rate.usd_per_hour * node.share if rate is not None else None
 
 
 def unpriced(o: Observed) -> bool:
     """Returns whether the price of a node that the job has now is unknown."""
-    return _limit(o) is not None and o.spending is not None and not o.spending.priced
+    return _limit(o) is not None and None in _rates(o, o.books.ledger)
+
+
+def unknown(o: Observed) -> bool:
+    """Returns whether a second had no known price, so that the limit cannot be guaranteed."""
+    return _limit(o) is not None and (bool(o.books.ledger.sums.unknown_seconds) or unpriced(o))
 
 
 def verdict(o: Observed, stays_on_spot: str) -> Verdict | None:

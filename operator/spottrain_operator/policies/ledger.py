@@ -93,12 +93,6 @@ def updated(o: Observed, status: Status, *, due: bool) -> Ledger:
     return new if old.time is None or new.sums != old.sums else replace(new, time=old.time)
 
 
-def ledgers_at(o: Observed, *times: datetime) -> list[Ledger]:
-    """Returns the ledger up to each of these times, if nothing changes until then."""
-    facts = list(_facts(o.job.status, o))
-    return [accounted(o.books.ledger, facts, o.prices, at, since=o.books.lost) for at in times]
-
-
 def recheck(ledger: Ledger, o: Observed) -> datetime | None:
     """Returns when to look again at idle nodes: their events do not enqueue a job without pods there."""
     return o.now + IDLE_RECHECK if idle_nodes(ledger) else None

@@ -53,11 +53,10 @@ def suspended(o: Observed) -> Halt | None:
         return Halt(reason=Reason.SUSPENDED, why="spec.suspend is true", remedy="set it to false")
     if not cost_limit.reached(o):
         return None
-    assert o.spending is not None
     return Halt(
         reason=Reason.MAX_COST_REACHED,
         why=f"the job has reached capacity.maxCostUSD ({o.job.spec.capacity.max_cost_usd:f})",
-        figures=f": {o.spending.spent:.2f} US dollars",
+        figures=f": {o.books.ledger.sums.spent:.2f} US dollars",
         remedy="raise capacity.maxCostUSD",
     )
 

@@ -16,10 +16,8 @@ from typing import Final
 from spottrain_operator.api.observed import Ending
 from spottrain_operator.api.training_job import AttemptRecord, FailurePolicy, Status
 from spottrain_operator.api.wire import rfc3339
-from spottrain_operator.names import Cause, Condition, Reason, cause_of
+from spottrain_operator.names import Cause, Condition, Reason
 
-CLOCK_SKEW: Final = timedelta(seconds=5)
-"""Allowed clock difference between machines on which the operator runs one after the other."""
 LONGEST_BACKOFF: Final = timedelta(seconds=300)
 LONGEST_STORE_BACKOFF: Final = timedelta(seconds=1800)
 """Maximum between two starts while the store does not respond: each occupies a node for some minutes."""
@@ -144,18 +142,6 @@ def next_start(
     """Returns the earliest next start; None = at once. `status` already includes the ending."""
     wait = _wait(status, policy, ending, now, uid)
     return now + wait if wait else None
-
-
-def with_earlier_start(status: Status, policy: FailurePolicy, now: datetime, uid: str) -> Status | None:
-    """Returns the status with an earlier start, if the present one exceeds every policy's wait."""
-    before = status.previous
-    if before is None or not before.cause or status.next_start is None:
-        return None
-    ending = Ending(cause=cause_of(before.cause), evidence=before.evidence, charged=bool(before.charged))
-    wait = _wait(replace(status, attempt=before.number), policy, ending, now, uid)
-    if status.next_start <= now + wait + CLOCK_SKEW:
-        return None
-    return replace(status, next_start=now + wait)
 
 
 def _wait(status: Status, policy: FailurePolicy, ending: Ending, now: datetime, uid: str) -> timedelta:

@@ -41,7 +41,7 @@ def pods_to_read(o: Observed) -> tuple[PodView, ...]:
     """Returns the pods whose Events are to be read now."""
     until = due(o)
     team = gang.team(o)
-    return tuple(p for p in team if _sets_up(p, o) or _may_pull(p, o, until) or _may_be_probed(p, o))
+    return tuple(p for p in team if _sets_up(p, o) or _may_pull(p, o, until))
 
 
 def _waits(pod: PodView, o: Observed) -> bool:
@@ -62,11 +62,6 @@ def _sets_up(pod: PodView, o: Observed) -> bool:
 def _may_pull(pod: PodView, o: Observed, until: datetime | None) -> bool:
     """Checks for a new image pull before giving up (`until`): meanwhile the status keeps the last error."""
     return _waits(pod, o) and start_error(pod, o) is not None and until is not None and o.now >= until
-
-
-def _may_be_probed(pod: PodView, o: Observed) -> bool:
-    """Returns whether the kubelet may have ended it because of a probe, which only an Event shows."""
-    return pod.probed and pod.ended is not None and pod.uid not in o.heard
 
 
 def _first_read(pod: PodView) -> datetime:

@@ -216,7 +216,6 @@ def _placed(status: Status, o: Observed, pods: Sequence[PodView]) -> Verdict:
         name = f"pod {stuck.name}: " if size > 1 else ""
         note = (
             cheapest.note(o, status)
-            + claims.note(o, stuck)
             + placement.zone_note(o, stuck)
             + placement.avoid_note(o, stuck)
             + placement.asked_note(o, capacity.pool_of(o, status), stuck)
@@ -228,7 +227,7 @@ def _placed(status: Status, o: Observed, pods: Sequence[PodView]) -> Verdict:
             o.refusal.message if o.refusal is not None else f"{size - len(pods)} are still to be created"
         )
         return False, Reason.WAITING_FOR_POD, count + refused
-    words = f"pod {waiting[0].name} waits for the scheduler{_scheduler(o)}{claims.note(o, waiting[0])}"
+    words = f"pod {waiting[0].name} waits for the scheduler{_scheduler(o)}"
     return False, Reason.WAITING_FOR_POD, count + words
 
 

@@ -10,7 +10,6 @@ import pytest
 from spottrain.contract import Outcome
 from spottrain_operator.api.observed import ClaimView, Observed
 from spottrain_operator.api.training_job import Status
-from spottrain_operator.api.views import claim_view
 from spottrain_operator.control.actions import Create, Plan
 from spottrain_operator.control.plan import plan
 from spottrain_operator.errors import ApiError
@@ -84,15 +83,6 @@ def test_a_claim_that_comes_late_or_is_shared_is_used() -> None:
         ),
     ):
         follows("creates", o)
-
-
-def test_the_claim_that_the_scheduler_waits_for_is_named() -> None:
-    words = "0/2 nodes are available: pod has unbound immediate PersistentVolumeClaims."
-    pod = make_pod(node="", phase="Pending", unschedulable=words)
-    made = plan(_observed(pod, cache=CLAIM, claim=DATASETS, status=started()))
-    assert "datasets" in _scheduled(made)[1]
-    bound = plan(_observed(pod, cache=CLAIM, claim=replace(DATASETS, bound=True), status=started()))
-    assert _scheduled(bound)[1] == words
 
 
 def test_claims_are_asked_for_only_while_pods_are_to_be_made() -> None:
@@ -191,75 +181,14 @@ async def _waiting(spec: Json | None = None) -> World:
     return w
 
 
-# --- patience is for nodes ----------------------------------------------------------------------------
-@pytest.mark.parametrize("restarted", [False, True], ids=["watched", "restarted"])
-async def test_patience_for_a_node_begins_when_the_volume_is_there(restarted: bool) -> None:
+async def test_no_pool_is_given_up_while_a_pod_waits_for_a_claim() -> None:
     w = await _waiting()
     _says(w, IMMEDIATE)
-    await w.settle()
-    w.pass_time(3600)  # nobody looks meanwhile: the wait may have lasted until now
-    if restarted:
-        w._start()
-    _claim(w)["status"] = {"phase": "Bound"}
-    _says(w, NO_NODES)
-    await w.settle()
-    assert not _given_up(w)
-    await w.after(590)
-    assert not _given_up(w)
-    await w.after(11)
-    assert _given_up(w)
-
-
-async def test_without_a_volume_to_wait_for_a_restart_gives_no_more_patience() -> None:
-    w = await _waiting({"dataCache": None})
-    _says(w, NO_NODES)
-    await w.settle()
-    w.pass_time(601)
-    w._start()
-    await w.settle()
-    assert _given_up(w)
-
-
-DELAYED = 'running PreBind plugin "VolumeBinding": binding volumes: context deadline exceeded'
-
-
-@pytest.mark.parametrize("words", ["", DELAYED], ids=["silent", "deadline"])
-@pytest.mark.parametrize("own", [True, False], ids=["data cache", "template"])
-async def test_a_class_that_makes_no_volume_for_the_chosen_node_costs_no_pool_and_is_named(
-    words: str, own: bool
-) -> None:
-    name = "datasets" if own else "disk"
-    cache: Json = {"dataCache": CLAIM} if own else {}
-    spec: dict[str, object] = {"template": _template({"claimName": "disk"}), "capacity": SPOT_FIRST, **cache}
-    w = World(spec)
-    for claim in ("disk", "datasets"):
-        _add_claim(w, claim, phase="Bound")
-    await w.settle()
-    _claim(w, name)["metadata"]["annotations"] = SELECTED
-    _claim(w, name)["status"] = {"phase": "Pending"}
-    _says(w, words)
     await w.after(3600)
-    assert not _given_up(w) and "no volume yet" in _unscheduled(w)[1]
-    _claim(w, name)["status"] = {"phase": "Bound"}
-    await w.after(30)
-    assert not _given_up(w) and "no volume" not in _unscheduled(w)[1]
-    await w.after(601)
+    assert not _given_up(w) and IMMEDIATE in _unscheduled(w)[1]
+    _says(w, NO_NODES)
+    await w.settle()
     assert _given_up(w)
-
-
-def test_a_claim_whose_volume_is_to_come_is_looked_at_while_a_pod_has_no_node() -> None:
-    pod, job = make_pod(node="", phase="Pending"), make_job(raw_spec(dataCache=CLAIM), status=started())
-    o = make_observed(pod, job=job)
-    made = plan(replace(o, claims={"datasets": DATASETS}))
-    assert made.recheck_after is not None and made.recheck_after.total_seconds() < 31
-    assert plan(replace(o, claims={"datasets": replace(DATASETS, bound=True)})).recheck_after is None
-
-
-def test_of_a_claim_it_is_known_whether_it_goes_and_whether_a_node_was_chosen_for_it() -> None:
-    raw: Json = {"metadata": {"name": "c", "annotations": SELECTED}, "status": {"phase": "Pending"}}
-    assert claim_view(raw).selected and not claim_view(raw).going
-    assert not claim_view(raw | {"status": {"phase": "Bound"}}).selected
-    assert claim_view({"metadata": {"name": "c", "deletionTimestamp": "2026-03-01T12:00:00Z"}}).going
 
 
 # --- what a template may name -------------------------------------------------------------------------
@@ -341,35 +270,26 @@ async def test_a_data_cache_that_cannot_be_read_is_said_and_asked_for_in_its_tim
 
 
 # --- claims that go -----------------------------------------------------------------------------------
-async def test_a_claim_that_goes_while_a_pod_waits_costs_no_pool_until_it_is_there_again() -> None:
+async def test_a_claim_that_goes_while_a_pod_waits_costs_no_pool() -> None:
     w = await _waiting()
     _says(w, 'persistentvolumeclaim "datasets" is being deleted')
     _claim(w)["metadata"]["deletionTimestamp"] = "2026-03-01T12:00:00Z"
     await w.after(3600)
-    assert "create it again" in _unscheduled(w)[1] and not _given_up(w)
-    del w.cluster.others[f"{CLAIMS}/datasets"]
-    await w.after(10)
-    assert "does not exist" in _unscheduled(w)[1] and not _given_up(w)
-    _add_claim(w, phase="Bound")
-    _says(w, NO_NODES)
-    await w.settle()
-    await w.after(590)
-    assert not _given_up(w)
-    await w.after(40)
-    assert _given_up(w)
+    assert "is being deleted" in _unscheduled(w)[1] and not _given_up(w)
 
 
 def test_half_a_gang_lets_go_of_the_claim_that_the_other_half_cannot_get() -> None:
     """Else the claim never goes, because pods have it, and the others never get a node, because of that."""
-    pods = (make_pod(rank=0), make_pod(rank=1, node="", phase="Pending"))
+    going = 'persistentvolumeclaim "datasets" is being deleted'
+    old = after(-1000)
+    pods = (
+        make_pod(rank=0, created=old),
+        make_pod(rank=1, node="", phase="Pending", unschedulable=going, created=old),
+    )
     job = make_job(raw_spec(workers=2, dataCache=CLAIM), status=started())
-    claim = ClaimView(name="datasets", access_modes=SHARED, bound=True)
-    o = make_observed(*pods, job=job, nodes=(make_node(),))
-    made = plan(replace(o, claims={"datasets": replace(claim, going=True)}))
-    assert made.status is not None and made.status.attempts[0].stopping == Cause.REPLACED
+    made = plan(make_observed(*pods, job=job, nodes=(make_node(),)))
+    assert made.status is not None and made.status.attempts[0].stopping == Cause.SCHEDULING_TIMEOUT
     assert "datasets" in made.status.attempts[0].evidence
-    calm = plan(replace(o, claims={"datasets": claim})).status
-    assert calm is None or not calm.attempts[0].stopping
 
 
 GOING = replace(DATASETS, access_modes=SHARED, going=True)
@@ -378,19 +298,5 @@ TOLD = (
     _observed(cache=CLAIM, claim=DATASETS, spec={"workers": 2}),
     _observed(cache=CLAIM, claim=GOING),
     _observed(cache=CLAIM, claim=replace(DATASETS, unread="forbidden")),
-    *(
-        _observed(
-            make_pod(node="", phase="Pending", unschedulable=words),
-            cache=CLAIM,
-            claim=claim,
-            status=started(),
-        )
-        for words, claim in (
-            (IMMEDIATE, DATASETS),
-            ('persistentvolumeclaim "datasets" is being deleted', GOING),
-            ('persistentvolumeclaim "datasets" not found', None),
-            ("", replace(DATASETS, selected=True)),
-        )
-    ),
 )
 """Scenes whose sentences are in tests/unit/sentences.txt."""

@@ -13,7 +13,7 @@ from spottrain_operator.api.observed import Ended, NodeView, Observed, PodView, 
 from spottrain_operator.api.training_job import Job, Status
 from spottrain_operator.api.views import node_view
 from spottrain_operator.control.actions import Create, Delete, Plan, Provide, Release
-from spottrain_operator.control.plan import plan, unschedulable
+from spottrain_operator.control.plan import plan, stopped
 from spottrain_operator.names import AVOIDS_ANNOTATION, Cause, Reason, pod_name
 from spottrain_operator.policies import placement
 
@@ -358,7 +358,7 @@ def test_the_nodes_are_looked_through_no_more_often_for_more_pods() -> None:
         ]
         nodes = Counted({name: make_node(name, leaving="x") for name in avoided})
         o = replace(observed(*waiting), nodes=nodes)
-        assert unschedulable(o) is None
+        assert stopped(o) is None
         counts.append(nodes.reads)
     assert counts[0] == counts[1] > 0
 

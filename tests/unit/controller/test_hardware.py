@@ -1,19 +1,18 @@
-"""What hardware and kubelet do to a trainer: silent nodes, failed GPUs, probes, a stopped process."""
+"""What hardware and kubelet do to a trainer: silent nodes, failed GPUs, a stopped process."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
 
-import pytest
 from spottrain.contract import Outcome
 from spottrain.contract import Reason as TrainerReason
-from spottrain_operator.api.observed import NodeView, Observed, PodEvents, PodView
+from spottrain_operator.api.observed import NodeView, Observed, PodView
 from spottrain_operator.api.training_job import AttemptRecord, Job
-from spottrain_operator.api.views import node_view, pod_events, pod_view
+from spottrain_operator.api.views import node_view, pod_view
 from spottrain_operator.control.actions import Create
 from spottrain_operator.control.plan import plan
-from spottrain_operator.names import Cause, Condition, Reason
+from spottrain_operator.names import Cause, Condition
 from spottrain_operator.policies import hang, placement
 from spottrain_operator.policies.cause import ending_of
 
@@ -35,7 +34,6 @@ from tests.builders import (
 )
 from tests.unit.controller.stories import Story, follows
 from tests.unit.controller.test_interruptions import disruption, raw_node, raw_pod
-from tests.unit.controller.test_starting import Counting, World, event, looked
 
 SILENT = node_view(raw_node(conditions={"Ready": "Unknown Kubelet stopped posting node status."}))
 BAD_GPU = "condition GPUXIDErrors=True (Xid 79)"
@@ -102,78 +100,6 @@ def test_one_answer_that_is_late_is_no_hang() -> None:
     """It is asked every ten seconds: it may have got on since it said that it was idle for 18 of 20 s."""
     assert hang.stalled(stopped_since(3, idle=18.0)) is None
     assert hang.due(stopped_since(3, idle=18.0)) == after(27)
-
-
-# --- probes -------------------------------------------------------------------------------------------
-KILLED = [
-    event("Unhealthy", "Liveness probe failed: HTTP probe failed with statuscode: 500", at=-40),
-    event("Killing", "Container trainer failed liveness probe", at=-30),
-]
-
-
-def test_events_say_which_probe_has_killed_the_trainer() -> None:
-    found = pod_events(KILLED, "trainer").probe
-    assert found == "it failed liveness probe (Liveness probe failed: HTTP probe failed with statuscode: 500)"
-    assert pod_events(KILLED, "other").probe == "", "a sidecar's probe"
-    assert pod_events([event("Killing", "Stopping container trainer")], "trainer").probe == ""
-
-
-def test_a_pod_that_is_stopped_within_seconds_of_its_failed_probe_was_stopped_for_it() -> None:
-    """What kubelet 1.34 writes where no other container runs on: the Event does not name the probe."""
-    failed = event("Unhealthy", "Liveness probe failed: ", at=-30)
-    stopped = event("Killing", "Stopping container trainer", at=-29)
-    assert (
-        pod_events([stopped, failed], "trainer").probe == "it failed liveness probe (Liveness probe failed: )"
-    )
-    later = event("Killing", "Stopping container trainer", at=-5)
-    assert pod_events([failed, later], "trainer").probe == ""
-    assert pod_events([stopped], "trainer").probe == ""
-
-
-@pytest.mark.parametrize("code", [75, 79, 0, 143, 137])
-def test_a_failed_probe_is_named_and_charged_whatever_the_exit_code(code: int) -> None:
-    pod = ended_pod(code=code)
-    o = replace(make_observed(pod), heard={pod.uid: PodEvents(probe="it failed liveness probe (no answer)")})
-    ending = ending_of(pod, o)
-    assert (ending.cause, ending.charged, ending.reason) == (Cause.FAILED, True, Reason.PROBE_FAILED)
-    assert "failed liveness probe (no answer)" in ending.evidence
-
-
-def test_a_trainer_that_is_done_is_done_whatever_its_probe_said() -> None:
-    pod = told(Outcome.DONE)
-    o = replace(make_observed(pod), heard={pod.uid: PodEvents(probe="it failed liveness probe")})
-    assert ending_of(pod, o).cause is Cause.DONE
-
-
-async def seen(cluster: Counting, world: World) -> Observed:
-    return await looked(cluster, world, 0, make_job(status=started()))
-
-
-async def test_the_events_of_a_probed_trainer_are_read_once_it_has_ended() -> None:
-    cluster = Counting()
-    starting = make_pod(probed=True, phase="Pending", running_since=None, bound=after(-60))
-    world = World(starting)
-    await seen(cluster, world)  # as it was set up
-    assert cluster.read == [starting.uid]
-    cluster.told_of[starting.uid] = KILLED
-    world.caches.pods.put(ended_pod(code=75, probed=True, resource_version=2))
-    o = await seen(cluster, world)
-    assert "failed liveness probe" in o.heard[starting.uid].probe
-    await seen(cluster, world)
-    assert len(cluster.read) == 2
-
-
-async def test_no_events_are_read_of_a_trainer_without_a_probe_that_has_ended() -> None:
-    cluster = Counting()
-    await seen(cluster, World(ended_pod(code=75)))
-    assert cluster.read == []
-
-
-def test_probes_are_seen_in_the_manifest() -> None:
-    raw = raw_pod()
-    assert not (view := pod_view(raw)) or not view.probed
-    raw["spec"]["containers"][0]["livenessProbe"] = {"httpGet": {"port": 1}}
-    assert (view := pod_view(raw)) is not None and view.probed
 
 
 # --- failed GPUs --------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from spottrain.contract import Outcome
 from spottrain_operator.api.observed import Observed
-from spottrain_operator.api.views import node_view, pod_events, pod_view
+from spottrain_operator.api.views import node_view, pod_view
 from spottrain_operator.api.wire import rfc3339
 from spottrain_operator.control.actions import Annotate
 from spottrain_operator.control.plan import plan
@@ -87,7 +87,6 @@ class Row:
     counts: tuple[int, int] = INTERRUPTION
     node: Json | None = field(default_factory=lambda: raw_node())
     told: bool = False
-    events: tuple[Json, ...] = ()
     """Of the pod."""
 
 
@@ -119,7 +118,6 @@ SHUT_DOWN: Json = {
 }
 SILENT_STORE = word(Outcome.STORE_UNREACHABLE, message="s3://b/p at http://m did not answer")
 ECC = word(Outcome.FAILED, reason="NodeFault", message="uncorrectable ECC error")
-PROBE: Json = {"reason": "Killing", "message": "Container trainer failed liveness probe"}
 ROWS: dict[str, Row] = {
     "own-agent": asked(raw_node(annotations=OURS)),
     "own-agent-end": Row(raw_pod(**SAVED), Cause.SPOT_NOTICE, node=raw_node(annotations=OURS)),
@@ -195,7 +193,6 @@ ROWS: dict[str, Row] = {
     "gpu-eks": faulty(conditions={"AcceleratedHardwareReady": "False"}),
     "gpu-nvsentinel": faulty(conditions={"SysLogsXIDError": "True Xid 79"}),
     "gpu-taint": faulty(taints={"nvidia.com/gpu.unhealthy": ""}),
-    "probe": Row(raw_pod(**SAVED), Cause.FAILED, FAILURE, events=(PROBE,)),
     "oom": Row(raw_pod(code=137, container_reason="OOMKilled"), Cause.OUT_OF_MEMORY, FAILURE),
     "storage-limit": Row(
         raw_pod(code=137, reason="Evicted", message="ephemeral storage"), Cause.FAILED, FAILURE
@@ -212,8 +209,7 @@ def observed(row: Row) -> Observed:
     view = pod_view(row.pod)
     assert view is not None
     nodes = (node_view(row.node),) if row.node is not None else ()
-    made = make_observed(view, job=make_job(raw_spec(), status=started()), nodes=nodes)
-    return replace(made, heard={view.uid: pod_events(row.events, view.trainer)})
+    return make_observed(view, job=make_job(raw_spec(), status=started()), nodes=nodes)
 
 
 @pytest.mark.parametrize("name", ROWS)

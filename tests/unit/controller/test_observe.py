@@ -23,7 +23,7 @@ from spottrain_operator.names import Reason
 from tests.builders import KEY, NOW, after, make_node, make_pod, notice
 from tests.unit.controller.fake_cluster import KeySet, World, begun, resync
 from tests.unit.controller.test_crashes import STORIES, Story
-from tests.unit.controller.test_data_cache import IMMEDIATE, NO_NODES, _says, _waiting
+from tests.unit.controller.test_data_cache import _waiting
 from tests.unit.controller.test_starting import event
 
 
@@ -263,22 +263,9 @@ async def test_events_and_their_absence_are_remembered_and_a_failure_is_logged_o
     ]
 
 
-async def test_an_unreadable_claim_and_the_wait_for_its_volume_are_remembered(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_an_unreadable_claim_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     w = await _waiting()
-    _says(w, IMMEDIATE)
     await resync(w.cluster, w.caches, KeySet(), ())
-    o, learned = await _observed(w)
-    remember(o, learned, w.caches, w.memory)
-    assert o.volume_wait == w.cluster.now
-    _says(w, NO_NODES)
-    await resync(w.cluster, w.caches, KeySet(), ())
-    w.pass_time(5)
-    first = w.cluster.now
-    remember(*(await _observed(w)), w.caches, w.memory)
-    w.pass_time(5)
-    assert (await _observed(w))[0].volume_wait == first, "it may have ended at any time until then"
     w.refuse("get_persistentvolumeclaim", ApiError(403, "forbidden"))
     with caplog.at_level(logging.WARNING):
         for _ in range(2):

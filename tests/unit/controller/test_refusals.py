@@ -257,15 +257,6 @@ def test_an_attempt_that_a_newer_operator_stopped_for_its_own_reason_ends_for_th
     assert job.status.attempts[0].evidence == "it went dark"
 
 
-def test_a_wait_after_an_attempt_that_ended_for_a_cause_of_a_newer_operator_goes_on() -> None:
-    first, second = started(2).attempts
-    attempts = (replace(first, cause="EclipseOfTheSun"), replace(second, created_workers=0, started=None))
-    ahead = NOW.replace(year=NOW.year + 1)
-    job = Story(started(2, attempts=attempts, active_since=NOW, next_start=ahead))
-    job.look("cause1=EclipseOfTheSun")
-    assert job.status.next_start != ahead, "its clock was ahead"
-
-
 # --- deletion --------------------------------------------------------------------------------------------
 def test_a_deleted_job_whose_spec_became_unreadable_says_that_its_checkpoints_are_left() -> None:
     meta = {"finalizers": ["spottrain.io/checkpoints"], "deletionTimestamp": "2026-03-01T11:59:55Z"}

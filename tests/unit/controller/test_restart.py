@@ -267,20 +267,6 @@ def test_an_attempt_that_is_given_up_before_it_has_saved_is_no_livelock() -> Non
     job.look("interruptions=7 noProgress=0", make_pod(8))
 
 
-def test_a_start_reckoned_by_a_clock_that_was_ahead_is_brought_forward() -> None:
-    policy = FailurePolicy(backoff_seconds=10)
-    failed = AttemptRecord(number=1, cause=Cause.FAILED, charged=True)
-    unmade = AttemptRecord(number=2)
-    status = Status(attempt=2, attempts=(failed, unmade), failures=1, next_start=after(300), active_since=NOW)
-    job = Story(status, failurePolicy={"backoffSeconds": 10})
-    job.look("start=+10")
-    job.look("unwritten")
-    assert restart.with_earlier_start(replace(status, next_start=after(12)), policy, NOW, "uid") is None
-    assert restart.with_earlier_start(replace(status, failures=0), policy, NOW, "uid") == replace(
-        status, failures=0, next_start=NOW
-    ), "by a policy that would not have waited at all"
-
-
 def test_while_no_next_attempt_is_made_its_wait_stays() -> None:
     """As of a suspended job: the wait is that of the ending just judged, not of the one before."""
     first = AttemptRecord(number=1, cause=Cause.SPOT_NOTICE)
@@ -399,11 +385,6 @@ def test_an_attempt_that_trained_and_could_not_store_its_end_counts_as_an_interr
 def test_peers_of_a_rank_that_did_not_find_its_store_are_not_charged() -> None:
     lost = told(Outcome.INTERRUPTED_LOST, 1, pod={"rank": 1}, reason="PeerLost", message="rank 0 is gone")
     Story(workers=2).look("cause1=StoreUnreachable failures=0 interruptions=0", _gave_up(1), lost)
-
-
-def test_a_clock_that_was_ahead_does_not_lengthen_the_pause_for_the_store() -> None:
-    moved = restart.with_earlier_start(_without_store().status, FailurePolicy(), after(-7200), "uid-1")
-    assert moved is not None and moved.next_start == after(-7190)
 
 
 TOLD = (

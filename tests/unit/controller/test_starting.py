@@ -38,9 +38,7 @@ USED = Waiting(reason="FailedAttachVolume", message='Multi-Attach error for volu
 
 def bound(**more: Any) -> PodView:
     """A pod that was bound a minute ago and has not started."""
-    return make_pod(
-        **({"phase": "Pending", "running_since": None, "bound": after(-60), "probed": False} | more)
-    )
+    return make_pod(**({"phase": "Pending", "running_since": None, "bound": after(-60)} | more))
 
 
 def failing_since(seconds: float | None, **policy: Any) -> Job:
@@ -265,7 +263,7 @@ def mount(message: str) -> Waiting:
     ],
 )
 def test_events_tell_why_a_pod_is_not_set_up(events: list[Json], found: PodEvents) -> None:
-    assert pod_events(events, "trainer") == found
+    assert pod_events(events) == found
 
 
 # --- which pods' Events are read --------------------------------------------------------------------------
