@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from spottrain_operator.agent import plan as agent
-from spottrain_operator.agent.findings import NodeEnding
+from spottrain_operator.agent.findings import Finding
 from spottrain_operator.names import AWS_SPOT_NOTICE, POD_SELECTOR
 
 from bench.scale.client import MERGE, Api, Refused, Timeout
@@ -75,7 +75,7 @@ async def give_notice(api: Api, node: str, there: Places) -> None:
     """What the agent writes when it reads a notice: the node, then the pods on it."""
     now = datetime.now(UTC)
     deadline = now + timedelta(seconds=NOTICE_SECONDS)
-    cause = NodeEnding(source=AWS_SPOT_NOTICE, action="terminate", id=node, at=deadline)
+    cause = Finding(source=AWS_SPOT_NOTICE, action="terminate", id=node, at=deadline)
     notice = agent.NodeNotice(cause=cause, deadline=deadline, seen=now)
     for _ in range(20):
         raw = await api.call("GET", f"/api/v1/nodes/{node}")

@@ -12,7 +12,7 @@ from email.utils import parsedate_to_datetime
 from functools import partial
 from json import loads
 from math import inf
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 from spottrain_operator.api import wire
 
@@ -34,36 +34,24 @@ class Unreadable(Exception):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class NodeEnding:
-    """This machine, or the workload on it, will be terminated."""
+class Finding:
+    """An end of this machine, or of the workload on it; or a recommendation to save a checkpoint."""
 
     source: str
-    """Where the notice comes from, e.g. `AWS spot/instance-action`."""
+    """Where it comes from, e.g. `AWS spot/instance-action`."""
     action: str
     """The cloud's name of the action, e.g. `terminate`."""
     id: str = ""
+    ends: bool = True
+    """False: a recommendation, nothing is terminated yet."""
     at: datetime | None = None
-    """When it begins, if the cloud reports a time."""
+    """When the end begins, or the recommendation was given, if the cloud reports a time."""
     after: float = 0.0
-    """Without `at`: seconds from the first reading until it begins."""
+    """Without `at`: seconds from the first reading until the end begins."""
     lead: float = inf
-    """Seconds before `at` at which it becomes a notice; until then it is advice."""
+    """Seconds before `at` at which an end becomes a notice; until then it is advice to save."""
     acknowledge: str = ""
     """ID of the event to acknowledge when the cloud no longer needs to wait."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Advice:
-    """A recommendation to save a checkpoint; nothing is terminated yet."""
-
-    source: str
-    action: str
-    id: str = ""
-    at: datetime | None = None
-    """When it was given, if the cloud reports a time."""
-
-
-Finding: TypeAlias = NodeEnding | Advice
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import suppress
 from datetime import datetime
 from typing import Any, Final
 
@@ -19,8 +18,8 @@ from spottrain_operator.agent.log import log, utc_now
 from spottrain_operator.agent.plan import Json, Marks, NodeNotice, View
 from spottrain_operator.agent.sources.client import Source, Watch
 
-BACKOFF: Final = (0.2, 0.4, 0.8, 1.6, 3.0)
-"""Seconds before each retry of the API server; the last value repeats."""
+RETRY_SECONDS: Final = 0.5
+"""Between two attempts to write what could not be written."""
 LONGEST_READ: Final = 300.0
 """Seconds; longer than any watch may take, including Azure's first call. Then the agent ends."""
 
@@ -35,7 +34,7 @@ class Agent:
         *,
         acknowledge: bool = True,
         poll_seconds: float = 1.0,
-        backoff: tuple[float, ...] = BACKOFF,
+        retry_seconds: float = RETRY_SECONDS,
         beat: Callable[[bool], None] = lambda _: None,
         now: Callable[[], datetime] = utc_now,
     ) -> None:
@@ -45,7 +44,7 @@ class Agent:
         self._api = api
         self._acknowledge = acknowledge
         self._poll_seconds = poll_seconds
-        self._backoff = backoff
+        self._retry_seconds = retry_seconds
         self._beat = beat
         self._now = now
         self._source: Source | None = None
@@ -77,20 +76,24 @@ class Agent:
     @property
     def ready(self) -> bool:
         """Whether a notice would be seen now: every watch has responded, the last time as well."""
-        return self._source is not None and not self._unreadable and not self._unheard()
+        return self._all_heard and not self._unreadable
+
+    @property
+    def _all_heard(self) -> bool:
+        return self._source is not None and all(w.name in self._view.heard for w in self._source.watches)
 
     # --- polling ----------------------------------------------------------------------------------
     async def _find_source(self) -> Source:
         while True:
             try:
                 source = await self._find()
-                break
             except Unreadable as e:
                 self._note("metadata service", str(e))
-            await asyncio.sleep(self._poll_seconds)
-        self._unreadable.clear()
-        log("source", platform=source.platform, watches=[w.name for w in source.watches])
-        return source
+                await asyncio.sleep(self._poll_seconds)
+            else:
+                self._unreadable.clear()
+                log("source", platform=source.platform, watches=[w.name for w in source.watches])
+                return source
 
     async def _poll(self, watch: Watch) -> None:
         """Polls one watch until cancelled. An error changes no mark."""
@@ -120,7 +123,7 @@ class Agent:
         """Computes the marks from the view, and has them published if they changed."""
         marks, before = plan.marks(self._view, self._now()), self._marks
         # A mark left on the node may still be right until every watch has reported that nothing is pending.
-        if before is None and marks.notice is None and (self._source is None or self._unheard()):
+        if before is None and marks.notice is None and not self._all_heard:
             return
         self._marks = marks
         if marks != before:
@@ -129,31 +132,20 @@ class Agent:
         if marks != before or marks.notice:
             self._due.set()
 
-    def _unheard(self) -> list[str]:
-        watches = self._source.watches if self._source else ()
-        return [w.name for w in watches if w.name not in self._view.heard]
-
     def _note(self, name: str, why: str) -> None:
         """Logs an unreadable watch once per change, not once per poll. `why` is empty for a readable one."""
-        if bool(why) == (name in self._unreadable):
-            return
-        self._unreadable ^= {name}
-        log("metadataUnreadable" if why else "metadataReadable", watch=name, why=why)
+        if bool(why) != (name in self._unreadable):
+            self._unreadable ^= {name}
+            log("metadataUnreadable" if why else "metadataReadable", watch=name, why=why)
 
     # --- publishing -------------------------------------------------------------------------------
     async def _publish(self) -> None:
-        failures = 0
         while True:
             await self._due.wait()
             self._due.clear()
-            failures = 0 if await self._write_marks(self._marks or Marks()) else failures + 1
-            if failures:
-                # New marks do not wait for the next retry. Not wait_for: in Python 3.11 it swallows a
-                # cancellation that arrives together with the event.
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(self._backoff[min(failures, len(self._backoff)) - 1]):
-                        await self._due.wait()
+            if not await self._write_marks(self._marks or Marks()):
                 self._due.set()
+                await asyncio.sleep(self._retry_seconds)
 
     async def _write_marks(self, marks: Marks) -> bool:
         """Writes the marks to node and pods; returns False where a retry is needed.

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from typing import Any, Final, TypeAlias
 
 from spottrain_operator import names
-from spottrain_operator.agent.findings import BEGUN_SECONDS, Finding, Findings, NodeEnding, rfc3339
+from spottrain_operator.agent.findings import BEGUN_SECONDS, Finding, Findings, rfc3339
 from spottrain_operator.api.wire import deadline_annotations, optional_timestamp
 
 ADVICE_LIFE: Final = timedelta(hours=1)
@@ -40,7 +40,7 @@ class View:
 class NodeNotice:
     """A pending termination as published to the cluster."""
 
-    cause: NodeEnding
+    cause: Finding
     deadline: datetime
     seen: datetime
 
@@ -73,37 +73,35 @@ def advance(view: View, watch: str, findings: Findings, now: datetime) -> View:
 
 def _settled(finding: Finding, before: Iterable[Finding], now: datetime) -> Finding:
     """Keeps the earlier `at`, and so the deadline, of an event that no longer reports a time once begun."""
-    if not (isinstance(finding, NodeEnding) and finding.id and finding.at is None):
+    if not finding.id or finding.at is not None:
         return finding
-    for old in before:
-        same = isinstance(old, NodeEnding) and (old.source, old.id) == (finding.source, finding.id)
-        if same and old.at is not None and old.at <= now + _BEGUN:
-            return old
-    return finding
+    same = (old for old in before if (old.source, old.id) == (finding.source, finding.id))
+    return next((old for old in same if old.at is not None and old.at <= now + _BEGUN), finding)
 
 
 def marks(view: View, now: datetime) -> Marks:
     """Returns the earliest near end, and the latest advice; a distant end counts as advice."""
-    notices: list[NodeNotice] = []
-    advice: list[Advised] = []
-    for finding, first in view.first_read.items():
-        if isinstance(finding, NodeEnding) and _is_near(finding, now):
-            notices.append(_notice(finding, first))
-        else:
-            advice.append(_advised(finding, first))
-    fresh = [a for a in advice if now - a.at < ADVICE_LIFE]
+    near = {finding: first for finding, first in view.first_read.items() if _is_near(finding, now)}
+    notices = [_notice(finding, first) for finding, first in near.items()]
+    # The first reading, where a time lies ahead or is missing: each new time costs one save.
+    advice = [
+        Advised(cause=finding, at=min(finding.at or first, first))
+        for finding, first in view.first_read.items()
+        if finding not in near
+    ]
+    fresh = [advised for advised in advice if now - advised.at < ADVICE_LIFE]
     return Marks(
         notice=min(notices, key=lambda n: (n.deadline, n.cause.source, n.cause.id), default=None),
         advised=max(fresh, key=lambda a: (a.at, a.cause.source, a.cause.id), default=None),
     )
 
 
-def _is_near(ending: NodeEnding, now: datetime) -> bool:
-    """Returns whether the end is a notice now, and not only advice; an end without a time is near."""
-    return ending.at is None or (ending.at - now).total_seconds() <= ending.lead
+def _is_near(finding: Finding, now: datetime) -> bool:
+    """Returns whether it is a notice now, and not only advice; an end without a time is near."""
+    return finding.ends and (finding.at is None or (finding.at - now).total_seconds() <= finding.lead)
 
 
-def _notice(ending: NodeEnding, first: datetime) -> NodeNotice:
+def _notice(ending: Finding, first: datetime) -> NodeNotice:
     """`seen` is when the end became near. An overdue end gets the seconds of one that has just begun."""
     if ending.at is None:
         return NodeNotice(cause=ending, deadline=first + timedelta(seconds=ending.after), seen=first)
@@ -111,12 +109,6 @@ def _notice(ending: NodeEnding, first: datetime) -> NodeNotice:
     seen = ending.at - timedelta(seconds=ending.lead) if far else first
     deadline = ending.at if ending.at > seen else seen + _BEGUN
     return NodeNotice(cause=ending, deadline=deadline, seen=seen)
-
-
-def _advised(finding: Finding, first: datetime) -> Advised:
-    """Uses the first reading where the time is in the future or missing: each new time costs one save."""
-    said = None if isinstance(finding, NodeEnding) else finding.at
-    return Advised(cause=finding, at=first if said is None else min(said, first))
 
 
 # --- from marks to patches ----------------------------------------------------------------------------

@@ -178,7 +178,7 @@ async def running(
             Api(session, Endpoint(url=api.url, token_file=api.token), node="n1", namespaces=namespaces),
             acknowledge=acknowledge,
             poll_seconds=0.01,
-            backoff=(0.01, 0.02),
+            retry_seconds=0.01,
             now=now,
         )
         work = asyncio.create_task(agent.run())

@@ -11,7 +11,7 @@ from typing import Any
 
 import aiohttp
 import pytest
-from spottrain_operator.agent.findings import NOTHING, Advice, Findings, NodeEnding, found
+from spottrain_operator.agent.findings import NOTHING, Finding, Findings, found
 from spottrain_operator.agent.sources.aws import (
     Aws,
     parse_instance_action,
@@ -26,7 +26,7 @@ from tests.unit.agent.fakes import DEADLINE, refusal, why
 
 SPOT = "AWS spot/instance-action"
 PLANNED = "AWS events/maintenance/scheduled"
-TERMINATE = NodeEnding(source=SPOT, action="terminate", at=DEADLINE)
+TERMINATE = Finding(source=SPOT, action="terminate", at=DEADLINE)
 EVENT = {
     "NotBefore": "21 Nov 2026 10:02:00 GMT",
     "Code": "system-reboot",
@@ -35,12 +35,12 @@ EVENT = {
     "NotAfter": "21 Nov 2026 10:17:23 GMT",
     "State": "active",
 }
-REBOOT = NodeEnding(source=PLANNED, action="system-reboot", id=EVENT["EventId"], at=DEADLINE, lead=120.0)
+REBOOT = Finding(source=PLANNED, action="system-reboot", id=EVENT["EventId"], at=DEADLINE, lead=120.0)
 
 
 # --- bodies --------------------------------------------------------------------------------------------
 def spot(action: str, **more: Any) -> Findings:
-    return found(NodeEnding(source=SPOT, action=action, **more))
+    return found(Finding(source=SPOT, action=action, **more))
 
 
 TIME = "2026-11-21T10:02:00Z"
@@ -83,7 +83,7 @@ def test_what_is_no_instance_action_is_not_taken_for_none(text: str) -> None:
 
 def test_a_recommendation_is_advice_of_its_time() -> None:
     assert parse_rebalance('{"noticeTime": "2026-11-21T10:02:00Z"}') == found(
-        Advice(source="AWS events/recommendations/rebalance", action="rebalance", at=DEADLINE)
+        Finding(ends=False, source="AWS events/recommendations/rebalance", action="rebalance", at=DEADLINE)
     )
 
 
@@ -101,7 +101,7 @@ MAINTENANCES: dict[str, tuple[list[object], Findings]] = {
     "over": ([EVENT | {"State": "completed"}, EVENT | {"State": "canceled"}], NOTHING),
     "the network is touched: the instance goes on": (
         [EVENT | {"Code": "system-maintenance"}],
-        found(Advice(source=PLANNED, action="system-maintenance", id=EVENT["EventId"])),
+        found(Finding(ends=False, source=PLANNED, action="system-maintenance", id=EVENT["EventId"])),
     ),
     "no state, no id": (
         [{"Code": "system-reboot", "NotBefore": "21 Nov 2026 10:02:00 GMT"}],
@@ -177,8 +177,11 @@ async def test_each_watch_reads_its_own_path(aws: Aws, imds: FakeImds) -> None:
     imds.announce("terminate", "2026-11-21T10:02:00Z")
     imds.recommend("2026-11-21T09:58:00Z")
     imds.schedule("system-reboot", "21 Nov 2026 10:02:00 GMT")
-    advice = Advice(
-        source="AWS events/recommendations/rebalance", action="rebalance", at=DEADLINE - timedelta(minutes=4)
+    advice = Finding(
+        ends=False,
+        source="AWS events/recommendations/rebalance",
+        action="rebalance",
+        at=DEADLINE - timedelta(minutes=4),
     )
     assert [await watch.read() for watch in aws.watches] == [found(TERMINATE), found(advice), found(REBOOT)]
 

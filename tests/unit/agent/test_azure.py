@@ -9,7 +9,7 @@ from typing import Any
 
 import aiohttp
 import pytest
-from spottrain_operator.agent.findings import NOTHING, Advice, Findings, NodeEnding, Unreadable, found
+from spottrain_operator.agent.findings import NOTHING, Finding, Findings, Unreadable, found
 from spottrain_operator.agent.sources.azure import Azure, parse_events
 from spottrain_operator.agent.sources.client import Client
 
@@ -24,9 +24,9 @@ def document(*items: object) -> str:
     return json.dumps({"DocumentIncarnation": 3, "Events": list(items)})
 
 
-def ending(kind: str, **changes: Any) -> NodeEnding:
+def ending(kind: str, **changes: Any) -> Finding:
     values = {"id": EVENT, "acknowledge": EVENT} | changes
-    return NodeEnding(source=f"Azure scheduled event {kind}", action=kind, **values)
+    return Finding(source=f"Azure scheduled event {kind}", action=kind, **values)
 
 
 # --- bodies --------------------------------------------------------------------------------------------
@@ -47,7 +47,7 @@ EVENTS: dict[str, tuple[dict[str, Any], Findings]] = {
     "reboot": (event("Reboot", NOT_BEFORE), found(ending("Reboot", **PLANNED))),
     "freeze: it pauses and goes on": (
         event("Freeze", NOT_BEFORE, DurationInSeconds=5),
-        found(Advice(source="Azure scheduled event Freeze", action="Freeze", id=EVENT)),
+        found(Finding(ends=False, source="Azure scheduled event Freeze", action="Freeze", id=EVENT)),
     ),
     "with a neighbour: not ours alone to begin": (
         event("Reboot", NOT_BEFORE, Resources=[VM, NEIGHBOUR]),

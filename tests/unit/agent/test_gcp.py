@@ -8,7 +8,7 @@ from functools import partial
 
 import aiohttp
 import pytest
-from spottrain_operator.agent.findings import NOTHING, Advice, Findings, NodeEnding, found
+from spottrain_operator.agent.findings import NOTHING, Finding, Findings, found
 from spottrain_operator.agent.sources.client import Client
 from spottrain_operator.agent.sources.gcp import Gcp, parse_maintenance, parse_notice_seconds, parse_preempted
 
@@ -18,7 +18,7 @@ from tests.unit.agent.fakes import events, refusal, until, why
 
 
 def preempted(after: float = 25.0) -> Findings:
-    return found(NodeEnding(source="GCP instance/preempted", action="preempted", after=after))
+    return found(Finding(source="GCP instance/preempted", action="preempted", after=after))
 
 
 # --- bodies --------------------------------------------------------------------------------------------
@@ -33,13 +33,13 @@ def test_false_is_nothing() -> None:
 
 
 EVENT = "GCP instance/maintenance-event"
-MIGRATES = found(Advice(source=EVENT, action="MIGRATE_ON_HOST_MAINTENANCE"))
+MIGRATES = found(Finding(ends=False, source=EVENT, action="MIGRATE_ON_HOST_MAINTENANCE"))
 
 
 @pytest.mark.parametrize("kind", ["TERMINATE", "SHUTDOWN"])
 def test_a_maintenance_that_stops_the_machine_leaves_a_minute_less_its_detection(kind: str) -> None:
     action = f"{kind}_ON_HOST_MAINTENANCE"  # the second as older documentation calls it
-    assert parse_maintenance(f"{action}\n") == found(NodeEnding(source=EVENT, action=action, after=55.0))
+    assert parse_maintenance(f"{action}\n") == found(Finding(source=EVENT, action=action, after=55.0))
 
 
 def test_a_machine_that_moves_goes_on() -> None:

@@ -10,10 +10,8 @@ from spottrain_operator import names
 from spottrain_operator.agent import plan
 from spottrain_operator.agent.findings import (
     NOTHING,
-    Advice,
     Finding,
     Findings,
-    NodeEnding,
     found,
     rfc3339,
 )
@@ -23,12 +21,12 @@ from tests.unit.agent.fakes import DEADLINE, DEADLINE_TEXT, FOREIGN_TAINT, SECON
 
 SPOT = "AWS spot/instance-action"
 WATCH = "watch"
-TERMINATE = NodeEnding(source=SPOT, action="terminate", at=DEADLINE)
-HIBERNATE = NodeEnding(source=SPOT, action="hibernate", id="2026-11-21T10:02:00Z")
-PREEMPTED = NodeEnding(source="GCP instance/preempted", action="preempted", after=25.0)
-REBOOT = NodeEnding(source="Azure scheduled event Reboot", action="Reboot", id="e1", at=DEADLINE, lead=120.0)
-REBALANCE = Advice(source="AWS rebalance", action="rebalance", at=SEEN - 60 * SECOND)
-MIGRATE = Advice(source="GCP maintenance", action="MIGRATE")
+TERMINATE = Finding(source=SPOT, action="terminate", at=DEADLINE)
+HIBERNATE = Finding(source=SPOT, action="hibernate", id="2026-11-21T10:02:00Z")
+PREEMPTED = Finding(source="GCP instance/preempted", action="preempted", after=25.0)
+REBOOT = Finding(source="Azure scheduled event Reboot", action="Reboot", id="e1", at=DEADLINE, lead=120.0)
+REBALANCE = Finding(ends=False, source="AWS rebalance", action="rebalance", at=SEEN - 60 * SECOND)
+MIGRATE = Finding(ends=False, source="GCP maintenance", action="MIGRATE")
 NOTICE = NodeNotice(cause=TERMINATE, deadline=DEADLINE, seen=SEEN)
 MARKS = {
     names.DEADLINE_ANNOTATION: DEADLINE_TEXT,
@@ -48,7 +46,7 @@ def after(*answers: Findings, now: datetime = SEEN) -> View:
 
 
 # --- answers -------------------------------------------------------------------------------------------
-def seen(cause: NodeEnding, seconds: float = 120, ago: float = 0) -> NodeNotice:
+def seen(cause: Finding, seconds: float = 120, ago: float = 0) -> NodeNotice:
     """A notice first read so many seconds ago, whose deadline came so many seconds after that."""
     first = SEEN - ago * SECOND
     return NodeNotice(cause=cause, deadline=first + seconds * SECOND, seen=first)
@@ -73,7 +71,7 @@ def test_answers_make_a_notice(name: str) -> None:
 
 
 def test_a_notice_whose_time_changes_is_a_new_one() -> None:
-    earlier = NodeEnding(source=SPOT, action="terminate", at=DEADLINE - 30 * SECOND)
+    earlier = Finding(source=SPOT, action="terminate", at=DEADLINE - 30 * SECOND)
     notice = plan.marks(after(found(TERMINATE), found(earlier)), SEEN).notice
     assert notice == NodeNotice(cause=earlier, deadline=DEADLINE - 30 * SECOND, seen=SEEN)
 
@@ -86,7 +84,7 @@ def test_one_question_says_nothing_about_anothers_answer() -> None:
 
 @pytest.mark.parametrize("overdue", [timedelta(0), timedelta(seconds=1), timedelta(days=3000)], ids=str)
 def test_an_end_that_is_overdue_leaves_the_seconds_of_one_that_has_begun(overdue: timedelta) -> None:
-    late = NodeEnding(source=SPOT, action="terminate", at=SEEN - overdue)
+    late = Finding(source=SPOT, action="terminate", at=SEEN - overdue)
     view = after(found(late))
     expected = NodeNotice(cause=late, deadline=SEEN + 10 * SECOND, seen=SEEN)
     assert plan.marks(view, SEEN).notice == expected
@@ -94,7 +92,7 @@ def test_an_end_that_is_overdue_leaves_the_seconds_of_one_that_has_begun(overdue
 
 
 def test_an_end_that_is_seconds_away_is_not_put_off() -> None:
-    soon = NodeEnding(source=SPOT, action="terminate", at=SEEN + SECOND)
+    soon = Finding(source=SPOT, action="terminate", at=SEEN + SECOND)
     notice = plan.marks(after(found(soon)), SEEN).notice
     assert notice is not None and notice.deadline == SEEN + SECOND
 
@@ -127,7 +125,7 @@ def test_a_maintenance_that_is_first_read_when_it_is_near_was_seen_then() -> Non
     ],
 )
 def test_an_event_that_begins_and_says_no_time_any_more(begun_at: datetime, deadline: datetime) -> None:
-    begun = NodeEnding(source=REBOOT.source, action="Reboot", id="e1", after=10.0)
+    begun = Finding(source=REBOOT.source, action="Reboot", id="e1", after=10.0)
     view = plan.advance(View(), WATCH, found(REBOOT), DEADLINE - 900 * SECOND)
     view = plan.advance(view, WATCH, found(begun), begun_at)
     notice = plan.marks(view, begun_at).notice
@@ -135,14 +133,14 @@ def test_an_event_that_begins_and_says_no_time_any_more(begun_at: datetime, dead
 
 
 def test_an_event_that_begins_is_no_other_event() -> None:
-    other = NodeEnding(source=REBOOT.source, action="Reboot", id="e2", after=10.0)
+    other = Finding(source=REBOOT.source, action="Reboot", id="e2", after=10.0)
     view = plan.advance(after(found(REBOOT), now=DEADLINE), WATCH, found(other), DEADLINE)
     notice = plan.marks(view, DEADLINE).notice
     assert notice is not None and notice.cause == other
 
 
 # --- advice --------------------------------------------------------------------------------------------
-FUTURE = Advice(source="s", action="a", at=SEEN + timedelta(days=9))
+FUTURE = Finding(ends=False, source="s", action="a", at=SEEN + timedelta(days=9))
 ADVICE: dict[str, tuple[list[Finding], Advised | None]] = {
     "none": ([], None),
     "its own time": ([REBALANCE], Advised(cause=REBALANCE, at=SEEN - 60 * SECOND)),

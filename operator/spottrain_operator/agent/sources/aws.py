@@ -18,10 +18,8 @@ from spottrain_operator.agent.findings import (
     BEGUN_SECONDS,
     LEAD_SECONDS,
     NOTHING,
-    Advice,
     Finding,
     Findings,
-    NodeEnding,
     Unreadable,
     each,
     found,
@@ -116,12 +114,12 @@ def parse_instance_action(text: str) -> Findings:
     body = parsed(text)
     action = word(body, "action") if isinstance(body, dict) else ""
     if action == _HIBERNATE:
-        return found(NodeEnding(source=source, action=action, id=word(body, "time")))
+        return found(Finding(source=source, action=action, id=word(body, "time")))
     at = optional_moment(body.get("time")) if action else None
     if at is not None:
-        return found(NodeEnding(source=source, action=action, at=at))
+        return found(Finding(source=source, action=action, at=at))
     if action in _ENDS:
-        return found(NodeEnding(source=source, action=action, after=BEGUN_SECONDS))
+        return found(Finding(source=source, action=action, after=BEGUN_SECONDS))
     raise unreadable(source, text)
 
 
@@ -130,7 +128,7 @@ def parse_rebalance(text: str) -> Findings:
     source = f"AWS {REBALANCE}"
     try:
         body = parsed(text)
-        return found(Advice(source=source, action="rebalance", at=moment(body["noticeTime"])))
+        return found(Finding(ends=False, source=source, action="rebalance", at=moment(body["noticeTime"])))
     except (ValueError, KeyError, TypeError) as e:
         raise unreadable(source, text) from e
 
@@ -149,8 +147,8 @@ def _maintenance(event: Mapping[str, Any]) -> Finding | None:
     if event.get("State") in _OVER:
         return None
     if code in _PAUSING_CODES:
-        return Advice(source=source, action=code, id=word(event, "EventId"))
+        return Finding(ends=False, source=source, action=code, id=word(event, "EventId"))
     if code not in _ENDING_CODES:
         raise ValueError("its Code is not known")
     at = moment(event["NotBefore"])
-    return NodeEnding(source=source, action=code, id=word(event, "EventId"), at=at, lead=LEAD_SECONDS)
+    return Finding(source=source, action=code, id=word(event, "EventId"), at=at, lead=LEAD_SECONDS)

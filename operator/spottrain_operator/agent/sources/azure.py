@@ -16,10 +16,8 @@ from typing import Any, Final
 from spottrain_operator.agent.findings import (
     BEGUN_SECONDS,
     LEAD_SECONDS,
-    Advice,
     Finding,
     Findings,
-    NodeEnding,
     Unreadable,
     each,
     optional_moment,
@@ -115,7 +113,7 @@ def _event(event: Mapping[str, Any], name: str) -> Finding | None:
     kind, id = event["EventType"], word(event, "EventId")
     source = f"{_SOURCE} {kind}"
     if kind == _FREEZE:
-        return Advice(source=source, action=kind, id=id)
+        return Finding(ends=False, source=source, action=kind, id=id)
     if kind != _PREEMPT and kind not in _PLANNED:
         raise ValueError("its EventType is not known")
     started = event.get("EventStatus") == _STARTED
@@ -123,7 +121,7 @@ def _event(event: Mapping[str, Any], name: str) -> Finding | None:
     at = None if started else optional_moment(event.get("NotBefore"))
     # Acknowledging starts the event for all of its resources: on another VM a trainer may still save.
     alone = resources == {name} and not started
-    ending = NodeEnding(source=source, action=kind, id=id, at=at, acknowledge=id if alone else "")
+    ending = Finding(source=source, action=kind, id=id, at=at, acknowledge=id if alone else "")
     if at is None:
         return replace(ending, after=BEGUN_SECONDS)
     return ending if kind == _PREEMPT else replace(ending, lead=LEAD_SECONDS)

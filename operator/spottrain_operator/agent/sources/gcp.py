@@ -16,9 +16,8 @@ from typing import Final
 from spottrain_operator.agent.findings import (
     NOTHING,
     SHOWN,
-    Advice,
+    Finding,
     Findings,
-    NodeEnding,
     Unreadable,
     found,
     unreadable,
@@ -120,7 +119,7 @@ def parse_preempted(text: str, *, notice_seconds: float) -> Findings:
         return NOTHING
     if value == "TRUE":
         after = notice_seconds - DETECTION_SECONDS
-        return found(NodeEnding(source=source, action="preempted", after=after))
+        return found(Finding(source=source, action="preempted", after=after))
     raise unreadable(source, text)
 
 
@@ -129,9 +128,9 @@ def parse_maintenance(text: str) -> Findings:
     if event == "NONE":
         return NOTHING
     if event == _MIGRATES:
-        return found(Advice(source=source, action=event))
+        return found(Finding(ends=False, source=source, action=event))
     if event in _TERMINATES:
-        return found(NodeEnding(source=source, action=event, after=MAINTENANCE_SECONDS - DETECTION_SECONDS))
+        return found(Finding(source=source, action=event, after=MAINTENANCE_SECONDS - DETECTION_SECONDS))
     raise unreadable(source, text)
 
 
