@@ -19,23 +19,13 @@ from spottrain_operator.api.training_job import (
 )
 from spottrain_operator.api.validation import parse_job
 from spottrain_operator.control.actions import Create, Delete, Plan
-from spottrain_operator.names import API_VERSION, KIND, Condition, Platform, Reason, pod_name
+from spottrain_operator.names import API_VERSION, KIND, Condition, Platform, pod_name
 
 NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
 KEY = JobKey(namespace="ns", name="job", uid="uid-1")
 OWNER = {"apiVersion": API_VERSION, "kind": KIND, "name": KEY.name, "uid": KEY.uid, "controller": True}
 """In a pod's ownerReferences."""
 POOL = chosen(Pool(name="default", platform=Platform.AWS), NOTHING)
-
-
-RUNTIME_SEEN = ConditionStatus(
-    type=Condition.RUNTIME_ATTACHED,
-    status="True",
-    reason=Reason.RUNTIME_TRAINS,
-    message="the spottrain runtime has trained in this job",
-    last_transition_time=NOW - timedelta(minutes=9),
-    observed_generation=1,
-)
 
 
 def after(seconds: float) -> datetime:
@@ -66,8 +56,8 @@ def make_job(spec: dict[str, Any] | None = None, *, status: Status | None = None
     return parse_job(raw_job(spec, status=status, **meta))
 
 
-def started(attempt: int = 1, **more: Any) -> Status:
-    """The status of a job whose attempt has been started and seen, and whose runtime has once trained."""
+def started(attempt: int = 1, *, trained: bool = True, **more: Any) -> Status:
+    """The status of a job whose attempt has been started and seen, and whose runtime has once `trained`."""
     records = tuple(
         AttemptRecord(
             number=number,
@@ -79,11 +69,11 @@ def started(attempt: int = 1, **more: Any) -> Status:
             pool="default",
             created_workers=1,
             ended=None if number == attempt else NOW - timedelta(minutes=11),
+            start_step=0 if trained and (number == 1 or number < attempt) else None,
         )
         for number in range(1, attempt + 1)
     )
     values: dict[str, Any] = {"attempt": attempt, "attempts": records, "interruptions": attempt - 1}
-    values["conditions"] = (RUNTIME_SEEN,)
     return Status(**(values | more))
 
 

@@ -26,8 +26,6 @@ from spottrain_operator.names import (
     NOTICE_SEEN_ANNOTATION,
     POD_SELECTOR,
     SOURCE_ANNOTATION,
-    Condition,
-    Reason,
 )
 
 from tests.api.forks import Forks
@@ -154,12 +152,11 @@ class Scene:
 
     def see_runtime(self) -> None:
         """As if the trainer had answered the operator's poll: nothing serves progress in these pods."""
-        seen = {"type": Condition.RUNTIME_ATTACHED, "status": "True", "reason": Reason.RUNTIME_TRAINS}
         body = {
             "apiVersion": API_VERSION,
             "kind": KIND,
             "metadata": {"name": self.job},
-            "status": {"conditions": [seen | {"message": "it trains", "lastTransitionTime": _now()}]},
+            "status": {"progress": {"state": "Training"}},
         }
         path = f"{jobs(self.namespace, self.job)}/status?fieldManager=runtime"
         self.kube.call("PATCH", path, body, kind=APPLY)

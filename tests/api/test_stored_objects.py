@@ -110,7 +110,7 @@ def test_a_running_job_of_0_3_goes_on_with_its_deadline_and_its_limit_and_new_on
         scene.bind(pod)
         scene.end(pod, 1)
         scene.wait_attempt(2)
-        assert "(120)" in scene.wait_condition("CostLimited", "False")["message"]
+        assert "(120)" in scene.wait_condition("Accepted", "True", "PriceUnknown")["message"]
         assert scene.condition("OnTime")["status"] == "Unknown", "it has a deadline"
 
 

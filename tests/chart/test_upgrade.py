@@ -119,7 +119,9 @@ def test_an_upgrade_from_0_3_0_leaves_a_running_job_alone(
         scene.change(failurePolicy={"maxFailures": 9})
         wait_for("the job to be looked at", lambda: scene.status()["observedGeneration"] > generation)
         assert scene.counters() == (1, 0, 0)
-        assert "120" in scene.wait_condition("CostLimited", "False")["message"], "the limit of 0.3 holds"
+        assert "120" in scene.wait_condition("Accepted", "True", "PriceUnknown")["message"], (
+            "the limit of 0.3 holds"
+        )
         assert [p["metadata"]["uid"] for p in scene.pods()] == [uid]
         scene.end(pod, 0, word(Outcome.DONE))
         scene.wait_condition("Succeeded", "True")

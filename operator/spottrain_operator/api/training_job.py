@@ -402,6 +402,10 @@ class Status:
     interruptions: int = 0
     failed_starts: int = 0
     no_progress: int = 0
+    interruption_time: datetime | None = None
+    """Since when no attempt trains because of an interruption; None while one does, or none has trained."""
+    store_unreachable_time: datetime | None = None
+    """Since when the checkpoint store does not respond."""
     interrupted_at_step: int | None = None
     active_since: datetime | None = None
     completion_time: datetime | None = None

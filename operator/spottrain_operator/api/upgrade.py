@@ -24,6 +24,17 @@ TIMES: Final = {
     "ended": "endTime",
     "startErrorSince": "startErrorTime",
 }
+CONDITIONS: Final = frozenset(
+    {
+        *("RuntimeAttached", "StoreReachable", "Interrupted", "CostLimited", "Reconciling"),
+        *("SaveFitsNotice", "TrainingSettingsApplied"),
+    }
+)
+"""Those that went."""
+SINCE: Final = {
+    ("Interrupted", "True"): "interruptionTime",
+    ("StoreReachable", "False"): "storeUnreachableTime",
+}
 COST: Final = {"time": "updateTime"}
 PROGRESS: Final = {"time": "pollTime"}
 SUM_NAMES: Final = tuple(camel(each.name) for each in fields(CostSums))
@@ -43,6 +54,11 @@ def status_of_0_3(status: Json) -> dict[str, Any]:
     found = _renamed(status, STATUS)
     for name in ("ready", "interruptionTimes", "spotReclaims"):
         found.pop(name, None)
+    conditions = status.get("conditions") or ()
+    found["conditions"] = [c for c in conditions if c["type"] not in CONDITIONS]
+    found |= {
+        name: c["lastTransitionTime"] for c in conditions if (name := SINCE.get((c["type"], c["status"])))
+    }
     found["attempts"] = [_attempt(record) for record in status.get("attempts") or ()][-KEPT_ATTEMPTS:]
     for name, names, kept in (("cost", COST, SUMS), ("goodput", {}, PARTS)):
         if name in found:

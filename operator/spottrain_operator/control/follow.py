@@ -59,7 +59,7 @@ from spottrain_operator.status.changes import (
     with_back_fill,
     with_pods,
     with_progress,
-    with_unknown_progress,
+    with_silent_trainer,
     with_vanished,
 )
 from spottrain_operator.status.conditions import with_conditions, with_deletion
@@ -91,7 +91,7 @@ def settled(o: Observed, status: Status) -> tuple[Status, Bookkeeping]:
 
 
 def _with_progress(o: Observed, status: Status) -> Status:
-    quiet = _with_facts(o, with_unknown_progress(status, o))
+    quiet = _with_facts(o, with_silent_trainer(status, o))
     sample, record = o.sample, status.current
     if sample is None or status.terminal or sample.progress.attempt != status.attempt:
         return quiet

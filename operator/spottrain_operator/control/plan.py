@@ -50,7 +50,6 @@ from spottrain_operator.status.changes import (
     with_final_word,
     with_heard_steps,
     with_pods,
-    with_store_unreachable,
 )
 from spottrain_operator.status.events import events_between
 from spottrain_operator.status.measurements import measurements_between
@@ -452,7 +451,8 @@ def _end_attempt(o: Observed, ending: Ending) -> Decision:
     reports = spec is not None and spec.checkpoint.ours
     status = restart.counted(status, ending, reports=reports)
     if ending.cause is Cause.STORE_UNREACHABLE:
-        status = with_store_unreachable(status, o, old.attempt, ending.evidence)
+        since = status.store_unreachable_time or o.now.replace(microsecond=0)
+        status = replace(status, store_unreachable_time=since)
     stop: tuple[str, str] | None = None
     if spec is not None:  # else its limits are unknown, and nothing is started anyway
         stop = restart.exhausted(status, policy, ending, o.now)
@@ -461,8 +461,7 @@ def _end_attempt(o: Observed, ending: Ending) -> Decision:
     if stop is None and (words := _starts_over(o, status, ending)):
         stop = (Reason.NO_RUNTIME, words)
     if restart.interrupts(ending):
-        message = f"attempt {old.attempt}: {ending.evidence}"
-        status = with_condition(status, Condition.INTERRUPTED, True, ending.cause, message, o=o)
+        status = replace(status, interruption_time=status.interruption_time or o.now.replace(microsecond=0))
     if stop is not None:
         return _failed(o, status, *stop)
     status = between_attempts(status)

@@ -13,9 +13,7 @@ from decimal import Decimal
 
 from spottrain_operator.api.bookkeeping import Bookkeeping, Ledger
 from spottrain_operator.api.observed import Observed
-from spottrain_operator.names import Condition, Reason
 from spottrain_operator.policies import ledger
-from spottrain_operator.policies.runtime import Verdict
 
 
 def with_costs(o: Observed) -> Observed:
@@ -68,27 +66,21 @@ def unknown(o: Observed) -> bool:
     return _limit(o) is not None and (bool(o.books.ledger.sums.unknown_seconds) or unpriced(o))
 
 
-def verdict(o: Observed, stays_on_spot: str) -> Verdict | None:
-    """Returns the condition CostLimited: whether the limit can be guaranteed.
+def doubt(o: Observed, stays_on_spot: str) -> str:
+    """Returns what unknown prices mean for the limit; "" where it is guaranteed, or there is none.
 
     Args:
         o: The observation.
         stays_on_spot: Why the job must not use on-demand; "" where it may.
     """
-    limit, known = _limit(o), o.job.status.condition(Condition.COST_LIMITED)
-    if limit is None:
-        if o.job.spec is None or known is None or o.job.spec.capacity.max_cost_usd is not None:
-            return None
-        return False, Reason.NO_MAX_COST, "capacity.maxCostUSD is not set"
-    words = f"the job saves and stops when it has cost {limit:f} US dollars (capacity.maxCostUSD)"
+    said, limit = [], f"capacity.maxCostUSD ({_limit(o)})"
     if unknown(o):
-        words = (
-            f"capacity.maxCostUSD ({limit:f}) cannot be guaranteed, because node-seconds without a "
-            "known price are not counted (status.cost.unknownSeconds)"
+        said.append(
+            f"{limit} cannot be guaranteed, because node-seconds without a known price are not counted "
+            "(status.cost.unknownSeconds)"
         )
-    if unpriced(o):
-        words += "; add the prices of the job's nodes to the operator's price list"
     if stays_on_spot:
-        words += f". The job does not use on-demand, because {stays_on_spot}"
-    known_prices = not unknown(o) and not stays_on_spot
-    return not unknown(o), Reason.PRICES_KNOWN if known_prices else Reason.PRICE_UNKNOWN, words
+        said.append(f"because of {limit} the job does not use on-demand: {stays_on_spot}")
+    if said and (unpriced(o) or stays_on_spot):
+        said.append("add the prices of the job's nodes to the operator's price list")
+    return "; ".join(said)

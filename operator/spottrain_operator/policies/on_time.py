@@ -82,8 +82,7 @@ def verdict(o: Observed, status: Status) -> tuple[bool | None, Reason, str] | No
     """Returns the condition OnTime; its value None stands for Unknown."""
     deadline = o.job.spec.capacity.cheapest.deadline if o.job.spec is not None else None
     if deadline is None:
-        known = o.job.spec is not None and status.condition(Condition.ON_TIME) is not None
-        return (None, Reason.NO_DEADLINE, "capacity.cheapest.deadline is not set") if known else None
+        return None
     when = rfc3339(deadline, timespec="seconds")
     if status.terminal:
         return _judged(status, deadline, when)

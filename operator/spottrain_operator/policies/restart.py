@@ -16,7 +16,7 @@ from typing import Final
 from spottrain_operator.api.observed import Ending
 from spottrain_operator.api.training_job import AttemptRecord, FailurePolicy, Status
 from spottrain_operator.api.wire import rfc3339
-from spottrain_operator.names import Cause, Condition, Reason
+from spottrain_operator.names import Cause, Reason
 
 LONGEST_BACKOFF: Final = timedelta(seconds=300)
 LONGEST_STORE_BACKOFF: Final = timedelta(seconds=1800)
@@ -93,18 +93,12 @@ def _no_progress(status: Status) -> int:
     return 0 if advanced else status.no_progress + 1
 
 
-def store_silent_since(status: Status) -> datetime | None:
-    """Returns since when the store does not respond; None without a known outage."""
-    known = status.condition(Condition.STORE_REACHABLE)
-    return known.last_transition_time if known is not None and known.status == "False" else None
-
-
 def exhausted(
     status: Status, policy: FailurePolicy, ending: Ending, now: datetime
 ) -> tuple[Reason, str] | None:
     """Returns the budget that this ending, already counted, has exhausted: reason and sentence."""
     last = f"; the last: {ending.evidence}"
-    since = store_silent_since(status)
+    since = status.store_unreachable_time
     longest = timedelta(seconds=policy.store_outage_seconds)
     if ending.cause is Cause.STORE_UNREACHABLE and since is not None and now - since >= longest:
         limit = f"failurePolicy.storeOutageSeconds is {policy.store_outage_seconds}"
@@ -161,7 +155,7 @@ def _store_wait(status: Status, policy: FailurePolicy, now: datetime) -> timedel
     """Doubles with each attempt in a row without the store; the last attempt starts at the outage limit."""
     times = sum(1 for _ in takewhile(lambda r: r.cause == Cause.STORE_UNREACHABLE, reversed(status.over)))
     doubled = timedelta(seconds=policy.backoff_seconds * 2 ** min(max(times, 1) - 1, 16))
-    since = store_silent_since(status) or now
+    since = status.store_unreachable_time or now
     left = since + timedelta(seconds=policy.store_outage_seconds) - now
     return min(doubled, LONGEST_STORE_BACKOFF, max(left, timedelta(0)))
 

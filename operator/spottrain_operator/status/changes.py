@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from itertools import islice
 from typing import TypeVar
 
-from spottrain.contract import Outcome, Progress, TerminationMessage
+from spottrain.contract import Progress, TerminationMessage
 
 from spottrain_operator.api.observed import NodeView, Observed, PodView, Sample
 from spottrain_operator.api.training_job import (
@@ -22,7 +22,7 @@ from spottrain_operator.api.training_job import (
     Status,
     with_record,
 )
-from spottrain_operator.names import UNKNOWN_STATE, Cause, Condition, Reason
+from spottrain_operator.names import NO_RUNTIME_STATE, UNKNOWN_STATE, Cause, Condition
 from spottrain_operator.policies import runtime
 from spottrain_operator.policies.pod_end import end_time, may_have_run, pod_ended
 from spottrain_operator.policies.termination import termination_message_of
@@ -61,17 +61,6 @@ def with_condition(
     )
 
 
-def without_condition(status: Status, kind: Condition) -> Status:
-    return replace(status, conditions=tuple(c for c in status.conditions if c.type != kind))
-
-
-def with_store_unreachable(status: Status, o: Observed, attempt: int, words: str) -> Status:
-    """Sets StoreReachable=False; its time is the first failure, until an attempt can use the store again."""
-    message = f"attempt {attempt}: {words}"
-    reason = Reason.STORE_UNREACHABLE
-    return with_condition(status, Condition.STORE_REACHABLE, False, reason, message, o=o)
-
-
 def with_pods(status: Status, o: Observed) -> Status:
     """Updates attempt records from their pods: nodes, start, end, steps. Never changes cause or counters."""
     for record in status.attempts:
@@ -89,21 +78,7 @@ def _with_words(status: Status, record: AttemptRecord, pods: Sequence[PodView], 
         status = _with_last_figures(status, o, first, _began(record, first.startStep))
     for word in words:
         status = _known_durable(status, word.durableStep)
-    return with_runtime(status, o) if first is not None and _trained(first) else status
-
-
-def _trained(word: TerminationMessage) -> bool:
-    """Returns whether the script had begun a training with the runtime."""
-    steps = (word.step, word.totalSteps, word.startStep, word.durableStep)
-    return word.outcome is Outcome.DONE or any(step is not None for step in steps)
-
-
-def with_runtime(status: Status, o: Observed) -> Status:
-    """Sets RuntimeAttached=True once, for the rest of the job."""
-    if not runtime.managed(o) or status.is_true(Condition.RUNTIME_ATTACHED):
-        return status
-    words = "the spottrain runtime has trained in this job"
-    return with_condition(status, Condition.RUNTIME_ATTACHED, True, Reason.RUNTIME_TRAINS, words, o=o)
+    return status
 
 
 def _observed_record(record: AttemptRecord, pods: Sequence[PodView], o: Observed) -> AttemptRecord:
@@ -243,7 +218,6 @@ def with_progress(status: Status, o: Observed, sample: Sample) -> Status:
             status = _with_start(status, steps, progress, o)
         status = with_record(status, steps)
     status = _known_durable(status, progress.durableStep)
-    status = with_runtime(status, o) if runtime.trains(progress.state) else status
     old = status.progress or ProgressStatus()
     shown = _progress_status(progress, o, sample.at, old, _began(record, progress.startStep))
     return replace(status, progress=replace(shown, step=_step_of(progress, status)))
@@ -297,15 +271,21 @@ def _step_of(progress: Progress, status: Status) -> int:
     return progress.step if restored else max(progress.step, status.known_durable_step or 0)
 
 
-def with_unknown_progress(status: Status, o: Observed) -> Status:
-    """Sets the state Unknown for an image without our runtime, so that nobody waits for its steps."""
+def with_silent_trainer(status: Status, o: Observed) -> Status:
+    """Sets the state of a trainer that does not report: Unknown for an image that saves by itself, so that
+    nobody waits for its steps, and NoRuntime where the runtime must have responded by now."""
     spec, state = o.job.spec, status.state
     pod = next((p for p in o.pods if p.attempt == status.attempt and p.rank == 0), None)
     runs = pod is not None and pod.running_since is not None and not pod_ended(pod, o)
-    if spec is None or spec.checkpoint.ours or state or status.terminal or not runs:
+    if spec is None or state or status.terminal or not runs:
         return status
-    old = status.progress or ProgressStatus()
-    return replace(status, progress=replace(old, state=UNKNOWN_STATE, poll_time=o.now.replace(microsecond=0)))
+    if spec.checkpoint.ours and not runtime.missing(status, o):
+        return status
+    old, state = (
+        status.progress or ProgressStatus(),
+        NO_RUNTIME_STATE if spec.checkpoint.ours else UNKNOWN_STATE,
+    )
+    return replace(status, progress=replace(old, state=state, poll_time=o.now.replace(microsecond=0)))
 
 
 def _progress_status(

@@ -1,13 +1,13 @@
 """Derives the conditions and the phase from an Observed. Pure.
 
-Succeeded, Failed and Interrupted=True are decided in control/plan.py and only kept here.
+Succeeded and Failed are decided in control/plan.py and only kept here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Final
 
 from spottrain.contract import WAITING_FOR_STORE
@@ -38,7 +38,6 @@ from spottrain_operator.status.changes import (
     loss_is_certain,
     lost_steps,
     with_condition,
-    without_condition,
 )
 
 NOT_FOR_NODES = frozenset(
@@ -51,6 +50,12 @@ NOT_FOR_NODES = frozenset(
     }
 )
 """Reasons of Scheduled=False that are not caused by missing nodes."""
+MOOT: Final[dict[Condition, Callable[[Observed], bool]]] = {
+    Condition.ADMITTED: lambda o: not o.job.queue,
+    Condition.ON_TIME: lambda o: o.job.spec is not None and o.job.spec.capacity.cheapest.deadline is None,
+    Condition.STALLED: lambda o: True,
+}
+"""Conditions that a job does not always have, and when one without a verdict goes. All others stay."""
 GATED_STATE = "Gated"
 STOP_DELAY: Final = timedelta(seconds=5)
 """A trainer that was told to end stops training within this time, except during a very long step."""
@@ -62,31 +67,33 @@ def with_conditions(status: Status, o: Observed, *, note: str = "") -> Status:
     record = status.current
     current = status.attempt if record is None or not record.cause or status.terminal else None
     pods = sorted((p for p in o.pods if p.attempt == current), key=lambda p: p.rank)
-    accepted = _accepted(o, note)
+    accepted = None if status.terminal else _accepted(status, o, note)
     verdicts: dict[Condition, tuple[bool | None, str, str] | None] = {
         Condition.ACCEPTED: accepted,
         Condition.ADMITTED: None if status.terminal else _admitted(status, o),
         Condition.SCHEDULED: None if status.terminal else _scheduled(status, o, pods),
         Condition.RUNNING: _running(status, o, pods),
-        Condition.STORE_REACHABLE: _store(status),
         Condition.CHECKPOINT_DURABLE: _durable(status, o),
-        Condition.RUNTIME_ATTACHED: runtime.missed(status, o),
-        Condition.INTERRUPTED: _recovered(status, o, pods),
-        Condition.COST_LIMITED: _cost_limited(status, o),
         Condition.ON_TIME: on_time.verdict(o, status),
         Condition.SUSPENDED: _suspended(status, o, pods),
+        Condition.STALLED: _stalled(status, accepted),
     }
+    moot = {kind for kind in MOOT if verdicts[kind] is None and MOOT[kind](o)}
+    status = replace(status, conditions=tuple(c for c in status.conditions if c.type not in moot))
     for kind, verdict in verdicts.items():
         if verdict is not None:
             status = with_condition(status, kind, *verdict, o=o)
-    status = _with_kstatus(status, o, accepted)
     ready = sum(p.running_since is not None and not pod_ended(p, o) and _node_ready(p, o) for p in pods)
     return replace(
         status,
         phase=_phase(status, pods),
         workers=gang.size_of(o, status),
         ready_workers=ready,
-        observed_generation=o.job.generation,
+        observed_generation=status.observed_generation
+        if _checking(status, o, accepted)
+        else o.job.generation,
+        interruption_time=None if _recovered(status, o, pods) else status.interruption_time,
+        store_unreachable_time=_store_unreachable_since(status, o),
     )
 
 
@@ -96,7 +103,7 @@ def with_deletion(status: Status, o: Observed) -> Status:
     return status if status.terminal else replace(status, phase=Phase.STOPPING)
 
 
-def _accepted(o: Observed, note: str) -> Verdict | None:
+def _accepted(status: Status, o: Observed, note: str = "") -> Verdict | None:
     if o.job.spec is None:
         return False, Reason.INVALID_SPEC, o.job.invalid
     if problem := capacity.problem(o):
@@ -106,35 +113,24 @@ def _accepted(o: Observed, note: str) -> Verdict | None:
         return False, no.reason, no.message
     if not o.admitted:
         return None  # not checked yet
+    if cost := cost_limit.doubt(o, capacity.stays_on_spot(o, status)):
+        return True, Reason.PRICE_UNKNOWN, "; ".join(filter(None, (note, cost)))
     return True, Reason.VALID, note or "the pod template passed a dry run"
 
 
-def _with_kstatus(status: Status, o: Observed, accepted: Verdict | None) -> Status:
-    """Sets what kstatus reads: Reconciling while a changed spec is checked, Stalled where nothing goes on.
-
-    What it reads in all other cases is observedGeneration.
-    """
+def _stalled(status: Status, accepted: Verdict | None) -> Verdict | None:
+    """Returns what kstatus reports as failed. It reads all else from observedGeneration."""
     failed = status.condition(Condition.FAILED)
-    found: dict[Condition, Verdict] = {}
     if failed is not None and failed.status == "True":
-        found[Condition.STALLED] = True, failed.reason, failed.message
-    elif accepted is not None and not accepted[0] and not status.terminal:
-        found[Condition.STALLED] = True, *accepted[1:]
-    elif accepted is None and not _waits(status, o):
-        words = "the pod template has not passed a dry run yet"
-        found[Condition.RECONCILING] = True, Reason.CHECKING, words
-    for kind in (Condition.RECONCILING, Condition.STALLED):
-        if kind in found:
-            status = with_condition(status, kind, *found[kind], o=o)
-        else:
-            status = without_condition(status, kind)
-    return status
+        return True, failed.reason, failed.message
+    return (True, *accepted[1:]) if accepted is not None and not accepted[0] else None
 
 
-def _waits(status: Status, o: Observed) -> bool:
-    """Returns whether the job's spec is not being checked: it has ended, is suspended, or waits for quota."""
+def _checking(status: Status, o: Observed, accepted: Verdict | None) -> bool:
+    """Returns whether the API server has not judged the pod of this spec yet: then it is not observed."""
     quota = o.refusal is not None and o.refusal.accepted
-    return status.terminal or lifecycle.suspended(o) is not None or quota
+    idle = status.terminal or lifecycle.suspended(o) is not None
+    return accepted is None and not (idle or quota)
 
 
 def _suspended(status: Status, o: Observed, pods: Sequence[PodView]) -> Verdict | None:
@@ -152,10 +148,9 @@ def _suspended(status: Status, o: Observed, pods: Sequence[PodView]) -> Verdict 
 
 def _admitted(status: Status, o: Observed) -> Verdict | None:
     """Returns whether the job's queue lets it run; None where it names none, or has not been asked."""
-    known = status.condition(Condition.ADMITTED)
     if not o.job.queue:
-        gone = known is not None and known.reason != Reason.NOT_QUEUED
-        return (False, Reason.NOT_QUEUED, "the job names no Kueue queue any more") if gone else None
+        return None
+    known = status.condition(Condition.ADMITTED)
     if (halt := lifecycle.suspended(o)) is not None:
         return (False, halt.reason, f"the job does not ask its queue while {halt.why}") if known else None
     if (halt := lifecycle.halted(o)) is not None:
@@ -171,11 +166,6 @@ def _admitted(status: Status, o: Observed) -> Verdict | None:
 def _unusable_quota(status: Status, o: Observed) -> str:
     usable = o.job.spec is not None and not capacity.problem(o)
     return admission.problem(o, capacity.pool_of(o, status)) if usable else ""
-
-
-def _cost_limited(status: Status, o: Observed) -> Verdict | None:
-    stays = "" if capacity.problem(o) else capacity.stays_on_spot(o, status)
-    return cost_limit.verdict(o, stays)
 
 
 def _scheduled(status: Status, o: Observed, pods: Sequence[PodView]) -> Verdict | None:
@@ -275,7 +265,7 @@ def _uploading(status: Status, pod: PodView) -> Verdict:
 def _without_pods(status: Status, o: Observed) -> str:
     if (halt := lifecycle.halted(o)) is not None:
         return halt.why
-    accepted = _accepted(o, "")
+    accepted = _accepted(status, o)
     if accepted is not None and not accepted[0]:
         return f"no pod is created while {Condition.ACCEPTED} is False"
     return f"the pod of attempt {status.attempt} is being created"
@@ -344,13 +334,13 @@ def _training(status: Status, o: Observed) -> Verdict:
     state = status.state
     if state == GATED_STATE:
         return True, Reason.GATED, f"attempt {status.attempt} waits until its predecessor has saved"
+    unreachable = status.progress.waiting_for if status.progress is not None else ""
     if state == WAITING_FOR_STORE and not _synced(o):  # there the script goes on
-        words = status.progress.waiting_for if status.progress else ""
-        return (
-            True,
-            Reason.WAITING_FOR_STORE,
-            f"attempt {status.attempt} waits for its checkpoint store: {words}",
-        )
+        words = f"attempt {status.attempt} waits for its checkpoint store: {unreachable}"
+        return True, Reason.WAITING_FOR_STORE, words
+    if unreachable:
+        words = f"attempt {status.attempt} trains on, and its saves fail: {unreachable}"
+        return True, Reason.STORE_UNREACHABLE, words
     if (waits := runtime.waiting(status, o)) is not None:
         return True, *waits
     silent = "; its progress is unknown, because spec.checkpoint.mode is Self"
@@ -392,23 +382,16 @@ def _beside(o: Observed, pods: Sequence[PodView], verdict: Verdict) -> Verdict:
     return value, Reason.SIDECAR_CANNOT_START, f"{message}; {starting.words(*found)}"
 
 
-def _store(status: Status) -> Verdict | None:
-    """Returns StoreReachable: False from the first sign of an outage until an attempt has restored. A
-    response to the first request alone does not prove a recovery."""
-    known = status.condition(Condition.STORE_REACHABLE)
-    silent = known is not None and known.status == "False"
+def _store_unreachable_since(status: Status, o: Observed) -> datetime | None:
+    """Returns the time of an outage's first sign until an attempt has restored. A response to the first
+    request alone does not prove a recovery."""
+    since, record = status.store_unreachable_time, status.current
     if status.terminal:
-        saved = silent and status.is_true(Condition.SUCCEEDED)
-        return (True, Reason.STORE_ANSWERS, "the store contains the finished training") if saved else None
-    shown = status.progress
-    if shown is not None and shown.waiting_for:
-        does = "waits for it" if shown.state == WAITING_FOR_STORE else "trains on, and its saves fail"
-        return False, Reason.STORE_UNREACHABLE, f"attempt {status.attempt} {does}: {shown.waiting_for}"
-    record = status.current
+        return None if status.is_true(Condition.SUCCEEDED) else since
+    if status.progress is not None and status.progress.waiting_for:
+        return since or o.now.replace(microsecond=0)
     begun = record is not None and record.start_step is not None and not record.cause
-    if not silent or not begun:
-        return None
-    return True, Reason.STORE_ANSWERS, "the checkpoint store responds again"
+    return None if begun else since
 
 
 def _durable(status: Status, o: Observed) -> Verdict:
@@ -444,18 +427,10 @@ def _synced(o: Observed) -> bool:
     return o.job.spec is not None and o.job.spec.checkpoint.synced
 
 
-def _recovered(status: Status, o: Observed, pods: Sequence[PodView]) -> Verdict | None:
-    """Returns Interrupted=False once the next attempt trains."""
-    if not status.is_true(Condition.INTERRUPTED):
-        return None
-    if status.is_true(Condition.FAILED):
-        return False, Reason.ENDED, "the job has ended"
-    if status.is_true(Condition.SUCCEEDED):
-        return False, Reason.RECOVERED, "the job has succeeded"
+def _recovered(status: Status, o: Observed, pods: Sequence[PodView]) -> bool:
+    """Returns whether an attempt trains, so that no interruption lasts; also of a job that has ended."""
     all_run = bool(pods) and all(p.running_since is not None and not pod_ended(p, o) for p in pods)
-    if not all_run or status.state == WAITING_FOR_STORE or not _trains(status, o):
-        return None
-    return False, Reason.RECOVERED, f"attempt {status.attempt} trains"
+    return status.terminal or (all_run and status.state != WAITING_FOR_STORE and _trains(status, o))
 
 
 def _trains(status: Status, o: Observed) -> bool:
@@ -481,7 +456,7 @@ def _phase(status: Status, pods: Sequence[PodView]) -> Phase:
     if running is not None and running.reason == Reason.NODE_NOT_READY:
         return Phase.WAITING
     if running is not None and running.status == "True":
-        begins = running.reason in (Reason.WAITING_FOR_RUNTIME, Reason.WAITING_FOR_TRAINING)
+        begins = running.reason in runtime.UNSEEN
         return Phase.STARTING if begins or status.state == GATED_STATE else Phase.RUNNING
     if (accepted := status.condition(Condition.ACCEPTED)) is not None and accepted.status == "False":
         return Phase.INVALID

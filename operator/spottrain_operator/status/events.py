@@ -16,10 +16,6 @@ WARN_WHEN = {
     Condition.ACCEPTED: "False",
     Condition.ADMITTED: None,
     Condition.SCHEDULED: "False",
-    Condition.STORE_REACHABLE: "False",
-    Condition.INTERRUPTED: "True",
-    Condition.RUNTIME_ATTACHED: "False",
-    Condition.COST_LIMITED: "False",
     Condition.ON_TIME: "False",
     Condition.SUSPENDED: None,
     Condition.SUCCEEDED: None,
@@ -33,6 +29,9 @@ LOUD = frozenset(
         Reason.NODE_NOT_READY,
         Reason.STILL_TRAINING,
         Reason.CANNOT_DELETE_CHECKPOINTS,
+        Reason.NO_RUNTIME,
+        Reason.RUNTIME_UNREACHABLE,
+        Reason.NOT_TRAINING,
     }
 )
 """Reasons of Running that create an Event."""
@@ -41,17 +40,11 @@ QUIET = frozenset(
         Reason.WAITING_FOR_POD,
         Reason.VALID,
         Reason.BOUND,
-        Reason.RECOVERED,
-        Reason.RUNTIME_TRAINS,
-        Reason.ENDED,
-        Reason.PRICES_KNOWN,
-        Reason.NO_MAX_COST,
         Reason.ON_SCHEDULE,
         Reason.WORK_UNKNOWN,
-        Reason.NO_DEADLINE,
     }
 )
-ALARMING = frozenset({Reason.MAX_COST_REACHED})
+ALARMING = frozenset({Reason.MAX_COST_REACHED, Reason.PRICE_UNKNOWN})
 """Reasons that need action whatever the condition."""
 ORDERLY = frozenset({Reason.WAITING_FOR_BACKOFF, Reason.WAITING_FOR_QUEUE, Reason.PREDECESSOR_SAVES})
 """Reasons of Scheduled=False that need no action."""
@@ -60,6 +53,8 @@ ORDERLY = frozenset({Reason.WAITING_FOR_BACKOFF, Reason.WAITING_FOR_QUEUE, Reaso
 def events_between(o: Observed, new: Status) -> tuple[Event, ...]:
     old = o.job.status
     found = [
+        *_interrupted(old, new),
+        *_store_unreachable(old, new),
         *_attempt(old, new),
         *_lost(o, old, new),
         *_restored(old, new),
@@ -89,6 +84,24 @@ def events_between(o: Observed, new: Status) -> tuple[Event, ...]:
 
 def _differs(before: ConditionStatus | None, after: ConditionStatus) -> bool:
     return before is None or (before.status, before.reason) != (after.status, after.reason)
+
+
+def _interrupted(old: Status, new: Status) -> list[Event]:
+    record = new.record(old.attempt)
+    if record is None or new.interruptions == old.interruptions:
+        return []
+    message = f"attempt {record.number}: {record.evidence}"
+    return [Event(warning=True, reason=record.cause, message=message)]
+
+
+def _store_unreachable(old: Status, new: Status) -> list[Event]:
+    """Warns once at the first sign of an outage: from a trainer that runs, or from the end of an attempt."""
+    if old.store_unreachable_time is not None or new.store_unreachable_time is None:
+        return []
+    record = new.record(old.attempt)
+    said = new.progress.waiting_for if new.progress is not None else ""
+    words = f"attempt {old.attempt}: {said or (record.evidence if record is not None else '')}"
+    return [Event(warning=True, reason=Reason.STORE_UNREACHABLE, message=words)]
 
 
 def _attempt(old: Status, new: Status) -> list[Event]:

@@ -60,18 +60,12 @@ def _end(pod: PodView, o: Observed) -> Iterator[Measurement]:
 def _recovery(o: Observed, new: Status) -> Iterator[Measurement]:
     """Yields how long an interruption lasted, until the next attempt ran and until it trained."""
     old = o.job.status
-    since = _since(old, Condition.INTERRUPTED)
-    if since is None:
+    if (since := old.interruption_time) is None:
         return
     if not old.is_true(Condition.RUNNING) and new.is_true(Condition.RUNNING):
         yield Measurement(Measure.INTERRUPTION_TO_RUNNING, _seconds(since, o.now))
-    if not new.is_true(Condition.INTERRUPTED) and not new.terminal:
+    if new.interruption_time is None and not new.terminal:
         yield Measurement(Measure.INTERRUPTION_TO_TRAINING, _seconds(since, o.now))
-
-
-def _since(status: Status, kind: Condition) -> datetime | None:
-    found = status.condition(kind)
-    return found.last_transition_time if found is not None and found.status == "True" else None
 
 
 def _first_step(o: Observed, new: Status) -> Iterator[Measurement]:

@@ -1,6 +1,7 @@
 """A job's life as a story: what is there at each look, and the facts that must follow, as short words.
 
-Facts of a look: `phase=Waiting`, `attempt=2`, `failures=0`, `interruptions=1`, `noProgress=0`, `durable=9`;
+Facts of a look: `phase=Waiting`, `attempt=2`, `failures=0`, `interruptions=1`, `noProgress=0`, `durable=9`,
+`state=Training`; `interrupted` until an attempt trains again, and `outage` while the store does not respond;
 each condition as `Running=False/NodeNotReady`; each event as `warns=Reason` or `tells=Reason`; of attempts
 `cause1=Failed`, `reason1=...`, `stopping1=Moved`, `charged1`, and of the last one `on=Spot` and `pool=a`;
 what is done, by ranks: `creates=0,1`, `deletes=0` (`deletes-of-2`: of that attempt), `releases=0`,
@@ -38,7 +39,9 @@ def facts(made: Plan, o: Observed) -> list[str]:
     status = made.status or o.job.status
     found = [f"phase={status.phase}", f"attempt={status.attempt}", f"failures={status.failures}"]
     found += [f"interruptions={status.interruptions}", f"noProgress={status.no_progress}"]
-    found += [f"durable={status.known_durable_step}"]
+    found += [f"durable={status.known_durable_step}", f"state={status.state}"]
+    found += ["interrupted"] * (status.interruption_time is not None)
+    found += ["outage"] * (status.store_unreachable_time is not None)
     found += [f"{c.type}={c.status}/{c.reason}" for c in status.conditions]
     found += [f"{'warns' if e.warning else 'tells'}={e.reason}" for e in made.events]
     for record in status.attempts:

@@ -17,7 +17,6 @@ from spottrain_operator.names import Cause, Reason
 
 from tests.builders import (
     NOW,
-    RUNTIME_SEEN,
     after,
     deleted,
     ended_pod,
@@ -55,7 +54,7 @@ def on_demand(workers: int = 1, **more: Any) -> Status:
         ranks=ranks,
     )
     record = replace(record, **more)
-    return Status(attempt=1, attempts=(record,), known_durable_step=50, conditions=(RUNTIME_SEEN,))
+    return Status(attempt=1, attempts=(record,), known_durable_step=50)
 
 
 def trains(rank: int = 0, **more: Any) -> PodView:

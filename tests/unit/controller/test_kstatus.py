@@ -19,7 +19,7 @@ def shown(w: World) -> str:
 
 def kinds(w: World) -> set[str]:
     """The types of its conditions that are kstatus' own."""
-    return {str(c.type) for c in w.status.conditions} & {"Reconciling", "Stalled"}
+    return {str(c.type) for c in w.status.conditions} & {"Stalled"}
 
 
 def edit(w: World, **capacity: Any) -> None:

@@ -101,7 +101,7 @@ def test_a_running_job_of_0_3_has_its_template_recorded() -> None:
 def test_a_suspended_job_saves_ends_and_goes_on_when_it_is_resumed_with_all_of_its_time() -> None:
     job = running(suspend=True)
     job.look("deletes=0 phase=Stopping stopping1=Suspended", make_pod())
-    over = "phase=Suspended !creates attempt=1 failures=0 interruptions=0 cause1=Suspended !Interrupted"
+    over = "phase=Suspended !creates attempt=1 failures=0 interruptions=0 cause1=Suspended !interrupted"
     job.look(f"{over} tells=Suspended !warns", SAVED)
     assert job.status.known_durable_step == 40
     job.look("unwritten", at=1)
@@ -109,7 +109,7 @@ def test_a_suspended_job_saves_ends_and_goes_on_when_it_is_resumed_with_all_of_i
     job.look("attempt=2 creates=0 Suspended=False !warns", at=9001, spec={"suspend": False})
     assert job.status.active_since == after(9001)
     trains = replace(sample(41, 2, startStep=40), at=after(9002))
-    job.look("!Interrupted", make_pod(2), at=9002, sample=trains, spec={"activeDeadlineSeconds": 9000})
+    job.look("!interrupted", make_pod(2), at=9002, sample=trains, spec={"activeDeadlineSeconds": 9000})
 
 
 def test_a_job_made_suspended_has_no_pod_until_it_is_resumed() -> None:

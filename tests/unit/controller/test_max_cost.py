@@ -200,7 +200,7 @@ def kind(made: Plan) -> str:
 
 
 def test_with_known_prices_spot_first_falls_back_to_on_demand() -> None:
-    assert kind(follows("CostLimited=True/PricesKnown", dry(started()))) == "OnDemand"
+    assert kind(follows("Accepted=True/Valid", dry(started()))) == "OnDemand"
 
 
 @pytest.mark.parametrize(
@@ -215,12 +215,12 @@ def test_with_known_prices_spot_first_falls_back_to_on_demand() -> None:
 )
 def test_without_an_on_demand_price_a_limited_job_stays_on_spot_and_says_so(prices: list[Any]) -> None:
     o = replace(dry(started()), prices=parse(json.dumps(prices)))
-    assert kind(follows("CostLimited=True/PriceUnknown", o)) == "Spot"
+    assert kind(follows("Accepted=True/PriceUnknown warns=PriceUnknown", o)) == "Spot"
 
 
 def test_after_a_gap_in_the_prices_the_limit_is_no_guarantee_and_on_demand_is_used_again() -> None:
     o = dry(started(), spent_before(unknown_seconds=Decimal(60)))  # all present prices are known
-    assert kind(follows("CostLimited=False/PriceUnknown warns=PriceUnknown", o)) == "OnDemand"
+    assert kind(follows("Accepted=True/PriceUnknown warns=PriceUnknown", o)) == "OnDemand"
 
 
 def test_while_a_node_of_the_job_has_no_price_it_does_not_use_on_demand() -> None:
@@ -230,7 +230,7 @@ def test_while_a_node_of_the_job_has_no_price_it_does_not_use_on_demand() -> Non
     ended = replace(first.ledger.nodes[0], start=node().created or NOW, ended=NOW)
     idle = dry(started(), replace(first, ledger=replace(first.ledger, nodes=(ended,))))
     unpriced = replace(idle, prices=parse(json.dumps([ON_DEMAND])))
-    assert kind(follows("CostLimited=False/PriceUnknown", unpriced)) == "Spot"
+    assert kind(follows("Accepted=True/PriceUnknown", unpriced)) == "Spot"
     assert kind(plan(idle)) == "OnDemand", "once it has one"
 
 
@@ -251,12 +251,6 @@ def test_a_limited_job_with_one_spot_pool_waits_there_without_limit_while_a_pric
     limited = seen(pending, status=status, type="SpotFirst", pools=POOLS, prices=parse(""))
     assert not removed(plan(limited))
     assert removed(plan(replace(limited, prices=parse(json.dumps([ON_DEMAND, SPOT]))))) == {0}
-
-
-def test_a_limit_that_is_left_out_takes_its_condition_back() -> None:
-    first = status_of(plan(seen(make_pod(**POD))))
-    follows("CostLimited=False/NoMaxCost", seen(make_pod(**POD), status=first, limit=None, generation=2))
-    follows("!CostLimited", seen(make_pod(**POD), limit=None))
 
 
 # --- bad input ------------------------------------------------------------------------------------------

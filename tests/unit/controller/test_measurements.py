@@ -68,7 +68,7 @@ def trains(attempt: int, when: float, step: int) -> Sample:
 
 def reclaimed() -> Story:
     """A notice at second 10 is known at 10.7 and durable 3 s later; the next attempt trains at second 95."""
-    story = Story(started(conditions=()))
+    story = Story(started(trained=False))
     going: dict[str, Any] = {"deleted": at(118), "deletion_grace": 106}
     said = word(
         Outcome.INTERRUPTED, step=40, durableStep=40, signalledAt=at(10.7).timestamp(), durableSeconds=3

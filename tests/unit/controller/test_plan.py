@@ -92,7 +92,7 @@ SCENES: dict[str, tuple[Observed, str]] = {
     ),
     "an interruption is not charged and the next attempt starts at once": (
         make_observed(SAVED),
-        "attempt=2 failures=0 interruptions=1 durable=9 Interrupted=True releases=0 creates=0 start=now",
+        "attempt=2 failures=0 interruptions=1 durable=9 interrupted releases=0 creates=0 start=now",
     ),
     "a node that is gone takes its pod with it": (
         make_observed(make_pod(), nodes=()),
@@ -220,7 +220,7 @@ def test_a_notice_leaves_two_seconds_and_never_lengthens_a_pods_grace() -> None:
 
 
 def test_where_the_runtime_was_not_seen_the_next_attempt_waits_for_the_end() -> None:
-    job = make_job(status=started(conditions=()))
+    job = make_job(status=started(trained=False))
     follows("deletes=0 !creates attempt=1", doomed_and_told(job=job))
     ended = told(Outcome.INTERRUPTED, pod={"notice": notice(100), **deleted()})
     follows("attempt=2", make_observed(ended, job=job, nodes=(make_node(notice=notice(100)),)))

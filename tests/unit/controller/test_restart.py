@@ -299,7 +299,6 @@ def test_of_an_image_that_keeps_its_own_checkpoints_no_lack_of_progress_is_known
 # --- a store that does not answer -----------------------------------------------------------------------
 SILENT = "s3://bucket/run at http://minio:9000 does not answer since 11:55:00Z: connection refused"
 WAITS: dict[str, Any] = {"state": WAITING_FOR_STORE, "waitingFor": SILENT}
-UNREACHED = "StoreReachable=False/StoreUnreachable"
 
 
 def _gave_up(attempt: int, **more: Any) -> PodView:
@@ -309,17 +308,19 @@ def _gave_up(attempt: int, **more: Any) -> PodView:
 def _without_store(**policy: Any) -> Story:
     """Its first attempt did not find its store."""
     job = Story(failurePolicy=policy)
-    job.look("attempt=2 failures=0 interruptions=0 noProgress=0 !charged !Interrupted", _gave_up(1))
+    job.look("attempt=2 failures=0 interruptions=0 noProgress=0 !charged !interrupted outage", _gave_up(1))
     return job
 
 
 def _since(job: Story) -> datetime:
-    return condition(job.status, Condition.STORE_REACHABLE).last_transition_time
+    assert job.status.store_unreachable_time is not None
+    return job.status.store_unreachable_time
 
 
 def test_an_attempt_that_did_not_find_its_store_is_tried_again_uncharged_and_says_why() -> None:
-    job = _without_store()
-    job.look(f"cause1=StoreUnreachable start=+10 {UNREACHED}")
+    job = Story()
+    job.look("outage warns=StoreUnreachable tells=AttemptStarted", _gave_up(1))
+    job.look("cause1=StoreUnreachable start=+10 outage !warns")
     assert _since(job) == NOW
 
 
@@ -345,8 +346,8 @@ def test_the_outage_has_a_bound_of_its_own_and_the_last_try_comes_when_that_does
 
 def test_while_a_pod_waits_for_its_store_the_job_says_so_and_has_not_recovered() -> None:
     job = Story()
-    job.look("Interrupted=True", told(Outcome.INTERRUPTED, 1))
-    expected = f"Interrupted=True Running=True/WaitingForStore phase=Running {UNREACHED}"
+    job.look("interrupted", told(Outcome.INTERRUPTED, 1))
+    expected = "interrupted Running=True/WaitingForStore phase=Running outage"
     job.look(f"{expected} warns=StoreUnreachable", make_pod(2), sample=sample(0, 2, **WAITS))
     assert job.status.progress is not None and job.status.progress.waiting_for == SILENT
 
@@ -354,8 +355,8 @@ def test_while_a_pod_waits_for_its_store_the_job_says_so_and_has_not_recovered()
 def test_an_outage_in_mid_training_is_told_at_once_and_its_end_too() -> None:
     job = Story(started(progress=ProgressStatus(state="Training", step=4, poll_time=NOW)))
     trains = sample(step=5, startStep=0, waitingFor=SILENT)
-    job.look(f"{UNREACHED} Running=True/Training", make_pod(), sample=trains)
-    job.look("StoreReachable=True", make_pod(), sample=sample(step=6, startStep=0))
+    job.look("Running=True/StoreUnreachable outage warns=StoreUnreachable", make_pod(), sample=trains)
+    job.look("Running=True/Training !outage", make_pod(), sample=sample(step=6, startStep=0))
 
 
 @pytest.mark.parametrize(
@@ -368,13 +369,13 @@ def test_the_store_is_back_when_a_start_has_got_past_it(
     """One that answers the first request and no other would else be waited for without end."""
     job = _without_store()
     answers = replace(sample(attempt=2, state=state, startStep=start_step), at=after(100))
-    job.look(f"StoreReachable={back}", make_pod(2), at=100, sample=answers)
-    assert _since(job) == (after(100) if back else NOW)
+    job.look("!outage" if back else "outage", make_pod(2), at=100, sample=answers)
+    assert back or _since(job) == NOW
 
 
 def test_a_job_that_ends_between_two_polls_leaves_no_outage_behind() -> None:
     done = told(Outcome.DONE, 2, startStep=40, step=200, durableStep=200)
-    _without_store().look("phase=Succeeded StoreReachable=True/StoreAnswers", done, at=100)
+    _without_store().look("phase=Succeeded !outage", done, at=100)
 
 
 def test_an_attempt_that_trained_and_could_not_store_its_end_counts_as_an_interruption() -> None:

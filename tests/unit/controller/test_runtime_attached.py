@@ -24,12 +24,13 @@ from tests.builders import (
     raw_spec,
     sample,
     started,
+    status_of,
     told,
 )
 from tests.unit.controller.fake_cluster import World
 from tests.unit.controller.stories import Story, follows
 
-UNSEEN = started(conditions=())
+UNSEEN = started(trained=False)
 """The status of a job of which nothing but its pods was seen."""
 REFUSED = Silence(pod_uid=make_pod().uid, refused=True)
 UNREACHABLE = replace(REFUSED, refused=False)
@@ -63,6 +64,9 @@ def missed(silence: Silence = REFUSED) -> Story:
     return job
 
 
+HAS_TRAINED = status_of(
+    follows("attempt=2", unseen(told(Outcome.INTERRUPTED, step=3, startStep=0, pod=deleted())))
+)
 UNTRAINED = told(Outcome.UNTRAINED, reason=Reason.NOT_TRAINED, message="The script ended by itself.")
 STARTING = sample(state="Starting", step=0)
 SCENES: dict[str, tuple[Observed, str]] = {
@@ -95,7 +99,7 @@ SCENES: dict[str, tuple[Observed, str]] = {
     ),
     "a runtime that trains": (
         unseen(since(5), sample=sample()),
-        "Running=True/Training phase=Running RuntimeAttached=True !warns",
+        "Running=True/Training phase=Running state=Training !warns",
     ),
     "each attempt answers again": (
         unseen(since(5, 2), status=started(2)),
@@ -103,29 +107,28 @@ SCENES: dict[str, tuple[Observed, str]] = {
     ),
     "an image that saves by itself is waited for by nobody": (
         unseen(since(900), spec=SELF, silence=REFUSED),
-        "Running=True/Training !RuntimeAttached !warns",
+        "Running=True/Training state=Unknown !warns",
     ),
-    "five minutes of silence are not over": (unseen(since(299), silence=REFUSED), "!RuntimeAttached !warns"),
+    "five minutes of silence are not over": (
+        unseen(since(299), silence=REFUSED),
+        "Running=True/WaitingForRuntime !warns",
+    ),
     "a refused connection for five minutes": (
         unseen(since(300), silence=REFUSED),
-        "RuntimeAttached=False/NoRuntime warns=NoRuntime",
+        "Running=True/NoRuntime state=NoRuntime warns=NoRuntime",
     ),
     "no connection for five minutes": (
         unseen(since(300), silence=UNREACHABLE),
-        "RuntimeAttached=False/RuntimeUnreachable warns=RuntimeUnreachable",
+        "Running=True/RuntimeUnreachable warns=RuntimeUnreachable",
     ),
     "a longer patience": (
         unseen(since(400), silence=REFUSED, limits=Limits(runtime_patience=timedelta(minutes=20))),
-        "!RuntimeAttached",
+        "Running=True/WaitingForRuntime",
     ),
-    "before this process has asked": (unseen(since(900)), "!RuntimeAttached again=10"),
+    "before this process has asked": (unseen(since(900)), "Running=True/WaitingForRuntime again=10"),
     "the silence of another pod": (
         unseen(since(900), silence=replace(REFUSED, pod_uid="another")),
-        "!RuntimeAttached",
-    ),
-    "a termination message shows the runtime": (
-        unseen(told(Outcome.INTERRUPTED, step=3, startStep=0, pod=deleted())),
-        "RuntimeAttached=True attempt=2",
+        "Running=True/WaitingForRuntime",
     ),
     "fields that are not applied": (
         unseen(make_pod(), sample=sample(ignoredSettings="emaDecay,data.numWorkers")),
@@ -142,6 +145,10 @@ SCENES: dict[str, tuple[Observed, str]] = {
     "interrupted before a runtime could have been imported": (unseen(ended(200)), "attempt=2"),
     "killed, so that no message could be written": (unseen(ended(900, code=137)), "attempt=2"),
     "interrupted before its runtime has saved": (unseen(ended(900), status=started()), "attempt=2"),
+    "a termination message shows the runtime to the next attempt": (
+        unseen(since(900, 2), status=HAS_TRAINED, silence=REFUSED),
+        "Running=True/WaitingForRuntime !warns",
+    ),
     "interrupted with a message": (
         unseen(told(Outcome.INTERRUPTED, message="before it began", pod=deleted())),
         "attempt=2",
@@ -166,18 +173,19 @@ def test_another_rank_of_a_gang_may_exit_0_without_a_message() -> None:
     job.look("Failed=True/NoRuntime", ended_pod(code=0), other)
 
 
-# --- RuntimeAttached ------------------------------------------------------------------------------------
+# --- a missing runtime ----------------------------------------------------------------------------------
 def test_a_missing_runtime_is_warned_of_once_and_taken_back_when_it_comes_late() -> None:
     job = missed()
-    job.look("RuntimeAttached=False !warns", since(900), silence=REFUSED)
-    job.look("RuntimeAttached=True", since(320), sample=sample())
-    job.look("RuntimeAttached=True", since(900), silence=REFUSED)
+    job.look("Running=True/NoRuntime !warns", since(900), silence=REFUSED)
+    job.look("Running=True/NoRuntime !warns", since(900))  # another process has not asked yet
+    job.look("Running=True/Training", since(320), sample=sample())
+    job.look("Running=True/Training !warns", since(900), silence=REFUSED)
 
 
 def test_a_script_that_uses_nothing_of_ours_under_spottrain_run_is_missed_too() -> None:
     job = Story(UNSEEN)
-    job.look("", since(300), sample=STARTING)
-    job.look("RuntimeAttached=False/NotTraining", since(300), sample=STARTING)
+    job.look("Running=True/WaitingForTraining", since(299), sample=STARTING)
+    job.look("Running=True/NotTraining warns=NotTraining", since(300), sample=STARTING)
 
 
 # --- spec.training --------------------------------------------------------------------------------------

@@ -362,7 +362,7 @@ def given_up(outcome: Outcome, *, runs: bool = False, **more: Any) -> PodView:
             Outcome.STORE_UNREACHABLE,
             False,
             "StoreUnreachable",
-            "attempt=2 failures=0 interruptions=0 StoreReachable=False",
+            "attempt=2 failures=0 interruptions=0 outage",
         ),
         (Outcome.FAILED, False, "Failed charged1", "failures=1 cause1=Failed"),
     ],

@@ -43,18 +43,16 @@ def at(seen: Sample, seconds: float) -> Sample:
 def test_an_interruption_is_over_when_the_next_attempt_trains_and_not_before() -> None:
     job, second = Story(), make_pod(2, node="node-b")
     nodes = (make_node(), make_node("node-b"))
-    job.look("Interrupted=True", STOPPED)
-    job.look("Interrupted=True", second, nodes=nodes)
-    job.look("Interrupted=True", second, nodes=nodes, sample=sample(0, 2, state="Restoring"))
-    job.look(
-        "Interrupted=False/Recovered phase=Running", second, nodes=nodes, sample=sample(10, 2, startStep=9)
-    )
+    job.look("interrupted warns=PodDeleted", STOPPED)
+    job.look("interrupted !warns", second, nodes=nodes)
+    job.look("interrupted", second, nodes=nodes, sample=sample(0, 2, state="Restoring"))
+    job.look("!interrupted phase=Running", second, nodes=nodes, sample=sample(10, 2, startStep=9))
 
 
-def test_a_job_that_has_failed_has_not_recovered() -> None:
+def test_a_job_that_has_failed_is_not_interrupted_any_more() -> None:
     job = Story()
-    job.look("Interrupted=True", STOPPED)
-    job.look("Interrupted=False/Ended", told(Outcome.BAD_CONFIGURATION, 2, message="no such bucket"))
+    job.look("interrupted", STOPPED)
+    job.look("!interrupted", told(Outcome.BAD_CONFIGURATION, 2, message="no such bucket"))
 
 
 def test_where_an_attempt_went_on_from_is_told_once_when_it_is_known() -> None:
