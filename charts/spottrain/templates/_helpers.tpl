@@ -161,33 +161,42 @@ capabilities: {drop: [ALL]}
 {{- end }}
 
 {{/*
-A role for one service account: in each of watchNamespaces, or where that is empty, or "everywhere" is set, in the
-whole cluster.
-(dict "root" . "component" "agent" "namespace" "where the account is" "rules" (list of rules) "annotations" (dict))
+A role for one service account, in each of "scopes" (namespaces; "" is the whole cluster): without them, in each of
+watchNamespaces, or where that is empty in the whole cluster. "name" and "account" are RELEASE-COMPONENT where they are not given.
+(dict "root" . "component" "agent" "namespace" "where the account is" "rules" (list of rules))
 */}}
 {{- define "spottrain.access" -}}
-{{- $name := printf "%s-%s" (include "spottrain.name" .root) .component }}
-{{- $annotations := .annotations }}
-{{- $labels := include "spottrain.labels" . }}
-{{- $scopes := ternary (list "") (.root.Values.watchNamespaces | default (list "")) (.everywhere | default false) }}
-{{- range $scope := $scopes }}
-{{- $meta := dict "name" $name "labels" ($labels | fromYaml) }}
+{{- $account := .account | default (printf "%s-%s" (include "spottrain.name" .root) .component) }}
+{{- $name := .name | default $account }}
+{{- $meta := dict "name" $name "labels" (include "spottrain.labels" . | fromYaml) }}
+{{- with .annotations }}{{ $_ := set $meta "annotations" . }}{{ end }}
+{{- range $scope := .scopes | default .root.Values.watchNamespaces | default (list "") }}
+{{- $kind := ternary "Role" "ClusterRole" (ne $scope "") }}
 {{- if $scope }}{{ $_ := set $meta "namespace" $scope }}{{ end }}
-{{- if $annotations }}{{ $_ := set $meta "annotations" $annotations }}{{ end }}
 ---
 apiVersion: rbac.authorization.k8s.io/v1
-kind: {{ ternary "Role" "ClusterRole" (ne $scope "") }}
+kind: {{ $kind }}
 metadata: {{- $meta | toYaml | nindent 2 }}
 rules: {{- $.rules | toYaml | nindent 2 }}
 ---
 apiVersion: rbac.authorization.k8s.io/v1
-kind: {{ ternary "RoleBinding" "ClusterRoleBinding" (ne $scope "") }}
+kind: {{ $kind }}Binding
 metadata: {{- $meta | toYaml | nindent 2 }}
-roleRef:
-  apiGroup: rbac.authorization.k8s.io
-  kind: {{ ternary "Role" "ClusterRole" (ne $scope "") }}
-  name: {{ $name }}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: {{ $kind }}, name: {{ $name }}}
 subjects:
-  - {kind: ServiceAccount, name: {{ $name }}, namespace: {{ $.namespace }}}
+  - {kind: ServiceAccount, name: {{ $account }}, namespace: {{ $.namespace }}}
 {{- end }}
+{{- end }}
+
+{{/* Has an admission policy of this name deny what it refuses. (dict "root" . "component" "agent" "name" "the policy's") */}}
+{{- define "spottrain.deny" -}}
+---
+apiVersion: admissionregistration.k8s.io/v1
+kind: ValidatingAdmissionPolicyBinding
+metadata:
+  name: {{ .name }}
+  labels: {{- include "spottrain.labels" . | nindent 4 }}
+spec:
+  policyName: {{ .name }}
+  validationActions: [Deny]
 {{- end }}
