@@ -13,8 +13,7 @@ from kubernetes.aio import client, config
 from localcluster.apiserver import ApiServer, api_server
 from spottrain_operator.api.observed import PodView
 from spottrain_operator.control.caches import Caches
-from spottrain_operator.control.informer import Informer, Why
-from spottrain_operator.control.lister import NODES, PODS
+from spottrain_operator.control.informer import NODES, PODS, Informer, Why
 from spottrain_operator.errors import ApiError, ApiFailure
 from spottrain_operator.io import cluster as cluster_module
 from spottrain_operator.io.cluster import Json, KubeCluster, Page
@@ -72,13 +71,11 @@ class Staged(KubeCluster):
         watches = self.watches
         await until("another watch", lambda: self.watches > watches)
 
-    async def watch(
-        self, kind: str, namespace: str, version: str, opened: Callable[[], None] = lambda: None
-    ) -> AsyncGenerator[Json]:
+    async def watch(self, kind: str, namespace: str, version: str) -> AsyncGenerator[Json]:
         await self.gate.wait()
         self.watches += 1
         version, self.old_version = self.old_version or version, ""
-        async with contextlib.aclosing(super().watch(kind, namespace, version, opened)) as events:
+        async with contextlib.aclosing(super().watch(kind, namespace, version)) as events:
             async for event in events:
                 yield event
 
@@ -104,7 +101,7 @@ class Followed:
         self.cluster, self.kube, self.namespace = cluster, kube, namespace
         self.cache = Caches().pods
         self.changed: list[str] = []
-        self.informer: Informer[PodView] = Informer(
+        self.informer: Informer[str, PodView] = Informer(
             PODS,
             cluster=cluster,
             cache=self.cache,
@@ -177,7 +174,6 @@ async def test_events_arrive_and_unlabelled_pods_do_not(
         kube.call("POST", f"/api/v1/namespaces/{namespace}/pods", body)
         followed.create("b")
         await followed.sees("a", "b")
-        assert followed.informer.live
         followed.delete("a")
         await followed.sees("b")
         assert followed.changed[-1] == "a", "its job is woken"
@@ -282,7 +278,7 @@ async def test_an_idle_watch_gets_bookmarks_within_the_limit_of_silence(
         async with asyncio.timeout(cluster_module.SILENCE_SECONDS):
             while followed.informer._events == events:
                 await asyncio.sleep(0.5)
-        assert followed.informer.live and followed.names == set()
+        assert followed.names == set()
 
 
 async def test_a_heartbeat_of_a_node_is_no_change(server: ApiServer, kube: Kube) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 
 import pytest
 from spottrain.core.progress import ProgressBoard, serve
 from spottrain_operator.control.caches import Caches
 from spottrain_operator.control.memory import Memory
+from spottrain_operator.control.observe import Sources
 from spottrain_operator.control.progress import Poller
 from spottrain_operator.control.work_queue import WorkQueue
 from spottrain_operator.io.health import Health
@@ -35,13 +36,9 @@ async def polling(address: str, port: int) -> AsyncIterator[Memory]:
     caches.jobs.put(make_job(status=started()))
     caches.pods.put(make_pod(ip=address, running_since=NOW))
     poller = Poller(
-        cluster=FakeCluster(),
-        default_pool=POOL,
-        caches=caches,
-        memory=memory,
+        sources=Sources(cluster=FakeCluster(), default_pool=POOL, caches=caches, memory=memory),
         queue=WorkQueue(),
         interval=0.02,
-        write_interval=timedelta(seconds=60),
         now=lambda: datetime.now(UTC),
         port=port,
     )
@@ -59,8 +56,8 @@ async def test_a_trainer_is_asked_again_and_again() -> None:
     async with polling("127.0.0.1", port) as memory:
         for step in range(1, 4):
             board.update(step=step)
-            while KEY not in memory.samples or memory.samples[KEY].progress.step < step:
-                assert KEY not in memory.silences
+            while (heard := memory.of(KEY).sample) is None or heard.progress.step < step:
+                assert memory.of(KEY).silence is None
                 await asyncio.sleep(0.005)
 
 
@@ -68,7 +65,7 @@ async def test_a_trainer_is_asked_again_and_again() -> None:
 async def test_trainer_and_operator_are_reached_by_both_kinds_of_addresses(address: str) -> None:
     _, port = trainer()
     async with polling(address, port) as memory:
-        while KEY not in memory.samples:
+        while memory.of(KEY).sample is None:
             await asyncio.sleep(0.005)
     runner = await Health(alive=lambda: True, ready=lambda: True).start(0)
     try:

@@ -268,10 +268,6 @@ class Silence:
     pod_uid: str
     refused: bool
     """The pod was reached, but our runtime does not listen there. False: it may not have been reached."""
-    began: datetime | None = None
-    """When the first query failed after which none succeeded."""
-    lasted: timedelta = timedelta(0)
-    """From then to the last query."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

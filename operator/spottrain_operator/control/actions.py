@@ -20,12 +20,11 @@ from spottrain_operator.api.kueue import KueueApi, Told, WorkloadView
 from spottrain_operator.api.native_gangs import API_VERSION
 from spottrain_operator.api.observed import Event, Measurement, PodView, Refusal
 from spottrain_operator.api.template import admission_words
-from spottrain_operator.api.training_job import Job, JobKey, Status
+from spottrain_operator.api.training_job import Job, Status
 from spottrain_operator.api.validation import parse_job
 from spottrain_operator.api.views import pod_view
 from spottrain_operator.control.caches import Caches
-from spottrain_operator.control.lister import read_job
-from spottrain_operator.control.memory import Memory
+from spottrain_operator.control.memory import JobMemory, Memory
 from spottrain_operator.errors import ApiError, ApiFailure
 from spottrain_operator.io.cluster import APPLY, Cluster, release_pod, set_finalizer
 from spottrain_operator.io.logs import about
@@ -75,6 +74,12 @@ class Context:
         if pod is not None:
             self.caches.pods.put(pod)
         return pod
+
+    def forget_refusal(self, job: Job) -> bool:
+        """Forgets the rejection of an object of the job; returns whether there was one."""
+        known = self.memory.of(job.key)
+        had, known.refusal = known.refusal is not None, None
+        return had
 
 
 # --- results ------------------------------------------------------------------------------------------
@@ -241,7 +246,7 @@ class Hold:
             raw = await set_finalizer(context.cluster, key.name, key.namespace, uid=key.uid, on=self.on)
         except ApiError as error:
             if error.stale or error.kind is ApiFailure.INVALID:
-                await read_job(key, context.caches.jobs, context.cluster)
+                await context.caches.read_job(key, context.cluster)
                 return Done(again=True)
             if self.on and error.kind not in UNDECIDED:  # it blocks all pods; report why
                 context.memory.reject(key, refusal(error, job.generation, context.now))
@@ -360,12 +365,12 @@ class Provide:
         except ApiError as error:
             exists = error.kind is ApiFailure.CONFLICT
             if self.kind == "pods" and not exists:
-                return self._cleanup_refused(error, context)
+                return self._cleanup_refused(error, context.memory.of(key))
             # Also where groups are no longer served: pods with a missing group never start.
             gang = self.kind.startswith(f"{API_VERSION}/")
             if gang and error.kind in (ApiFailure.NOT_FOUND, ApiFailure.FORBIDDEN):
                 logger.warning("%s starts without a pod group: %s", key, error, extra=about(key))
-                context.memory.ungrouped.add(key)
+                context.memory.of(key).ungrouped = True
                 return Changed(why=f"{key}: the next plan does without groups")
             if error.kind in REJECTIONS:
                 field = f"the Workload for {names.QUEUE_LABEL}" if self._is_workload() else TEMPLATE
@@ -374,22 +379,20 @@ class Provide:
                 raise
             logger.info("%s: %s", self, error)
         if self._is_workload():  # no pod follows for a long time, so that none shows it
-            return Done(again=context.memory.refusals.pop(key, None) is not None)
+            return Done(again=context.forget_refusal(job))
         return Done()
 
     def _is_workload(self) -> bool:
         return self.kind.startswith(f"{kueue.API_GROUP}/")
 
-    def _cleanup_refused(self, error: ApiError, context: Context) -> Done:
+    def _cleanup_refused(self, error: ApiError, known: JobMemory) -> Done:
         """Records a rejection: for good (the namespace is being deleted), or until the next try."""
-        uid, memory = self.manifest["metadata"]["labels"][names.JOB_UID_LABEL], context.memory
         if error.kind is ApiFailure.NOT_FOUND or NAMESPACE_TERMINATING in error.causes:
-            memory.cleanup_refused[uid] = str(error)
+            known.cleanup_refused = str(error)
             return Done(again=True)
-        words = f"the API server rejects the cleanup pod: {admission_words(str(error))}"
-        known = memory.cleanup_rejected.get(uid)
-        memory.cleanup_rejected[uid] = words
-        return Done(again=words != known)
+        before = known.cleanup_rejected
+        known.cleanup_rejected = f"the API server rejects the cleanup pod: {admission_words(str(error))}"
+        return Done(again=known.cleanup_rejected != before)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -409,21 +412,21 @@ class Create:
         except ApiError as error:
             if error.kind is not ApiFailure.CONFLICT:
                 return Rejected(refusal=refusal(error, self.generation, context.now))
-            return await self._adopt(job.key, context)
-        context.memory.refusals.pop(job.key, None)
+            return await self._adopt(job, context)
+        context.forget_refusal(job)
         ATTEMPTS_STARTED.inc()
         context.remember(raw)
         return Done()
 
-    async def _adopt(self, key: JobKey, context: Context) -> Done | Rejected | Changed:
+    async def _adopt(self, job: Job, context: Context) -> Done | Rejected | Changed:
         """Handles an existing pod of that name: ours from before a crash, or another owner's."""
         name = self.manifest["metadata"]["name"]
-        raw = await context.cluster.get("pods", name, key.namespace)
+        raw = await context.cluster.get("pods", name, job.key.namespace)
         if raw is None:
             return Changed(why=f"pod {name} was created and deleted meanwhile")
         pod = context.remember(raw)
-        if pod is not None and pod.job == key and not pod.stray:
-            context.memory.refusals.pop(key, None)
+        if pod is not None and pod.job == job.key and not pod.stray:
+            context.forget_refusal(job)
             return Done(again=True)
         taken = Refusal(
             generation=self.generation,

@@ -41,7 +41,6 @@ from spottrain_operator.control.actions import (
     Rejected,
     Result,
 )
-from spottrain_operator.control.lister import read_job
 from spottrain_operator.errors import ApiError, ApiFailure
 from spottrain_operator.io import metrics
 from spottrain_operator.io.cluster import Cluster
@@ -202,7 +201,7 @@ async def _write_status(job: Job, status: Status, plan: Plan, context: Context) 
     except ApiError as error:
         if not error.stale:
             raise
-        await read_job(key, context.caches.jobs, context.cluster)
+        await context.caches.read_job(key, context.cluster)
         return Changed(why=f"{key} has changed: {error}")
     context.caches.jobs.put(written)
     for measurement in plan.measurements:
@@ -243,7 +242,7 @@ def _stored(job: Job) -> Mapping[str, Any]:
 
 
 async def _confirm(job: Job, context: Context) -> Done | Changed:
-    live = await read_job(job.key, context.caches.jobs, context.cluster)
+    live = await context.caches.read_job(job.key, context.cluster)
     if live is None or live.deleting or live.status.attempt != job.status.attempt or live.status.terminal:
         return Changed(why=f"{job.key} has changed")
     return Done()

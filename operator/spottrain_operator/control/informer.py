@@ -1,43 +1,51 @@
-"""Informers: they keep the caches of pods and nodes equal to what the API server has.
+"""Informers: they keep the caches equal to what the API server has, as client-go's reflectors do.
 
 Each lists its objects, removes from the cache what the LIST does not contain, and then watches from the
 LIST's version on. A watch that ends is continued from the last version that was seen. Where that one is no
 longer kept, or the API server reports another error, the objects are listed again. None of that ends the
-process.
-Why not kopf: docs/adr/0015-informer.md.
+process. The TrainingJobs are only listed: kopf watches them (docs/adr/0015-informer.md).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import pickle
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from contextlib import aclosing
+from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Final
+from typing import Final, Generic, TypeVar
 
+from spottrain_operator.api.kueue import WorkloadView
 from spottrain_operator.api.observed import NodeView, PodView
-from spottrain_operator.api.training_job import Job
+from spottrain_operator.api.training_job import Job, JobKey
+from spottrain_operator.api.validation import identity, parse_job
+from spottrain_operator.api.views import node_facts, node_view, pod_view
 from spottrain_operator.control.caches import Caches, Newest
-from spottrain_operator.control.lister import JOBS, NODES, PODS, Kind, Lister, V, fail, relist
 from spottrain_operator.control.work_queue import WorkQueue
 from spottrain_operator.errors import ApiError, ApiFailure
-from spottrain_operator.io.cluster import SILENCE_SECONDS, Cluster, Json
+from spottrain_operator.io.cluster import Cluster, Json
 from spottrain_operator.io.logs import QuietLog
-from spottrain_operator.io.metrics import RELISTS, WATCH_AGE
+from spottrain_operator.io.metrics import GHOSTS, RELISTS, WATCH_AGE
+from spottrain_operator.names import PLURAL
 from spottrain_operator.policies.pod_end import trainer_ended
 
 logger = logging.getLogger(__name__)
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V", bound=Job | PodView | NodeView | WorkloadView)
 
 FIRST_DELAY: Final = 0.5
 LONGEST_DELAY: Final = 30.0
-FROZEN_SECONDS: Final = 2 * SILENCE_SECONDS
-"""A watch that is open and silent for so long was not restarted, as it should have been: /livez fails."""
 BRIEF_SECONDS: Final = 1.0
 """A watch that ends within this time, without an event, counts as failed: it is not restarted at once."""
 TRANSIENT: Final = frozenset({0, 429, 502, 503, 504})
 """HTTP statuses after which a watch goes on from its last version, and after others not; 0: no response."""
+NO_NAMESPACE: Final = frozenset({403, 404})
+"""HTTP statuses of the LIST of a namespace that is gone, or that the operator may not read (any more)."""
+AT_A_TIME: Final = 50
+"""Listed objects that are stored before other tasks may run."""
 
 
 class Why(StrEnum):
@@ -51,59 +59,111 @@ class Why(StrEnum):
     RESYNC = "resync"
 
 
-class Informer(Lister[str, V]):
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Kind(Generic[K, V]):
+    """How the objects of one kind become views."""
+
+    name: str
+    """In metrics and log lines."""
+    plural: str
+    version: str = ""
+    """Group and version, of kinds that the client does not know by their plural."""
+    key: Callable[[Json], K]
+    """The cache's key, from the object."""
+    view: Callable[[Json], V | None]
+    """None: the object is not ours."""
+    facts: Callable[[Json], Json] | None = None
+    """Everything that `view` reads but the resourceVersion. For objects that are often written without a
+    change of it; None: each new version is parsed."""
+
+
+JOBS: Final[Kind[JobKey, Job]] = Kind(
+    name="TrainingJob", plural=PLURAL, key=lambda raw: identity(raw)[0], view=parse_job
+)
+PODS: Final[Kind[str, PodView]] = Kind(
+    name="Pod", plural="pods", key=lambda raw: str(raw["metadata"]["uid"]), view=pod_view
+)
+NODES: Final[Kind[str, NodeView]] = Kind(
+    name="Node",
+    plural="nodes",
+    key=lambda raw: str(raw["metadata"]["name"]),
+    view=node_view,
+    facts=node_facts,
+)
+
+
+def fail(why: str) -> None:
+    raise RuntimeError(why)
+
+
+class Informer(Generic[K, V]):
     """Lists one kind in one namespace ("": everywhere), and watches it."""
 
     def __init__(
         self,
-        kind: Kind[str, V],
+        kind: Kind[K, V],
         *,
         cluster: Cluster,
-        cache: Newest[str, V],
+        cache: Newest[K, V],
         changed: Callable[[V, V | None], None],
         namespace: str = "",
         went_back: Callable[[str], None] = fail,
     ) -> None:
-        super().__init__(
-            kind, cluster=cluster, cache=cache, changed=changed, namespace=namespace, went_back=went_back
-        )
+        """`changed` gets each changed view and the one before it, and what is new or gone with None.
+
+        `went_back` is told where the versions of the API server go back (etcd was restored from a backup):
+        what the caches hold may then never be replaced, so the process must end.
+        """
+        self.kind: Kind[K, V] = kind
+        self.namespace = namespace
         self.synced = asyncio.Event()
         """Set once the first LIST is in the cache, or the one namespace cannot be read."""
+        self._cluster = cluster
+        self._cache: Newest[K, V] = cache
+        self._changed: Callable[[V, V | None], None] = changed
+        self._went_back = went_back
+        self._collection = f"{kind.version}/{kind.plural}" if kind.version else kind.plural
         self._version = ""
         """Where the watch goes on; "": the objects must be listed."""
-        self._why = Why.START
+        self._newest = 0
+        """The highest version of a LIST, or of what else came from the API server."""
+        self._parsed: dict[K, tuple[int, V]] = {}
+        """Of kinds with facts: the hash of the facts, and the view."""
+        self._unreadable: dict[K, str] = {}
+        """The error of each object that cannot be parsed, so that it is logged once."""
         self._now = asyncio.get_running_loop().time  # also for /metrics, which may be read outside the loop
         self._heard = self._now()
-        """Time of the last event, bookmark, or LIST before a watch."""
         self._events = 0
         """Number of events and bookmarks."""
-        self._silent_since: float | None = None
-        """Since when a watch says nothing; None: none is open at the moment."""
         self._quiet = QuietLog()
+        self._refused = False
+        """Whether it was logged that the namespace cannot be read, since it last could."""
 
-    # --- state ---
+    def __str__(self) -> str:
+        return f"{self.kind.plural} of {self.namespace or 'all namespaces'}"
+
     @property
     def age(self) -> float:
-        """Seconds since the API server last told anything."""
+        """Seconds since the last event, bookmark, or LIST before a watch."""
         return self._now() - self._heard
-
-    @property
-    def live(self) -> bool:
-        """Whether the cache was filled, and a watch that is not dead has kept it up to date since."""
-        return self.synced.is_set() and self._silent_since is not None and self.age < SILENCE_SECONDS
-
-    @property
-    def frozen(self) -> bool:
-        """Whether a dead watch was not restarted. It is not frozen while the API server cannot be reached."""
-        return self._silent_since is not None and self._now() - self._silent_since > FROZEN_SECONDS
 
     # --- life ---
     async def run(self) -> None:
-        """Runs until cancelled."""
-        failures = 0
+        """Lists and watches until cancelled."""
+        failures, why = 0, Why.START
         while True:
-            began, events = self._now(), self._events
-            error = await self._turn()
+            began, events, error = self._now(), self._events, None
+            try:
+                if not self._version:
+                    self._version = await self.relist(why)
+                    self._heard = self._now()
+                await self._watch()
+            except ApiError as failure:
+                error = failure
+                self._tell(error)
+                if error.status not in TRANSIENT:
+                    self._version = ""
+                    why = Why.EXPIRED if error.kind is ApiFailure.EXPIRED else Why.ERROR
             if self._events > events or (error is None and self._now() - began > BRIEF_SECONDS):
                 failures = 0
                 if error is None or error.kind is ApiFailure.EXPIRED:
@@ -111,49 +171,70 @@ class Informer(Lister[str, V]):
             failures += 1
             await asyncio.sleep(delay(failures))
 
-    async def _turn(self) -> ApiError | None:
-        """Lists if it must, and follows one watch to its end; returns the error that ended it."""
-        try:
-            if not self._version:
-                await self.relist(self._why)
-                self._heard = self._now()
-            await self._watch()
-        except ApiError as error:
-            if not self._version and self.without(error):
-                self.synced.set()
-            else:
-                self._log(error)
-            if error.status not in TRANSIENT:
-                self._version = ""
-                self._why = Why.EXPIRED if error.kind is ApiFailure.EXPIRED else Why.ERROR
-            return error
-        return None
+    async def keep_listing(self) -> None:
+        """Lists until that succeeds, or the namespace cannot be read."""
+        failures = 0
+        while True:
+            try:
+                await self.relist(Why.RESYNC)
+                return
+            except ApiError as error:
+                self._tell(error)
+                if self._refused:
+                    return
+            failures += 1
+            await asyncio.sleep(delay(failures))
 
     async def relist(self, why: Why = Why.RESYNC) -> str:
-        """As of `Lister`; the first one says where the watch begins."""
+        """Replaces what the cache has of these objects by a LIST; returns its version. Raises ApiError.
+
+        A watch may run meanwhile: what it reports after the LIST's snapshot has a higher version.
+        """
         RELISTS.labels(self.kind.plural, why).inc()
-        version = await super().relist()
-        self._version = self._version or version
+        version, live, seen = 0, set[K | None](), self._newest
+        before = [v for v in self._cache if self.namespace in ("", _namespace(v))]
+        async for page in self._cluster.pages(self._collection, self.namespace):
+            if not page.version.isdecimal():
+                raise ApiError(0, f"the LIST of {self} has no resourceVersion")
+            if not version and int(page.version) < seen:  # a LIST is never older than what came before it
+                words = f"the LIST of {self} has version {page.version}, after {seen}"
+                self._went_back(f"{words}: etcd was restored from a backup")
+            version = version or int(page.version)
+            for number, raw in enumerate(page.items):
+                live.add(self._store(raw))
+                if number % AT_A_TIME == 0:
+                    await asyncio.sleep(0)
+        for old in before:
+            key = self._cache.key(old)
+            # Where it is another view by now, the watch is ahead of this LIST.
+            if key not in live and self._cache.get(key) is old and self._remove(key, version):
+                GHOSTS.labels(self.kind.name).inc()
+        self._newest = max(self._newest, version)
+        self._refused = False
         self.synced.set()
-        return version
+        return str(version)
 
     async def _watch(self) -> None:
-        def opened() -> None:
-            self._silent_since = self._now()
+        async with aclosing(self._cluster.watch(self._collection, self.namespace, self._version)) as events:
+            async for event in events:
+                self._events += 1
+                self._heard = self._now()
+                self._apply(event["type"], event["object"])
 
-        events = self._cluster.watch(self.kind.collection, self.namespace, self._version, opened)
-        try:
-            async with aclosing(events):
-                async for event in events:
-                    self._events += 1
-                    self._heard = self._silent_since = self._now()
-                    self._apply(event["type"], event["object"])
-        finally:
-            self._silent_since = None
+    def _tell(self, error: ApiError) -> None:
+        """Logs a failure once a minute; once where it concerns a watched namespace alone.
 
-    def _log(self, error: ApiError) -> None:
-        if self._quiet.due():
-            logger.warning("watch of %s failed, retrying: %s", self, error)
+        What the cache has of that one stays: the refusal may pass.
+        """
+        if self.namespace and not self._version and error.status in NO_NAMESPACE:
+            if not self._refused:
+                words = "the %s cannot be listed; all others go on, and it is retried: %s"
+                logger.warning(words, self, error)
+            self._refused = True
+            self.synced.set()
+        elif self._quiet.due():
+            what = "watch" if self._version else "LIST"
+            logger.warning("%s of %s failed, retrying: %s", what, self, error)
 
     # --- objects ---
     def _apply(self, event: str, raw: Json) -> None:
@@ -165,12 +246,70 @@ class Informer(Lister[str, V]):
         if self._version.isdecimal():
             self._newest = max(self._newest, int(self._version))
 
+    def _identity(self, raw: Json) -> tuple[K, int]:
+        """Returns an object's key and version. Raises ApiError where it is not the API server's."""
+        try:
+            return self.kind.key(raw), int(raw["metadata"]["resourceVersion"])
+        except (KeyError, TypeError, ValueError) as error:
+            words = f"one of the {self} has no usable metadata ({type(error).__name__} {error})"
+            raise ApiError(0, words) from error
+
+    def _store(self, raw: Json) -> K | None:
+        """Stores an object if it is newer than the cached one; returns its key, None where it is not ours.
+
+        One that cannot be parsed is logged, and counts as unchanged.
+        """
+        key, version = self._identity(raw)
+        if not self._cache.is_news(key, version):
+            return key
+        try:
+            view = self._view(key, version, raw)
+        except Exception as error:  # whatever it is, it must not stop the others
+            words = f"{type(error).__name__} {error}"
+            if self._unreadable.get(key) != words:
+                self._unreadable[key] = words
+                logger.error("%s %s cannot be read: %s", self.kind.name, raw["metadata"].get("name"), words)
+            return key
+        self._unreadable.pop(key, None)
+        if view is None:
+            return None
+        before = self._cache.get(key)
+        if self._cache.put(view):
+            self._changed(view, before)
+        return key
+
+    def _view(self, key: K, version: int, raw: Json) -> V | None:
+        """Parses an object, unless nothing that the view reads has changed."""
+        if self.kind.facts is None:
+            return self.kind.view(raw)
+        digest = hash(pickle.dumps(self.kind.facts(raw)))
+        known, view = self._parsed.get(key, (None, None))
+        if view is None or digest != known or self._cache.get(key) is not view:
+            view = self.kind.view(raw)
+        else:
+            view = replace(view, resource_version=version)
+        if view is not None:
+            self._parsed[key] = digest, view
+        return view
+
+    def _remove(self, key: K, version: int) -> bool:
+        """Removes what was deleted by this version; a newer object of the same key stays.
+
+        Returns whether the cache had it.
+        """
+        old = self._cache.get(key)
+        if old is not None and old.resource_version > version:
+            return False
+        self._parsed.pop(key, None)
+        self._unreadable.pop(key, None)
+        self._cache.remove(key, version)
+        if old is not None:
+            self._changed(old, None)
+        return old is not None
+
 
 class Informers:
-    """Those of nodes, and of our pods in each watched namespace; a changed object enqueues its jobs.
-
-    The TrainingJobs are only listed here: kopf watches them.
-    """
+    """Those of nodes, and of our pods and jobs in each watched namespace; a change enqueues its jobs."""
 
     def __init__(
         self,
@@ -190,60 +329,43 @@ class Informers:
             for key in caches.pods.jobs_on(node.name):
                 queue.add(key)
 
-        self.nodes = Informer(
-            NODES, cluster=cluster, cache=caches.nodes, changed=node_changed, went_back=went_back
-        )
-        self.pods = tuple(
-            Informer(
-                PODS,
+        def informer(
+            kind: Kind[K, V],
+            cache: Newest[K, V],
+            changed: Callable[[V, V | None], None],
+            namespace: str = "",
+        ) -> Informer[K, V]:
+            return Informer(
+                kind,
                 cluster=cluster,
-                cache=caches.pods,
-                changed=pod_changed,
+                cache=cache,
+                changed=changed,
                 namespace=namespace,
                 went_back=went_back,
             )
-            for namespace in namespaces or ("",)
-        )
-        self.jobs = tuple(
-            Lister(
-                JOBS,
-                cluster=cluster,
-                cache=caches.jobs,
-                changed=job_changed,
-                namespace=namespace,
-                went_back=went_back,
-            )
-            for namespace in namespaces or ("",)
-        )
 
-    @property
-    def all(self) -> tuple[Informer[NodeView] | Informer[PodView], ...]:
-        return (self.nodes, *self.pods)
+        where = namespaces or ("",)
+        self.nodes = informer(NODES, caches.nodes, node_changed)
+        self.pods = tuple(informer(PODS, caches.pods, pod_changed, namespace) for namespace in where)
+        self.jobs = tuple(informer(JOBS, caches.jobs, job_changed, namespace) for namespace in where)
 
     async def run(self) -> None:
         """Runs until cancelled."""
-        WATCH_AGE.labels(self.nodes.kind.plural).set_function(lambda: self.nodes.age)
+        WATCH_AGE.labels(NODES.plural).set_function(lambda: self.nodes.age)
         WATCH_AGE.labels(PODS.plural).set_function(lambda: max(informer.age for informer in self.pods))
         async with asyncio.TaskGroup() as group:
-            for informer in self.all:
+            group.create_task(self.nodes.run())
+            for informer in self.pods:
                 group.create_task(informer.run())
 
     async def synced(self) -> None:
-        """Waits until every cache is filled."""
-        for informer in self.all:
-            await informer.synced.wait()
+        """Waits until the caches of nodes and pods are filled."""
+        for synced in (self.nodes.synced, *(informer.synced for informer in self.pods)):
+            await synced.wait()
 
-    async def relist(self) -> None:
-        """Repairs what the watches have missed of nodes and pods. Raises ApiError, as `lister.relist`."""
-        await relist(self.all)
-
-    def frozen(self) -> list[str]:
-        """Returns which watches are frozen."""
-        return [str(informer) for informer in self.all if informer.frozen]
-
-    def knows_pods(self, namespace: str) -> bool:
-        """Returns whether the cache has every pod of ours in this namespace, but for the last moments."""
-        return any(i.live for i in self.pods if i.namespace in ("", namespace))
+    async def list_jobs(self) -> None:
+        """Lists the jobs, and enqueues those of which kopf's watch has missed something."""
+        await asyncio.gather(*(informer.keep_listing() for informer in self.jobs))
 
 
 def urgent(pod: PodView, before: PodView | None) -> bool:
@@ -262,3 +384,9 @@ def delay(failures: int) -> float:
     """Returns the seconds before the next try, spread so that not all clients come back at once."""
     longest = min(LONGEST_DELAY, FIRST_DELAY * 2.0 ** min(failures - 1, 10))
     return random.uniform(longest / 2, longest)
+
+
+def _namespace(view: Job | PodView | NodeView | WorkloadView) -> str:
+    if isinstance(view, Job):
+        return view.key.namespace
+    return "" if isinstance(view, NodeView) else view.namespace

@@ -1,30 +1,23 @@
-"""One reconcile of one job: observe, plan, remember, apply."""
+"""One reconcile of one job: observe, plan, apply."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
 
-from spottrain_operator.api.job_defaults import NO_DEFAULTS, JobDefaults
-from spottrain_operator.api.kueue import Kueue
-from spottrain_operator.api.node_pools import Pool
-from spottrain_operator.api.observed import Limits, Observed, PodView
-from spottrain_operator.api.prices import NO_PRICES, PriceList
+from spottrain_operator.api.observed import Observed, PodView
 from spottrain_operator.api.training_job import Job, JobKey
 from spottrain_operator.api.validation import parse_job
 from spottrain_operator.control.actions import Changed, Context, Done, Plan
 from spottrain_operator.control.apply import Unfinished, apply
-from spottrain_operator.control.caches import Caches
-from spottrain_operator.control.lister import read_job
-from spottrain_operator.control.memory import Memory, remember
-from spottrain_operator.control.observe import list_pods, not_processed, observe
+from spottrain_operator.control.observe import Sources, not_processed, observe
 from spottrain_operator.control.plan import plan, rescue
 from spottrain_operator.errors import ApiError, ApiFailure, Incomplete
-from spottrain_operator.io.cluster import Cluster, release_pod, set_finalizer
+from spottrain_operator.io.cluster import release_pod, set_finalizer
 from spottrain_operator.io.logs import about
 from spottrain_operator.policies import cleanup
 
@@ -37,24 +30,12 @@ LARGE: Final = 100
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reconciler:
-    cluster: Cluster
-    caches: Caches
-    memory: Memory
-    default_pool: Pool
-    pools: Mapping[str, Pool]
-    limits: Limits
+    sources: Sources
     now: Callable[[], datetime]
-    prices: Callable[[], PriceList] = lambda: NO_PRICES
-    knows_pods: Callable[[str], bool] = lambda _: False
-    """Returns whether the cache has all pods of a namespace, and gets each later one."""
-    kueue: Callable[[], Kueue] = Kueue
-    """Returns what may be used of Kueue."""
-    defaults: JobDefaults = NO_DEFAULTS
-    sync_image: str = ""
 
     async def __call__(self, key: JobKey) -> timedelta | None:
         """Reconciles a job; returns the delay until the next reconcile if no event comes before."""
-        job = self.caches.jobs.get(key) or await self._read(key)  # pods' events may come first
+        job = self.sources.caches.jobs.get(key) or await self._read(key)  # pods' events may come first
         if job is None:
             await self._release_orphans(key)
             return None
@@ -67,29 +48,19 @@ class Reconciler:
             return None
 
     async def _reconcile(self, job: Job) -> timedelta | None:
-        observed, learned = await observe(
-            job,
-            caches=self.caches,
-            cluster=self.cluster,
-            memory=self.memory,
-            default_pool=self.default_pool,
-            pools=self.pools,
-            limits=self.limits,
-            prices=self.prices(),
-            defaults=self.defaults,
-            kueue=self.kueue(),
-            sync_image=self.sync_image,
-            now=self.now(),
+        observed = await observe(job, self.sources, self.now())
+        made, known = await self._plan(observed), self.sources.memory.of(job.key)
+        context = Context(
+            cluster=self.sources.cluster,
+            caches=self.sources.caches,
+            memory=self.sources.memory,
+            now=observed.now,
         )
-        remember(observed, learned, self.caches, self.memory)
-        made = await self._plan(observed)
-        context = Context(cluster=self.cluster, caches=self.caches, memory=self.memory, now=observed.now)
         match await apply(job, made, context):
             case Done(again=again):
-                if made.books is not None:
-                    self.memory.books[job.key] = made.books
-                if learned.dry_run is not None and learned.dry_run.error is not None:
-                    raise learned.dry_run.error
+                known.books = made.books or known.books
+                if known.undecided is not None:
+                    raise known.undecided
                 return AT_ONCE if again else made.recheck_after
             case Changed(why=why):
                 logger.info("%s", why)
@@ -103,9 +74,11 @@ class Reconciler:
 
         A deleted job is read once: each of its pods has several more events.
         """
-        if self.caches.jobs.is_deleted(key):
-            return None
-        return await read_job(key, self.caches.jobs, self.cluster)
+        return (
+            None
+            if self.sources.caches.jobs.is_removed(key)
+            else await self.sources.caches.read_job(key, self.sources.cluster)
+        )
 
     async def _ends_with_its_namespace(self, job: Job) -> bool:
         """Returns whether the job is deleted with its namespace, and waits for our finalizer.
@@ -114,13 +87,13 @@ class Reconciler:
         """
         if not job.deleting or not job.holds_checkpoints:
             return False
-        namespace = await self.cluster.get("namespaces", job.key.namespace)
+        namespace = await self.sources.cluster.get("namespaces", job.key.namespace)
         return namespace is not None and "deletionTimestamp" in namespace["metadata"]
 
     async def _let_go(self, job: Job) -> None:
         key, uri = job.key, job.spec.checkpoint.uri if job.spec is not None else "URI"
-        raw = await set_finalizer(self.cluster, key.name, key.namespace, uid=key.uid, on=False)
-        self.caches.jobs.put(parse_job(raw))
+        raw = await set_finalizer(self.sources.cluster, key.name, key.namespace, uid=key.uid, on=False)
+        self.sources.caches.jobs.put(parse_job(raw))
         by_hand = cleanup.DELETE.format(uri=uri, uid=key.uid)
         words = "%s: its namespace is deleted with it, so its checkpoints are left; delete them with %s"
         logger.warning(words, key, by_hand, extra=about(key))
@@ -139,10 +112,8 @@ class Reconciler:
 
     async def _release_orphans(self, key: JobKey) -> None:
         """Releases the pods of a deleted job; our finalizer would keep them for ever."""
-        self.memory.forget(key)
-        if not self.knows_pods(key.namespace):
-            self.caches.pods.update(await list_pods(key, self.caches, self.cluster))
-        held = [pod for pod in self.caches.pods.of(key) if pod.holds_outcome]
+        self.sources.memory.forget(key)
+        held = [pod for pod in self.sources.caches.pods.of(key) if pod.holds_outcome]
         failed = [words for words in await asyncio.gather(*map(self._release, held)) if words]
         if failed:
             raise Incomplete(f"{len(failed)} of {len(held)} pods could not be released: {failed[0]}")
@@ -150,7 +121,7 @@ class Reconciler:
     async def _release(self, pod: PodView) -> str:
         """Removes a pod's finalizer; returns why it failed, or ""."""
         try:
-            await release_pod(self.cluster, pod.name, pod.namespace, uid=pod.uid)
+            await release_pod(self.sources.cluster, pod.name, pod.namespace, uid=pod.uid)
         except ApiError as error:
             return "" if error.stale else f"{pod.name}: {error}"
         return ""

@@ -1,8 +1,8 @@
-"""What is read at the start and every few minutes: complete LISTs, and the features of this cluster.
+"""What is done at the start and every few minutes: each job is looked at again, metrics are summed, and the
+features of this cluster are read.
 
-kopf, which watches the jobs, misses deletions during a relist (measured: 100 of 200 entries were stale). A
-cluster may be upgraded while the operator runs. A failed query of features blocks nothing; the last result is
-kept.
+A cluster may be upgraded while the operator runs. A failed query of features blocks nothing; the last result
+is kept.
 """
 
 from __future__ import annotations
@@ -19,32 +19,18 @@ from spottrain_operator.api.native_gangs import API_VERSION, POD_GROUPS
 from spottrain_operator.api.node_pools import of_node_pool
 from spottrain_operator.api.training_job import Job, JobKey
 from spottrain_operator.api.wire import camel
-from spottrain_operator.control.caches import Caches, JobCache
-from spottrain_operator.control.lister import Lister, relist
+from spottrain_operator.control.caches import Caches
 from spottrain_operator.control.memory import Memory
 from spottrain_operator.control.work_queue import Lane, WorkQueue
 from spottrain_operator.errors import ApiError, ApiFailure
 from spottrain_operator.io.cluster import Cluster
-from spottrain_operator.io.metrics import COMPARED, GOODPUT, JOBS, ON_DEMAND, RESYNCS, SPENT, UNPRICED
+from spottrain_operator.io.metrics import COMPARED, GOODPUT, JOBS, ON_DEMAND, SPENT, UNPRICED
 from spottrain_operator.names import NODE_POOLS, Phase
 from spottrain_operator.policies.goodput import PARTS, UNKNOWN
 
 logger = logging.getLogger(__name__)
 SPREAD_SECONDS: Final = 1.0
 """At such intervals a resync enqueues jobs."""
-
-
-# --- objects --------------------------------------------------------------------------------------------
-async def list_jobs(jobs: Iterable[Lister[JobKey, Job]], cache: JobCache, queue: WorkQueue) -> None:
-    """Lists the jobs into the cache, and enqueues those of which the watch has missed something.
-
-    Raises ApiError, after the LISTs that succeed. The jobs of a watched namespace that cannot be read stay as
-    they were.
-    """
-    await relist(jobs)
-    if queue.open:  # else the leader shows them, and a sum over both processes would count them twice
-        show_jobs(cache)
-    RESYNCS.inc()
 
 
 async def look_again(caches: Caches, queue: WorkQueue, seconds: float) -> None:
@@ -66,7 +52,7 @@ def _rests(key: JobKey, caches: Caches) -> bool:
 
     So it is with a job that has ended, or is suspended without pods; not with what is left of a deleted one.
     """
-    job, has_pods = caches.jobs.get(key), caches.pods.has(key)
+    job, has_pods = caches.jobs.get(key), bool(caches.pods.of(key))
     if job is None or job.deleting:
         return job is None and not has_pods
     return job.status.terminal or (job.spec is not None and job.spec.suspend and not has_pods)
@@ -100,7 +86,6 @@ def _figures(job: Job) -> Iterator[tuple[Gauge, tuple[str, ...], Decimal]]:
         yield GOODPUT, (*owner, camel(part)), getattr(times, part)
 
 
-# --- features -------------------------------------------------------------------------------------------
 async def discover(cluster: Cluster, memory: Memory) -> None:
     try:
         found = await _serves_gangs(cluster)
@@ -113,7 +98,8 @@ async def discover(cluster: Cluster, memory: Memory) -> None:
     if found is not memory.has_gangs:
         logger.info("%s", f"gangs are scheduled by {API_VERSION}" if found else "gang scheduling has gone")
     memory.has_gangs = found
-    memory.ungrouped.clear()
+    for known in memory.jobs.values():
+        known.ungrouped = False
 
 
 async def _serves_gangs(cluster: Cluster) -> bool:

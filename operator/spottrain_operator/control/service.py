@@ -13,7 +13,7 @@ import math
 import os
 import socket
 import uuid
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -25,28 +25,21 @@ from spottrain_operator.control.caches import Caches
 from spottrain_operator.control.informer import Informers
 from spottrain_operator.control.leader import Candidate, Elector, Times
 from spottrain_operator.control.memory import Memory
+from spottrain_operator.control.observe import Sources
 from spottrain_operator.control.progress import Poller
 from spottrain_operator.control.reconcile import Reconciler
-from spottrain_operator.control.resync import (
-    discover,
-    discover_node_pools,
-    list_jobs,
-    look_again,
-    show_jobs,
-)
+from spottrain_operator.control.resync import discover, discover_node_pools, look_again, show_jobs
 from spottrain_operator.control.work_queue import Lane, WorkQueue
 from spottrain_operator.control.workloads import Workloads
-from spottrain_operator.errors import ApiError
 from spottrain_operator.io.cluster import Cluster, KubeCluster
 from spottrain_operator.io.health import Health
 from spottrain_operator.io.lease import KubeLease
-from spottrain_operator.io.metrics import LEADER
+from spottrain_operator.io.metrics import LEADER, RESYNCS
 from spottrain_operator.io.price_file import PriceFiles
 from spottrain_operator.settings import Settings
 
 logger = logging.getLogger(__name__)
 
-RETRY_SECONDS = 2.0
 WORKLOADS_SECONDS = 15.0
 """The start waits so long for Kueue's Workloads. Afterwards only jobs with a queue wait for them."""
 
@@ -112,11 +105,7 @@ class Service:
                 self._cluster, self.caches, self.queue, self.settings.namespaces, went_back=_went_back
             )
             works.append(self._workloads.run())
-
-        def frozen() -> list[str]:
-            return informers.frozen() + (self._workloads.frozen() if self._workloads is not None else [])
-
-        health = Health(alive=self._alive, ready=lambda: self._synced, frozen=frozen)
+        health = Health(alive=self._alive, ready=lambda: self._synced)
         self._health = await health.start(self.settings.health_port, self.settings.bind_address)
         for work in (*works, health.measure_lag(), self._run(self._cluster, informers)):
             self._tasks.append(asyncio.create_task(work))
@@ -146,30 +135,21 @@ class Service:
         logger.info("caches are filled: %d jobs", len(self.caches.jobs.keys()))
         gc.collect()
         gc.freeze()  # each full collection would look at all of it again, and hold the event loop meanwhile
-        reconcile = Reconciler(
+        sources = Sources(
             cluster=cluster,
             caches=self.caches,
             memory=self.memory,
             default_pool=self.settings.default_pool,
             pools={pool.name: pool for pool in self.settings.pools},
             limits=self.settings.limits,
-            now=self._now,
             prices=PriceFiles(self.settings.price_file, self.settings.fetched_price_file),
             defaults=self.settings.job_defaults,
             sync_image=self.settings.sync_image,
-            knows_pods=informers.knows_pods,
             kueue=self._workloads.kueue if self._workloads is not None else Kueue,
         )
+        reconcile = Reconciler(sources=sources, now=self._now)
         poller = Poller(
-            cluster=cluster,
-            default_pool=self.settings.default_pool,
-            caches=self.caches,
-            memory=self.memory,
-            queue=self.queue,
-            interval=self.settings.progress_seconds,
-            write_interval=self.settings.limits.progress_interval,
-            patience=self.settings.limits.runtime_patience,
-            now=self._now,
+            sources=sources, queue=self.queue, interval=self.settings.progress_seconds, now=self._now
         )
         async with asyncio.TaskGroup() as group:
             group.create_task(self._keep_resyncing(cluster, informers))
@@ -206,36 +186,28 @@ class Service:
         show_jobs(self.caches.jobs)
 
     async def _keep_resyncing(self, cluster: Cluster, informers: Informers) -> None:
-        """Repairs what the watches have missed."""
+        """Repairs what kopf's watch has missed: it does not tell of deletions during its LIST."""
         while True:
             await look_again(self.caches, self.queue, self.settings.resync_seconds)
-            await self._retried(informers.relist)
-            if self._workloads is not None:
-                await self._workloads.relist()
             await self._read_jobs(cluster, informers)
+            if self.queue.open:  # else a sum over both processes would count the jobs twice
+                show_jobs(self.caches.jobs)
 
     async def _read_jobs(self, cluster: Cluster, informers: Informers) -> None:
-        """Lists the jobs, and reads what this cluster offers."""
+        """Reads what this cluster offers, and lists the jobs."""
         if self.settings.native_gangs:
             await discover(cluster, self.memory)
         if self._workloads is not None:
             await self._workloads.discover()
         await discover_node_pools(cluster, self.memory)
-        await self._retried(lambda: list_jobs(informers.jobs, self.caches.jobs, self.queue))
-
-    async def _retried(self, listing: Callable[[], Awaitable[None]]) -> None:
-        while True:
-            try:
-                return await listing()
-            except ApiError as error:
-                logger.warning("LIST failed, retrying: %s", error)
-                await asyncio.sleep(RETRY_SECONDS)
+        await informers.list_jobs()
+        RESYNCS.inc()
 
     # --- watch events ---
     def saw_job(self, kind: str | None, raw: Mapping[str, Any]) -> None:
         key, version = identity(raw)
         if kind == "DELETED":
-            self.caches.jobs.delete(key, version)
+            self.caches.jobs.remove(key, version)
         elif not (self.caches.jobs.is_news(key, version) and self.caches.jobs.put(parse_job(raw))):
             return
         self.queue.add(key)

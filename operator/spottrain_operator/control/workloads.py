@@ -15,8 +15,7 @@ from typing import Final
 from spottrain_operator.api import kueue
 from spottrain_operator.api.kueue import Kueue, KueueApi, WorkloadView
 from spottrain_operator.control.caches import Caches
-from spottrain_operator.control.informer import Informer
-from spottrain_operator.control.lister import Kind, fail
+from spottrain_operator.control.informer import Informer, Kind, fail
 from spottrain_operator.control.work_queue import WorkQueue
 from spottrain_operator.errors import ApiError
 from spottrain_operator.io.cluster import Cluster
@@ -51,7 +50,7 @@ class Workloads:
         self._cluster, self._caches, self._queue = cluster, caches, queue
         self._namespaces, self._went_back = namespaces or ("",), went_back
         self._served = NOT_ASKED
-        self._informers: tuple[Informer[WorkloadView], ...] = ()
+        self._informers: tuple[Informer[str, WorkloadView], ...] = ()
         self._group: asyncio.TaskGroup | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -84,7 +83,7 @@ class Workloads:
                 kind_of(api),
                 cluster=self._cluster,
                 cache=self._caches.workloads,
-                changed=self._changed,
+                changed=lambda workload, _: self._queue.add(workload.job),
                 namespace=namespace,
                 went_back=self._went_back,
             )
@@ -103,9 +102,6 @@ class Workloads:
             if job.queue:
                 self._queue.add(job.key)
 
-    def _changed(self, workload: WorkloadView, _: WorkloadView | None) -> None:
-        self._queue.add(workload.job)
-
     def kueue(self) -> Kueue:
         """Returns what may be used of Kueue: nothing while its Workloads are not in the cache."""
         synced = all(informer.synced.is_set() for informer in self._informers)
@@ -117,16 +113,6 @@ class Workloads:
             async with asyncio.timeout(seconds):
                 for informer in self._informers:
                     await informer.synced.wait()
-
-    async def relist(self) -> None:
-        """Repairs what the watches have missed. After a failure the informers try again, and tell."""
-        for informer in self._informers:
-            with contextlib.suppress(ApiError):
-                await informer.relist()
-
-    def frozen(self) -> list[str]:
-        """Returns which watches are frozen."""
-        return [str(informer) for informer in self._informers if informer.frozen]
 
 
 async def served(cluster: Cluster) -> Kueue:

@@ -99,12 +99,9 @@ class Cluster(Protocol):
     def pages(self, kind: str, namespace: str) -> AsyncIterator[Page]:
         """Lists one collection. Of pods, Workloads and Deployments only ours."""
 
-    def watch(
-        self, kind: str, namespace: str, version: str, opened: Callable[[], None] = lambda: None
-    ) -> AsyncGenerator[Json]:
+    def watch(self, kind: str, namespace: str, version: str) -> AsyncGenerator[Json]:
         """Yields the events after this version, and bookmarks, until the API server ends the watch.
 
-        Calls `opened` once the API server has accepted it.
         Raises ApiError, also for an event ERROR. EXPIRED: a new LIST is needed.
         """
 
@@ -202,9 +199,7 @@ class KubeCluster:
             if not query["continue"]:
                 break
 
-    async def watch(
-        self, kind: str, namespace: str, version: str, opened: Callable[[], None] = lambda: None
-    ) -> AsyncGenerator[Json]:
+    async def watch(self, kind: str, namespace: str, version: str) -> AsyncGenerator[Json]:
         path = _collection(kind, namespace)
         query = {"watch": "true", "allowWatchBookmarks": "true", "resourceVersion": version}
         query |= {"timeoutSeconds": str(random.randint(*WATCH_SECONDS)), **_selected(kind)}
@@ -214,7 +209,6 @@ class KubeCluster:
                 if reply.status >= 300:
                     answer = _parsed(reply.status, await reply.read())
                     raise _refusal("WATCH", path, reply.status, answer)
-                opened()
                 async for line in _lines(reply.content):
                     yield _event(line)
 

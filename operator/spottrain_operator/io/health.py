@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -16,16 +16,9 @@ STUCK = 30.0
 
 
 class Health:
-    def __init__(
-        self,
-        *,
-        alive: Callable[[], bool],
-        ready: Callable[[], bool],
-        frozen: Callable[[], Sequence[str]] = tuple,
-    ) -> None:
-        """`alive` returns whether all tasks still run; `ready` whether the caches are filled; `frozen` which
-        watches are dead and were not restarted."""
-        self._alive, self._ready, self._frozen = alive, ready, frozen
+    def __init__(self, *, alive: Callable[[], bool], ready: Callable[[], bool]) -> None:
+        """`alive` returns whether all tasks still run; `ready` whether the caches are filled."""
+        self._alive, self._ready = alive, ready
         self._beat = 0.0
 
     async def start(self, port: int, host: str = "") -> web.AppRunner:
@@ -53,11 +46,8 @@ class Health:
 
     async def _livez(self, _: web.Request) -> web.Response:
         late = asyncio.get_running_loop().time() - self._beat if self._beat else 0.0
-        frozen = self._frozen()
-        alive = self._alive() and late < STUCK and not frozen
-        words = f"tasks run: {self._alive()}; event loop is {late:.1f} s late"
-        watches = f"; frozen watches: {', '.join(frozen)}" if frozen else ""
-        return web.Response(text=f"{words}{watches}\n", status=200 if alive else 500)
+        words = f"tasks run: {self._alive()}; event loop is {late:.1f} s late\n"
+        return web.Response(text=words, status=200 if self._alive() and late < STUCK else 500)
 
     async def _readyz(self, _: web.Request) -> web.Response:
         ready = self._ready()

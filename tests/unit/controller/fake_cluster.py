@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from datetime import datetime, timedelta
 from typing import Any, TypeVar, cast
 
@@ -18,7 +18,7 @@ from spottrain_operator.api.bookkeeping import NO_BOOKS, Bookkeeping
 from spottrain_operator.api.job_defaults import NO_DEFAULTS, JobDefaults
 from spottrain_operator.api.kueue import Kueue, KueueApi, WorkloadView
 from spottrain_operator.api.node_pools import Pool
-from spottrain_operator.api.observed import Limits, Sample
+from spottrain_operator.api.observed import Sample
 from spottrain_operator.api.training_job import JobKey, Status
 from spottrain_operator.api.validation import parse_job
 from spottrain_operator.api.views import pod_view
@@ -26,8 +26,8 @@ from spottrain_operator.api.wire import rfc3339
 from spottrain_operator.control.caches import Caches
 from spottrain_operator.control.informer import Informer, Informers
 from spottrain_operator.control.memory import Memory
+from spottrain_operator.control.observe import Sources
 from spottrain_operator.control.reconcile import AT_ONCE, Reconciler
-from spottrain_operator.control.resync import list_jobs
 from spottrain_operator.control.workloads import kind_of
 from spottrain_operator.errors import ApiError
 from spottrain_operator.io.cluster import Page
@@ -206,9 +206,7 @@ class FakeCluster:
         items = [copied(raw) for raw in tables[kind].values()]
         yield Page(items=items, version=str(next(self._version)))
 
-    async def watch(
-        self, kind: str, namespace: str, version: str, opened: Callable[[], None] = lambda: None
-    ) -> AsyncGenerator[Json]:
+    async def watch(self, kind: str, namespace: str, version: str) -> AsyncGenerator[Json]:
         raise NotImplementedError("nothing is watched here: World.look lists")
         yield
 
@@ -465,11 +463,11 @@ class KeySet:
 async def resync(cluster: Any, caches: Caches, queue: Any, namespaces: tuple[str, ...]) -> None:
     """Lists nodes, pods and jobs into the caches, as the service does."""
     informers = Informers(cluster, caches, queue, namespaces)
-    await informers.relist()
-    await list_jobs(informers.jobs, caches.jobs, queue)
+    for informer in (informers.nodes, *informers.pods, *informers.jobs):
+        await informer.relist()
 
 
-def workloads(cluster: Any, caches: Caches, api: KueueApi) -> Informer[WorkloadView]:
+def workloads(cluster: Any, caches: Caches, api: KueueApi) -> Informer[str, WorkloadView]:
     return Informer(
         kind_of(api), cluster=cluster, cache=caches.workloads, changed=lambda *_: None, namespace="ns"
     )
@@ -506,17 +504,16 @@ class World:
     def _start(self) -> None:
         self.caches = Caches()
         self.memory = Memory()
-        self.reconciler = Reconciler(
+        self.sources = Sources(
             cluster=self.cluster,
             caches=self.caches,
             memory=self.memory,
             default_pool=POOL,
             pools=self.pools,
             defaults=self.defaults,
-            limits=Limits(),
             kueue=lambda: self.kueue,
-            now=lambda: self.cluster.now,
         )
+        self.reconciler = Reconciler(sources=self.sources, now=lambda: self.cluster.now)
 
     async def look(self) -> object:
         """One reconcile on fresh caches."""
@@ -533,7 +530,7 @@ class World:
             if pod.rank == 0 and pod.running_since and pod.attempt == self.status.attempt:
                 step = self.saved.get(pod.attempt)
                 progress = Progress(state="Training", attempt=pod.attempt, step=step or 0, durableStep=step)
-                self.memory.samples[KEY] = Sample(progress=progress, at=self.cluster.now)
+                self.memory.of(KEY).sample = Sample(progress=progress, at=self.cluster.now)
 
     async def settle(self) -> None:
         """Reconciles, restarting the operator where it crashes, until nothing more is written."""
@@ -610,7 +607,7 @@ class World:
 
     @property
     def books(self) -> Bookkeeping:
-        return self.memory.books.get(KEY, NO_BOOKS)
+        return self.memory.of(KEY).books or NO_BOOKS
 
     @property
     def status(self) -> Status:

@@ -143,7 +143,7 @@ async def test_no_pod_is_made_without_the_object_that_it_needs(error: ApiError) 
         assert isinstance(result, Unfinished)
     else:
         assert result == Done(again=True)
-        assert w.memory.refusals[KEY].reason is Reason.INVALID_TEMPLATE
+        assert (no := w.memory.of(KEY).refusal) is not None and no.reason is Reason.INVALID_TEMPLATE
 
 
 # --- one refused or slow action stops no other ----------------------------------------------------------
@@ -352,22 +352,6 @@ async def test_one_orphan_that_cannot_be_released_does_not_hold_its_peers() -> N
     assert await _look(w) is not None
     held = [n for n, p in w.cluster.pods.items() if p["metadata"].get("finalizers")]
     assert held == [w.pod(1, 0)]
-
-
-@pytest.mark.parametrize("known", [True, False])
-async def test_orphans_are_listed_only_where_the_cache_may_lack_one(known: bool) -> None:
-    w = await _training(GANG)
-    del w.cluster.jobs[KEY.name]
-    w.caches.jobs.remove(KEY)
-    w.reconciler = replace(w.reconciler, knows_pods=lambda namespace: known and namespace == KEY.namespace)
-    listed = w.refuse("list_pods", ApiError(0, "no answer"))
-    if known:
-        assert await w.reconciler(KEY) is None
-        assert not [n for n, p in w.cluster.pods.items() if p["metadata"].get("finalizers")]
-    else:
-        with pytest.raises(ApiError):
-            await w.reconciler(KEY)
-    assert bool(listed) is not known
 
 
 async def test_a_pod_that_the_api_server_does_not_have_leaves_the_cache() -> None:

@@ -419,9 +419,7 @@ def test_a_price_file_is_read_again_when_it_changes(tmp_path: Path, caplog: pyte
     first = prices()
     assert len(first.rates) == 1 and prices() is first
     path.write_text(json.dumps([SPOT, SPOT | {"zone": "b"}, SPOT | {"usdPerHour": 0}]))
-    assert (
-        len(prices().rates) == 2 and "rate 2 is left out: usdPerHour must be greater than 0" in caplog.text
-    )
+    assert len(prices().rates) == 2 and "rate 2 is left out: usdPerHour must be greater than 0" in caplog.text
     path.unlink()
     assert prices() is NO_PRICES
 

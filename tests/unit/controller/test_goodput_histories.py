@@ -101,14 +101,14 @@ class PaidWorld(World):
 
     def _start(self) -> None:
         super()._start()
-        self.reconciler = replace(self.reconciler, prices=lambda: PRICES)
+        self.reconciler = replace(self.reconciler, sources=replace(self.sources, prices=lambda: PRICES))
 
     def _poll(self) -> None:
         for pod in self.caches.pods.of(KEY):
             if pod.rank == 0 and pod.running_since and pod.attempt == self.status.attempt:
                 split = self.trainers[pod.attempt].split
                 progress = Progress(state="Training", attempt=pod.attempt, step=1, timeSplit=split)
-                self.memory.samples[KEY] = Sample(progress=progress, at=self.cluster.now)
+                self.memory.of(KEY).sample = Sample(progress=progress, at=self.cluster.now)
 
 
 class History:

@@ -10,13 +10,11 @@ from typing import Any
 import pytest
 from spottrain_operator.api.observed import PodView
 from spottrain_operator.api.views import node_facts, node_view
-from spottrain_operator.control import caches as cache_module
 from spottrain_operator.control.caches import Caches
-from spottrain_operator.control.informer import FROZEN_SECONDS, LONGEST_DELAY, Informer, Informers, delay
-from spottrain_operator.control.lister import NODES, PODS
+from spottrain_operator.control.informer import LONGEST_DELAY, NODES, PODS, Informer, Informers, delay
 from spottrain_operator.control.work_queue import WorkQueue
 from spottrain_operator.errors import ApiError
-from spottrain_operator.io.cluster import SILENCE_SECONDS, Cluster, Json, Page
+from spottrain_operator.io.cluster import Cluster, Json, Page
 from spottrain_operator.names import OUTCOME_FINALIZER
 
 from tests.builders import KEY, OWNER
@@ -67,8 +65,6 @@ class Script:
         self.since: list[str] = []
         self.refused: dict[str, int] = {}
         """HTTP statuses of the LISTs of these namespaces."""
-        self.held_back = 0.0
-        """Seconds before a watch is open."""
         self.asked: list[tuple[str, str]] = []
         self.between: Callable[[], Awaitable[None]] = nothing
         """Called between two pages of a LIST."""
@@ -86,13 +82,9 @@ class Script:
             await self.between()
         yield Page(items=[], version=version)
 
-    async def watch(
-        self, kind: str, namespace: str, version: str, opened: Callable[[], None]
-    ) -> AsyncGenerator[Json]:
+    async def watch(self, kind: str, namespace: str, version: str) -> AsyncGenerator[Json]:
         self.watches += 1
         self.since.append(version)
-        await asyncio.sleep(self.held_back)
-        opened()
         for step in self.turns.pop(0) if self.turns else [HOUR]:
             if isinstance(step, ApiError):
                 raise step
@@ -108,7 +100,7 @@ class Followed:
     def __init__(self, script: Script, namespace: str = "") -> None:
         self.script, self.caches = script, Caches()
         self.changed: list[str] = []
-        self.informer: Informer[PodView] = Informer(
+        self.informer: Informer[str, PodView] = Informer(
             PODS,
             cluster=as_cluster(script),
             cache=self.caches.pods,
@@ -258,10 +250,7 @@ async def test_a_pod_that_becomes_unreadable_keeps_its_last_state_and_is_no_ghos
 
 # --- what was deleted does not come back --------------------------------------------------------------
 @virtually
-async def test_a_pod_that_is_deleted_while_it_is_being_listed_does_not_come_back(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(cache_module, "REMEMBERED", 2)
+async def test_a_pod_that_is_deleted_while_it_is_being_listed_does_not_come_back() -> None:
     many = [raw_pod(f"p{n}", 50 + n) for n in range(20)]
     turn: Turn = [5.0, *(event("DELETED", raw_pod(f"p{n}", 110 + n)) for n in range(20)), HOUR]
     script = Script(turn, pods=many)
@@ -399,37 +388,16 @@ async def test_a_namespace_that_cannot_be_listed_does_not_stop_the_others(
     task = asyncio.create_task(informers.run())
     async with asyncio.timeout(10):
         await informers.synced()
-    await asyncio.sleep(1)
-    assert not informers.knows_pods("gone") and informers.knows_pods("ml")
     await asyncio.sleep(600)
     assert len(caplog.records) == 1 and "pods of gone cannot be listed" in caplog.text
     assert 20 <= script.asked.count(("pods", "gone")) <= 60
+    assert script.asked.count(("pods", "ml")) == 1, "it is watched"
     script.pods, script.version = [raw_pod("a", 150, namespace="gone")], 200
     del script.refused["gone"]
     await asyncio.sleep(60)
-    assert informers.knows_pods("gone") and caches.pods.keys() == ("a",)
-    script.pods, script.refused = [], {"gone": status}
-    script.asked.clear()
-    await informers.relist()
-    assert script.asked == [("nodes", ""), ("pods", "gone"), ("pods", "ml")]
-    assert caches.pods.keys() == ("a",), "a refusal that may pass drops nothing"
-    assert len(caplog.records) == 2, "it is told again, for it could be read meanwhile"
+    assert caches.pods.keys() == ("a",)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-
-
-@virtually
-async def test_a_list_that_fails_does_not_stop_those_of_others_and_is_an_error() -> None:
-    script = Script()
-    script.refused = {"": 500}
-    informers = Informers(as_cluster(script), Caches(), WorkQueue(), ("ml",))
-    with pytest.raises(ApiError, match="refused"):
-        await informers.relist()
-    assert script.asked == [("nodes", ""), ("pods", "ml")]
-    script.refused = {"": 403}
-    everywhere = Informers(as_cluster(script), Caches(), WorkQueue())
-    with pytest.raises(ApiError, match="refused"):
-        await everywhere.relist()
 
 
 @virtually
@@ -461,38 +429,9 @@ async def test_versions_that_go_back_are_told_and_those_of_a_list_beside_events_
 
 
 @virtually
-async def test_a_watch_is_live_while_it_speaks_and_frozen_where_it_should_have_been_restarted() -> None:
-    script = Script([60.0, bookmark(150), HOUR])
-    found = Followed(script)
-    assert not found.informer.live
-    await found.run(50)
-    assert found.informer.live and found.informer.age == pytest.approx(50)
+async def test_the_age_of_a_watch_is_its_silence() -> None:
+    found = await Followed(Script([60.0, bookmark(150), HOUR])).run(50)
+    assert found.informer.age == pytest.approx(50)
     await asyncio.sleep(20)
-    assert found.informer.live and found.informer.age == pytest.approx(10)
-    await asyncio.sleep(SILENCE_SECONDS)
-    assert not found.informer.live and not found.informer.frozen
-    await asyncio.sleep(FROZEN_SECONDS)
-    assert found.informer.frozen
-    await found.end()
-    assert not found.informer.frozen
-
-
-@virtually
-async def test_a_watch_that_is_not_open_yet_is_neither_live_nor_frozen() -> None:
-    script = Script()
-    script.held_back = 2 * FROZEN_SECONDS
-    found = await Followed(script).run(30)
-    assert script.watches == 1 and not found.informer.live
-    await asyncio.sleep(1.5 * FROZEN_SECONDS)
-    assert not found.informer.frozen
-    await asyncio.sleep(FROZEN_SECONDS)
-    assert not found.informer.frozen, "it counts from when it was opened"
-    await found.end()
-
-
-@virtually
-async def test_an_unreachable_api_server_is_no_frozen_watch() -> None:
-    found = await Followed(Script(*([ApiError(0, "refused")] for _ in range(1000)))).run(900)
-    assert not found.informer.frozen and not found.informer.live
-    assert found.informer.age > FROZEN_SECONDS
+    assert found.informer.age == pytest.approx(10)
     await found.end()

@@ -542,7 +542,7 @@ async def test_a_refused_workload_is_forgotten_once_it_is_made() -> None:
     assert refused is not None and refused.status == "False" and w.cluster.workload is None
     w.cluster.create_object = create  # type: ignore[method-assign]
     await w.after(60)
-    assert w.cluster.workload is not None and not w.memory.refusals
+    assert w.cluster.workload is not None and w.memory.of(KEY).refusal is None
     accepted = w.status.condition(Condition.ACCEPTED)
     assert accepted is not None and accepted.status == "True" and w.status.phase == Phase.WAITING
 

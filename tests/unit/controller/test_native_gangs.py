@@ -144,7 +144,7 @@ def test_the_rest_of_an_attempt_is_made_like_its_first_pods(grouped: bool) -> No
 
 async def test_a_pod_of_ours_is_seen_to_be_in_its_group() -> None:
     w = World({"workers": SIZE})
-    w.reconciler.memory.has_gangs = True
+    w.memory.has_gangs = True
     for _ in range(5):
         await w.look()
     views = [view for raw in w.cluster.pods.values() if (view := pod_view(raw))]
@@ -176,21 +176,21 @@ async def test_no_answer_is_told_once_and_what_was_known_stands(caplog: pytest.L
 @pytest.mark.parametrize("no", [ApiError(404, "not found"), ApiError(403, "podgroups is forbidden")], ids=str)
 async def test_where_the_group_cannot_be_made_its_pods_are_made_without(no: ApiError) -> None:
     w = World({"workers": SIZE})
-    w.reconciler.memory.has_gangs = True
+    w.memory.has_gangs = True
     w.refuse("create_object", no, "podgroups")
     for _ in range(6):
         await w.look()
     assert [referring(pod) for pod in w.cluster.pods.values()] == [{}] * SIZE
-    memory = w.reconciler.memory
-    assert memory.has_gangs and memory.ungrouped == {KEY}, "other jobs have theirs"
+    memory = w.memory
+    assert memory.has_gangs and memory.of(KEY).ungrouped, "other jobs have theirs"
     w.cluster.serves = served("podgroups")
     await discover(w.cluster, memory)
-    assert not memory.ungrouped, "it is tried again"
+    assert not memory.of(KEY).ungrouped, "it is tried again"
 
 
 async def test_a_group_that_the_server_calls_invalid_is_said_of_the_template() -> None:
     w = World({"workers": SIZE})
-    w.reconciler.memory.has_gangs = True
+    w.memory.has_gangs = True
     w.refuse("create_object", ApiError(422, "spec.schedulingPolicy: Invalid value"), "podgroups")
     await w.settle()
     found = condition(w.status, Condition.ACCEPTED)

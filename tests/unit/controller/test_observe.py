@@ -1,11 +1,11 @@
-"""`observe` only reads: what it learns beyond its Observed is stored by `remember`, after the plan."""
+"""What an observation reads from the API server, and stores in caches and memory."""
 
 from __future__ import annotations
 
 import asyncio
-import copy
 import logging
 from dataclasses import replace
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -13,10 +13,8 @@ from spottrain_operator.api.bookkeeping import Bookkeeping, Ledger, NodeAccount
 from spottrain_operator.api.node_pools import NOTHING
 from spottrain_operator.api.observed import NodeView, Observed, Refusal, Waiting
 from spottrain_operator.api.training_job import Job
-from spottrain_operator.control import reconcile
-from spottrain_operator.control.caches import REMEMBERED, Caches
-from spottrain_operator.control.memory import Learned, remember
-from spottrain_operator.control.observe import list_pods, observe
+from spottrain_operator.control import caches, reconcile
+from spottrain_operator.control.observe import Sources, list_pods, observe
 from spottrain_operator.errors import ApiError
 from spottrain_operator.names import Reason
 
@@ -27,33 +25,14 @@ from tests.unit.controller.test_data_cache import _waiting
 from tests.unit.controller.test_starting import event
 
 
-def _state(given: dict[str, Any]) -> list[dict[str, Any]]:
-    caches = given["caches"]
-    tables = (caches.jobs, caches.pods, caches.nodes, given["memory"])
-    return [copy.deepcopy(vars(table)) for table in tables]
-
-
-async def _twice(job: object, **given: Any) -> tuple[Observed, Learned]:
-    """Observes twice, and compares the results, and the inputs before and after."""
-    before = _state(given)
-    first, second = await observe(job, **given), await observe(job, **given)  # type: ignore[arg-type]
-    assert first == second
-    assert _state(given) == before
+async def _twice(job: Job, given: Sources, now: datetime) -> Observed:
+    first = await observe(job, given, now)
+    assert first == await observe(job, given, now)
     return first
 
 
-async def _observed(w: World) -> tuple[Observed, Learned]:
-    r, job = w.reconciler, w.caches.jobs.get(KEY)
-    return await _twice(
-        job,
-        caches=w.caches,
-        cluster=w.cluster,
-        memory=w.memory,
-        default_pool=r.default_pool,
-        pools=r.pools,
-        limits=r.limits,
-        now=w.cluster.now,
-    )
+async def _observed(w: World) -> Observed:
+    return await _twice(status_job(w), w.sources, w.cluster.now)
 
 
 async def _running(spec: dict[str, object] | None = None) -> World:
@@ -63,7 +42,7 @@ async def _running(spec: dict[str, object] | None = None) -> World:
 
 
 @pytest.mark.parametrize(("story", "spec", "expected"), STORIES)
-async def test_through_a_jobs_life_a_second_observation_equals_the_first_and_changes_nothing(
+async def test_through_a_jobs_life_a_second_observation_equals_the_first(
     story: Story, spec: dict[str, object], expected: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reconcile, "observe", _twice)
@@ -78,12 +57,11 @@ async def test_pods_and_nodes_that_the_caches_lack_are_read_and_remembered() -> 
     w.caches.pods.put(ghost)
     w.caches.nodes.drop(node_of(w))
     _forget_removals(w)
-    o, learned = await _observed(w)
+    o = await _observed(w)
     assert o.pods == (pod,) and set(o.nodes) == {"node-a"}
-    assert learned.lists[0].gone == (ghost,) and [n.name for n in learned.nodes] == ["node-a"]
-    remember(o, learned, w.caches, w.memory)
     assert w.caches.pods.of(KEY) == (pod,) and w.caches.nodes.get("node-a") == o.nodes["node-a"]
-    assert (await _observed(w))[1].lists == (), "nothing is missing any more"
+    w.refuse("list_pods", ApiError(500, "nothing is missing any more"))
+    assert await _observed(w) == o
 
 
 async def test_lost_nodes_are_asked_for_together_and_then_only_where_a_pod_may_run() -> None:
@@ -101,51 +79,51 @@ async def test_lost_nodes_are_asked_for_together_and_then_only_where_a_pod_may_r
     w.cluster.get_node = get_node  # type: ignore[method-assign]
     w.caches.nodes.drop(node_of(w))
     lost = tuple(NodeAccount(name=f"lost-{n}", start=NOW, bound=NOW, accounted=NOW) for n in range(20))
-    w.memory.books[KEY] = Bookkeeping(ledger=Ledger(nodes=lost))
-    o, learned = await observe(
-        status_job(w),
-        caches=w.caches,
-        cluster=w.cluster,
-        memory=w.memory,
-        default_pool=w.reconciler.default_pool,
-        pools={},
-        limits=w.reconciler.limits,
-        now=w.cluster.now,
-    )
-    assert len(asked) == 21 and len(learned.absent_nodes) == 21
-    remember(o, learned, w.caches, w.memory)
+    w.memory.of(KEY).books = Bookkeeping(ledger=Ledger(nodes=lost))
+    await observe(status_job(w), w.sources, w.cluster.now)
+    assert len(asked) == 21
     asked.clear()
-    assert (await _observed(w))[1].absent_nodes == ("node-a",), (
-        "a machine of its pod's node's name may be new"
-    )
-    assert set(asked) == {"node-a"}
+    await observe(status_job(w), w.sources, w.cluster.now)
+    assert asked == ["node-a"], "a machine of its pod's node's name may be new"
 
 
 async def test_nothing_that_was_deleted_during_an_observation_comes_back_to_the_caches() -> None:
     w = await _running()
     (pod,) = w.caches.pods.of(KEY)
-    node = node_of(w)
+    node, read, listed = node_of(w), w.cluster.get_node, w.cluster.list_pods
     w.caches.pods.drop(pod)
     w.caches.nodes.drop(node)
     _forget_removals(w)
-    o, learned = await _observed(w)
-    assert o.pods == (pod,) and learned.nodes == (node,)
-    w.caches.pods.drop(replace(pod, resource_version=pod.resource_version + 1))  # a watch's DELETED
-    w.caches.nodes.drop(replace(node, resource_version=node.resource_version + 1))
-    remember(o, learned, w.caches, w.memory)
-    assert w.caches.pods.of(KEY) == () and w.caches.nodes.get(node.name) is None
+
+    async def list_pods(uid: str) -> list[dict[str, Any]]:
+        raws = await listed(uid)
+        w.caches.pods.drop(replace(pod, resource_version=pod.resource_version + 1))  # a watch's DELETED
+        return raws
+
+    async def get_node(name: str) -> dict[str, Any] | None:
+        raw = await read(name)
+        w.caches.nodes.drop(replace(node, resource_version=node.resource_version + 1))
+        return raw
+
+    w.cluster.list_pods, w.cluster.get_node = list_pods, get_node  # type: ignore[method-assign]
+    o = await observe(status_job(w), w.sources, w.cluster.now)
+    assert o.pods == () and w.caches.pods.of(KEY) == ()
+    w.caches.pods.put(replace(pod, uid="another"))
+    o = await observe(status_job(w), w.sources, w.cluster.now)
+    assert o.nodes == {} and w.caches.nodes.get(node.name) is None
     again = replace(node, resource_version=node.resource_version + 2)
     assert w.caches.nodes.put(again), "a node may come back under its name"
     w.caches.nodes.drop(node)
     assert w.caches.nodes.get(node.name) == again, "the deletion was its predecessor's"
 
 
-def test_of_deleted_objects_only_the_last_are_kept() -> None:
-    cache = Caches().pods
-    for i in range(REMEMBERED + 10):
+def test_of_deleted_objects_only_the_last_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(caches, "REMEMBERED", 10)
+    cache = caches.Caches().pods
+    for i in range(20):
         cache.drop(make_pod(uid=f"uid-{i}"))
-    assert len(cache._removed) == REMEMBERED and cache.put(make_pod(uid="uid-0"))
-    assert not cache.put(make_pod(uid=f"uid-{REMEMBERED + 9}"))
+    assert len(cache._removed) == 10 and cache.put(make_pod(uid="uid-0"))
+    assert not cache.put(make_pod(uid="uid-19"))
 
 
 async def test_nodes_that_are_read_count_in_the_same_plan() -> None:
@@ -156,9 +134,8 @@ async def test_nodes_that_are_read_count_in_the_same_plan() -> None:
     w.caches.nodes.drop(node_of(w))
     _forget_removals(w)
     w.caches.nodes.put(make_node("node-b", zone=""))
-    o, learned = await _observed(w)
-    (node,) = learned.nodes
-    assert o.zoned and o.karpenter and o.found == node.found != NOTHING
+    o = await _observed(w)
+    assert o.zoned and o.karpenter and o.found == node_of(w).found != NOTHING
 
 
 def status_job(w: World) -> Job:
@@ -193,8 +170,7 @@ async def test_a_pod_whose_event_arrives_during_the_list_is_kept() -> None:
         return raws
 
     w.cluster.list_pods = late  # type: ignore[method-assign]
-    listed = await list_pods(KEY, w.caches, w.cluster)
-    assert set(listed.pods) == {newer, born} and listed.gone == ()
+    assert set(await list_pods(KEY, w.caches, w.cluster)) == {newer, born}
 
 
 async def test_the_pods_of_deleted_jobs_of_the_same_name_are_listed() -> None:
@@ -202,30 +178,23 @@ async def test_the_pods_of_deleted_jobs_of_the_same_name_are_listed() -> None:
     w.caches.pods.put(make_pod(job=replace(KEY, uid="older")))
     await w.settle()
     w.cluster.jobs[KEY.name].pop("status")
-    w.caches.pods.put(old := make_pod(job=replace(KEY, uid="older"), uid="another"))
+    w.caches.pods.put(make_pod(job=replace(KEY, uid="older"), uid="another"))
     job = w.caches.jobs.get(KEY)
     assert job is not None
     again = replace(job, resource_version=job.resource_version + 1)
     w.caches.jobs.put(replace(again, status=replace(job.status, attempt=0)))
-    o, learned = await _observed(w)
-    assert o.predecessors == () and learned.lists[0].gone == (old,)
-    remember(o, learned, w.caches, w.memory)
-    assert w.caches.pods.other_lives(KEY) == ()
+    assert (await _observed(w)).predecessors == ()
+    assert w.caches.pods.other_lives(KEY) == set()
 
 
-async def test_of_two_first_observations_at_once_the_one_that_is_stored_first_says_when_polling_began() -> (
-    None
-):
+async def test_polling_began_with_the_first_observation() -> None:
     w = World()
     await w.look()
     w._start()
     await resync(w.cluster, w.caches, KeySet(), ())
-    first, learned = await _observed(w)
+    first = (await _observed(w)).now
     w.pass_time(5)
-    second, _ = await _observed(w)
-    remember(first, learned, w.caches, w.memory)
-    remember(second, learned, w.caches, w.memory)
-    assert (await _observed(w))[0].watched_since == first.now < second.now
+    assert (await _observed(w)).watched_since == first < w.cluster.now
 
 
 async def test_when_a_deadline_was_first_seen_is_remembered() -> None:
@@ -233,10 +202,9 @@ async def test_when_a_deadline_was_first_seen_is_remembered() -> None:
     (pod,) = w.caches.pods.of(KEY)
     w.caches.pods.put(replace(pod, notice=notice(), resource_version=pod.resource_version + 1))
     seen = w.cluster.now
-    o, learned = await _observed(w)
-    remember(o, learned, w.caches, w.memory)
+    o = await _observed(w)
     w.pass_time(5)
-    assert (await _observed(w))[0].annotated_at == o.annotated_at == {pod.uid: seen}
+    assert (await _observed(w)).annotated_at == o.annotated_at == {pod.uid: seen}
 
 
 async def test_events_and_their_absence_are_remembered_and_a_failure_is_logged_once(
@@ -247,16 +215,13 @@ async def test_events_and_their_absence_are_remembered_and_a_failure_is_logged_o
     starting = replace(pod, phase="Pending", running_since=None, bound=NOW, waiting=Waiting(reason=""))
     w.caches.pods.put(replace(starting, resource_version=pod.resource_version + 1))
     w.cluster.told_of[pod.uid] = [event("FailedMount", "no such share", at=2)]
-    o, learned = await _observed(w)
-    remember(o, learned, w.caches, w.memory)
-    assert learned.events_error == ""
+    o = await _observed(w)
     assert o.heard[pod.uid].trouble == Waiting(reason="FailedMount", message="no such share")
     w.refuse("pod_events", ApiError(403, "events is forbidden"))
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
             w.pass_time(10)
-            later, learned = await _observed(w)
-            remember(later, learned, w.caches, w.memory)
+            later = await _observed(w)
             assert later.heard == o.heard, "the last result is kept"
     assert [r.getMessage() for r in caplog.records] == [
         f"{KEY}: Events of pod {pod.name} cannot be read: events is forbidden"
@@ -269,23 +234,20 @@ async def test_an_unreadable_claim_is_logged_once(caplog: pytest.LogCaptureFixtu
     w.refuse("get_persistentvolumeclaim", ApiError(403, "forbidden"))
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
-            remember(*(await _observed(w)), w.caches, w.memory)
+            await _observed(w)
     assert [r.getMessage() for r in caplog.records] == [
         f"{KEY}: PersistentVolumeClaim datasets cannot be read: forbidden"
     ]
     del w.cluster.get_persistentvolumeclaim
-    remember(*(await _observed(w)), w.caches, w.memory)
-    assert KEY not in w.memory.unread
+    await _observed(w)
+    assert not w.memory.of(KEY).unread
 
 
 async def test_a_refusal_is_forgotten_once_all_that_it_was_about_exists() -> None:
     w = await _running()
     refusal = Refusal(generation=1, reason=Reason.REFUSED, message="no", at=NOW, retry=after(1) - NOW)
-    w.memory.refusals[KEY] = refusal
-    o, learned = await _observed(w)
-    assert o.refusal is None and w.memory.refusals == {KEY: refusal}
-    remember(o, learned, w.caches, w.memory)
-    assert w.memory.refusals == {}
+    w.memory.of(KEY).refusal = refusal
+    assert (await _observed(w)).refusal is None and w.memory.of(KEY).refusal is None
 
 
 async def test_pods_of_other_jobs_are_observed_on_nodes_whose_idle_time_the_job_pays() -> None:
@@ -293,8 +255,8 @@ async def test_pods_of_other_jobs_are_observed_on_nodes_whose_idle_time_the_job_
     (pod,) = w.caches.pods.of(KEY)
     other = replace(pod, uid="other", name="other", job=replace(KEY, name="other", uid="other"))
     w.caches.pods.put(other)
-    assert (await _observed(w))[0].others == (), "only then"
+    assert (await _observed(w)).others == (), "only then"
     account = NodeAccount(name=pod.node, start=NOW, bound=NOW, accounted=NOW, ended=NOW)
     for nodes, found in (((account,), (other,)), ((replace(account, closed=True),), ())):
-        w.memory.books[KEY] = Bookkeeping(ledger=Ledger(nodes=nodes))
-        assert (await _observed(w))[0].others == found
+        w.memory.of(KEY).books = Bookkeeping(ledger=Ledger(nodes=nodes))
+        assert (await _observed(w)).others == found

@@ -13,10 +13,11 @@ from unittest.mock import AsyncMock
 import pytest
 from spottrain.contract import Progress
 from spottrain_operator.api.observed import PodView, Silence
-from spottrain_operator.api.training_job import JobKey
+from spottrain_operator.api.training_job import Job, JobKey
 from spottrain_operator.control.caches import Caches
 from spottrain_operator.control.memory import Memory
-from spottrain_operator.control.progress import MAX_PER_SECOND, PATIENCE, Poller, Turn, chosen, spaced, turn
+from spottrain_operator.control.observe import Sources
+from spottrain_operator.control.progress import MAX_PER_SECOND, Poller, chosen
 from spottrain_operator.control.work_queue import WorkQueue
 from spottrain_operator.status.changes import with_progress
 
@@ -36,71 +37,13 @@ from tests.builders import (
 from tests.support.virtualtime import run_virtually
 from tests.unit.controller.fake_cluster import FakeCluster, begun
 
-SELF = {"checkpoint": {"mode": "Self"}}
 HANG = {"failurePolicy": {"hangTimeoutSeconds": 60}}
-SILENT = Silence(pod_uid=make_pod().uid, refused=True)
-MUTE = replace(SILENT, began=NOW, lasted=PATIENCE)
-
-
-@pytest.mark.parametrize(
-    ("spec", "pod", "heard", "often"),
-    [
-        ({}, {}, {}, Turn.SOON),
-        ({}, {}, {"sample": sample()}, Turn.IN_TURN),
-        ({}, {}, {"sample": sample(state="Starting")}, Turn.SOON),
-        ({}, {}, {"sample": sample(attempt=2)}, Turn.SOON),
-        ({}, {}, {"silence": SILENT}, Turn.SOON),
-        ({}, {}, {"silence": SILENT, "late": True}, Turn.IN_TURN),  # it may only import for long
-        ({}, deleted(), {"sample": sample()}, Turn.EACH_ROUND),
-        ({}, {"notice": notice()}, {"sample": sample()}, Turn.EACH_ROUND),
-        (HANG, {}, {"sample": sample()}, Turn.EACH_ROUND),
-        (SELF, {}, {}, Turn.SOON),
-        (SELF, {}, {"silence": SILENT}, Turn.SOON),
-        (SELF, {}, {"silence": SILENT, "late": True}, Turn.IN_TURN),  # one answer may be lost
-        (SELF, {}, {"silence": MUTE, "late": True}, Turn.NEVER),
-        ({}, {}, {"silence": MUTE, "late": True}, Turn.IN_TURN),
-        (SELF, {}, {"silence": replace(MUTE, pod_uid="another"), "late": True}, Turn.SOON),
-        (SELF, {}, {"silence": MUTE, "sample": sample(), "late": True}, Turn.IN_TURN),
-        (SELF, {}, {"silence": MUTE, "sample": sample(state="Starting"), "late": True}, Turn.IN_TURN),
-        (SELF, {}, {"silence": MUTE, "sample": sample(attempt=2), "late": True}, Turn.NEVER),
-        (SELF, deleted(), {"silence": MUTE, "late": True}, Turn.EACH_ROUND),
-        (SELF, {"notice": notice()}, {"silence": MUTE, "late": True}, Turn.EACH_ROUND),
-        (SELF | HANG, {}, {"silence": MUTE, "sample": sample(), "late": True}, Turn.EACH_ROUND),
-        (SELF | HANG, {}, {"silence": MUTE, "late": True}, Turn.EACH_ROUND),
-        (SELF, {}, {"sample": sample(), "late": True}, Turn.IN_TURN),
-    ],
-)
-def test_a_trainer_is_asked_as_often_as_its_next_answer_matters(
-    spec: dict[str, Any], pod: dict[str, Any], heard: dict[str, Any], often: Turn
-) -> None:
-    job = make_job(raw_spec(**spec), status=started())
-    known = {"silence": None, "sample": None, "late": False} | heard
-    assert turn(make_pod(**pod), job, **known) is often
-
-
-def test_a_pod_whose_job_is_not_known_is_not_asked() -> None:
-    assert turn(make_pod(), None, silence=None, sample=None, late=False) is Turn.NEVER
-
-
-@pytest.mark.parametrize(
-    ("pod", "heard", "often"),
-    [
-        ({}, {"sample": sample()}, Turn.IN_TURN),
-        ({}, {"silence": MUTE, "late": True}, Turn.IN_TURN),
-        (deleted(), {}, Turn.EACH_ROUND),
-    ],
-)
-def test_a_trainer_whose_jobs_spec_cannot_be_read_is_asked(
-    pod: dict[str, Any], heard: dict[str, Any], often: Turn
-) -> None:
-    job = replace(make_job(status=started()), spec=None)
-    assert turn(make_pod(**pod), job, **({"silence": None, "sample": None, "late": False} | heard)) is often
 
 
 def poller_of(caches: Caches, memory: Memory, **more: Any) -> Poller:
-    given: dict[str, Any] = {"queue": WorkQueue(), "interval": 10, "now": lambda: NOW}
-    given |= {"cluster": FakeCluster(), "default_pool": POOL} | more
-    return Poller(caches=caches, memory=memory, write_interval=timedelta(seconds=60), **given)
+    cluster = more.pop("cluster", FakeCluster())
+    sources = Sources(cluster=cluster, caches=caches, memory=memory, default_pool=POOL)
+    return Poller(sources=sources, **({"queue": WorkQueue(), "interval": 10, "now": lambda: NOW} | more))
 
 
 async def runs(poller: Poller, seconds: float) -> None:
@@ -110,63 +53,27 @@ async def runs(poller: Poller, seconds: float) -> None:
     await asyncio.gather(task, return_exceptions=True)
 
 
-@pytest.mark.parametrize("answered_before", [False, True])
-def test_an_image_of_its_own_is_asked_until_it_was_silent_for_five_minutes(
-    answered_before: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As a new process finds it, in an attempt that has run for hours."""
-
-    async def story() -> list[float]:
-        loop, began = asyncio.get_running_loop(), asyncio.get_running_loop().time()
-        caches, memory, pod = Caches(), Memory(), make_pod(running_since=NOW - timedelta(hours=3))
-        caches.jobs.put(make_job(raw_spec(**SELF), status=started()))
-        caches.pods.put(pod)
-        poller = poller_of(caches, memory, now=lambda: NOW + timedelta(seconds=loop.time() - began))
-        asked: list[float] = []
-
-        async def poll(_: object, pod: PodView) -> Progress | Silence:
-            asked.append(loop.time() - began)
-            if answered_before and len(asked) == 2:
-                return sample().progress
-            return Silence(pod_uid=pod.uid, refused=True)
-
-        monkeypatch.setattr(poller, "_poll", poll)
-        await runs(poller, 1200)
-        return asked
-
-    last = run_virtually(story())[-1]
-    assert last > 1180 if answered_before else 300 <= last <= 330
+def _trainers(count: int, spec: dict[str, Any], name: str = "p", **more: Any) -> list[tuple[PodView, Job]]:
+    job = make_job(raw_spec(**spec), status=started())
+    return [(replace(make_pod(**more), uid=f"{name}-{number}"), job) for number in range(count)]
 
 
-def _pods(count: int, name: str = "p") -> list[PodView]:
-    return [replace(make_pod(), uid=f"{name}-{number}") for number in range(count)]
-
-
-@pytest.mark.parametrize(("soon", "in_turn"), [(0, 5000), (5000, 0), (200, 5000), (5000, 200), (5000, 5000)])
-def test_the_number_of_queries_is_bounded_and_everyone_has_a_turn(soon: int, in_turn: int) -> None:
-    most = 500.0
-    turns = [(pod, Turn.SOON) for pod in _pods(soon, "s")] + [(p, Turn.IN_TURN) for p in _pods(in_turn, "t")]
-    rounds = [chosen(turns, number, most) for number in range(20)]
-    assert max(map(len, rounds)) <= 1.15 * most, "by their UIDs they are spread almost evenly"
+def test_the_number_of_queries_is_bounded_and_everyone_has_a_turn() -> None:
+    trainers = _trainers(5000, {})
+    rounds = [chosen(trainers, number, 500) for number in range(10)]
+    assert max(map(len, rounds)) <= 1.15 * 500, "by their UIDs they are spread almost evenly"
     asked = Counter(pod.uid for pods in rounds for pod in pods)
-    assert set(asked) == {pod.uid for pod, _ in turns}
-    if soon == 200:
-        assert all(asked[pod.uid] == 20 for pod, kind in turns if kind is Turn.SOON)
+    assert set(asked.values()) == {1} and len(asked) == 5000
 
 
-def test_what_must_not_wait_is_asked_in_each_round_however_many_there_are() -> None:
-    turns = [(pod, Turn.EACH_ROUND) for pod in _pods(700, "now")]
-    turns += [(pod, Turn.IN_TURN) for pod in _pods(5000)] + [(pod, Turn.NEVER) for pod in _pods(9, "never")]
+@pytest.mark.parametrize(("spec", "pod"), [(HANG, {}), ({}, {"notice": notice()}), ({}, deleted())])
+def test_those_on_whose_answer_a_decision_depends_are_asked_in_each_round(
+    spec: dict[str, Any], pod: dict[str, Any]
+) -> None:
+    trainers = _trainers(700, spec, "now", **pod) + _trainers(5000, {})
     for number in range(3):
-        names = {pod.uid.partition("-")[0] for pod in chosen(turns, number, 500)}
-        asked = [pod for pod in chosen(turns, number, 500) if pod.uid.startswith("now")]
-        assert len(asked) == 700 and names == {"now", "p"}
-
-
-@pytest.mark.parametrize(("jobs", "seconds"), [(50, 60), (600, 60), (5000, 500)])
-def test_further_steps_are_written_less_often_with_many_jobs(jobs: int, seconds: float) -> None:
-    turns = [(pod, Turn.IN_TURN) for pod in _pods(jobs)] + [(pod, Turn.NEVER) for pod in _pods(3000, "never")]
-    assert spaced(timedelta(seconds=60), turns) == timedelta(seconds=seconds)
+        asked = Counter(pod.uid.partition("-")[0] for pod in chosen(trainers, number, 500))
+        assert asked["now"] == 700 and asked["p"] > 0
 
 
 @pytest.mark.parametrize(
@@ -233,7 +140,8 @@ def test_a_trainer_is_asked_at_once_when_its_pod_is_to_end(
         caches.pods.put(make_pod(resource_version=2, **ends))
         told = loop.time()
         await running
-        assert memory.samples[KEY].progress.durableStep == 36
+        heard = memory.of(KEY).sample
+        assert heard is not None and heard.progress.durableStep == 36
         return [at - told for at in asked]
 
     (after,) = run_virtually(story())
@@ -250,7 +158,6 @@ def test_with_many_jobs_each_is_asked_less_often_and_at_even_intervals(
             key = JobKey(namespace="ns", name=f"j{number}", uid=f"u{number}")
             caches.jobs.put(replace(make_job(status=started()), key=key))
             caches.pods.put(replace(make_pod(), uid=f"p{number}", job=key))
-            memory.samples[key] = sample()
         poller = poller_of(caches, memory)
         asked: dict[str, list[float]] = {}
 

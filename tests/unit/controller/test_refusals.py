@@ -107,7 +107,7 @@ async def test_silence_and_too_many_requests_are_no_answer(code: int) -> None:
     Refusing(w, dry_run=False).no = ApiError(code, "later")
     with pytest.raises(Incomplete, match="could not create Pod job-4a49acf8-1-0: later"):
         await _looks(w)
-    assert w.reconciler.memory.refusals == {}
+    assert w.memory.of(KEY).refusal is None
 
 
 async def test_what_was_accepted_lately_is_not_asked_again_until_the_api_server_rejects_a_pod() -> None:
@@ -135,7 +135,7 @@ async def test_a_dry_run_without_an_answer_starts_nothing_and_holds_up_nothing_e
     w.refuse("dry_run_pod", ApiError(429, "later"))
     with pytest.raises(ApiError, match="later"):
         await w.look()
-    assert w.status.attempt == 0 and w.memory.refusals == {}
+    assert w.status.attempt == 0 and w.memory.of(KEY).refusal is None
     del w.cluster.dry_run_pod
     await w.begin()
     w.refuse("dry_run_pod", ApiError(429, "later"))
@@ -160,7 +160,7 @@ async def test_a_refusal_is_forgotten_when_the_pod_was_made_after_all() -> None:
     api.no = None
     await w.cluster.create_pod(trainer_pod.pod(job, job.status, POOL))
     await w.settle()
-    assert _accepted(w)[0] == "True" and w.reconciler.memory.refusals == {}
+    assert _accepted(w)[0] == "True" and w.memory.of(KEY).refusal is None
 
 
 async def test_a_refusal_is_forgotten_when_the_pod_is_adopted() -> None:
@@ -174,7 +174,7 @@ async def test_a_refusal_is_forgotten_when_the_pod_is_adopted() -> None:
     api.no = None
     await w.cluster.create_pod(trainer_pod.pod(job, job.status, POOL))
     await w.reconciler(KEY)  # the watch has not told of it: 409
-    assert w.reconciler.memory.refusals == {} and len(w.cluster.pods) == 1
+    assert w.memory.of(KEY).refusal is None and len(w.cluster.pods) == 1
 
 
 async def test_a_new_spec_that_is_refused_beside_a_running_attempt_does_not_spin() -> None:

@@ -231,7 +231,7 @@ async def test_a_plain_script_under_a_notice_runs_once_and_alone() -> None:
     await w.begin()
     w.pass_time(400)
     pod = w.caches.pods.of(next(iter(w.caches.jobs.keys())))[0]
-    w.memory.silences[pod.job] = Silence(pod_uid=pod.uid, refused=True)
+    w.memory.of(pod.job).silence = Silence(pod_uid=pod.uid, refused=True)
     await w.settle()
     w._start()  # another operator process, which remembers nothing
     await w.noticed("node-a", 100)

@@ -7,13 +7,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from spottrain_operator.api.observed import Ending, Limits, Observed, PodEvents, PodView, Waiting
+from spottrain_operator.api.observed import Ending, Observed, PodEvents, PodView, Waiting
 from spottrain_operator.api.training_job import Job, Status
 from spottrain_operator.api.views import pod_events, pod_view
 from spottrain_operator.api.wire import rfc3339
 from spottrain_operator.control.caches import Caches
-from spottrain_operator.control.memory import Memory, remember
-from spottrain_operator.control.observe import observe
+from spottrain_operator.control.memory import Memory
+from spottrain_operator.control.observe import Sources, observe
 from spottrain_operator.control.plan import plan
 from spottrain_operator.names import Cause, Reason
 from spottrain_operator.policies import restart, starting
@@ -288,18 +288,8 @@ class World:
 
 
 async def looked(cluster: FakeCluster, world: World, seconds: float, job: Job | None = None) -> Observed:
-    observed, learned = await observe(
-        job or failing_since(None),
-        caches=world.caches,
-        cluster=cluster,
-        memory=world.memory,
-        default_pool=POOL,
-        pools={},
-        limits=Limits(),
-        now=after(seconds),
-    )
-    remember(observed, learned, world.caches, world.memory)
-    return observed
+    sources = Sources(cluster=cluster, caches=world.caches, memory=world.memory, default_pool=POOL)
+    return await observe(job or failing_since(None), sources, after(seconds))
 
 
 async def test_events_are_read_only_of_a_pod_that_has_had_its_node_for_some_seconds_and_then_in_turn() -> (

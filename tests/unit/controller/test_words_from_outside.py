@@ -25,6 +25,7 @@ from spottrain_operator.api.views import cleanup_ended, node_view, pod_view
 from spottrain_operator.api.wire import rfc3339
 from spottrain_operator.control.caches import Caches
 from spottrain_operator.control.memory import Memory
+from spottrain_operator.control.observe import Sources
 from spottrain_operator.control.plan import plan
 from spottrain_operator.control.progress import Poller
 from spottrain_operator.control.work_queue import WorkQueue
@@ -368,18 +369,14 @@ async def polled(port: int, pod: PodView | None = None, **spec: Any) -> Memory:
     caches, memory = Caches(), Memory()
     caches.jobs.put(make_job(raw_spec(**spec), status=started()))
     poller = Poller(
-        cluster=FakeCluster(),
-        default_pool=POOL,
-        caches=caches,
-        memory=memory,
+        sources=Sources(cluster=FakeCluster(), default_pool=POOL, caches=caches, memory=memory),
         queue=WorkQueue(),
         interval=0.01,
-        write_interval=timedelta(seconds=60),
         now=lambda: NOW,
         port=port,
     )
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=1.0)) as session:
-        await poller._poll_later(session, pod or make_pod(ip="127.0.0.1"))
+        await poller._ask(session, pod or make_pod(ip="127.0.0.1"))
     return memory
 
 
@@ -414,7 +411,7 @@ async def test_only_a_sane_answer_of_the_current_attempt_is_progress(
     port: int, answer: str, known: bool
 ) -> None:
     ANSWER[0] = answer
-    assert (KEY in (await polled(port)).samples) == known
+    assert ((await polled(port)).of(KEY).sample is not None) == known
 
 
 @pytest.mark.parametrize(("answer", "silent"), [(GOOD, False), ("<html>", True), ("[]", True)])
@@ -422,13 +419,13 @@ async def test_a_port_that_answers_something_else_has_no_runtime_behind_it(
     port: int, answer: str, silent: bool
 ) -> None:
     ANSWER[0] = answer
-    silence = Silence(pod_uid=make_pod().uid, refused=True, began=NOW) if silent else None
-    assert (await polled(port)).silences.get(KEY) == silence
+    silence = Silence(pod_uid=make_pod().uid, refused=True) if silent else None
+    assert (await polled(port)).of(KEY).silence == silence
 
 
 async def test_a_port_on_which_nothing_listens_has_no_runtime_behind_it(unused_tcp_port: int) -> None:
-    silence = Silence(pod_uid=make_pod().uid, refused=True, began=NOW)
-    assert (await polled(unused_tcp_port)).silences[KEY] == silence
+    silence = Silence(pod_uid=make_pod().uid, refused=True)
+    assert (await polled(unused_tcp_port)).of(KEY).silence == silence
 
 
 async def test_a_pod_from_which_nothing_comes_back_may_have_a_runtime() -> None:
@@ -437,19 +434,20 @@ async def test_a_pod_from_which_nothing_comes_back_may_have_a_runtime() -> None:
         memory = await polled(nobody.getsockname()[1])
     finally:
         nobody.close()
-    assert memory.silences[KEY] == Silence(pod_uid=make_pod().uid, refused=False, began=NOW)
+    assert memory.of(KEY).silence == Silence(pod_uid=make_pod().uid, refused=False)
 
 
 @pytest.mark.parametrize(("uid", "known"), [("", True), (KEY.uid, True), ("uid-of-another-job", False)])
 async def test_an_image_without_our_runtime_need_not_name_its_job(port: int, uid: str, known: bool) -> None:
     ANSWER[0] = Progress(state="Training", attempt=1, jobUID=uid, step=7).to_json()
-    assert (KEY in (await polled(port, checkpoint={"mode": "Self"})).samples) == known
+    assert ((await polled(port, checkpoint={"mode": "Self"})).of(KEY).sample is not None) == known
 
 
 async def test_progress_with_long_words_is_cut_and_is_no_news_each_time(port: int) -> None:
     long: dict[str, Any] = {"state": "S" * 500, "durableTime": "t" * 500, "warning": "w" * 9000}
     ANSWER[0] = Progress(attempt=1, jobUID=KEY.uid, **long).to_json()
-    seen = (await polled(port)).samples[KEY]
+    seen = (await polled(port)).of(KEY).sample
+    assert seen is not None
     progress = seen.progress
     assert [len(t) for t in (progress.state, progress.durableTime, progress.warning)] == [63, 64, 1024]
     first = status_of(plan(make_observed(make_pod(), sample=seen)))
