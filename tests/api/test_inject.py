@@ -42,8 +42,22 @@ def test_so_it_does_where_the_container_alone_says_it(scene: Scene) -> None:
 def test_a_command_that_is_not_understood_makes_no_pod(scene: Scene) -> None:
     create(scene, "sh", "-c", "python train.py")
     refused = scene.wait_condition("Accepted", "False", "InvalidSpec")
-    assert "command starts with sh; with spec.runtime.inject it must be python" in refused["message"]
+    told = "command is 'sh -c python train.py', of which the script is not known; with spec.runtime.inject"
+    assert told in refused["message"]
     assert scene.pods() == []
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        {"initContainers": [{"name": INJECT_CONTAINER, "image": "x"}]},
+        {"volumes": [{"name": INJECT_CONTAINER}]},
+    ],
+)
+def test_a_name_of_ours_in_a_template_is_refused_in_the_api_servers_words(scene: Scene, own: Json) -> None:
+    create(scene, "python", "train.py", pod={"securityContext": {"runAsNonRoot": True}} | own)
+    refused = scene.wait_condition("Accepted", "False", "InvalidTemplate")
+    assert f'Duplicate value: "{INJECT_CONTAINER}"' in refused["message"] and scene.pods() == []
 
 
 def test_while_a_job_is_suspended_its_command_can_change(scene: Scene) -> None:

@@ -13,11 +13,10 @@ import pytest
 import yaml
 from spottrain.contract import AZURE, NO_AZURE, OnExisting
 from spottrain_operator import names
-from spottrain_operator.api.data_cache import DataCache
 from spottrain_operator.api.node_pools import CapacityType
 from spottrain_operator.api.training_job import CheckpointMode, CompileCache, Status, TrainingJobSpec
 from spottrain_operator.api.validation import parse_spec
-from spottrain_operator.api.volumes import KeyRef, ObjectRef
+from spottrain_operator.api.volumes import DataCache, KeyRef, ObjectRef
 from spottrain_operator.api.wire import camel
 
 ROOT = Path(__file__).resolve().parents[2]

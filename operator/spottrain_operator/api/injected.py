@@ -1,4 +1,4 @@
-"""spec.runtime.inject: the commands into which the operator can put the launcher, and what it refuses. Pure.
+"""spec.runtime.inject: the commands into which the operator can put the launcher. Pure.
 
 The launcher stands before the script, so it must be known which word is the script. A command that names the
 launcher itself is left as it is.
@@ -13,10 +13,8 @@ from typing import Any, Final
 
 from spottrain.contract import LAUNCHER_FILE
 
-from spottrain_operator.api import volumes
 from spottrain_operator.api.template import judged, trainer_path
 from spottrain_operator.api.training_job import TrainingJobSpec
-from spottrain_operator.names import INJECT_CONTAINER
 
 FOLDER: Final = "/spottrain"
 """Where the runtime is mounted."""
@@ -88,42 +86,18 @@ def _before_script(words: Sequence[str], start: int, *ours: str) -> list[str]:
     return []
 
 
-# --- validation ---------------------------------------------------------------------------------------
 def problem(spec: TrainingJobSpec) -> str:
-    """Returns a sentence about what in the spec does not fit with `inject`; "" where all does."""
-    return _taken(spec) or _command_problem(spec) if spec.runtime.inject else ""
-
-
-def _taken(spec: TrainingJobSpec) -> str:
-    """Rejects containers, volumes and mounts in the place of the operator's own."""
-    pod, path = spec.template["spec"], "spec.template.spec"
-    for kind in ("containers", "initContainers", "volumes"):
-        if any(each.get("name") == INJECT_CONTAINER for each in pod.get(kind) or ()):
-            return (
-                f"{path}.{kind} must not have {INJECT_CONTAINER}, which is the operator's where "
-                "spec.runtime.inject is set; give it another name"
-            )
-    mounted = {f"{trainer_path(pod)}.volumeMounts": volumes.paths(judged(pod["containers"]))}
-    if spec.data_cache is not None:
-        mounted["spec.dataCache.mountPath"] = {volumes.clean(spec.data_cache.path)}
-    for where, paths in mounted.items():
-        if taken := next((p for p in sorted(paths) if p == FOLDER or p.startswith(f"{FOLDER}/")), ""):
-            return (
-                f"{where} has {taken}, and {FOLDER} is where spec.runtime.inject mounts the runtime; mount "
-                "it elsewhere"
-            )
-    return ""
-
-
-def _command_problem(spec: TrainingJobSpec) -> str:
+    """Returns a sentence about a command into which the launcher cannot be put; "" where it can."""
+    if not spec.runtime.inject:
+        return ""
     pod = spec.template["spec"]
-    trainer, where = judged(pod["containers"]), trainer_path(pod)
+    trainer, where = judged(pod["containers"]), f"{trainer_path(pod)}.command"
     if not trainer.get("command"):
         return (
-            f"{where}.command is required with spec.runtime.inject, because the operator does not know what "
-            "the image starts by itself; write the image's entry point there, such as [python, train.py]"
+            f"{where} is required with spec.runtime.inject, because it is not known what the image starts by "
+            "itself; write the image's entry point there, such as [python, train.py]"
         )
     if not launched(words_of(trainer)):
         said = " ".join(words_of(trainer))[:80]
-        return f"{where}.command is {said!r}, of which the script is not known; {UNDERSTOOD}"
+        return f"{where} is {said!r}, of which the script is not known; {UNDERSTOOD}"
     return ""

@@ -7,19 +7,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
-from spottrain.contract import (
-    ARGUMENTS_OF_SHELL,
-    PODINFO_DIR,
-    PROGRESS_PORT,
-    Env,
-    SyncEnv,
-    loses_arguments,
-)
+from spottrain.contract import ARGUMENTS_OF_SHELL, PODINFO_DIR, Env, SyncEnv, loses_arguments
 
 from spottrain_operator.api import volumes
 from spottrain_operator.api.template import judged, trainer_path
 from spottrain_operator.api.training_job import CheckpointSpec, TrainingJobSpec
-from spottrain_operator.names import SYNC_CONTAINER
 
 Json = dict[str, Any]
 
@@ -103,19 +95,9 @@ def security_context(pod: Mapping[str, Any]) -> Json:
 # --- validation ---------------------------------------------------------------------------------------
 def problem(spec: TrainingJobSpec) -> str:
     """Returns a sentence about what in the spec does not fit with its mode; "" where all does."""
-    pod, checkpoint = spec.template["spec"], spec.checkpoint
-    if any(c.get("name") == SYNC_CONTAINER for c in (*pod["containers"], *(pod.get("initContainers") or ()))):
-        return f"no container of spec.template.spec may be named {SYNC_CONTAINER}: that is the operator's"
-    if not checkpoint.synced:
+    if not spec.checkpoint.synced:
         return ""
-    checks = (
-        _args_problem,
-        _path_problem,
-        _pod_problem,
-        _uri_problem,
-        _mounts_problem,
-        _variables_problem,
-    )
+    checks = (_args_problem, _path_problem, _pod_problem, _uri_problem, _mounts_problem, _variables_problem)
     return next((words for check in checks if (words := check(spec))), "")
 
 
@@ -140,17 +122,14 @@ def _args_problem(spec: TrainingJobSpec) -> str:
 def _path_problem(spec: TrainingJobSpec) -> str:
     path = folder(spec.checkpoint)
     what = f"spec.checkpoint.syncPath {spec.checkpoint.sync_path}"
+    cache = [spec.data_cache.path] if spec.data_cache is not None else []
     # A folder below /tmp, /cache or the home is fine: it has a volume of its own there.
-    ours = next((own for own in sorted(volumes.OWN_PATHS) if volumes.within(own, path)), "")
-    if ours or volumes.within(path, PODINFO_DIR) or volumes.within(path, volumes.CA_DIR):
-        return f"{what} is or holds a folder that the operator mounts itself; take another one"
-    if hidden := next((own for own in SIDECARS_FOLDERS if volumes.within(own, path)), ""):
-        return f"{what} would hide {hidden}, which the sidecar needs; take another folder"
-    if around := next((own for own in CLOSED_FOLDERS if volumes.within(path, own)), ""):
-        return f"{what} is in {around}, which holds the sidecar's own programs; take another folder"
-    cache = spec.data_cache.path if spec.data_cache is not None else ""
-    if cache and (volumes.within(path, cache) or volumes.within(cache, path)):
-        return f"{what} overlaps with spec.dataCache.mountPath {cache}; take another folder for one of them"
+    inside = (*cache, PODINFO_DIR, volumes.CA_DIR, *CLOSED_FOLDERS)
+    over = [
+        own for own in (*sorted(volumes.OWN_PATHS), *SIDECARS_FOLDERS, *cache) if volumes.within(own, path)
+    ]
+    if taken := next(iter((*over, *(own for own in inside if volumes.within(path, own)))), ""):
+        return f"{what} overlaps with {taken}, which the operator or its sidecar needs; take another folder"
     trainer = judged(spec.template["spec"]["containers"])
     where = f"{trainer_path(spec.template['spec'])}.volumeMounts"
     if inner := next(
@@ -179,18 +158,6 @@ def _pod_problem(spec: TrainingJobSpec) -> str:
             "the sidecar runs as the same user, so that it can read the script's files and the script can "
             "write restored ones. Write the number of the image's user"
         )
-    ports = [port.get("containerPort") for port in judged(pod["containers"]).get("ports") or ()]
-    if PROGRESS_PORT in ports:
-        return (
-            f"{trainer_path(pod)}.ports must not have containerPort {PROGRESS_PORT}, on which the sidecar "
-            "serves its progress; take another number"
-        )
-    for variable in judged(pod["containers"]).get("env") or ():
-        if variable.get("name") in {str(name) for name in SyncEnv}:
-            return (
-                f"{trainer_path(pod)}.env must not have {variable['name']}, because the operator sets it; "
-                "leave it out"
-            )
     return ""
 
 

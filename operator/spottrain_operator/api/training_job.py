@@ -19,9 +19,8 @@ from spottrain.contract import OnExisting, SyncWhen
 from spottrain_operator import names
 from spottrain_operator.api import gpus, volumes, wire
 from spottrain_operator.api.bookkeeping import TimeParts
-from spottrain_operator.api.data_cache import DataCache
 from spottrain_operator.api.node_pools import CapacityType, Pool
-from spottrain_operator.api.volumes import ObjectRef
+from spottrain_operator.api.volumes import DataCache, ObjectRef
 from spottrain_operator.names import Condition
 
 CHOICE_LIMIT: Final = 1024

@@ -18,11 +18,10 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError, to_json
 from spottrain.contract import TimeSplit
 
-from spottrain_operator.api import data_cache, gpus, injected, sync, template, upgrade, volumes
+from spottrain_operator.api import gpus, injected, sync, template_rules, upgrade
 from spottrain_operator.api.node_pools import CapacityType, Pool, type_asked_for
 from spottrain_operator.api.training_job import (
     AppliedDefaults,
-    CheckpointSpec,
     DeletionPolicy,
     Job,
     JobKey,
@@ -198,29 +197,19 @@ def _sane(item: Any) -> bool:
 # --- rules that no schema can express ---------------------------------------------------------------------
 def _problem(spec: TrainingJobSpec) -> str:
     """Returns a sentence about fields that do not fit together; "" where the spec is valid."""
-    pod, checkpoint = spec.template.get("spec"), spec.checkpoint
+    pod = spec.template.get("spec")
     if not isinstance(pod, dict):
         return "spec.template.spec must be a pod spec"
-    if problem := template.template_problem(spec.template) or gpus.problem(pod, spec.gpus_per_worker):
-        return problem
-    if problem := _other_capacity(spec) or template.collision(
-        spec.template, gang=spec.workers > 1, managed=checkpoint.ours
-    ):
-        return problem
-    if problem := sync.problem(spec) or injected.problem(spec) or _init_problem(checkpoint):
-        return problem
-    if checkpoint.ca_bundle is not None and (problem := volumes.ca_problem(pod)):
-        return problem
-    if spec.data_cache is not None and (problem := data_cache.problem(spec.data_cache, pod, checkpoint.uri)):
-        return problem
-    spot_folder = spec.on_spot and checkpoint.uri.startswith("file:")
-    return volumes.folder_problem(pod, checkpoint.uri) if spot_folder else ""
+    if words := gpus.problem(pod, spec.gpus_per_worker):
+        return words
+    checks = (sync.problem, template_rules.problem, _other_capacity, injected.problem, _init_problem)
+    return next((words for check in checks if (words := check(spec))), "")
 
 
-def _init_problem(checkpoint: CheckpointSpec) -> str:
+def _init_problem(spec: TrainingJobSpec) -> str:
     """Rejects an initFrom that is the job's own place of checkpoints, which may be the default one."""
-    given = checkpoint.init_from
-    if given is None or not given.uri or given.uri.rstrip("/") != checkpoint.uri.rstrip("/"):
+    given = spec.checkpoint.init_from
+    if given is None or not given.uri or given.uri.rstrip("/") != spec.checkpoint.uri.rstrip("/"):
         return ""
     return (
         f"spec.checkpoint.initFrom.uri {given.uri} is the job's own checkpoint URI, from which it resumes "

@@ -1,4 +1,4 @@
-"""The volumes of the trainer, and whether a directory there outlives its node. Pure."""
+"""Volumes that a spec names, and those of its template. Pure."""
 
 from __future__ import annotations
 
@@ -6,11 +6,8 @@ import posixpath
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
-from urllib.parse import unquote, urlsplit
 
-from spottrain.contract import CACHE_DIR, PODINFO_DIR
-
-from spottrain_operator.api.template import judged, trainer_path
+from spottrain.contract import CACHE_DIR, DATA_CACHE_DIR, PODINFO_DIR
 
 Json = dict[str, Any]
 
@@ -26,6 +23,8 @@ CA_VARIABLE: Final = "AWS_CA_BUNDLE"
 """botocore reads it, so it also applies to the user's own S3 clients."""
 OWN_PATHS: Final = frozenset({PODINFO_DIR, SHM_DIR, HOME_DIR, TMP_DIR, CACHE_DIR, CA_DIR})
 """Mount paths of the operator's own volumes."""
+READ_ONLY_PATHS: Final = frozenset({HOME_DIR, TMP_DIR})
+"""Those of them that only a trainer with a read-only root file system has."""
 DURABLE: Final = frozenset(
     {
         "persistentVolumeClaim",
@@ -80,6 +79,18 @@ class CABundle:
         return {"name": CA_VOLUME, "configMap": {"name": ref.name, "items": items}}
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DataCache:
+    """A volume for downloads that all attempts share."""
+
+    claim_ref: ObjectRef
+    mount_path: str = DATA_CACHE_DIR
+
+    @property
+    def path(self) -> str:
+        return clean(self.mount_path)
+
+
 # --- of a template ------------------------------------------------------------------------------------
 def read_only(trainer: Mapping[str, Any]) -> bool:
     return bool((trainer.get("securityContext") or {}).get("readOnlyRootFilesystem"))
@@ -100,40 +111,3 @@ def clean(path: object) -> str:
 
 def within(path: str, folder: str) -> bool:
     return path == folder or path.startswith(f"{folder.rstrip('/')}/")
-
-
-# --- validation ---------------------------------------------------------------------------------------
-def ca_problem(pod: Mapping[str, Any]) -> str:
-    """Returns a sentence about what in the template conflicts with a CA bundle; "" without a conflict."""
-    trainer, where = judged(pod["containers"]), trainer_path(pod)
-    hint = "it is the operator's where spec.checkpoint.caBundle is set; leave one of the two out"
-    if any(e.get("name") == CA_VARIABLE for e in trainer.get("env") or ()):
-        return f"{where}.env must not have {CA_VARIABLE}: {hint}"
-    if any(path == CA_DIR or path.startswith(f"{CA_DIR}/") for path in paths(trainer)):
-        return f"{where}.volumeMounts must not have {CA_DIR}: {hint}"
-    if any(v.get("name") == CA_VOLUME for v in pod.get("volumes") or ()):
-        return f"spec.template.spec.volumes must not have {CA_VOLUME}: {hint}"
-    return ""
-
-
-def folder_problem(pod: Mapping[str, Any], uri: str) -> str:
-    """Returns a sentence about why data at a file:// URI is lost with its node; "" where it survives."""
-    trainer, path = judged(pod["containers"]), clean(unquote(urlsplit(uri).path))
-    mounts = {clean(m.get("mountPath")): str(m.get("name")) for m in trainer.get("volumeMounts") or ()}
-    kinds = {
-        str(v.get("name")): next((k for k in v if k != "name"), "emptyDir") for v in pod.get("volumes") or ()
-    }
-    ours = OWN_PATHS if read_only(trainer) else OWN_PATHS - {HOME_DIR, TMP_DIR}
-    nearest = max((at for at in {*mounts, *ours} if within(path, at)), key=len, default="")
-    what = f"spec.checkpoint.uri {uri}"
-    todo = (
-        "spot capacity needs a persistentVolumeClaim or a network file system there, or an s3:// or gs:// URI"
-    )
-    if nearest not in mounts:
-        return f"{what} is on no volume of {trainer_path(pod)}, so it is lost with its node: {todo}"
-    name = mounts[nearest]
-    if name not in kinds:
-        return f"{what} is on volume {name}, which spec.template.spec.volumes does not have"
-    if kinds[name] in DURABLE:
-        return ""
-    return f"{what} is on volume {name} ({kinds[name]}), which does not outlive its node: {todo}"

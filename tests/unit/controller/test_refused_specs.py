@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from spottrain.contract import PROGRESS_PORT
 from spottrain_operator.api.training_job import Status
-from spottrain_operator.names import INJECT_CONTAINER
 from spottrain_operator.rendering import variables
 
 from tests.builders import make_job, raw_spec
@@ -98,7 +97,6 @@ REFUSED: list[tuple[str, Json]] = [
     (f"{METADATA}.annotations", pod(metadata={"annotations": {"spottrain.io/termination-deadline": "x"}})),
     (f"{METADATA}.labels", pod(metadata={"labels": {"spottrain.io/attempt": "7"}})),
     (f"{METADATA}.labels", pod(metadata={"labels": {"kueue.x-k8s.io/queue-name": "a"}})),
-    (f"{TRAINER}.ports[1]", pod({"ports": [{"containerPort": 8}, {"name": "progress", "containerPort": 1}]})),
     (
         f"{TEMPLATE}.containers",
         pod(containers=[{"name": "trainer"}, {"name": "exporter", "ports": [{"containerPort": 9477}]}]),
@@ -120,7 +118,6 @@ REFUSED: list[tuple[str, Json]] = [
     (f"{TRAINER}.env", env("AWS_CA_BUNDLE") | {"checkpoint": CA}),
     (f"{TRAINER}.volumeMounts", pod(mount("/etc/spottrain-ca/")) | {"checkpoint": CA}),
     (f"{TRAINER}.volumeMounts", pod(mount("/etc/spottrain-ca/x")) | {"checkpoint": CA}),
-    (f"{TEMPLATE}.volumes", pod(volumes=[{"name": "spottrain-ca"}]) | {"checkpoint": CA}),
     # --- spec.checkpoint.initFrom ---
     (
         "spec.checkpoint.initFrom.uri",
@@ -141,7 +138,6 @@ REFUSED: list[tuple[str, Json]] = [
     (URI, folder("file:///data/x/run", CLAIM, mounts=[{"name": "other", "mountPath": "/data/x"}])),
     # --- spec.dataCache ---
     *((f"{TRAINER}.volumeMounts", CACHE | pod(mount(f"/var/cache/spottrain/{more}"))) for more in ("", "x")),
-    (f"{TEMPLATE}.volumes", CACHE | pod(volumes=[{"name": "spottrain-data-cache"}])),
     (f"{TRAINER}.env", CACHE | env("SPOTTRAIN_DATA_CACHE")),
     *(
         ("spec.dataCache.mountPath", {"dataCache": {"claimRef": {"name": "datasets"}, "mountPath": path}})
@@ -165,7 +161,7 @@ REFUSED: list[tuple[str, Json]] = [
     (f"{TRAINER}.volumeMounts", sync() | pod(mount("/ckpt", subPathExpr="$(RUN)") | {"envFrom": FROM})),
     (f"{TRAINER}.env", sync() | pod({"env": [{"name": "AWS_REGION", "value": "$(RUN)"}], "envFrom": FROM})),
     (f"{TEMPLATE}.securityContext.runAsUser", sync() | pod(securityContext={"runAsNonRoot": True})),
-    (f"{TRAINER}.ports", sync() | pod({"ports": [{"containerPort": PROGRESS_PORT}]})),
+    (f"{TEMPLATE}.containers", sync() | pod({"ports": [{"containerPort": PROGRESS_PORT}]})),
     (f"{TRAINER}.volumeMounts", sync() | pod(mount("/ckpt/in"))),
     (f"{TRAINER}.volumeMounts", sync() | pod(mount("/ckpt", readOnly=True))),
     (SYNC_PATH, sync() | {"dataCache": {"claimRef": {"name": "c"}, "mountPath": "/ckpt/cache"}}),
@@ -192,8 +188,6 @@ REFUSED: list[tuple[str, Json]] = [
             "torchrun --unknown-switch --nnodes 2 package.train", "torchrun train --config a.py",
         )
     ),
-    (f"{TEMPLATE}.initContainers", inject("") | pod(initContainers=[{"name": INJECT_CONTAINER}])),
-    (f"{TEMPLATE}.volumes", inject("") | pod(volumes=[{"name": INJECT_CONTAINER}])),
     (
         f"{TRAINER}.volumeMounts",
         inject("") | pod(mount("/spottrain/data"), volumes=[{"name": "v", "emptyDir": {}}]),

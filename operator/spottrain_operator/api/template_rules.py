@@ -1,0 +1,160 @@
+"""What a job's template must not have, because the operator sets it or because it would be lost. Pure.
+
+Two volumes, containers, ports or mounts of one name are refused by the API server, in the dry run of the pod.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+from spottrain.contract import PROGRESS_PORT, Env, SyncEnv
+
+from spottrain_operator.api import injected, sync, volumes
+from spottrain_operator.api.template import judged, trainer_path
+from spottrain_operator.api.training_job import TrainingJobSpec
+from spottrain_operator.names import DOMAIN, HOSTNAME_LABEL, QUEUE_LABEL, TRAINER_CONTAINER
+
+POD: Final = "spec.template.spec"
+RANK_VARIABLES: Final = frozenset({"MASTER_ADDR", "MASTER_PORT", "NNODES", "NODE_RANK"})
+"""Variables that the operator sets in each pod of a gang, and with PET_ before them for torchrun."""
+
+
+def problem(spec: TrainingJobSpec) -> str:
+    """Returns a sentence about the template; "" where it is valid."""
+    checks = (_owned, _keys, _port, _variables, _mounts, _cache_folder, _checkpoint_folder)
+    return next((words for check in checks for words in check(spec)), "")
+
+
+def _trainer(spec: TrainingJobSpec) -> tuple[dict[str, Any], str]:
+    """Returns the trainer, and its path."""
+    pod = spec.template["spec"]
+    return judged(pod["containers"]), trainer_path(pod)
+
+
+# --- what the operator sets itself ------------------------------------------------------------------------
+def _owned(spec: TrainingJobSpec) -> Iterator[str]:
+    pod, (trainer, where) = spec.template["spec"], _trainer(spec)
+    if pod.get("restartPolicy", "Never") != "Never":
+        yield f"{POD}.restartPolicy must be Never or absent, because a restart is a new pod here"
+    for name in ("hostname", "subdomain"):
+        if pod.get(name):
+            yield f"{POD}.{name} must be absent, because the operator sets it"
+    if pod.get("nodeName"):
+        yield (
+            f"{POD}.nodeName must be absent, because it places pods past the scheduler, also on a node that "
+            f"ends soon or takes no pods; name the node in {POD}.nodeSelector: {HOSTNAME_LABEL}"
+        )
+    names = [c["name"] for c in pod["containers"]]
+    if len(names) > 1 and TRAINER_CONTAINER not in names:
+        yield f"{POD}.containers must have one named {TRAINER_CONTAINER}, whose end ends the attempt: {names}"
+    if "terminationMessagePath" in trainer:
+        yield f"{where}.terminationMessagePath must be absent, because the runtime writes its outcome there"
+    if (trainer.get("lifecycle") or {}).get("preStop"):
+        yield f"{where}.lifecycle.preStop must be absent, because it shortens the time to save"
+
+
+def _keys(spec: TrainingJobSpec) -> Iterator[str]:
+    """Keys of ours would take effect: a deadline annotation would end each attempt at once."""
+    metadata = spec.template.get("metadata") or {}
+    for kind in ("annotations", "labels"):
+        for key in metadata.get(kind) or {}:
+            if f".{key.partition('/')[0]}".endswith(f".{DOMAIN}"):
+                where = f"spec.template.metadata.{kind}"
+                yield f"{where} must not have {key}: keys of {DOMAIN} are the operator's; leave it out"
+    if QUEUE_LABEL in (metadata.get("labels") or {}):
+        yield (
+            f"spec.template.metadata.labels must not have {QUEUE_LABEL}: set that label on the TrainingJob, "
+            "which asks the queue for all of its pods"
+        )
+
+
+def _port(spec: TrainingJobSpec) -> Iterator[str]:
+    pod, (trainer, _) = spec.template["spec"], _trainer(spec)
+    server = "the sidecar of checkpoint.mode Sync" if spec.checkpoint.synced else "the trainer"
+    for kind in ("containers", "initContainers"):
+        for container in pod.get(kind) or ():
+            numbers = [port.get("containerPort") for port in container.get("ports") or ()]
+            if PROGRESS_PORT in numbers and (container is not trainer or spec.checkpoint.synced):
+                yield (
+                    f"{POD}.{kind}, {container['name']} has containerPort {PROGRESS_PORT}, on which {server} "
+                    "serves its progress; take another number"
+                )
+
+
+def _variables(spec: TrainingJobSpec) -> Iterator[str]:
+    checkpoint, (trainer, where) = spec.checkpoint, _trainer(spec)
+    ours = {str(name) for name in Env if checkpoint.ours or not name.startswith("SPOTTRAIN_CHECKPOINT_")}
+    ours -= {Env.AUTO_ATTACH} | ({Env.DATA_CACHE} if spec.data_cache is None else set())
+    if spec.workers > 1:
+        ours |= RANK_VARIABLES | {f"PET_{name}" for name in RANK_VARIABLES}
+    if checkpoint.ca_bundle is not None:
+        ours.add(volumes.CA_VARIABLE)
+    if checkpoint.synced:
+        ours |= {str(name) for name in SyncEnv}
+    for variable in trainer.get("env") or ():
+        if variable.get("name") in ours:
+            yield f"{where}.env must not have {variable['name']}, because the operator sets it; leave it out"
+
+
+def _mounts(spec: TrainingJobSpec) -> Iterator[str]:
+    """What is mounted below a volume of ours hides a part of it."""
+    trainer, where = _trainer(spec)
+    theirs = {f"{where}.volumeMounts": volumes.paths(trainer)}
+    ours = {}
+    if spec.checkpoint.ca_bundle is not None:
+        ours[volumes.CA_DIR] = "spec.checkpoint.caBundle"
+    if spec.data_cache is not None:
+        ours[spec.data_cache.path] = "spec.dataCache"
+    if spec.runtime.inject:
+        ours[injected.FOLDER] = "spec.runtime.inject"
+        theirs["spec.dataCache.mountPath"] = {spec.data_cache.path} if spec.data_cache is not None else set()
+    for folder, field in ours.items():
+        for place, paths in theirs.items():
+            for path in sorted(paths) if not place.startswith(field) else ():
+                if volumes.within(path, folder):
+                    yield f"{place} must not have {path}, where {field} mounts a volume; mount it elsewhere"
+
+
+# --- folders ------------------------------------------------------------------------------------------------
+def _cache_folder(spec: TrainingJobSpec) -> Iterator[str]:
+    cache, uri = spec.data_cache, spec.checkpoint.uri
+    if cache is None:
+        return
+    what = f"spec.dataCache.mountPath {cache.mount_path}"
+    if cache.path == "/" or ".." in cache.mount_path.split("/"):
+        yield f"{what} must be a folder below /, without .. in its path"
+    if cache.path in volumes.OWN_PATHS:
+        yield f"{what} is a folder that the operator mounts itself; take another one"
+    if uri.startswith("file:") and volumes.within(sync.uri_folder(spec.checkpoint), cache.path):
+        yield (
+            f"spec.checkpoint.uri {uri} is in the data cache, which is for what can be downloaded again; "
+            "give checkpoints a volume of their own, or an s3:// or gs:// URI"
+        )
+
+
+def _checkpoint_folder(spec: TrainingJobSpec) -> Iterator[str]:
+    """Rejects a file:// URI on spot whose data is lost with its node."""
+    uri, pod = spec.checkpoint.uri, spec.template["spec"]
+    if not spec.on_spot or not uri.startswith("file:"):
+        return
+    trainer, where = _trainer(spec)
+    path = sync.uri_folder(spec.checkpoint)
+    mounts = {
+        volumes.clean(m.get("mountPath")): str(m.get("name")) for m in trainer.get("volumeMounts") or ()
+    }
+    found = {str(v.get("name")): v for v in pod.get("volumes") or ()}
+    ours = volumes.OWN_PATHS if volumes.read_only(trainer) else volumes.OWN_PATHS - volumes.READ_ONLY_PATHS
+    nearest = max((at for at in {*mounts, *ours} if volumes.within(path, at)), key=len, default="")
+    what = f"spec.checkpoint.uri {uri} is on"
+    todo = (
+        "spot capacity needs a persistentVolumeClaim or a network file system there, or an s3:// or gs:// URI"
+    )
+    name = mounts.get(nearest)
+    if name is None:
+        yield f"{what} no volume of {where}, so it is lost with its node: {todo}"
+    elif name not in found:
+        yield f"{what} volume {name}, which {POD}.volumes does not have"
+    elif not volumes.DURABLE & found[name].keys():
+        kind = next((kind for kind in found[name] if kind != "name"), "emptyDir")
+        yield f"{what} volume {name} ({kind}), which does not outlive its node: {todo}"
