@@ -66,19 +66,13 @@ from spottrain_operator.status.conditions import with_conditions, with_deletion
 
 URGENT: Final = timedelta(seconds=10)
 """If the deadline is nearer than this, SIGTERM does not wait for the deadline file."""
-PREDECESSOR_RECHECK: Final = timedelta(seconds=2)
-"""Interval of rechecking a deleted job's pod, whose events enqueue that job and not this one."""
-CLAIM_RECHECK: Final = timedelta(seconds=10)
-"""Interval of rechecking a missing, terminating, foreign or unreadable claim: claims are not watched."""
-DEFAULTS_RECHECK: Final = timedelta(minutes=5)
-"""Interval of reading a namespace's defaults again, for a job that they may mend: they are not watched."""
 AT_ONCE: Final = timedelta(seconds=1)
-ENDING_RECHECK: Final = timedelta(seconds=10)
-"""Interval of rechecking a pod that is being deleted: its trainer's responses do not enqueue the job."""
-QUEUE_RECHECK: Final = timedelta(seconds=30)
-"""Interval of rechecking what a job waits for beside its Workload: classes and flavors are not watched."""
-NODES_RECHECK: Final = timedelta(seconds=30)
-"""Interval of rechecking the nodes in a pending pod's affinity; their events do not enqueue the job."""
+RECHECK: Final = timedelta(seconds=10)
+"""Interval of looking again at what no event tells the job: a claim, a deleted job's pod, a pod that ends."""
+SLOW_RECHECK: Final = timedelta(seconds=30)
+"""The same where it rarely changes: classes and flavors of a queue, nodes that a pending pod avoids."""
+DEFAULTS_RECHECK: Final = timedelta(minutes=5)
+"""Interval of reading a namespace's defaults again, for a job that they may mend."""
 
 
 # --- the status -----------------------------------------------------------------------------------------
@@ -306,10 +300,7 @@ def recheck_after(
 
 
 def _times(o: Observed, status: Status, books: Bookkeeping) -> Iterator[datetime | None]:
-    if o.job.deleting and o.job.holds_checkpoints:
-        yield o.now + cleanup.RECHECK
-    yield ledger.recheck(books.ledger, o)
-    yield _queue_recheck(o, status)
+    yield from (o.now + interval for interval in _rechecks(o, status, books))
     if status.terminal and (end := lifecycle.ends_of_life(o, status)) is not None:
         yield max(end, o.now + AT_ONCE)
     if not status.terminal:
@@ -324,34 +315,40 @@ def _times(o: Observed, status: Status, books: Bookkeeping) -> Iterator[datetime
         yield handover.due(o)
         if o.refusal is not None:
             yield o.refusal.at + o.refusal.retry
-        yield _defaults_recheck(o)
-        yield o.now + CLAIM_RECHECK if claims.problem(o) else None
         yield from runtime.times(status, o)
     for pod in gang.team(o):
-        if pod.deleted is not None and pod.rank == 0 and not pod_ended(pod, o):
-            yield o.now + ENDING_RECHECK
         if pod.deleted is None and (notice := notice_of(pod, o)) is not None:
             # After that time, recheck until the deletion is seen.
             yield max(delete_at(o, pod, notice), o.now + AT_ONCE)
-        if placement.is_kept_off(pod):
-            yield o.now + NODES_RECHECK
-    if not status.attempt and saving_predecessor(o):
-        yield o.now + PREDECESSOR_RECHECK
     yield from (p.deleted + o.limits.dead_slack for p in o.pods if p.deleted is not None and p.node)
 
 
-def _defaults_recheck(o: Observed) -> datetime | None:
+def _rechecks(o: Observed, status: Status, books: Bookkeeping) -> Iterator[timedelta]:
+    """Yields how soon to look again at what no event tells the job."""
+    team = gang.team(o)
+    if o.job.deleting and o.job.holds_checkpoints:
+        yield RECHECK  # at the pod that deletes them
+    if not status.attempt and saving_predecessor(o):
+        yield RECHECK
+    if any(p.deleted is not None and p.rank == 0 and not pod_ended(p, o) for p in team):
+        yield RECHECK  # at what its trainer answers
+    if not status.terminal and claims.problem(o):
+        yield RECHECK
+    if ledger.idle_nodes(books.ledger) or any(map(placement.is_kept_off, team)):
+        yield SLOW_RECHECK
+    if _queue_lacks(o, status):
+        yield SLOW_RECHECK
     refused = o.job.spec is None or capacity.problem(o)
-    return o.now + DEFAULTS_RECHECK if o.applied is not None and refused else None
+    if not status.terminal and o.applied is not None and refused:
+        yield DEFAULTS_RECHECK
 
 
-def _queue_recheck(o: Observed, status: Status) -> datetime | None:
+def _queue_lacks(o: Observed, status: Status) -> bool:
+    """Returns whether the job waits for something of its queue beside its Workload."""
     seen = o.admission
     if seen is None:
-        return None
+        return False
     if status.terminal:  # until Kueue knows, the quota is held
-        wanted = seen.workload is not None and not seen.workload.finished
-    else:
-        lacks = seen.api is None or seen.unread or seen.unknown_class or None in seen.flavors.values()
-        wanted = bool(o.job.queue and lacks)
-    return o.now + QUEUE_RECHECK if wanted else None
+        return seen.workload is not None and not seen.workload.finished
+    lacks = seen.api is None or seen.unread or seen.unknown_class or None in seen.flavors.values()
+    return bool(o.job.queue and lacks)

@@ -55,8 +55,6 @@ from spottrain_operator.status.events import events_between
 from spottrain_operator.status.measurements import measurements_between
 
 Rule = Callable[[Observed], Decision | None]
-RESCUE_RECHECK: Final = timedelta(seconds=30)
-"""Interval of planning a job again that could not be planned."""
 MIN_GRACE: Final = 2
 """Seconds; a DELETE with less would amount to a SIGKILL."""
 
@@ -105,7 +103,7 @@ def rescue(o: Observed, why: str) -> Plan:
         status=status if changed else None,
         after=tuple(follow.after(o, status, before)),
         events=(*decision.events, *([warning] if changed else ())),
-        recheck_after=follow.AT_ONCE if noticed else RESCUE_RECHECK,
+        recheck_after=follow.AT_ONCE if noticed else follow.SLOW_RECHECK,
     )
 
 
@@ -458,7 +456,8 @@ def _end_attempt(o: Observed, ending: Ending) -> Decision:
         stop = restart.exhausted(status, policy, ending, o.now)
     if ending.cause in (Cause.BAD_CONFIGURATION, Cause.DEADLINE_EXCEEDED):  # restarting will not help
         stop = (ending.reason or ending.cause, ending.evidence)
-    if stop is None and (words := _starts_over(o, status, ending)):
+    uncounted = ending.charged or ending.cause in restart.UNCOUNTED
+    if stop is None and not uncounted and (words := runtime.starts_over(o, status, ending)):
         stop = (Reason.NO_RUNTIME, words)
     if restart.interrupts(ending):
         status = replace(status, interruption_time=status.interruption_time or o.now.replace(microsecond=0))
@@ -474,15 +473,6 @@ def _end_attempt(o: Observed, ending: Ending) -> Decision:
     if halted or spec is None or capacity.problem(o):
         return Decision(reason=ending.cause, message=ending.evidence, status=status)
     return Decision(reason=ending.cause, message=ending.evidence, status=_with_next_attempt(o, status))
-
-
-def _starts_over(o: Observed, status: Status, ending: Ending) -> str:
-    """Returns why an interruption fails the job, as nothing in its image saves; "" where it does not."""
-    if ending.charged or ending.cause in restart.UNCOUNTED:
-        return ""
-    first = next((p for p in gang.team(o) if p.rank == 0), None)
-    silent = first is not None and first.ended is not None and termination_message_of(first) is None
-    return runtime.starts_over(o, status, ending, silent)
 
 
 def _with_next_attempt(o: Observed, status: Status) -> Status:

@@ -18,9 +18,6 @@ from spottrain_operator.names import Reason
 from spottrain_operator.policies.pod_end import may_have_run, pod_ended
 
 DEADLINE: Final = timedelta(minutes=15)
-RECHECK: Final = timedelta(seconds=5)
-"""Interval of rechecking the cleanup pod, which is not watched."""
-
 CUT: Final = 300
 """Maximum number of characters of an error in an Event, which must have room for the URI and the command."""
 

@@ -32,7 +32,6 @@ from spottrain_operator.policies.pod_end import NODE_MISSED, end_time, pod_ended
 
 IDLE_LIMIT: Final = timedelta(hours=1)
 """A node that stays longer than this after the job is kept for something else."""
-IDLE_RECHECK: Final = timedelta(seconds=30)
 MOST_NODES: Final = 1024
 """As many as a gang may have pods."""
 CENT_FRACTION: Final = Decimal("0.000001")
@@ -91,11 +90,6 @@ def updated(o: Observed, status: Status, *, due: bool) -> Ledger:
         return old  # most reconciles: no sum is computed
     new = accounted(old, facts, o.prices, o.now.replace(microsecond=0), since=o.books.lost)
     return new if old.time is None or new.sums != old.sums else replace(new, time=old.time)
-
-
-def recheck(ledger: Ledger, o: Observed) -> datetime | None:
-    """Returns when to look again at idle nodes: their events do not enqueue a job without pods there."""
-    return o.now + IDLE_RECHECK if idle_nodes(ledger) else None
 
 
 def open_nodes(ledger: Ledger) -> set[str]:

@@ -7,7 +7,6 @@ quotas use neither.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timedelta
 from itertools import takewhile
@@ -167,38 +166,25 @@ def spread(uid: str, attempt: int) -> float:
 
 def _uncharged_in_a_row(status: Status, ending: Ending, now: datetime) -> int:
     """Returns how often in a row the job was ended for nothing, so that the wait doubles with each."""
-    unexplained = _in_a_row(status, lambda r: _unexplained(r, now))
-    idle = _in_a_row(status, lambda r: _idle(r, now))
-    no_progress = status.no_progress if ending.cause not in UNCOUNTED else 0
-    return max(unexplained, idle - 1, no_progress - 1)  # of the latter one may be chance, more are a livelock
+    fruitless = sum(1 for _ in takewhile(lambda r: _fruitless(r, now), reversed(status.over)))
+    if ending.cause in EXPLAINED:  # one may be chance, more are a livelock
+        fruitless -= 1
+    return max(fruitless, status.no_progress - 1 if ending.cause not in UNCOUNTED else 0)
 
 
-def _in_a_row(status: Status, counts: Callable[[AttemptRecord], bool]) -> int:
-    return sum(1 for _ in takewhile(counts, reversed(status.over)))
-
-
-def _unexplained(record: AttemptRecord, now: datetime) -> bool:
-    if record.charged or record.cause in EXPLAINED or _saved(record):
+def _fruitless(record: AttemptRecord, now: datetime) -> bool:
+    """Returns whether an attempt ended uncharged, and soon or unexplained, and is not known to have saved."""
+    if record.charged or record.cause in REQUESTED or _saved(record):
         return False
-    if record.cause in UNEXPLAINED or record.started is None or not record.node:
-        return True
-    return _brief(record, now)
-
-
-def _idle(record: AttemptRecord, now: datetime) -> bool:
-    """Returns whether an attempt ended soon and is not known to have done a step."""
-    stepped = (record.last_step or 0) > (record.start_step or 0)
-    ended_for_nothing = not (record.charged or record.cause in REQUESTED or stepped or _saved(record))
-    return ended_for_nothing and record.started is not None and _brief(record, now)
+    brief = record.started is not None and (record.ended or now) - record.started < BRIEF
+    if record.cause in EXPLAINED:
+        return brief and (record.last_step or 0) <= (record.start_step or 0)
+    return brief or record.cause in UNEXPLAINED or record.started is None or not record.node
 
 
 def _saved(record: AttemptRecord) -> bool:
     """Returns whether an attempt is known to have saved more steps than it began with."""
     return record.start_step is not None and (record.durable_step or 0) > record.start_step
-
-
-def _brief(record: AttemptRecord, now: datetime) -> bool:
-    return record.started is not None and (record.ended or now) - record.started < BRIEF
 
 
 def backoff_reason(status: Status) -> str:

@@ -24,8 +24,6 @@ LOOK: Final = timedelta(seconds=10)
 STARTING_STATE: Final = "Starting"
 """Progress state of a script that runs under our runtime and has not begun a training with it."""
 NOT_BEGUN: Final = ("", UNKNOWN_STATE, NO_RUNTIME_STATE, STARTING_STATE, WAITING_FOR_STORE)
-SIGKILLED: Final = 128 + 9
-"""Exit code after SIGKILL; a killed runtime leaves no termination message either."""
 REMEDY: Final = "see docs/own-image.md, No runtime found"
 
 UNSEEN: Final = frozenset(
@@ -129,26 +127,14 @@ def _first(status: Status, o: Observed) -> PodView | None:
 
 
 # --- ends -----------------------------------------------------------------------------------------------
-def starts_over(o: Observed, status: Status, ending: Ending, silent_end: bool) -> str:
+def starts_over(o: Observed, status: Status, ending: Ending) -> str:
     """Returns a sentence about why an interruption fails the job: the next attempt would restart at step 0.
 
-    "" where the runtime was seen, or was interrupted before it could be seen. `silent_end`: whether rank 0's
-    container ended without a termination message of the runtime.
+    "" where no runtime is known to be missing.
     """
-    if not managed(o) or attached(status):
-        return ""
-    if status.state != NO_RUNTIME_STATE and not (silent_end and _ran_long_enough(o)):
+    if not managed(o) or attached(status) or status.state != NO_RUNTIME_STATE:
         return ""
     return (
         f"attempt {status.attempt} was interrupted ({ending.evidence}) without a checkpoint and without a "
         f"spottrain runtime, so the next one would start at step 0 again; {REMEDY}"
     )
-
-
-def _ran_long_enough(o: Observed) -> bool:
-    """Returns whether rank 0 ran long enough for a runtime to respond or to leave its message."""
-    first = (p for p in o.pods if p.attempt == o.job.status.attempt and p.rank == 0)
-    end = next((p.ended for p in first), None)
-    if end is None or end.started is None or end.finished is None or end.exit_code == SIGKILLED:
-        return False
-    return end.finished - end.started >= o.limits.runtime_patience

@@ -368,6 +368,8 @@ def check_money(history: History) -> None:
     cost = status.cost
     if cost is None or books == NO_BOOKS:  # it has forgotten them, and is down
         return
+    if cost.update_time != books.ledger.time:  # it has forgotten them since they were last written
+        return
     assert cost.lost_time is None
     assert cost.on_demand_ideal <= books.ledger.sums.on_demand_use
     assert cost.saving == "Unknown" or Decimal(cost.saving.rstrip("%")) <= 100

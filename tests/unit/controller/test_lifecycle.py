@@ -323,7 +323,7 @@ CLEANUPS: dict[str, tuple[Observed, str]] = {
     ),
     "what keeps it from that is said with the way out": (
         going(cleaning=True, cleanup_trouble='CreateContainerConfigError: secret "s3" not found'),
-        "phase=Stopping Running=False/CannotDeleteCheckpoints warns=CannotDeleteCheckpoints !holds again=5",
+        "phase=Stopping Running=False/CannotDeleteCheckpoints warns=CannotDeleteCheckpoints !holds again=10",
     ),
     "so is a rejection": (
         going(cleanup_trouble="the API server rejects the cleanup pod: exceeded quota"),

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from spottrain.contract import Outcome, Reason
 from spottrain_operator.api.observed import Ended, Limits, Observed, PodView, Silence
-from spottrain_operator.api.training_job import Status
+from spottrain_operator.api.training_job import ProgressStatus, Status
+from spottrain_operator.names import NO_RUNTIME_STATE
 
 from tests.builders import (
     NOW,
@@ -138,8 +139,8 @@ SCENES: dict[str, tuple[Observed, str]] = {
         unseen(told(Outcome.DONE, step=3, ignoredSettings="emaDecay")),
         "warns=FieldsIgnored",
     ),
-    "an operator that was away knows a missing runtime by how the container ended": (
-        unseen(ended(301)),
+    "interrupted after its runtime was missed": (
+        unseen(ended(400), status=replace(UNSEEN, progress=ProgressStatus(state=NO_RUNTIME_STATE))),
         "Failed=True/NoRuntime",
     ),
     "interrupted before a runtime could have been imported": (unseen(ended(200)), "attempt=2"),

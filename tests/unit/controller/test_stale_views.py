@@ -233,7 +233,7 @@ def _observed(pod: PodView, *, silent: bool = False) -> Observed:
 
 def test_a_job_whose_deleted_namesake_still_saves_says_so_and_makes_no_pod() -> None:
     o = _observed(_of_old(make_pod()))
-    expected = f"attempt=0 !creates Scheduled=False/{Reason.PREDECESSOR_SAVES} phase=Waiting again=2"
+    expected = f"attempt=0 !creates Scheduled=False/{Reason.PREDECESSOR_SAVES} phase=Waiting again=10"
     made = follows(expected, o)
     follows("unwritten !warns !tells", replace(o, job=make_job(status=made.status)))
 
