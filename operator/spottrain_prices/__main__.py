@@ -61,8 +61,7 @@ class Job:
                 "and instance type, and priceJob.regions with priceJob.instanceTypes is empty"
             )
         elif self.settings.provider == Platform.AWS:
-            since, region = self.now - self.settings.history, self.settings.pricing_region
-            aws.fetch(found, types, aws.connect(), since=since, pricing_region=region)
+            aws.fetch(found, types, aws.connect(), pricing_region=self.settings.pricing_region)
         else:
             azure.fetch(found, types, endpoint=self.settings.azure_endpoint)
 

@@ -1,4 +1,4 @@
-"""Prices of EC2: spot by its price history, on-demand by AWS's price list. The only module that knows boto3.
+"""EC2's prices now: spot by its price history, on-demand by AWS's price list. The one module that knows boto3.
 
 Three read-only calls, and the IAM actions that they need, are in `ACTIONS`. Zones are named as in the
 account that asks, which is how the nodes of that account name them.
@@ -58,7 +58,6 @@ def fetch(
     wanted: Mapping[str, tuple[str, ...]],
     clients: Clients,
     *,
-    since: datetime,
     pricing_region: str,
 ) -> None:
     """Adds the spot and on-demand prices of the wanted types to `found`, and what went wrong.
@@ -67,7 +66,6 @@ def fetch(
         found: Collects rates, errors and notes.
         wanted: Instance types by region.
         clients: Of EC2 and of AWS's price list.
-        since: How far back spot prices are asked for.
         pricing_region: Where AWS's price list is asked for.
     """
     for region, types in wanted.items():
@@ -75,7 +73,7 @@ def fetch(
         with found.part(), _calls(region):
             for name in types:
                 with _of_type(found, name, region):
-                    missing += _spot(found, clients("ec2", region), name, region, since)
+                    missing += _spot(found, clients("ec2", region), name, region)
         with found.part(), _calls(region):
             zones = _zones(clients("ec2", region))
             with _calls(pricing_region):
@@ -89,23 +87,19 @@ def fetch(
         )
 
 
-def _spot(found: Fetched, ec2: Any, name: str, region: str, since: datetime) -> list[str]:
+def _spot(found: Fetched, ec2: Any, name: str, region: str) -> list[str]:
     """Returns the type where it has no spot price."""
     pages = ec2.get_paginator("describe_spot_price_history").paginate(
-        InstanceTypes=[name], ProductDescriptions=list(LINUX), StartTime=since
+        InstanceTypes=[name], ProductDescriptions=list(LINUX), StartTime=found.now
     )
-    changes: dict[str, list[Change]] = {}
+    entries: dict[str, list[Change]] = {}
     for row in (row for page in pages for row in page["SpotPriceHistory"]):
-        zone, at, usd = row["AvailabilityZone"], row["Timestamp"], dollars(row["SpotPrice"])
-        if usd is None:
-            found.notes.append(
-                f"the spot price {row['SpotPrice']} of {name} in {zone} at {at} is refused, so it is "
-                "unknown: it must be above 0"
-            )
-        changes.setdefault(zone, []).append((at, usd))
-    for zone, history in changes.items():
-        found.add((name, CapacityType.SPOT, zone), history)
-    if changes:
+        entries.setdefault(row["AvailabilityZone"], []).append((row["Timestamp"], dollars(row["SpotPrice"])))
+    for zone, changes in entries.items():
+        newest = max(since for since, _ in changes)
+        in_force = [change for change in changes if change[0] == newest]
+        found.add([(name, CapacityType.SPOT, zone)], in_force, f"spot price of {name} in {zone}")
+    if entries:
         return []
     found.notes.append(f"there is no spot price of {name} in {region}: it stays unknown")
     return [name]
@@ -125,7 +119,7 @@ def _on_demand(found: Fetched, pricing: Any, name: str, region: str, zones: Iter
     products = [json.loads(text) for page in pages for text in page["PriceList"]]
     prices = list(_in_force(products, found.now))
     kinds = [(name, CapacityType.ON_DEMAND, zone) for zone in zones]
-    listed = found.add_price(kinds, prices, f"on-demand price of {name} in {region}")
+    listed = found.add(kinds, prices, f"on-demand price of {name} in {region}")
     return [] if listed else [name]
 
 

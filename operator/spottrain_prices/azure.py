@@ -66,7 +66,7 @@ def _add(found: Fetched, name: str, region: str, zones: list[str], offers: list[
         these = [offer for offer in offers if offer.capacity_type is kind]
         these = [offer for offer in these if offer.primary] or these
         prices = [offer.change for offer in these]
-        found.add_price([(name, kind, zone) for zone in zones], prices, f"{kind} price of {name} in {region}")
+        found.add([(name, kind, zone) for zone in zones], prices, f"{kind} price of {name} in {region}")
 
 
 def _offers(endpoint: str, region: str, types: tuple[str, ...], now: datetime) -> Iterator[Offer]:

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from decimal import Decimal, InvalidOperation
-from itertools import zip_longest
 from typing import Final
 
 from spottrain_operator.api.prices import ALWAYS, VALID_FOR, Kind, Rate
@@ -21,7 +20,7 @@ LARGEST: Final = 900 * 1024
 FOREVER: Final = datetime.max.replace(tzinfo=UTC)
 
 Change = tuple[datetime, Decimal | None]
-"""When a price came into force, and dollars per hour; None: it is not usable, so unknown."""
+"""When a price came into force, and dollars per hour; None: it is not usable."""
 Rates = Mapping[Kind, Sequence[Rate]]
 
 
@@ -34,18 +33,13 @@ class Fetched:
     """
 
     now: datetime
-    rates: dict[Kind, tuple[Rate, ...]] = field(default_factory=dict)
-    """By kind: oldest first, complete from the first one on."""
+    rates: dict[Kind, Rate] = field(default_factory=dict)
+    """Those in force now."""
     errors: list[str] = field(default_factory=list)
     """Why prices are missing that were asked for: the run has failed, though it may have found others."""
     notes: list[str] = field(default_factory=list)
 
-    def add(self, kind: Kind, changes: Iterable[Change]) -> None:
-        """Adds the price changes of one kind; it has been looked at now."""
-        if rates := rates_of(changes, self.now):
-            self.rates[kind] = rates
-
-    def add_price(self, kinds: Iterable[Kind], entries: Sequence[Change], what: str) -> bool:
+    def add(self, kinds: Iterable[Kind], entries: Sequence[Change], what: str) -> bool:
         """Adds the price of a thing that a cloud may list several times. Where entries differ, it has none.
 
         Args:
@@ -66,8 +60,8 @@ class Fetched:
             listed = ", ".join(f"${usd}" for usd in amounts)
             self.notes.append(f"the {what} is refused, so it is unknown: there are several ({listed})")
         if len(amounts) == 1:
-            for kind in kinds:
-                self.add(kind, [max(usable)])
+            since, usd = max(usable)
+            self.rates |= dict.fromkeys(kinds, Rate(usd_per_hour=usd, since=since, checked=self.now))
         return bool(entries)
 
     @contextmanager
@@ -89,46 +83,18 @@ def dollars(value: object) -> Decimal | None:
     return usd if usd.is_finite() and usd > 0 else None
 
 
-def rates_of(changes: Iterable[Change], now: datetime) -> tuple[Rate, ...]:
-    """Returns a history in which each rate ends where the next change begins, and the last one holds now."""
-    ordered = _distinct(changes)
-    rates = []
-    for (since, usd), following in zip_longest(ordered, ordered[1:]):
-        if usd is None:
-            continue
-        checked = now
-        if following is not None:
-            # A rate is valid for a while after `checked`; before an unknown one it must not be.
-            checked = following[0] if following[1] is not None else following[0] - VALID_FOR
-        rates.append(Rate(usd_per_hour=usd, since=since, checked=checked))
-    return tuple(rates)
-
-
-def _distinct(changes: Iterable[Change]) -> list[Change]:
-    """Sorts by time and removes what changes nothing; two prices for one time are none."""
-    by_time: dict[datetime, Decimal | None] = {}
-    for since, usd in changes:
-        by_time[since] = usd if by_time.get(since, usd) == usd else None
-    ordered: list[Change] = []
-    for since in sorted(by_time):
-        if not ordered or ordered[-1][1] != by_time[since]:
-            ordered.append((since, by_time[since]))
-    return ordered
-
-
 # --- with what was written before -------------------------------------------------------------------------
-def merged(old: Rates, fetched: Rates, *, since: datetime) -> dict[Kind, list[Rate]]:
-    """Returns the rates of both.
+def merged(old: Rates, fetched: Mapping[Kind, Rate], *, since: datetime) -> dict[Kind, list[Rate]]:
+    """Returns the rates of both: a history, as long as this job has run.
 
-    A fetched history replaces what was written of the same time. What was not fetched stays as it is, and
-    becomes unknown by its `checked`. Rates that ended before `since` are dropped.
+    What was not fetched stays as it is, and becomes unknown by its `checked`. Rates that ended before `since`
+    are dropped.
     """
     result: dict[Kind, list[Rate]] = {}
     for kind in sorted({*old, *fetched}):
-        new = fetched.get(kind, ())
-        kept = [rate for rate in old.get(kind, ()) if not new or rate.since < new[0].since]
-        current = [rate for rate, end in _with_ends([*kept, *new]) if end >= since]
-        if current:
+        new = [fetched[kind]] if kind in fetched else []
+        before = [rate for rate in old.get(kind, ()) if not new or rate.since < new[0].since]
+        if current := [rate for rate, end in _with_ends([*before, *new]) if end >= since]:
             result[kind] = current
     return result
 

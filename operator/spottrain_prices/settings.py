@@ -27,7 +27,7 @@ class Settings(EnvironmentSettings):
     from_nodes: bool = True
     """Whether to price the types of the cluster's nodes."""
     history_days: int = Field(default=7, ge=1, le=90)
-    """How long prices are kept after they were last valid; EC2 keeps no more than 90 days."""
+    """How long prices are kept after they were last valid."""
     pricing_region: Literal["us-east-1", "eu-central-1", "ap-south-1"] = "us-east-1"
     """Where to ask for AWS's price list; each of them has the prices of all regions."""
     azure_endpoint: Annotated[str, from_text(lambda text: text.rstrip("/"))] = "https://prices.azure.com"

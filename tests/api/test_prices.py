@@ -282,10 +282,13 @@ def test_the_largest_list_that_is_written_fits_into_a_config_map(
     release: Release, stub: PriceStub, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first = NOW - timedelta(days=6)
-    stub.spot = [
-        (P4D, ZONE, f"{1 + n % 7}.5", f"{first + timedelta(minutes=n):%Y-%m-%dT%H:%M:%SZ}")
-        for n in range(8000)
+    rates = [
+        {"instanceType": P4D, "capacityType": "Spot", "zone": ZONE, "usdPerHour": f"{1 + n % 7}.5"}
+        | {end: f"{first + timedelta(minutes=n):%Y-%m-%dT%H:%M:%SZ}" for end in ("since", "checked")}
+        for n in range(6000)
     ]
+    text = json.dumps(rates, separators=(",", ":"))
+    release.kube.call("PATCH", release.path, {"data": {"prices.json": text}}, kind=MERGE)
     assert release.run() == []
     assert 800 * 1024 < len(release.written()) <= 900 * 1024
     assert "rates are dropped, those that ended first" in capsys.readouterr().out

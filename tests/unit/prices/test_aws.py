@@ -27,14 +27,13 @@ def fetch(
     *types: str, region: str = "us-east-1", wanted: dict[str, tuple[str, ...]] | None = None
 ) -> Fetched:
     found = Fetched(NOON)
-    since = NOON - timedelta(days=7)
-    aws.fetch(found, wanted or {region: types}, aws.connect(), since=since, pricing_region="us-east-1")
+    aws.fetch(found, wanted or {region: types}, aws.connect(), pricing_region="us-east-1")
     return found
 
 
 def price(found: Fetched, kind: Kind, at: datetime = NOON) -> Decimal | None:
     """What the operator makes of the answer."""
-    rate = PriceList(rates=found.rates).rate(*kind, at)
+    rate = PriceList(rates={each: (rate,) for each, rate in found.rates.items()}).rate(*kind, at)
     return rate.usd_per_hour if rate else None
 
 
@@ -45,29 +44,27 @@ def with_p4d(stub: PriceStub) -> None:
 
 
 # --- what is found --------------------------------------------------------------------------------------
-def test_the_changes_of_the_spot_price_are_a_history_over_several_pages(stub: PriceStub) -> None:
+def test_the_newest_spot_price_of_each_zone_counts_over_several_pages(stub: PriceStub) -> None:
     with_p4d(stub)
     stub.page = 2
     stub.spot = [
         (P4D, A, "9.000000", "2026-11-23T11:00:00.000Z"),
         (P4D, B, "5.000000", "2026-11-23T10:30:00.000Z"),
         (P4D, A, "8.000000", "2026-11-23T10:00:00.000Z"),
-        (P4D, A, "8.000000", "2026-11-22T10:00:00.000Z"),
+        (P4D, A, "9.000000", "2026-11-23T11:00:00.000Z"),
         (P4D, A, "7.000000", "2026-11-13T10:00:00.000Z"),
     ]
     found = fetch(P4D)
-    assert [price(found, (P4D, "Spot", A), NOON - n * HOUR) for n in (0, 1, 2, 25, 27)] == [9, 9, 8, 8, 7]
-    assert price(found, (P4D, "Spot", A), NOON - timedelta(days=6)) == 7, "in force before it was asked for"
+    assert [price(found, (P4D, "Spot", A), NOON - n * HOUR) for n in (0, 1, 2)] == [9, 9, None]
     assert price(found, (P4D, "Spot", B)) == 5 and price(found, (P4D, "Spot", B), NOON - 2 * HOUR) is None
-    assert len(found.rates[P4D, "Spot", A]) == 3, "what did not change is one rate"
     assert not found.errors and len([r for r in stub.asked if "NextToken" in r]) == 2
 
 
-def test_history_is_asked_for_linux_and_as_far_back_as_it_is_kept(stub: PriceStub) -> None:
+def test_spot_prices_are_asked_for_linux_as_they_are_now(stub: PriceStub) -> None:
     with_p4d(stub)
     fetch(P4D)
     (asked,) = [r for r in stub.asked if r["Action"] == "DescribeSpotPriceHistory"]
-    assert asked["StartTime"].startswith("2026-11-16T12:00:00")
+    assert asked["StartTime"].startswith("2026-11-23T12:00:00")
     assert {asked["ProductDescription.1"], asked["ProductDescription.2"]} == set(aws.LINUX)
 
 
@@ -133,23 +130,12 @@ def test_the_page_on_cost_names_the_actions_that_are_called_and_no_other(stub: P
 
 # --- nothing unknown is free ----------------------------------------------------------------------------
 @pytest.mark.parametrize("bad", ["0", "0.000000", "-1", "NaN", ""])
-def test_a_spot_price_of_zero_is_refused_and_the_time_is_unknown(stub: PriceStub, bad: str) -> None:
+def test_a_spot_price_of_zero_is_refused_and_named(stub: PriceStub, bad: str) -> None:
     with_p4d(stub)
-    stub.spot = [
-        (P4D, A, "9.000000", "2026-11-23T11:00:00.000Z"),
-        (P4D, A, bad, "2026-11-23T09:00:00.000Z"),
-        (P4D, A, "7.000000", "2026-11-23T07:00:00.000Z"),
-    ]
+    stub.spot = [(P4D, A, bad, "2026-11-23T11:00:00.000Z"), (P4D, A, "7", "2026-11-23T07:00:00.000Z")]
     found = fetch(P4D)
-    assert [price(found, (P4D, "Spot", A), NOON - n * HOUR) for n in (0, 2, 3.5, 5)] == [9, None, 7, 7]
-    assert any("is refused, so it is unknown: it must be above 0" in note for note in found.notes)
-
-
-def test_a_price_that_has_become_zero_is_unknown_from_then_on(stub: PriceStub) -> None:
-    with_p4d(stub)
-    stub.spot = [(P4D, A, "0", "2026-11-23T11:00:00.000Z"), (P4D, A, "7", "2026-11-23T07:00:00.000Z")]
-    found = fetch(P4D)
-    assert price(found, (P4D, "Spot", A)) is None and price(found, (P4D, "Spot", A), NOON - 2 * HOUR) == 7
+    assert price(found, (P4D, "Spot", A)) is None
+    assert found.notes == [f"an entry for the spot price of {P4D} in {A} is refused: it must be above 0"]
 
 
 @pytest.mark.parametrize(

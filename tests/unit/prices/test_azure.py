@@ -24,7 +24,7 @@ def fetch(stub: PriceStub, *types: str, regions: tuple[str, ...] = ("eastus",)) 
 
 
 def price(found: Fetched, kind: Kind, at: datetime = NOON) -> Decimal | None:
-    rate = PriceList(rates=found.rates).rate(*kind, at)
+    rate = PriceList(rates={each: (rate,) for each, rate in found.rates.items()}).rate(*kind, at)
     return rate.usd_per_hour if rate else None
 
 
