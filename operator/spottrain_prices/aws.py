@@ -1,4 +1,4 @@
-"""EC2's prices now: spot by its price history, on-demand by AWS's price list. The one module that knows boto3.
+"""EC2's prices now: spot by its price history, on-demand by the price list. The one module that knows boto3.
 
 Three read-only calls, and the IAM actions that they need, are in `ACTIONS`. Zones are named as in the
 account that asks, which is how the nodes of that account name them.
