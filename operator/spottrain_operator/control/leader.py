@@ -16,12 +16,13 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
+from typing import Protocol
 
 from spottrain_operator.api.wire import rfc3339
 from spottrain_operator.errors import ApiError
-from spottrain_operator.io.lease import Lease, LeaseLock
+from spottrain_operator.io.cluster import Json
 from spottrain_operator.io.logs import QuietLog
 from spottrain_operator.io.metrics import LEADER
 
@@ -29,6 +30,8 @@ logger = logging.getLogger(__name__)
 
 SHORTEST = 0.01
 """Seconds for a request at the very end of the leadership; 0 would be no limit."""
+MOST_SECONDS = 3600
+"""A Lease that claims to be valid for longer counts as valid for this long: anyone may have written it."""
 
 
 def boot_clock() -> float:
@@ -36,7 +39,6 @@ def boot_clock() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-# --- the rule -------------------------------------------------------------------------------------------
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Times:
     """In seconds. All keep their ratio to the Lease: a leader has stopped before another process takes over,
@@ -66,84 +68,25 @@ class Times:
         return self.renew_deadline / 3
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Candidate:
-    """What one process knows of the Lease. Immutable: each observation returns the next state."""
+class LeaseLock(Protocol):
+    """Reads and writes one Lease. Both raise ApiError on a failure; `seconds` limits the request."""
 
-    identity: str
-    times: Times = Times()
-    lease: Lease | None = None
-    """As last seen."""
-    changed: float = 0.0
-    """When it was first seen in this version."""
-    renewed: float | None = None
-    """When the last renewal that succeeded was begun; None: this process does not lead."""
+    async def get(self, seconds: float) -> Json | None:
+        """Returns None where there is no Lease."""
 
-    def time_left(self, now: float) -> float:
-        """Returns for how many seconds this process leads without a renewal; 0: it does not."""
-        if self.renewed is None or self.replaced_by():
-            return 0.0
-        return max(0.0, self.renewed + self.times.renew_deadline - now)
+    async def write(self, lease: Json | None, spec: Json, seconds: float) -> Json:
+        """Writes the spec of the Lease in the version that `lease` has, or creates it where that is None.
 
-    def saw(self, lease: Lease | None, now: float) -> Candidate:
-        """Returns the state after a read that ended at `now`."""
-        same = lease is not None and self.lease is not None and lease.spec == self.lease.spec
-        return replace(self, lease=lease, changed=self.changed if same else now)
-
-    def wrote(self, lease: Lease, begun: float) -> Candidate:
-        """Returns the state after a write of ours, whose request was begun at `begun`."""
-        return replace(self, lease=lease, changed=begun, renewed=begun)
-
-    def free_at(self) -> float | None:
-        """Returns when this process may take the Lease, as it was last seen; None: at once."""
-        lease = self.lease
-        if lease is None or lease.holder in ("", self.identity):
-            return None
-        return self.changed + (lease.seconds or self.times.lease)
-
-    def may_take(self, now: float) -> bool:
-        free_at = self.free_at()
-        return free_at is None or now >= free_at
-
-    def replaced_by(self) -> str:
-        """Returns who holds the Lease that this process led with; "" where it still does, or none does."""
-        taken = self.renewed is not None and self.lease is not None and self.lease.holder != self.identity
-        return self.lease.holder if taken and self.lease is not None else ""
-
-    def pause(self, begun: float, now: float) -> float:
-        """Returns the seconds until the next look, after one that was begun at `begun`.
-
-        It comes sooner where the leadership ends before, or may begin.
+        A conflict: it has changed since.
         """
-        rest = max(0.0, begun + self.times.retry - now)
-        left = self.time_left(now) if self.renewed is not None else (self.free_at() or now) - now
-        return min(left, rest) if left > 0 else max(rest, SHORTEST)
-
-    def time_for_request(self, now: float) -> float:
-        """Returns the limit of a request that begins now: none outlives the leadership."""
-        left = self.time_left(now) if self.renewed is not None else self.times.request
-        return max(SHORTEST, min(self.times.request, left))
-
-    def claim(self, now: datetime) -> Lease:
-        """Returns the Lease to write: a renewal, or the first one of this process."""
-        old = self.lease or Lease()
-        ours = old.holder == self.identity
-        return replace(
-            old,
-            holder=self.identity,
-            seconds=self.times.lease,
-            acquired=old.acquired if ours and old.acquired else rfc3339(now, timespec="microseconds"),
-            transitions=old.transitions if ours or self.lease is None else old.transitions + 1,
-        )
 
 
-# --- the loop -------------------------------------------------------------------------------------------
 class Elector:
     """Takes the Lease when it is free and renews it.
 
     Args:
         lock: The Lease.
-        candidate: This process' identity and times.
+        identity: This process' name in it.
         lost: Ends the process. Where it returns, `run` returns as well.
         clock: Seconds, never set back, also counted while the process is stopped.
         now: The time that people see in the Lease.
@@ -152,25 +95,65 @@ class Elector:
     def __init__(
         self,
         lock: LeaseLock,
-        candidate: Candidate,
+        identity: str,
+        times: Times,
         *,
         lost: Callable[[str], None],
         now: Callable[[], datetime],
         clock: Callable[[], float] = boot_clock,
     ) -> None:
-        self._lock, self._me = lock, candidate
+        self._lock, self._identity, self._times = lock, identity, times
         self._lost, self._now, self._clock = lost, now, clock
+        self._lease: Json | None = None
+        """As last seen."""
+        self._changed = 0.0
+        """When its spec was first seen as it is; labels of others do not count as a renewal."""
+        self._renewed: float | None = None
+        """When the last renewal that succeeded was begun; None: this process has not led."""
         self._began = asyncio.Event()
         self._failure = ""
         """Why the last look at the Lease failed; "" where it did not."""
         self._quiet = QuietLog(clock)
-        self._holder = ""
         LEADER.set(0)
+
+    # --- the rule ---
+    @property
+    def _spec(self) -> Json:
+        return (self._lease or {}).get("spec") or {}
+
+    @property
+    def _holder(self) -> str:
+        """Identity of the leader; "" where the Lease was given up."""
+        return self._spec.get("holderIdentity") or ""
 
     def time_to_write(self) -> float:
         """Returns for how many seconds this process may still write; 0: not at all."""
-        return self._me.time_left(self._clock())
+        if self._renewed is None or self._holder not in ("", self._identity):
+            return 0.0
+        return max(0.0, self._renewed + self._times.renew_deadline - self._clock())
 
+    def _time_for_request(self) -> float:
+        """Returns the limit of a request that begins now: none outlives the leadership."""
+        left = self._times.request if self._renewed is None else self.time_to_write()
+        return max(SHORTEST, min(self._times.request, left))
+
+    def _until_free(self) -> float:
+        """Returns in how many seconds this process may take the Lease, as it was last seen."""
+        if self._holder in ("", self._identity):
+            return 0.0
+        valid = min(self._spec.get("leaseDurationSeconds") or self._times.lease, MOST_SECONDS)
+        return max(0.0, self._changed + valid - self._clock())
+
+    def _why_lost(self) -> str:
+        """Returns why this process has lost leadership; "" while it leads, or has not led yet."""
+        if self._renewed is None or self.time_to_write():
+            return ""
+        if self._holder not in ("", self._identity):
+            return f"{self._holder} holds the Lease"
+        said = f": {self._failure}" if self._failure else ""
+        return f"could not renew the Lease for {self._times.renew_deadline:g} s{said}"
+
+    # --- the loop ---
     async def leading(self) -> None:
         """Waits until this process leads."""
         await self._began.wait()
@@ -179,98 +162,90 @@ class Elector:
         """Takes the Lease as soon as it is free, and renews it until that fails."""
         while True:
             begun = self._clock()
-            if self._me.renewed is None or self.time_to_write():
+            if self._renewed is None or self.time_to_write():
                 await self._look()
             if why := self._why_lost():
                 break
             if self.time_to_write() and not self._began.is_set():
-                logger.info("%s leads", self._me.identity)
+                logger.info("%s leads", self._identity)
                 LEADER.set(1)
                 self._began.set()
-            await asyncio.sleep(self._me.pause(begun, self._clock()))
+            # The next look comes sooner where the leadership ends before, or may begin.
+            rest = max(SHORTEST, begun + self._times.retry - self._clock())
+            left = self._until_free() if self._renewed is None else self.time_to_write()
+            await asyncio.sleep(min(left, rest) if left else rest)
         LEADER.set(0)
         self._lost(why)
+
+    async def _look(self) -> None:
+        """Renews the Lease, reads it, or takes it. A failure is logged, and the next look comes."""
+        try:
+            if self._renewed is None or not await self._write():
+                await self._read()
+                if self._until_free() == 0.0:
+                    await self._write()
+        except ApiError as error:
+            self._failure = str(error)
+            if self._quiet.due():
+                logger.warning("failed to read or write the Lease, retrying: %s", error)
+        else:
+            self._failure = ""
+            self._quiet.reset()
+
+    async def _read(self) -> None:
+        spec, holder = self._spec, self._holder
+        self._lease = await self._lock.get(self._time_for_request())
+        if self._lease is None or self._spec != spec:
+            self._changed = self._clock()
+        if self._holder not in ("", holder, self._identity):
+            logger.info("%s leads; %s stands by", self._holder, self._identity)
+
+    async def _write(self) -> bool:
+        """Takes or renews the Lease in the known version; returns False where it has changed since."""
+        begun, old = self._clock(), self._spec
+        ours = self._holder == self._identity
+        acquired = old.get("acquireTime") if ours else ""
+        spec = self._claim(self._identity, self._times.lease) | {
+            "acquireTime": acquired or rfc3339(self._now(), timespec="microseconds"),
+            "leaseTransitions": (old.get("leaseTransitions") or 0) + (not ours and self._lease is not None),
+        }
+        try:
+            self._lease = await self._lock.write(self._lease, spec, self._time_for_request())
+        except ApiError as error:
+            if not error.stale:
+                raise
+            return False
+        self._changed = self._renewed = begun
+        return True
+
+    def _claim(self, holder: str, seconds: int) -> Json:
+        """Returns the Lease's spec with another holder; what others have written there stays."""
+        renewed = rfc3339(self._now(), timespec="microseconds")
+        return self._spec | {
+            "holderIdentity": holder,
+            "leaseDurationSeconds": seconds,
+            "renewTime": renewed,
+        }
 
     async def release(self) -> None:
         """Gives the Lease up, so that another process need not wait for its end. Nothing is written later."""
         if not self.time_to_write():
             return
-        seconds = self._me.time_for_request(self._clock())
-        self._me = replace(self._me, renewed=None)
+        seconds = self._time_for_request()
+        self._renewed = None
         LEADER.set(0)
         try:
-            await self._give_up(seconds)
+            for last in (False, True):  # a renewal that was under way may change it meanwhile
+                self._lease = await self._lock.get(seconds)
+                if self._holder != self._identity:
+                    return
+                try:
+                    await self._lock.write(self._lease, self._claim("", 1), seconds)
+                    break
+                except ApiError as error:
+                    if last or not error.stale:
+                        raise
         except ApiError as error:
             logger.warning("failed to release the Lease, it will expire: %s", error)
         else:
-            logger.info("%s released the Lease", self._me.identity)
-
-    async def _give_up(self, seconds: float) -> None:
-        """Empties the Lease. A renewal that was under way may change it meanwhile."""
-        for last in (False, True):
-            lease = await self._lock.get(seconds)
-            if lease is None or lease.holder != self._me.identity:
-                return
-            try:
-                await self._lock.replace(replace(lease, holder="", seconds=1), self._now(), seconds)
-                return
-            except ApiError as error:
-                if last or not error.stale:
-                    raise
-
-    async def _look(self) -> None:
-        """Renews the Lease, reads it, or takes it. A failure is logged, and the next look comes."""
-        try:
-            if self._me.renewed is not None and await self._renewed():
-                return
-            lease = await self._lock.get(self._me.time_for_request(self._clock()))
-            self._me = self._me.saw(lease, self._clock())
-            self._tell_holder()
-            if not self._me.replaced_by() and self._me.may_take(self._clock()):
-                await self._write()
-        except ApiError as error:
-            self._tell(str(error))
-        else:
-            self._failure = ""
-            self._quiet.reset()
-
-    async def _renewed(self) -> bool:
-        """Renews the Lease in the version that is known; returns whether it still had that one."""
-        if self._me.lease is None:
-            return False
-        try:
-            await self._write()
-        except ApiError as error:
-            if not error.stale:
-                raise
-            return False
-        return True
-
-    async def _write(self) -> None:
-        begun = self._clock()
-        claim, seconds = self._me.claim(self._now()), self._me.time_for_request(begun)
-        write = self._lock.replace if claim.version else self._lock.create
-        self._me = self._me.wrote(await write(claim, self._now(), seconds), begun)
-
-    def _why_lost(self) -> str:
-        """Returns why this process has lost leadership; "" while it leads, or has not led yet."""
-        if self._me.renewed is None:
-            return ""
-        if other := self._me.replaced_by():
-            return f"{other} holds the Lease"
-        if not self.time_to_write():
-            said = f": {self._failure}" if self._failure else ""
-            return f"could not renew the Lease for {self._me.times.renew_deadline:g} s{said}"
-        return ""
-
-    def _tell_holder(self) -> None:
-        holder = self._me.lease.holder if self._me.lease is not None else ""
-        if holder not in ("", self._holder, self._me.identity):
-            logger.info("%s leads; %s stands by", holder, self._me.identity)
-        self._holder = holder
-
-    def _tell(self, words: str) -> None:
-        """Logs a failure once a minute."""
-        if self._quiet.due():
-            logger.warning("failed to read or write the Lease, retrying: %s", words)
-        self._failure = words
+            logger.info("%s released the Lease", self._identity)

@@ -23,7 +23,7 @@ from spottrain_operator.api.kueue import Kueue
 from spottrain_operator.api.validation import identity, parse_job
 from spottrain_operator.control.caches import Caches
 from spottrain_operator.control.informer import Informers
-from spottrain_operator.control.leader import Candidate, Elector, Times
+from spottrain_operator.control.leader import Elector, Times
 from spottrain_operator.control.memory import Memory
 from spottrain_operator.control.observe import Sources
 from spottrain_operator.control.progress import Poller
@@ -165,10 +165,8 @@ class Service:
         given = self.settings
         return Elector(
             KubeLease(cluster=cluster, namespace=given.lease_namespace, name=given.lease_name),
-            Candidate(
-                identity=given.identity or f"{socket.gethostname()}_{uuid.uuid4().hex[:8]}",
-                times=self._times,
-            ),
+            given.identity or f"{socket.gethostname()}_{uuid.uuid4().hex[:8]}",
+            self._times,
             lost=_lost,
             now=self._now,
         )

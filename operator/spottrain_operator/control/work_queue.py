@@ -10,12 +10,8 @@ Facts that nothing depends on wait a second for others (`add_soon`), as in Kuber
 from __future__ import annotations
 
 import asyncio
-import heapq
-import itertools
 import logging
-from collections import deque
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from datetime import timedelta
 from enum import StrEnum
 
@@ -39,8 +35,6 @@ LONGEST_DELAY = 60.0
 TOGETHER_SECONDS = 1.0
 RESYNC_SHARE = 8
 """Of so many keys, one is a resync's, if any of these wait."""
-FEW = 100
-"""Delays that an earlier one has replaced are dropped where they are so many more than the others."""
 
 
 class Lane(StrEnum):
@@ -58,105 +52,71 @@ class WorkQueue:
         self._first, self._longest = first_delay, longest_delay
         self.open = open
         """While it is not, keys are not kept: a standby would collect them for months."""
-        self._lines: dict[Lane, deque[JobKey]] = {lane: deque() for lane in Lane}
-        """A key may be in several, and more than once; it is processed while it is dirty."""
-        self._taken = 0
-        """Number of keys that were taken; which lane goes first follows from it."""
-        self._dirty: dict[JobKey, tuple[Lane, float]] = {}
-        """Keys that wait, or are to be processed once more: their lane, and since when."""
+        self._waiting: dict[Lane, dict[JobKey, float]] = {lane: {} for lane in Lane}
+        """Keys that are to be processed, and since when. One may be in several lanes; the first counts."""
         self._working: dict[JobKey, tuple[Lane, float]] = {}
         """Keys that are processed: the lane that they came from, and since when they had waited there."""
+        self._taken = 0
+        """Number of keys that were taken; which lane goes first follows from it."""
+        self._ready = asyncio.Semaphore(0)
+        """Wakes one worker for each key that it may take."""
         self._failures: dict[JobKey, int] = {}
-        self._due: dict[JobKey, float] = {}
-        self._later: list[tuple[float, int, JobKey]] = []
-        """A heap of these delays, and of some that do not apply any more."""
-        self._count = itertools.count()
-        self._soon: dict[JobKey, asyncio.TimerHandle] = {}
-        self._changed = asyncio.Event()
+        self._timers: dict[JobKey, asyncio.TimerHandle] = {}
         self._quiet = QuietLog()
         """By job; None: the API server does not respond."""
+        QUEUE_DEPTH.set_function(lambda: len(set().union(*self._waiting.values())))
 
     def add(self, key: JobKey, lane: Lane = Lane.EVENT) -> None:
-        """Enqueues a key. One that waits keeps its place, unless only a resync had added it."""
-        known = self._dirty.get(key)
-        if not self.open:
-            return
-        if known is None or (known[0] is Lane.RESYNC and lane is not Lane.RESYNC):
-            self._enqueue(key, lane, asyncio.get_running_loop().time())
+        """Enqueues a key. One that waits in this lane keeps its place."""
+        self._enqueue(key, lane, asyncio.get_running_loop().time())
 
     def add_soon(self, key: JobKey) -> None:
         """Enqueues a key after a moment: all that comes meanwhile makes one reconcile."""
-        if self.open and key not in self._soon:
-            loop = asyncio.get_running_loop()
-            self._soon[key] = loop.call_later(TOGETHER_SECONDS, self.add, key)
+        self.add_after(key, TOGETHER_SECONDS, Lane.EVENT)
 
-    def _enqueue(self, key: JobKey, lane: Lane, since: float) -> None:
-        self._dirty[key] = lane, since
-        if key not in self._working:  # else done() adds it
-            self._lines[lane].append(key)
-            self._changed.set()
-        QUEUE_DEPTH.set(len(self._dirty))
-
-    def add_after(self, key: JobKey, seconds: float) -> None:
+    def add_after(self, key: JobKey, seconds: float, lane: Lane = Lane.DUE) -> None:
         """Enqueues a key after a delay; the earliest of several delays applies."""
         if seconds <= 0:
             return self.add(key)  # without priority: only keys that were delayed go first
-        due = asyncio.get_running_loop().time() + seconds
-        if self._due.get(key, due + 1) > due:
-            self._due[key] = due
-            heapq.heappush(self._later, (due, next(self._count), key))
-            if len(self._later) > 2 * len(self._due) + FEW:
-                self._later = [(at, next(self._count), waits) for waits, at in self._due.items()]
-                heapq.heapify(self._later)
-            self._changed.set()
+        loop = asyncio.get_running_loop()
+        due, timer = loop.time() + seconds, self._timers.get(key)
+        if not self.open or (timer is not None and timer.when() <= due):
+            return
+        if timer is not None:
+            timer.cancel()
+        self._timers[key] = loop.call_at(due, self._enqueue, key, lane, due)
+
+    def _enqueue(self, key: JobKey, lane: Lane, since: float) -> None:
+        if self.open and key not in self._waiting[lane]:
+            self._waiting[lane][key] = since
+            self._ready.release()
 
     async def take(self) -> JobKey:
-        while (key := self._next()) is None:
-            self._changed.clear()
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), self._until_next())
-        lane, since = self._dirty.pop(key)
-        if (timer := self._soon.pop(key, None)) is not None:
+        """Waits for a key. Its delay is dropped: the work says when the next one is due."""
+        while (found := self._next()) is None:
+            await self._ready.acquire()
+        key, lane, since = found
+        if (timer := self._timers.pop(key, None)) is not None:
             timer.cancel()
-        QUEUE_DEPTH.set(len(self._dirty))
-        QUEUE_WAIT.labels(lane).observe(asyncio.get_running_loop().time() - since)
+        self._taken += 1
         self._working[key] = lane, since
+        QUEUE_WAIT.labels(lane).observe(asyncio.get_running_loop().time() - since)
         return key
 
-    def _next(self) -> JobKey | None:
-        """Returns the next key, from the lanes in turn, so that none can starve another."""
-        self._move_due()
+    def _next(self) -> tuple[JobKey, Lane, float] | None:
+        """Takes a key out of the lanes, from these in turn, so that none can starve another."""
         for lane in _order(self._taken):
-            line = self._lines[lane]
-            while line:
-                key = line.popleft()
-                # It may have been taken from another lane, or done() adds it again.
-                if key in self._dirty and key not in self._working:
-                    self._taken += 1
-                    return key
+            for key, since in self._waiting[lane].items():
+                if key not in self._working:
+                    for waiting in self._waiting.values():
+                        waiting.pop(key, None)
+                    return key, lane, since
         return None
-
-    def _move_due(self) -> None:
-        now = asyncio.get_running_loop().time()
-        while self._later and self._later[0][0] <= now:
-            due, _, key = heapq.heappop(self._later)
-            if self._due.get(key) != due:
-                continue
-            del self._due[key]
-            lane, since = self._dirty.get(key, (Lane.RESYNC, due))
-            # Also one that waits already: it goes on in the lane that is faster.
-            self._enqueue(key, Lane.DUE, due if lane is Lane.RESYNC else since)
-
-    def _until_next(self) -> float | None:
-        """Returns the seconds until the next delayed key is due; None: no key is delayed."""
-        return max(0.0, self._later[0][0] - asyncio.get_running_loop().time()) if self._later else None
 
     def done(self, key: JobKey, *, failed: bool = False) -> None:
         lane, since = self._working.pop(key)
         RECONCILE_LATENCY.labels(lane).observe(asyncio.get_running_loop().time() - since)
-        if key in self._dirty:
-            self._lines[self._dirty[key][0]].append(key)
-            self._changed.set()
+        self._ready.release()  # it may have been added meanwhile
         if not failed:
             self._failures.pop(key, None)
             self._quiet.reset(key)

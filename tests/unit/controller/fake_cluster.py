@@ -463,8 +463,10 @@ class KeySet:
 async def resync(cluster: Any, caches: Caches, queue: Any, namespaces: tuple[str, ...]) -> None:
     """Lists nodes, pods and jobs into the caches, as the service does."""
     informers = Informers(cluster, caches, queue, namespaces)
-    for informer in (informers.nodes, *informers.pods, *informers.jobs):
-        await informer.relist()
+    await informers.nodes.relist()
+    for pods, jobs in zip(informers.pods, informers.jobs, strict=True):
+        await pods.relist()
+        await jobs.relist()
 
 
 def workloads(cluster: Any, caches: Caches, api: KueueApi) -> Informer[str, WorkloadView]:

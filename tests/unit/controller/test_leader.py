@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from random import Random
+from typing import Any
 
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 from kubernetes.aio import client
-from spottrain_operator.control.leader import Candidate, Elector, Times
+from spottrain_operator.control.leader import Elector, Times
 from spottrain_operator.errors import ApiError, NotLeading
-from spottrain_operator.io.cluster import KubeCluster
-from spottrain_operator.io.lease import Lease
+from spottrain_operator.io.cluster import Json, KubeCluster
 
 from tests.support.virtualtime import run_virtually, virtually
 
@@ -24,65 +24,98 @@ BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 # --- the rule -------------------------------------------------------------------------------------------
-def lease(holder: str, *, renewal: int = 1, seconds: int = 15, **more: object) -> Lease:
-    raw = {"metadata": {"resourceVersion": str(renewal)}, "spec": {"holder": holder, "n": renewal, **more}}
-    return Lease(
-        holder=holder, seconds=seconds, transitions=3, acquired="then", version=str(renewal), raw=raw
-    )
+def lease(holder: str, *, renewal: int = 1, seconds: int = 15, **more: object) -> Json:
+    spec = {"holderIdentity": holder, "leaseDurationSeconds": seconds, "leaseTransitions": 3} | more
+    spec |= {"acquireTime": "then", "renewTime": renewal}
+    return {"metadata": {"resourceVersion": str(renewal)}, "spec": spec}
 
 
-def test_a_lease_is_free_once_it_has_not_changed_for_as_long_as_it_is_valid() -> None:
-    me = Candidate(identity="a").saw(lease("b"), 100.0)
-    assert not me.may_take(114.9) and me.may_take(115.0)
-    me = me.saw(lease("b", renewal=2), 114.0)
-    assert not me.may_take(128.9) and me.may_take(129.0)
+class One:
+    """A process that looks at a Lease when a test says so, by a clock that the test sets."""
+
+    def __init__(self, identity: str = "a", found: Json | None = None) -> None:
+        self.found, self.clock, self.wrote = found, 100.0, list[tuple[Json | None, Json]]()
+        lost: Any = pytest.fail
+        self.elector = Elector(self, identity, TIMES, lost=lost, now=lambda: BEGAN, clock=lambda: self.clock)
+
+    async def get(self, seconds: float) -> Json | None:
+        return self.found
+
+    async def write(self, lease: Json | None, spec: Json, seconds: float) -> Json:
+        self.wrote.append((lease, spec))
+        self.found = {"metadata": {"resourceVersion": "10"}, "spec": spec}
+        return self.found
+
+    async def look(self, at: float, found: Json | None = None) -> bool:
+        """Returns whether it leads after a look at this time."""
+        self.clock, self.found = at, found if found is not None else self.found
+        await self.elector._look()
+        return self.elector.time_to_write() > 0
 
 
-def test_a_change_of_another_writers_label_is_no_renewal() -> None:
-    me = Candidate(identity="a").saw(lease("b"), 100.0)
-    labelled = replace(lease("b"), version="9")
-    me = me.saw(labelled, 110.0)
-    assert me.may_take(115.0)
-    assert me.claim(BEGAN).version == "9", "the write names the version that was seen last"
+async def test_a_lease_is_free_once_it_has_not_changed_for_as_long_as_it_is_valid() -> None:
+    me = One(found=lease("b"))
+    assert not await me.look(100.0) and not await me.look(114.0, lease("b", renewal=2))
+    assert not await me.look(128.9) and await me.look(129.0)
 
 
-def test_how_long_a_lease_is_valid_is_what_its_holder_says() -> None:
-    assert not Candidate(identity="a").saw(lease("b", seconds=60), 100.0).may_take(150.0)
-    assert Candidate(identity="a").saw(lease("b", seconds=0), 100.0).may_take(115.0), "it says nothing"
+async def test_a_change_of_another_writers_label_is_no_renewal() -> None:
+    me = One(found=lease("b"))
+    assert not await me.look(100.0)
+    labelled = lease("b") | {"metadata": {"resourceVersion": "9"}}
+    assert not await me.look(110.0, labelled) and await me.look(115.0)
+    assert me.wrote[0][0] == labelled, "the write names the version that was seen last"
+
+
+async def test_how_long_a_lease_is_valid_is_what_its_holder_says() -> None:
+    long, silent = One(found=lease("b", seconds=60)), One(found=lease("b", seconds=0))
+    assert not await long.look(100.0) and not await long.look(150.0)
+    assert not await silent.look(100.0) and await silent.look(115.0), "it says nothing"
 
 
 @pytest.mark.parametrize("found", [None, lease(""), lease("a")], ids=["none", "given up", "our own"])
-def test_a_lease_without_another_holder_is_taken_at_once(found: Lease | None) -> None:
+async def test_a_lease_without_another_holder_is_taken_at_once(found: Json | None) -> None:
     """Our own: the container was restarted in the same pod, and its process before is dead."""
-    assert Candidate(identity="a").saw(found, 100.0).may_take(100.0)
+    assert await One(found=found).look(100.0)
 
 
-def test_the_leader_stops_writing_before_another_one_may_begin() -> None:
+async def test_the_leader_stops_writing_before_another_one_may_begin() -> None:
     """It counts from before its request, the other from after it has read the renewal."""
-    leader = Candidate(identity="a").wrote(lease("a"), 100.0)
-    other = Candidate(identity="b").saw(lease("a"), 100.0)
-    assert leader.time_left(111.9) > 0 and leader.time_left(112.0) == 0
-    assert not other.may_take(112.0) and other.may_take(115.0)
+    leader = One()
+    assert await leader.look(100.0)
+    other = One("b", leader.found)
+    assert not await other.look(100.0) and not await other.look(112.0)
+    leader.clock = 111.9
+    assert leader.elector.time_to_write() > 0
+    leader.clock = 112.0
+    assert leader.elector.time_to_write() == 0
 
 
-def test_a_leader_that_reads_another_holder_stops_at_once() -> None:
-    leader = Candidate(identity="a").wrote(lease("a"), 100.0)
-    assert leader.saw(lease("b", renewal=2), 101.0).time_left(101.0) == 0
+async def test_a_leader_that_reads_another_holder_stops_at_once() -> None:
+    leader = One()
+    assert await leader.look(100.0)
+    leader.found = lease("b", renewal=2)
+    await leader.elector._read()
+    assert leader.elector.time_to_write() == 0
 
 
-def test_a_renewal_keeps_when_it_began_and_what_others_wrote() -> None:
-    found = lease("a", preferredHolder="x")
-    claim = Candidate(identity="a").saw(found, 0.0).claim(BEGAN)
-    assert (claim.acquired, claim.transitions, claim.spec["preferredHolder"]) == ("then", 3, "x")
-    taken = Candidate(identity="b").saw(found, 0.0).claim(BEGAN)
-    assert (taken.holder, taken.transitions, taken.acquired) == ("b", 4, "2026-01-01T00:00:00.000000Z")
+async def test_a_renewal_keeps_when_it_began_and_what_others_wrote() -> None:
+    ours, taken = One(found=lease("a", preferredHolder="x")), One("b", lease("", preferredHolder="x"))
+    assert await ours.look(0.0) and await taken.look(0.0)
+    ((_, kept),), ((_, new),) = ours.wrote, taken.wrote
+    assert (kept["acquireTime"], kept["leaseTransitions"], kept["preferredHolder"]) == ("then", 3, "x")
+    assert (new["holderIdentity"], new["leaseTransitions"]) == ("b", 4)
+    assert new["acquireTime"] == "2026-01-01T00:00:00.000000Z"
 
 
-def test_a_request_never_outlives_the_leadership() -> None:
-    leader = Candidate(identity="a").wrote(lease("a"), 100.0)
-    assert leader.time_for_request(101.0) == TIMES.request
-    assert leader.time_for_request(111.0) == pytest.approx(1.0)
-    assert leader.time_for_request(112.0) > 0, "0 would be no limit"
+async def test_a_request_never_outlives_the_leadership() -> None:
+    leader = One()
+    await leader.look(100.0)
+    for at, limit in ((101.0, TIMES.request), (111.0, 1.0)):
+        leader.clock = at
+        assert leader.elector._time_for_request() == pytest.approx(limit)
+    leader.clock = 112.0
+    assert leader.elector._time_for_request() > 0, "0 would be no limit"
 
 
 # --- several processes ----------------------------------------------------------------------------------
@@ -90,16 +123,15 @@ def test_a_request_never_outlives_the_leadership() -> None:
 class Server:
     """One Lease, with the API server's preconditions."""
 
-    lease: Lease | None = None
+    lease: Json | None = None
     writes: int = 0
 
-    def write(self, new: Lease, renewed: datetime) -> Lease:
-        known = self.lease.version if self.lease is not None else ""
-        if new.version != known:
+    def write(self, old: Json | None, spec: Json) -> Json:
+        known = self.lease["metadata"] if self.lease is not None else None
+        if (old["metadata"] if old is not None else None) != known:
             raise ApiError(409 if known else 404, "the object has been modified")
         self.writes += 1
-        spec = {"holder": new.holder, "renewed": renewed, "seconds": new.seconds}
-        self.lease = replace(new, version=str(self.writes), raw={"spec": spec})
+        self.lease = {"metadata": {"resourceVersion": str(self.writes)}, "spec": spec}
         return self.lease
 
 
@@ -112,7 +144,7 @@ class Line:
     answers: bool = True
     """Whether replies arrive."""
 
-    async def _pass(self, seconds: float, do: Callable[[], Lease | None]) -> Lease | None:
+    async def _pass(self, seconds: float, do: Callable[[], Json | None]) -> Json | None:
         await asyncio.sleep(0.01)
         result = do() if self.up else None
         if not self.up or not self.answers:
@@ -120,15 +152,13 @@ class Line:
             raise ApiError(0, "no response")
         return result
 
-    async def get(self, seconds: float) -> Lease | None:
+    async def get(self, seconds: float) -> Json | None:
         return await self._pass(seconds, lambda: self.server.lease)
 
-    async def replace(self, lease: Lease, renewed: datetime, seconds: float) -> Lease:
-        made = await self._pass(seconds, lambda: self.server.write(lease, renewed))
+    async def write(self, lease: Json | None, spec: Json, seconds: float) -> Json:
+        made = await self._pass(seconds, lambda: self.server.write(lease, spec))
         assert made is not None
         return made
-
-    create = replace
 
 
 def clock() -> float:
@@ -152,8 +182,10 @@ class Process:
 
     def start(self) -> None:
         self.starts += 1
-        me = Candidate(identity=f"{self.name}-{self.starts}", times=TIMES)
-        self.elector = Elector(self.line, me, lost=self._lost, now=lambda: BEGAN + _since(), clock=clock)
+        me = f"{self.name}-{self.starts}"
+        self.elector = Elector(
+            self.line, me, TIMES, lost=self._lost, now=lambda: BEGAN + _since(), clock=clock
+        )
         self._task = asyncio.create_task(self.elector.run())
 
     def _lost(self, why: str) -> None:
@@ -228,12 +260,12 @@ async def test_a_release_that_meets_a_renewal_of_its_own_still_gives_up() -> Non
     first, second = await pair()
     read = first.line.get
 
-    async def get(seconds: float) -> Lease | None:
+    async def get(seconds: float) -> Json | None:
         """The cancelled renewal arrives after the read."""
         found = await read(seconds)
         first.line.get = read  # type: ignore[method-assign]
         assert found is not None
-        first.server.write(found, BEGAN)
+        first.server.write(found, found["spec"] | {"renewTime": "now"})
         return found
 
     first.line.get = get  # type: ignore[method-assign]
@@ -280,11 +312,13 @@ async def test_a_short_failure_of_the_api_server_ends_no_leadership() -> None:
 async def test_a_lease_that_is_deleted_or_emptied_by_hand_has_one_holder_again() -> None:
     first, second = await pair()
     server = first.server
-    for by_hand in (None, replace(server.lease or Lease(), holder="", raw={})):
+    for by_hand in (None, {"metadata": {"resourceVersion": "0"}, "spec": {}}):
         server.lease = by_hand
         await asyncio.sleep(10)
         assert [first.writes, second.writes].count(True) == 1
-        assert server.lease is not None and server.lease.holder.startswith(("first-", "second-"))
+        assert server.lease is not None and server.lease["spec"]["holderIdentity"].startswith(
+            ("first-", "second-")
+        )
 
 
 def test_a_standby_that_may_not_read_the_lease_says_so_once_a_minute(

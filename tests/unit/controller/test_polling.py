@@ -18,7 +18,7 @@ from spottrain_operator.control.caches import Caches
 from spottrain_operator.control.memory import Memory
 from spottrain_operator.control.observe import Sources
 from spottrain_operator.control.progress import MAX_PER_SECOND, Poller, chosen
-from spottrain_operator.control.work_queue import WorkQueue
+from spottrain_operator.control.work_queue import Lane, WorkQueue
 from spottrain_operator.status.changes import with_progress
 
 from tests.builders import (
@@ -43,7 +43,8 @@ HANG = {"failurePolicy": {"hangTimeoutSeconds": 60}}
 def poller_of(caches: Caches, memory: Memory, **more: Any) -> Poller:
     cluster = more.pop("cluster", FakeCluster())
     sources = Sources(cluster=cluster, caches=caches, memory=memory, default_pool=POOL)
-    return Poller(sources=sources, **({"queue": WorkQueue(), "interval": 10, "now": lambda: NOW} | more))
+    given: dict[str, Any] = {"queue": WorkQueue(), "interval": 10, "now": lambda: NOW} | more
+    return Poller(sources=sources, **given)
 
 
 async def runs(poller: Poller, seconds: float) -> None:
@@ -97,7 +98,7 @@ async def test_a_new_state_wakes_its_job_and_further_steps_are_written_by_the_po
     monkeypatch.setattr(poller, "_poll", AsyncMock(return_value=later))
     (pod,) = w.caches.pods.trainers()
     await poller._ask(cast(Any, None), pod)
-    assert (KEY in queue._dirty) == wakes
+    assert (KEY in queue._waiting[Lane.EVENT]) == wakes
     written, known = w.status, w.caches.jobs.get(KEY)
     assert written.progress is not None and written.progress.step == before.progress.step + writes
     assert (

@@ -111,8 +111,7 @@ async def test_delays_that_do_not_apply_any_more_are_not_kept() -> None:
         assert await queue.take() == A
         queue.done(A)
         queue.add_after(A, 3600)
-    kept, names = len(queue._later), await _taken(queue, 2)
-    assert kept < 200 and names == ["a", "b"]
+    assert len(queue._timers) == 2 and await _taken(queue, 2) == ["a", "b"]
 
 
 async def test_an_answer_says_when_to_look_again() -> None:
@@ -133,11 +132,17 @@ async def test_the_depth_that_is_told_falls_when_a_key_is_taken() -> None:
     queue = WorkQueue()
     queue.add(A)
     queue.add(B)
-    assert QUEUE_DEPTH._value.get() == 2
+    queue.add(B, Lane.RESYNC)
+    assert _depth() == 2
     await queue.take()
-    assert QUEUE_DEPTH._value.get() == 1
+    assert _depth() == 1
     await queue.take()
-    assert QUEUE_DEPTH._value.get() == 0
+    assert _depth() == 0
+
+
+def _depth() -> float:
+    ((sample,),) = (family.samples for family in QUEUE_DEPTH.collect())
+    return sample.value
 
 
 async def _churn(queue: WorkQueue, seconds: float, keys: int = 50) -> None:
@@ -175,7 +180,7 @@ async def test_what_is_due_is_taken_in_its_time_though_other_keys_never_stop_com
     looks = await _when_done(queue, 0.1, 6.0)
     await churn
     (at,) = looks["a"]
-    assert 1.0 <= at <= 1.3, "at most the key that is being worked on and one more go before it"
+    assert 0.999 <= at <= 1.3, "at most the key that is being worked on and one more go before it"
 
 
 @virtually
