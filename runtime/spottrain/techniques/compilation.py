@@ -62,6 +62,27 @@ def compiled(
     return outer  # type: ignore[no-any-return]
 
 
+class OwnGradients:
+    """Copies gradients out of the memory of a CUDA graph, which the graph's next run overwrites.
+
+    Needed where a step has several micro-batches and the mode records CUDA graphs.
+    """
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._parameters = list(model.parameters())
+        self._copies: dict[torch.nn.Parameter, torch.Tensor] = {}
+
+    def keep(self) -> None:
+        """Call it after each backward pass but the last of a step."""
+        for each in self._parameters:
+            if each.grad is not None and each.grad is not self._copies.get(each):
+                each.grad = self._copies[each] = each.grad.clone()
+
+    def forget(self) -> None:
+        """Call it with `zero_grad`, which frees them then."""
+        self._copies.clear()
+
+
 def warm_up(step: Callable[[], Any], model: torch.nn.Module) -> int:
     """Compiles the model by one forward and backward pass, before other ranks wait for this one.
 

@@ -408,6 +408,8 @@ class Trainer:
             with timer.backward():
                 whole = part if size == 1 else part * size  # DDP and FSDP take the mean over ranks
                 self.scaler.scale(whole).backward()  # type: ignore[no-untyped-call]
+            if self._own_gradients is not None and not last:
+                self._own_gradients.keep()
         return part.detach()
 
     def _update(self) -> bool:
@@ -419,16 +421,21 @@ class Trainer:
                 clip(self.model.parameters(), self.settings.clip_grad_norm)
             self.schedule.before_step(self.step)
             moved = precisions.step(self.scaler, self.optimizer)
-            self.optimizer.zero_grad(set_to_none=True)
+            self._zero_grad()
             if moved and self.ema is not None:
                 self.ema.update(self.step + 1)
             return moved
 
     def _drop(self, before: devices.Boundary | None) -> None:
         """Undoes a partial step."""
-        self.optimizer.zero_grad(set_to_none=True)
+        self._zero_grad()
         if before is not None:
             before.restore()
+
+    def _zero_grad(self) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+        if self._own_gradients is not None:
+            self._own_gradients.forget()
 
     def _fetched(self, micro_batches: Iterator[tuple[Any, float]]) -> Iterator[tuple[Any, float]]:
         def fetch() -> tuple[Any, float] | None:
@@ -601,6 +608,8 @@ class Trainer:
         self._compiled: Any = self._replica.outer
         if settings.compile:
             self._compiled = compilation.compiled(self._replica.outer, settings.compile_mode)
+        graphs = settings.compile and settings.compile_mode != "default" and self.device.type == "cuda"
+        self._own_gradients = compilation.OwnGradients(self.model) if graphs else None
         self._cold = world.distributed and (settings.compile or plain_state.is_compiled(self._given))
 
     def _loss_of(self, model: torch.nn.Module, batch: Any) -> torch.Tensor:

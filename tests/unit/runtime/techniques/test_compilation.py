@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 import torch.distributed as dist
 from spottrain.errors import ConfigurationError
 from spottrain.lifecycle.topology import LOOPBACK, reserve_port
-from spottrain.techniques.compilation import compilations, compiled, doubt, warm_up
+from spottrain.techniques.compilation import OwnGradients, compilations, compiled, doubt, warm_up
 from spottrain.techniques.dry_run import rehearsal
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
@@ -203,6 +204,39 @@ def test_within_it_ddp_talks_to_nobody(world_of_one: None, monkeypatch: pytest.M
     assert told == []
     step(ddp)
     assert told == ["buffers", "gradients"], "and after it as ever"
+
+
+# --- gradients in the memory of a CUDA graph -------------------------------------------------------------
+def test_a_gradient_is_copied_before_the_graph_that_holds_it_runs_again() -> None:
+    model, graph = torch.nn.Linear(2, 2, bias=False), torch.zeros(2, 2)
+    own, weight = OwnGradients(model), model.weight
+
+    def run(value: float) -> None:
+        graph.fill_(value)  # each run of a graph writes its results into the same memory
+        if weight.grad is None:
+            weight.grad = graph.view(2, 2)
+        else:
+            weight.grad += graph
+
+    run(1.0)
+    own.keep()
+    first = weight.grad
+    run(2.0)
+    own.keep()
+    run(3.0)
+    assert first is not None and weight.grad is first and first.tolist() == [[6.0, 6.0], [6.0, 6.0]]
+
+
+def test_no_copy_of_a_gradient_outlives_its_step() -> None:
+    model = torch.nn.Linear(2, 2)
+    own = OwnGradients(model)
+    model(torch.ones(1, 2)).sum().backward()
+    own.keep()
+    assert model.weight.grad is not None
+    copy = weakref.ref(model.weight.grad)
+    model.zero_grad(set_to_none=True)
+    own.forget()
+    assert copy() is None
 
 
 # --- compiled again -------------------------------------------------------------------------------------
