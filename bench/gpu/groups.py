@@ -211,7 +211,7 @@ def loops(size: Size, clock: Clock) -> None:
 def stopped_and_whole(folder: Path, kind: str, size: Size, steps: int = 30) -> dict[str, Any]:
     def start(name: str, uri: str, *more: str) -> Start:
         name, words = f"{kind}-{name}", (kind, *more)
-        where: dict[str, str] = {"uri": f"{kind}-{uri}", "cache": f"{name}.cache"}
+        where: dict[str, Any] = {"uri": f"{kind}-{uri}", "cache": f"{name}.cache"}
         return Start(folder, name, size, steps, script=LOOPS, training={}, more=words, **where)
 
     whole, stopped = start("whole", "whole"), start("stopped", "stopped", str(steps // 3))
@@ -272,9 +272,9 @@ def stall(size: Size) -> dict[str, Any]:
     loss_of(model, Windows(size.shape, 1).rows.long().to(DEVICE)).backward()  # type: ignore[no-untyped-call]
     optimizer.step()
     tree = {"model": model_state(model), "optimizer": optimizer_state(model, optimizer)}
-    tensors = [*tree["model"].values()]
-    tensors += [value for state in tree["optimizer"]["state"].values() for value in state.values()]
-    saver = Saver(World(), None, Nowhere)
+    moments = [value for state in tree["optimizer"]["state"].values() for value in state.values()]
+    tensors = list({each.data_ptr(): each for each in [*tree["model"].values(), *moments]}.values())
+    saver = Saver(World(), None, Nowhere, pin=CUDA)
     saver.prepare(tree, {})
     pinned = [torch.empty(each.shape, dtype=each.dtype, pin_memory=CUDA) for each in tensors]
     time.sleep(2.0)  # a first save comes minutes after the start
@@ -429,7 +429,7 @@ def nccl(size: Size, clock: Clock) -> None:
                     fully_shard(block, mesh=init_device_mesh(DEVICE.type, (1,)))
                 fully_shard(whole, mesh=init_device_mesh(DEVICE.type, (1,)))
                 took = steps_of(whole, batch)
-                saver = Saver(World(), None, Nowhere)
+                saver = Saver(World(), None, Nowhere, pin=CUDA)
                 tree = {"model": model_state(whole)}
                 saver.prepare(tree, {})
                 copied = best(lambda: saver.snapshot(tree, {}, 1), 3)

@@ -36,14 +36,14 @@ class Texts(Windows):
         return {"input_ids": tokens, "labels": tokens}
 
 
-def gpt(shape: Shape) -> GPT2LMHeadModel:
+def gpt(shape: Shape) -> Any:
     """With dropout, so that the device's random state counts."""
-    sizes = {"n_embd": shape.width, "n_layer": shape.layers, "n_head": shape.heads}
+    sizes: dict[str, Any] = {"n_embd": shape.width, "n_layer": shape.layers, "n_head": shape.heads}
     config = GPT2Config(vocab_size=shape.vocabulary, n_positions=shape.context, **sizes)
     return GPT2LMHeadModel(config)
 
 
-def run(shape: Shape, steps: int, folder: str, done: Done) -> torch.nn.Module:
+def run(shape: Shape, steps: int, folder: str, done: Done) -> Any:
     spottrain.job_settings(deterministic=True)
     spottrain.seed(1)
     model = gpt(shape).to(DEVICE)
@@ -62,7 +62,7 @@ def run(shape: Shape, steps: int, folder: str, done: Done) -> torch.nn.Module:
     return model
 
 
-def transformers(shape: Shape, steps: int, folder: str, done: Done) -> torch.nn.Module:
+def transformers(shape: Shape, steps: int, folder: str, done: Done) -> Any:
     from spottrain.integrations.transformers import TransformersCallback
     from transformers import Trainer, TrainerCallback, TrainingArguments, enable_full_determinism
 
@@ -92,7 +92,7 @@ def transformers(shape: Shape, steps: int, folder: str, done: Done) -> torch.nn.
     return trainer.model
 
 
-def lightning(shape: Shape, steps: int, folder: str, done: Done) -> torch.nn.Module:
+def lightning(shape: Shape, steps: int, folder: str, done: Done) -> Any:
     import lightning.pytorch as pl
     from spottrain.integrations.lightning import LightningCallback
 
@@ -101,7 +101,7 @@ def lightning(shape: Shape, steps: int, folder: str, done: Done) -> torch.nn.Mod
             super().__init__()
             self.inner = gpt(shape)
 
-        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
             return self.inner(**batch).loss
 
         def on_before_optimizer_step(self, optimizer: Any) -> None:

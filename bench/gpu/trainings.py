@@ -98,14 +98,17 @@ class Ran:
 
 @contextmanager
 def alone() -> Iterator[Callable[[], int]]:
-    """Yields what tells the peak of memory in bytes, once nothing of the training before is left."""
+    """Yields what tells the peak of memory in bytes, without what the trainings before have left."""
     torch.compiler.reset()
     gc.unfreeze()  # Trainer freezes what is there when training begins
     gc.collect()
-    if CUDA:
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
-    yield lambda: torch.cuda.max_memory_allocated() if CUDA else 0
+    if not CUDA:
+        yield lambda: 0
+        return
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    yield lambda: torch.cuda.max_memory_allocated() - before
 
 
 def adamw(model: torch.nn.Module) -> torch.optim.Optimizer:
