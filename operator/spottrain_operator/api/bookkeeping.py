@@ -26,12 +26,8 @@ class NodeAccount:
     instance_type: str = ""
     zone: str = ""
     capacity_type: str = ""
-    gpus: int = 0
-    """GPUs of the node."""
-    used: int = 0
-    """GPUs of the job's pods there, of the last attempt."""
-    fraction: Decimal | None = None
-    """The job's share of a node of which it uses no GPU, by its last attempt; None: unknown."""
+    share: Decimal = Decimal(1)
+    """The job's share of the node, by its last attempt there."""
     start: datetime
     """Since when the job pays for it."""
     bound: datetime
@@ -44,12 +40,6 @@ class NodeAccount:
     """The attempt that pays for it now: the one whose pod was bound there last."""
     closed: bool = False
     """Whether its time is over: no more is added while it is kept."""
-
-    @property
-    def share(self) -> Decimal:
-        """The job's share of the node: by GPUs where it uses any, else `fraction`; else all of it."""
-        share = Decimal(self.used) / self.gpus if self.gpus and self.used else self.fraction
-        return min(Decimal(1), share or Decimal(1))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -109,10 +109,16 @@ def _ledger(cost: Json, attempts: Any) -> dict[str, Any]:
     rest = {name: whole[name] - sum(s.get(name, Decimal(0)) for s in sums.values()) for name in SUM_NAMES}
     return {
         "time": cost.get("time"),
-        "nodes": [_renamed(node, TIMES) for node in cost.get("nodes") or ()],
+        "nodes": [_account(node) for node in cost.get("nodes") or ()],
         "attempts": [{"number": n, "sums": _texts(sums[n])} for n in sorted(sums)],
         "earlier": _texts(rest),
     }
+
+
+def _account(node: Json) -> dict[str, Any]:
+    used, gpus = node.get("used"), node.get("gpus")
+    share = Decimal(used) / gpus if used and gpus else Decimal(node.get("fraction") or 1)
+    return _renamed(node, TIMES) | {"share": f"{min(Decimal(1), share):.6f}"}
 
 
 def _sums_of_attempt(record: Json) -> dict[str, Decimal]:

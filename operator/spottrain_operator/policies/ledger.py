@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from decimal import ROUND_UP, Decimal
 from functools import cache
+from heapq import nlargest
 from typing import Final
 
 from spottrain_operator.api import resources
@@ -54,18 +55,14 @@ class NodeFacts:
     instance_type: str
     zone: str
     capacity_type: str
-    gpus: int
-    """GPUs of the node."""
-    used: int
-    """GPUs of the pods there of the attempt that was bound last, ended or not."""
-    pod_created: datetime
-    """Creation of the job's first pod there."""
+    start: datetime
+    """Since when the job pays for it: its creation, where it was created for the job, else `bound`."""
     bound: datetime
-    """When that pod was bound to the node."""
+    """When the job's first pod there was bound to it."""
     last_bound: datetime
     """When the job's last pod there was bound."""
-    fraction: Decimal | None = None
-    """The job's share of the node, where it uses no GPUs; None: unknown."""
+    share: Decimal | None = None
+    """The job's share of the node, by its pods there of the attempt that was bound last; None: unknown."""
     first_attempt: int = 1
     """The attempt of the job's first pod there."""
     attempt: int = 1
@@ -149,11 +146,7 @@ def _facts(status: Status, o: Observed) -> Iterator[NodeFacts]:
         others.setdefault(pod.node, []).append(pod)
     for name, pods in on_node.items():
         for account, own, next_one in _machines(pods, accounts.get(name, []), o.nodes.get(name), o):
-            fact = _fact(name, own, account, next_one, status, o)
-            beside = others.get(name, [])
-            if _uses_no_gpus(o) and next_one is None and name in o.nodes:
-                fact = replace(fact, fraction=_fraction(own, beside, o.nodes[name], fact.attempt, o) or None)
-            yield replace(fact, taken=_taken(beside, fact, o)) if beside else fact
+            yield _fact(name, own, others.get(name, []), account, next_one, status, o)
 
 
 def _machines(
@@ -173,29 +166,31 @@ def _machines(
         yield present, rest, None
 
 
-def _fraction(
-    pods: Sequence[PodView], others: Sequence[PodView], node: NodeView, attempt: int, o: Observed
-) -> Decimal:
-    """Returns the share of a node that a job's pods of its last attempt there request, beside other jobs'."""
-    own = [pod for pod in pods if pod.attempt == attempt]
-    requested = resources.total(pod.requests for pod in own).share_of(node.allocatable)
-    if own and not requested:
+def _share(pods: Sequence[PodView], others: Sequence[PodView], node: NodeView, o: Observed) -> Decimal | None:
+    """Returns the share of a node that these pods have: of its GPUs, or of CPU or memory; None: unknown."""
+    if used := sum(pod.gpus for pod in pods) if node.gpus else 0:
+        share = Decimal(used) / node.gpus
+    elif pods and _uses_no_gpus(o):
+        share = resources.total(pod.requests for pod in pods).share_of(node.allocatable)
         beside = sum(1 for pod in others if not pod_ended(pod, o))
-        requested = Decimal(len(own)) / (len(own) + beside)
-    return requested.quantize(CENT_FRACTION, rounding=ROUND_UP)
-
-
-def _taken(others: Sequence[PodView], fact: NodeFacts, o: Observed) -> datetime | None:
-    """Returns since when another job's pod is, or was, there after the end of this job's pods."""
-    if fact.ended is None:
+        share = share or Decimal(len(pods)) / (len(pods) + beside)
+    else:
         return None
-    stayed = (p for p in others if not pod_ended(p, o) or end_time(p, o) > fact.ended)
+    return min(Decimal(1), share).quantize(CENT_FRACTION, rounding=ROUND_UP)
+
+
+def _taken(others: Sequence[PodView], ended: datetime | None, o: Observed) -> datetime | None:
+    """Returns since when another job's pod is, or was, there after the end of this job's pods."""
+    if ended is None:
+        return None
+    stayed = (p for p in others if not pod_ended(p, o) or end_time(p, o) > ended)
     return min((pod.bound for pod in stayed if pod.bound is not None), default=None)
 
 
 def _fact(
     name: str,
     pods: Sequence[PodView],
+    others: Sequence[PodView],
     account: NodeAccount | None,
     next_one: datetime | None,
     status: Status,
@@ -203,29 +198,31 @@ def _fact(
 ) -> NodeFacts:
     exists = name in o.nodes and next_one is None
     node = o.nodes[name] if exists else NodeView(name=name, resource_version=0)
-    gone = None if exists else min(_gone(pods, o), next_one or o.now)
     in_order = sorted(pods, key=lambda pod: pod.bound or pod.created)
     first, last = (in_order[0], in_order[-1]) if in_order else (None, None)
     bound = account.bound if account else (first.bound if first and first.bound else o.now)
     if node.created and account is None:
         bound = max(bound, node.created)
+    # One that was there before the pod was not booted for it.
+    booted = first is not None and node.created is not None and first.created <= node.created <= bound
     record = status.record(first.attempt) if first else None
+    ended = _ended(pods, account, o)
     return NodeFacts(
         name=name,
         created=node.created or (account.created if account else None),
         instance_type=node.instance_type,
         zone=node.zone,
         capacity_type=node.found.capacity_type or (record.capacity_type if record else ""),
-        gpus=node.gpus,
-        used=sum(pod.gpus for pod in pods if last and pod.attempt == last.attempt),
-        pod_created=first.created if first else bound,
+        start=node.created if booted and node.created else bound,
         bound=bound,
-        ended=_ended(pods, account, o),
+        ended=ended,
         last_bound=last.bound if last and last.bound else bound,
+        share=_share([p for p in pods if last and p.attempt == last.attempt], others, node, o),
         first_attempt=first.attempt if first else account.attempt if account else 0,
         attempt=last.attempt if last else account.attempt if account else 0,
         pods=len(pods),
-        gone=gone,
+        gone=None if exists else min(_gone(pods, o), next_one or o.now),
+        taken=_taken(others, ended, o),
     )
 
 
@@ -268,7 +265,7 @@ def accounted(
         since: A node without an account is paid for from then on: what it cost before is in the sums.
     """
     cost = cache(prices.cost)  # the nodes of a gang have the same prices at the same time
-    known, kept = _accounts(ledger), []
+    known, kept = _accounts(ledger), list[tuple[NodeAccount, int]]()
     sums = {attempt.number: attempt.sums for attempt in ledger.attempts}
     for fact in facts:
         before = _account(known, fact) or _opened(fact, since)
@@ -277,35 +274,26 @@ def accounted(
             sums[attempt] = sums.get(attempt, CostSums()) + more
         node = periods[-1][2]
         if fact.pods or not node.closed:
-            kept.append((node, bool(fact.pods)))
+            kept.append((node, fact.pods))
+    if len(kept) > MOST_NODES:  # those without pods that are idle longest are dropped
+        kept = nlargest(MOST_NODES, kept, key=lambda each: each[0].ended or now if not each[1] else now)
     old = sorted(sums)[:-KEPT_ATTEMPTS]
     return Ledger(
         time=now,
-        nodes=_newest(kept),
+        nodes=tuple(node for node, _ in kept),
         attempts=tuple(AttemptCosts(number=n, sums=sums[n]) for n in sorted(sums)[-KEPT_ATTEMPTS:]),
         earlier=sum((sums[number] for number in old), ledger.earlier),
     )
 
 
-def _newest(kept: Sequence[tuple[NodeAccount, bool]]) -> tuple[NodeAccount, ...]:
-    """Returns as many nodes as are kept: those without pods that are idle longest are dropped."""
-    idle = [(node.ended, place) for place, (node, has_pods) in enumerate(kept) if node.ended and not has_pods]
-    dropped = {place for _, place in sorted(idle)[: max(0, len(kept) - MOST_NODES)]}
-    return tuple(node for place, (node, _) in enumerate(kept) if place not in dropped)
-
-
 def _opened(fact: NodeFacts, since: datetime | None) -> NodeAccount:
-    """Returns the account of a node. One that was there before the pod was not booted for it."""
-    booted = fact.created is not None and fact.pod_created <= fact.created <= fact.bound
-    start = fact.created if booted and fact.created else fact.bound
     return NodeAccount(
         name=fact.name,
-        start=start,
+        start=fact.start,
         bound=fact.bound,
-        accounted=max(start, since or start),
+        accounted=max(fact.start, since or fact.start),
         attempt=fact.first_attempt,
-        used=fact.used,
-        fraction=fact.fraction,
+        share=fact.share or Decimal(1),
     )
 
 
@@ -314,15 +302,15 @@ def _updated(node: NodeAccount, fact: NodeFacts) -> NodeAccount:
     ran = fact.ended is not None and node.ended is not None and fact.ended > node.ended
     if node.closed and (running or ran):  # an hour idle, and then used again
         node = replace(node, closed=False, accounted=max(node.accounted, fact.last_bound))
+    # The objects of pods that have ended go one after the other.
+    shared = fact.ended is None or fact.attempt != node.attempt
     return replace(
         node,
         created=node.created or fact.created,
         instance_type=fact.instance_type or node.instance_type,
         zone=fact.zone or node.zone,
         capacity_type=fact.capacity_type or node.capacity_type,
-        gpus=fact.gpus or node.gpus,
-        used=max(fact.used, node.used) if fact.attempt == node.attempt else fact.used or node.used,
-        fraction=fact.fraction or node.fraction,
+        share=fact.share if fact.share and shared else node.share,
         ended=fact.ended,
     )
 
@@ -338,10 +326,8 @@ def _periods(
     if node.closed:
         yield node.attempt, CostSums(), node
         return
-    if (fact.attempt, node.used, node.fraction) != (before.attempt, before.used, before.fraction):
-        past = replace(
-            node, attempt=before.attempt, used=before.used, fraction=before.fraction, ended=before.ended
-        )
+    if (fact.attempt, node.share) != (before.attempt, before.share):
+        past = replace(node, attempt=before.attempt, share=before.share, ended=before.ended)
         end = _paid_until(past, fact, fact.last_bound)
         yield past.attempt, _until(past, end, cost), past
         accounted_until = max(past.accounted, end, fact.last_bound)

@@ -343,7 +343,7 @@ def test_the_share_of_a_node_stays_until_another_attempt_uses_it() -> None:
     one_ended = [two[0], ended_pod(rank=1, **POD)]
     later = look(first, *one_ended, nodes=(shared,), at=NOW + timedelta(minutes=60))
     assert later.dollars["use"] == "68.00"
-    assert later.nodes[0].used == 2
+    assert later.nodes[0].share == 1
     last = make_pod(**POD, phase="Succeeded", ended=Ended(exit_code=0, finished=NOW + timedelta(minutes=60)))
     gone = look(later, last, one_ended[1], nodes=(shared,), at=NOW + timedelta(minutes=70))
     assert gone.dollars == {"boot": "1.00", "use": "68.00", "idle": "10.00", "spent": "79.00"}

@@ -24,8 +24,8 @@ def at(minutes: float) -> datetime:
 
 
 NODE = NodeFacts(
-    name="one", created=at(2), instance_type="p4d", zone="a", capacity_type="Spot", gpus=8, used=8,
-    pod_created=at(0), bound=at(5), last_bound=at(5),
+    name="one", created=at(2), instance_type="p4d", zone="a", capacity_type="Spot", share=Decimal(1),
+    start=at(2), bound=at(5), last_bound=at(5),
 )  # fmt: skip
 
 
@@ -61,12 +61,10 @@ def test_an_operator_that_was_down_adds_what_it_missed_once() -> None:
 
 
 def test_a_pod_on_a_shared_node_pays_its_share_of_the_gpus() -> None:
-    costs = summed((65, [replace(NODE, used=2)]))
+    costs = summed((65, [replace(NODE, share=Decimal("0.25"))]))
     assert lines(costs) == ("0.08", "1.50", "0.00", "1.58")
-    cpu = summed((65, [replace(NODE, gpus=0, used=0)]))
+    cpu = summed((65, [replace(NODE, share=None)]))
     assert lines(cpu) == ("0.30", "6.00", "0.00", "6.30"), "without a known share it pays for the whole node"
-    claimed = summed((65, [replace(NODE, used=0)]))
-    assert lines(claimed) == lines(cpu), "and so is one whose GPUs nobody can count, as with DRA"
 
 
 def test_a_node_that_goes_on_without_the_job_is_paid_for_an_hour() -> None:
