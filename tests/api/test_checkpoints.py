@@ -83,4 +83,4 @@ def test_a_grace_that_is_too_short_is_in_the_status_and_an_event(scene: Scene) -
 
     (event,) = wait_for("the event", warned)
     assert (event["type"], event["message"]) == ("Warning", words)
-    assert scene.status()["progress"]["emergencySeconds"] == 105
+    assert scene.status()["progress"]["emergencySeconds"] == "105"

@@ -134,8 +134,8 @@ def after(attempts: int, workers: int) -> Status:
         warning=LONG[:WARNING_LIMIT],
         waiting_for=LONG[:WARNING_LIMIT],
         checkpoint_uri="s3://" + LONG[:1000],
-        emergency_seconds=100.0,
-        grace_seconds=110.0,
+        emergency_seconds=Decimal("100"),
+        grace_seconds=Decimal("110"),
     )
     return with_record(replace(status, progress=warned), current)
 

@@ -322,19 +322,19 @@ class ProgressStatus:
     state: str = ""
     step: int | None = None
     total_steps: int | None = None
-    loss: float | None = None
-    samples_per_second: float | None = None
-    eta_seconds: float | None = None
-    step_seconds: float | None = None
+    loss: Decimal | None = None
+    samples_per_second: Decimal | None = None
+    eta_seconds: Decimal | None = None
+    step_seconds: Decimal | None = None
     """Seconds of a step, with evaluations and saves; the predecessor's until an attempt has its own."""
-    start_seconds: float | None = None
+    start_seconds: Decimal | None = None
     """Seconds from bound pods to a first step: of the latest start, or of a slower one not long ago."""
     durable_step: int | None = None
     durable_time: str = ""
     checkpoint_uri: str = ""
-    save_seconds: float | None = None
-    emergency_seconds: float | None = None
-    grace_seconds: float | None = None
+    save_seconds: Decimal | None = None
+    emergency_seconds: Decimal | None = None
+    grace_seconds: Decimal | None = None
     warning: str = ""
     waiting_for: str = ""
     ignored_settings: str = ""
@@ -401,11 +401,11 @@ class Status:
     interruptions: int = 0
     failed_starts: int = 0
     no_progress: int = 0
+    interrupted_at_step: int | None = None
     interruption_time: datetime | None = None
     """Since when no attempt trains because of an interruption; None while one does, or none has trained."""
     store_unreachable_time: datetime | None = None
     """Since when the checkpoint store does not respond."""
-    interrupted_at_step: int | None = None
     active_since: datetime | None = None
     completion_time: datetime | None = None
     gate_until: datetime | None = None

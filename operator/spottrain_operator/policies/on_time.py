@@ -40,8 +40,8 @@ def work(o: Observed, status: Status) -> Work | None:
     total = limit if isinstance(limit, int) else shown.total_steps if shown is not None else None
     if not total or shown is None or shown.step_seconds is None:
         return None
-    left = max(0, total - (_step(status) or 0))
-    return Work(min(total * shown.step_seconds, MOST), min(left * shown.step_seconds, MOST))
+    left, seconds = max(0, total - (_step(status) or 0)), float(shown.step_seconds)
+    return Work(min(total * seconds, MOST), min(left * seconds, MOST))
 
 
 def _step(status: Status) -> int | None:
@@ -55,7 +55,7 @@ def _step(status: Status) -> int | None:
 def restart(status: Status) -> float:
     """Returns the seconds from bound pods to the first step."""
     known = status.progress.start_seconds if status.progress is not None else None
-    return RESTART if known is None else max(1, math.ceil(known / ROUND)) * ROUND
+    return RESTART if known is None else max(1, math.ceil(float(known) / ROUND)) * ROUND
 
 
 def reserve(o: Observed, status: Status) -> float:
@@ -68,8 +68,8 @@ def reserve(o: Observed, status: Status) -> float:
 def _lost_work(spec: TrainingJobSpec, status: Status) -> float:
     """Returns the seconds of work that an interruption can lose: since the last save became durable."""
     shown = status.progress
-    step_seconds = (shown.step_seconds if shown else None) or 0.0
-    save = min((shown.save_seconds if shown else None) or 0.0, LONGEST_AUTO_INTERVAL)
+    step_seconds = float((shown.step_seconds if shown else None) or 0)
+    save = min(float((shown.save_seconds if shown else None) or 0), LONGEST_AUTO_INTERVAL)
     found = INTERVAL.fullmatch(spec.checkpoint.interval)
     if found is None:
         return LONGEST_AUTO_INTERVAL + save

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
+from decimal import Decimal
 from itertools import islice
 from typing import TypeVar
 
@@ -27,7 +28,7 @@ from spottrain_operator.policies import runtime
 from spottrain_operator.policies.pod_end import end_time, may_have_run, pod_ended
 from spottrain_operator.policies.termination import termination_message_of
 
-N = TypeVar("N", int, float)
+N = TypeVar("N", int, Decimal)
 MESSAGE_LIMIT = 1000
 MOST_RANKS = 8
 """Number of pods of an attempt that its record lists."""
@@ -229,8 +230,8 @@ def _with_start(status: Status, record: AttemptRecord, progress: Progress, o: Ob
         return status
     old, seconds = status.progress or ProgressStatus(), (record.stepped - record.bound).total_seconds()
     seconds = min(seconds, _reported_start(record.bound, progress, o))
-    seconds = max(seconds, (seconds + (old.start_seconds or 0.0)) / 2, 0.0)
-    return replace(status, progress=replace(old, start_seconds=seconds))
+    seconds = max(seconds, (seconds + float(old.start_seconds or 0)) / 2, 0.0)
+    return replace(status, progress=replace(old, start_seconds=_figure(seconds)))
 
 
 def _reported_start(bound: datetime, progress: Progress, o: Observed) -> float:
@@ -257,8 +258,8 @@ def _with_last_figures(status: Status, o: Observed, word: TerminationMessage, be
         step=_larger(old.step, word.step),
         total_steps=word.totalSteps or old.total_steps,
         step_seconds=_or(_step_seconds(word, began), old.step_seconds),
-        emergency_seconds=_or(word.emergencySeconds, old.emergency_seconds),
-        grace_seconds=_or(word.graceSeconds, old.grace_seconds),
+        emergency_seconds=_or(_figure(word.emergencySeconds), old.emergency_seconds),
+        grace_seconds=_or(_figure(word.graceSeconds), old.grace_seconds),
         warning=word.warning,
         ignored_settings=word.ignoredSettings,
     )
@@ -299,17 +300,17 @@ def _progress_status(
         state=progress.state,
         step=progress.step,
         total_steps=progress.totalSteps or old.total_steps or 0,
-        loss=progress.loss,
-        samples_per_second=progress.samplesPerSecond,
-        eta_seconds=progress.etaSeconds,
+        loss=_figure(progress.loss),
+        samples_per_second=_figure(progress.samplesPerSecond),
+        eta_seconds=_figure(progress.etaSeconds),
         step_seconds=_or(_step_seconds(progress, began), old.step_seconds),
         start_seconds=old.start_seconds,
         durable_step=progress.durableStep,
         durable_time=progress.durableTime,
         checkpoint_uri=o.job.spec.checkpoint.uri if o.job.spec else "",
-        save_seconds=_or(progress.saveSeconds, old.save_seconds),
-        emergency_seconds=_or(progress.emergencySeconds, old.emergency_seconds),
-        grace_seconds=_or(progress.graceSeconds, old.grace_seconds),
+        save_seconds=_or(_figure(progress.saveSeconds), old.save_seconds),
+        emergency_seconds=_or(_figure(progress.emergencySeconds), old.emergency_seconds),
+        grace_seconds=_or(_figure(progress.graceSeconds), old.grace_seconds),
         warning=progress.warning or (old.warning if unmeasured else ""),
         waiting_for=progress.waitingFor,
         ignored_settings=progress.ignoredSettings or ("" if trains else old.ignored_settings),
@@ -328,7 +329,7 @@ def _began(record: AttemptRecord | None, start: int | None) -> int:
     return min((step for step in (known, start) if step is not None), default=0)
 
 
-def _step_seconds(report: Progress | TerminationMessage, began: int) -> float | None:
+def _step_seconds(report: Progress | TerminationMessage, began: int) -> Decimal | None:
     """Returns the seconds per step: by the trainer's time split, or else by its estimate of the rest."""
     split, steps = report.timeSplit, (report.step or 0) - began - 1
     if split is not None and steps >= ENOUGH_STEPS:  # the first step belongs to the start-up
@@ -337,7 +338,7 @@ def _step_seconds(report: Progress | TerminationMessage, began: int) -> float | 
         seconds = report.etaSeconds / (report.totalSteps - report.step)
     else:
         return None
-    return round(seconds, 4 - math.floor(math.log10(seconds))) if seconds > 0 else None
+    return _figure(seconds) or None
 
 
 def with_final_word(status: Status, o: Observed, word: TerminationMessage | None) -> Status:
@@ -352,7 +353,7 @@ def with_final_word(status: Status, o: Observed, word: TerminationMessage | None
     progress = replace(
         old,
         state="Done",
-        eta_seconds=0.0,
+        eta_seconds=Decimal(0),
         step=_or(word.step, old.step),
         total_steps=_or(word.totalSteps, old.total_steps),
         durable_step=_larger(durable, old.durable_step),
@@ -384,6 +385,13 @@ def _first_news(status: Status, progress: Progress) -> bool:
         return True
     began = max(record.start_step or 0, progress.startStep or 0)
     return record.last_step <= began < progress.step
+
+
+def _figure(measured: float | None) -> Decimal | None:
+    """Returns six digits of what a trainer has measured. What no training measures is 0, or not known."""
+    if measured is None or abs(measured) > 1e15:
+        return None
+    return Decimal(f"{measured:.6g}") if abs(measured) > 1e-9 else Decimal(0)
 
 
 def _or(first: N | None, second: N | None) -> N | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from decimal import Decimal
 
 from spottrain_operator.api.observed import Event, Observed
 from spottrain_operator.api.training_job import AttemptRecord, ConditionStatus, Status
@@ -21,7 +22,7 @@ WARN_WHEN = {
     Condition.SUCCEEDED: None,
     Condition.FAILED: "True",
 }
-TIGHT = 0.8
+TIGHT = Decimal("0.8")
 """Share of the grace period above which a save at a notice may not fit; the runtime warns from there on."""
 LOUD = frozenset(
     {
@@ -170,7 +171,7 @@ def _warned(old: Status, new: Status) -> list[Event]:
     before, now = old.progress.warning if old.progress else "", new.progress
     if now is None or not now.warning or _shape(now.warning) == _shape(before):
         return []
-    tight = (now.emergency_seconds or 0.0) > TIGHT * (now.grace_seconds or 0.0)
+    tight = (now.emergency_seconds or 0) > TIGHT * (now.grace_seconds or 0)
     reason = Reason.CHECKPOINT_MAY_NOT_FIT if tight else Reason.TRAINER_WARNS
     return [Event(warning=True, reason=reason, message=now.warning)]
 

@@ -51,7 +51,7 @@ RESERVE = 300 + 900 + 600
 
 def known(steps: int = 3600, durable: int | None = None, **more: Any) -> Status:
     """The status of a job whose speed is known, and that has not started, or is between two attempts."""
-    progress = ProgressStatus(total_steps=steps, step_seconds=STEP, step=durable)
+    progress = ProgressStatus(total_steps=steps, step_seconds=Decimal(STEP), step=durable)
     return Status(progress=progress, known_durable_step=durable, **more)
 
 
@@ -454,7 +454,7 @@ def test_the_speed_and_the_length_of_the_training_outlive_an_attempt() -> None:
     starting = sample(0, totalSteps=0, state="Starting", startStep=None)
     later = status_of(plan(make_observed(pod, job=job, sample=starting)))
     assert later.progress is not None
-    assert (later.progress.step_seconds, later.progress.total_steps) == (5.0, 100)
+    assert (later.progress.step_seconds, later.progress.total_steps) == (Decimal(5), 100)
 
 
 def test_a_start_that_an_operator_which_was_down_saw_late_is_as_long_as_the_trainer_says() -> None:
@@ -475,10 +475,10 @@ def test_ranks_that_were_restarted_in_their_pod_are_as_fast_as_before(start: int
     split = TimeSplit(productive=36_100, startup=200)
     report = sample(36_006, 2, startStep=start, totalSteps=46_000, etaSeconds=9994.0, timeSplit=split)
     shown = status_of(plan(replace(seen(status, None, pod), sample=report))).progress
-    assert shown is not None and shown.step_seconds == pytest.approx(1.0, abs=0.01)
+    assert shown is not None and float(shown.step_seconds or 0) == pytest.approx(1.0, abs=0.01)
     last = told(Outcome.INTERRUPTED, 2, step=36_006, startStep=start, timeSplit=split)
     shown = status_of(plan(seen(status, None, last))).progress
-    assert shown is not None and shown.step_seconds == pytest.approx(1.0, abs=0.01)
+    assert shown is not None and float(shown.step_seconds or 0) == pytest.approx(1.0, abs=0.01)
 
 
 @pytest.mark.parametrize("eta", [0.0, 1e-300, 1e300, None])
@@ -512,7 +512,7 @@ def test_a_start_as_long_as_the_latest_or_a_slower_one_is_reserved(starts: list[
         trained = status_of(plan(replace(seen(status, None, make_pod(number)), sample=report)))
         status = replace(known(durable=0), progress=trained.progress)
         assert status.progress is not None
-        status = replace(status, progress=replace(status.progress, step_seconds=STEP))
+        status = replace(status, progress=replace(status.progress, step_seconds=Decimal(STEP)))
     requests = tuple(refused(40_000, number=number) for number in range(1, 21))
     status = replace(status, attempt=20, attempts=requests)
     _, why = chosen(plan(seen(status, 10 * HOUR + 900 + 600 + seconds + 3 * HOUR)))
