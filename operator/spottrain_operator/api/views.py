@@ -36,8 +36,8 @@ def pod_view(raw: Raw) -> PodView | None:
     if job is None or not attempt.isdigit():
         return None
     trainer = _trainer(annotations, spec)
-    name = str(trainer.get("name", ""))
-    state = _state(status, name)
+    name, limits = str(trainer.get("name", "")), (trainer.get("resources") or {}).get("limits") or {}
+    state, disrupted = _named(status, name).get("state") or {}, _condition(status, "DisruptionTarget", "True")
     ended, sync = _ended(state), _sync(spec, status)
     uploads = sync is not None and _uploads(status)
     return PodView(
@@ -56,9 +56,9 @@ def pod_view(raw: Raw) -> PodView | None:
         node=spec.get("nodeName", ""),
         ip=status.get("podIP", ""),
         grace=int(spec.get("terminationGracePeriodSeconds", 30)),
-        gpus=gpus.counted((trainer.get("resources") or {}).get("limits") or {}),
+        gpus=gpus.counted(limits),
         requests=resources.of_pod(spec),
-        memory_limit=str(((trainer.get("resources") or {}).get("limits") or {}).get("memory", "")),
+        memory_limit=str(limits.get("memory", "")),
         trainer=name,
         others_run=_others_run(status, name),
         deleted=optional_timestamp(meta.get("deletionTimestamp")),
@@ -74,8 +74,8 @@ def pod_view(raw: Raw) -> PodView | None:
         uploading=ended if uploads else None,
         unschedulable=_unschedulable(status),
         queued=bool(spec.get("schedulingGates")),
-        disruption=_disruption(status),
-        disrupted=_disrupted(status),
+        disruption=f"{disrupted.get('reason')}: {disrupted.get('message', '')}" if disrupted else "",
+        disrupted=optional_timestamp(disrupted.get("lastTransitionTime")),
         unhealthy=_unhealthy(status, name),
         init_failure=_init_failure(status),
         lost=_lost(status, name),
@@ -99,19 +99,14 @@ def _stray(meta: Raw, job: JobKey) -> bool:
 def _owner(meta: Raw) -> JobKey | None:
     owner = next((o for o in meta.get("ownerReferences") or () if o.get("controller")), None)
     labels = meta.get("labels") or {}
-    group = str((owner or {}).get("apiVersion", "")).partition("/")[0]
-    if owner is not None and owner.get("kind") == names.KIND and group == names.GROUP:
-        return JobKey(namespace=meta["namespace"], name=owner["name"], uid=owner["uid"])
-    if (
-        owner is None
-        and names.OUTCOME_FINALIZER in (meta.get("finalizers") or ())
-        and names.JOB_UID_LABEL in labels
-    ):
-        # Orphaned by its job's deletion: only the operator removes this finalizer.
-        return JobKey(
-            namespace=meta["namespace"], name=labels.get(names.JOB_LABEL, ""), uid=labels[names.JOB_UID_LABEL]
-        )
-    return None
+    if owner is not None:
+        ours = owner.get("kind") == names.KIND and owner.get("apiVersion", "").startswith(f"{names.GROUP}/")
+        return JobKey(namespace=meta["namespace"], name=owner["name"], uid=owner["uid"]) if ours else None
+    uid = labels.get(names.JOB_UID_LABEL)
+    if not uid or names.OUTCOME_FINALIZER not in (meta.get("finalizers") or ()):
+        return None
+    # Orphaned by its job's deletion: only the operator removes this finalizer.
+    return JobKey(namespace=meta["namespace"], name=labels.get(names.JOB_LABEL, ""), uid=uid)
 
 
 def _trainer(annotations: Raw, spec: Raw) -> Raw:
@@ -121,31 +116,31 @@ def _trainer(annotations: Raw, spec: Raw) -> Raw:
     return next((c for c in containers if c.get("name") == name), judged(containers))
 
 
-def _state(status: Raw, name: str) -> Raw:
-    states = (s.get("state") or {} for s in status.get("containerStatuses") or () if s["name"] == name)
-    return next(states, {})
+def _named(status: Raw, container: str) -> Raw:
+    """Returns the status of a container."""
+    return next((s for s in _containers(status) if s["name"] == container), {})
+
+
+def _containers(status: Raw) -> list[Raw]:
+    """Returns the statuses of all containers, init containers first."""
+    return [s for kind in ("initContainerStatuses", "containerStatuses") for s in status.get(kind) or ()]
 
 
 def _sync(spec: Raw, status: Raw) -> SyncView | None:
     """Returns the state of the sidecar that uploads a folder; None where the pod has none."""
     if not any(c.get("name") == names.SYNC_CONTAINER for c in spec.get("initContainers") or ()):
         return None
-    found = _sync_status(status)
+    found = _named(status, names.SYNC_CONTAINER)
     state, last = found.get("state") or {}, found.get("lastState") or {}
     running = "running" in state
     return SyncView(running=running, ended=None if running else _ended(state) or _ended(last))
-
-
-def _sync_status(status: Raw) -> Raw:
-    found = (s for s in status.get("initContainerStatuses") or () if s["name"] == names.SYNC_CONTAINER)
-    return next(found, {})
 
 
 def _uploads(status: Raw) -> bool:
     """Returns whether the sidecar may still upload: the kubelet ends it after all other containers."""
     if status.get("phase") in ("Succeeded", "Failed"):
         return False
-    return "terminated" not in (_sync_status(status).get("state") or {})
+    return "terminated" not in (_named(status, names.SYNC_CONTAINER).get("state") or {})
 
 
 def _others_run(status: Raw, name: str) -> bool:
@@ -155,8 +150,7 @@ def _others_run(status: Raw, name: str) -> bool:
 
 def _why_waiting(status: Raw, trainer: str) -> Waiting | None:
     """Returns the first container that fails to start, because the others wait for it; else the trainer."""
-    kinds = ("initContainerStatuses", "containerStatuses")
-    waits = [w for kind in kinds for s in status.get(kind) or () if (w := _waiting(s)) is not None]
+    waits = [w for s in _containers(status) if (w := _waiting(s)) is not None]
     failing = next((w for w in waits if w.error), None)
     return failing or next((w for w in waits if w.container == trainer), None)
 
@@ -173,8 +167,7 @@ def _waiting(status: Raw) -> Waiting | None:
 
 
 def _bound(status: Raw) -> datetime | None:
-    found = _condition(status, "PodScheduled")
-    since = found.get("lastTransitionTime") if found.get("status") == "True" else None
+    since = _condition(status, "PodScheduled", "True").get("lastTransitionTime")
     return optional_timestamp(since) or optional_timestamp(status.get("startTime"))
 
 
@@ -241,8 +234,7 @@ def _only_slow(failed: Waiting) -> bool:
 
 def _unhealthy(status: Raw, trainer: str) -> str:
     """Returns the trainer's device that a device plugin reports as unhealthy, if the kubelet passes it on."""
-    of: Raw = next((s for s in status.get("containerStatuses") or () if s["name"] == trainer), {})
-    for resource in of.get("allocatedResourcesStatus") or ():
+    for resource in _named(status, trainer).get("allocatedResourcesStatus") or ():
         for device in resource.get("resources") or ():
             if device.get("health") == "Unhealthy":
                 return f"{resource.get('name')}: device {device.get('resourceID')} is unhealthy"
@@ -267,8 +259,7 @@ def _lost(status: Raw, trainer: str) -> str:
     It happens when a machine is started again, or comes back under its name as another one.
     """
     inits = status.get("initContainerStatuses") or ()
-    mains = (s for s in status.get("containerStatuses") or () if s["name"] == trainer)
-    for found in (*inits, *mains):
+    for found in (*inits, _named(status, trainer)):
         ended = _ended(found.get("state") or {})
         if ended is not None and (ended.reason, ended.exit_code) in UNKNOWN_ENDS:
             said = f": {ended.message}" if ended.reason == STATUS_UNKNOWN and ended.message else ""
@@ -295,8 +286,7 @@ def cleanup_trouble(raw: Raw, events: Iterable[Raw]) -> str:
     events: those of the pod, in any order.
     """
     status = raw.get("status", {})
-    statuses: Iterable[Raw] = status.get("containerStatuses") or ()
-    found = next((s for s in statuses if s["name"] == names.ROLE_CLEANUP), {})
+    found = _named(status, names.ROLE_CLEANUP)
     waiting = _waiting(found)
     last = _ended(found.get("state") or {}) or _ended(found.get("lastState") or {})
     if last is not None and last.exit_code != 0:
@@ -314,52 +304,44 @@ def cleanup_ended(raw: Raw) -> Ended | None:
     status = raw.get("status", {})
     if status.get("phase") not in ("Succeeded", "Failed"):
         return None
-    said = status.get("message", "")
-    return _ended(_state(status, names.ROLE_CLEANUP)) or Ended(exit_code=1, message=said)
+    ended = _ended(_named(status, names.ROLE_CLEANUP).get("state") or {})
+    return ended or Ended(exit_code=1, message=status.get("message", ""))
 
 
 def _unschedulable(status: Raw) -> str:
-    found = _condition(status, "PodScheduled")
-    return found.get("message", "") or found.get("reason", "") if found.get("status") == "False" else ""
+    found = _condition(status, "PodScheduled", "False")
+    return str(found.get("message") or found.get("reason", ""))
 
 
-def _disruption(status: Raw) -> str:
-    found = _condition(status, "DisruptionTarget")
-    return f"{found.get('reason')}: {found.get('message', '')}" if found.get("status") == "True" else ""
-
-
-def _disrupted(status: Raw) -> datetime | None:
-    found = _condition(status, "DisruptionTarget")
-    return optional_timestamp(found.get("lastTransitionTime")) if found.get("status") == "True" else None
-
-
-def _condition(status: Raw, kind: str) -> Raw:
+def _condition(status: Raw, kind: str, value: str) -> Raw:
+    """Returns a condition that has this value; {} otherwise."""
     conditions: Iterable[Raw] = status.get("conditions") or ()
-    return next((c for c in conditions if c["type"] == kind), {})
+    return next((c for c in conditions if c["type"] == kind and c.get("status") == value), {})
 
 
 def node_view(raw: Raw) -> NodeView:
-    meta = raw["metadata"]
+    meta, spec, status = raw["metadata"], raw.get("spec") or {}, raw.get("status") or {}
     labels, annotations = meta.get("labels") or {}, meta.get("annotations") or {}
+    allocatable, unready = status.get("allocatable") or {}, _unready(status)
     return NodeView(
         name=meta["name"],
         resource_version=int(meta["resourceVersion"]),
-        ready=_condition(raw.get("status", {}), "Ready").get("status", "True") == "True",
-        unready=_unready(raw.get("status", {})),
+        ready=not unready,
+        unready=unready,
         fault=node_signals.fault(raw),
         hostname=labels.get(names.HOSTNAME_LABEL, meta["name"]),
         zone=labels.get(names.ZONE_LABEL, ""),
         instance_type=labels.get(names.INSTANCE_TYPE_LABEL, ""),
         created=optional_timestamp(meta.get("creationTimestamp")),
-        gpus=gpus.counted((raw.get("status") or {}).get("allocatable") or {}),
-        allocatable=resources.of_node((raw.get("status") or {}).get("allocatable") or {}),
+        gpus=gpus.counted(allocatable),
+        allocatable=resources.of_node(allocatable),
         notice=_annotated_notice(annotations) or _tainted_notice(raw) or node_signals.notice(raw),
         save_advised=_advice(annotations) or node_signals.advice(raw),
         leaving=node_signals.leaving(raw),
-        cordoned=bool((raw.get("spec") or {}).get("unschedulable")),
+        cordoned=bool(spec.get("unschedulable")),
         out_of_service=node_signals.out_of_service(raw),
         karpenter=names.KARPENTER_LABEL in labels,
-        found=of_node(labels, (raw.get("spec") or {}).get("providerID", "")),
+        found=of_node(labels, spec.get("providerID", "")),
     )
 
 
@@ -381,8 +363,9 @@ def node_facts(raw: Raw) -> dict[str, Any]:
 
 
 def _unready(status: Raw) -> str:
-    found = _condition(status, "Ready")
-    if found.get("status", "True") == "True":
+    """Returns why a node is not ready, and since when; "" where it is, or has not said yet."""
+    found = _condition(status, "Ready", "False") or _condition(status, "Ready", "Unknown")
+    if not found:
         return ""
     why = ": ".join(filter(None, (found.get("reason"), found.get("message", "")[:500])))
     return f"since {found.get('lastTransitionTime', 'an unknown time')} ({why or 'no reason given'})"
