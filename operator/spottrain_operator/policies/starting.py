@@ -18,7 +18,7 @@ from spottrain_operator.names import Cause
 from spottrain_operator.policies import gang
 from spottrain_operator.policies.pod_end import pod_ended
 
-READ_INTERVAL: Final = timedelta(seconds=5)
+READ_INTERVAL: Final = timedelta(seconds=20)
 """A pod's Events are read when it has had its node for this time, and again at this interval."""
 NEXT_BATCH: Final = timedelta(seconds=1)
 """Recheck interval while more pods' Events are to be read than one reconcile reads."""

@@ -89,7 +89,7 @@ SAID: dict[str, tuple[Observed, str]] = {
     ),
     "a pod that is being set up is looked at again soon": (
         make_observed(bound(bound=after(-1)), job=failing_since(None)),
-        "again=4",
+        "again=19",
     ),
 }
 
@@ -172,7 +172,7 @@ def test_a_config_that_the_kubelet_could_not_fetch_in_time_is_no_error_of_the_jo
 
 
 def test_while_an_image_is_pulled_its_events_are_read_again() -> None:
-    assert starting.next_read(seen(3000, IMAGE, pulling=True, set_up=True)) == after(5)
+    assert starting.next_read(seen(3000, IMAGE, pulling=True, set_up=True)) == after(20)
 
 
 def test_the_clock_begins_again_once_the_error_is_gone() -> None:
@@ -298,12 +298,12 @@ async def test_events_are_read_only_of_a_pod_that_has_had_its_node_for_some_seco
     cluster, pod = Counting(), bound(bound=NOW)
     cluster.told_of[pod.uid] = [event("FailedMount", "no such share", at=2)]
     world = World(pod)
-    assert (await looked(cluster, world, 3)).heard == {} and cluster.read == []
-    assert (await looked(cluster, world, 5)).heard[pod.uid].trouble == mount("no such share")
-    await looked(cluster, world, 7)
+    assert (await looked(cluster, world, 19)).heard == {} and cluster.read == []
+    assert (await looked(cluster, world, 20)).heard[pod.uid].trouble == mount("no such share")
+    await looked(cluster, world, 30)
     assert cluster.read == [pod.uid], "not again at every look"
-    cluster.told_of[pod.uid].append(event("Pulling", at=9))
-    assert (await looked(cluster, world, 10)).heard[pod.uid].set_up
+    cluster.told_of[pod.uid].append(event("Pulling", at=39))
+    assert (await looked(cluster, world, 40)).heard[pod.uid].set_up
     await looked(cluster, world, 60)
     assert len(cluster.read) == 2, "the status tells of all that comes now"
 
