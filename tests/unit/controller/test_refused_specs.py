@@ -22,7 +22,6 @@ CACHE: Json = {"dataCache": {"claimRef": {"name": "datasets"}}}
 DEMAND: Json = {"capacity": {"type": "OnDemand"}}
 NVIDIA, CAPACITY = "nvidia.com/gpu", "karpenter.sh/capacity-type"
 CLAIM: Json = {"persistentVolumeClaim": {"claimName": "data"}}
-FROM = [{"secretRef": {"name": "s"}}]
 GPU: Json = {"resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "two-h100"}]}
 
 
@@ -158,8 +157,6 @@ REFUSED: list[tuple[str, Json]] = [
     ),
     (SYNC_PATH, sync(syncPath="/usr/lib/ckpt") | pod(mount("/usr/lib"))),
     (f"{TRAINER}.volumeMounts", sync(uri="file:///tmp/s") | pod(mount("/tmp")) | DEMAND),
-    (f"{TRAINER}.volumeMounts", sync() | pod(mount("/ckpt", subPathExpr="$(RUN)") | {"envFrom": FROM})),
-    (f"{TRAINER}.env", sync() | pod({"env": [{"name": "AWS_REGION", "value": "$(RUN)"}], "envFrom": FROM})),
     (f"{TEMPLATE}.securityContext.runAsUser", sync() | pod(securityContext={"runAsNonRoot": True})),
     (f"{TEMPLATE}.containers", sync() | pod({"ports": [{"containerPort": PROGRESS_PORT}]})),
     (f"{TRAINER}.volumeMounts", sync() | pod(mount("/ckpt/in"))),
