@@ -70,22 +70,15 @@ def found(*findings: Finding) -> Findings:
     return Findings(found=findings)
 
 
-def moment(text: Any) -> datetime:
-    """Parses ISO 8601 or RFC 5322 (`Mon, 19 Sep 2016 18:29:47 GMT`), by default UTC. Raises ValueError."""
+def moment(text: Any) -> datetime | None:
+    """Parses ISO 8601 or RFC 5322 (`Mon, 19 Sep 2016 18:29:47 GMT`), by default UTC; None for other texts."""
     for parse in (datetime.fromisoformat, parsedate_to_datetime):
         try:
             value = parse(text)
             return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
         except (AttributeError, IndexError, OverflowError, TypeError, ValueError):
             continue
-    raise ValueError(f"{text!r:.{SHOWN}} is not a time")
-
-
-def optional_moment(text: object) -> datetime | None:
-    try:
-        return moment(text)
-    except ValueError:
-        return None
+    return None
 
 
 def parsed(text: str) -> Any:

@@ -8,8 +8,6 @@ tokens of at most six hours; 401 = token missing or no longer valid).
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final
@@ -24,7 +22,6 @@ from spottrain_operator.agent.findings import (
     each,
     found,
     moment,
-    optional_moment,
     parsed,
     unreadable,
     word,
@@ -59,12 +56,9 @@ class Aws(Source):
 
     platform = Platform.AWS
 
-    def __init__(self, client: Client, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, client: Client) -> None:
         self._client = client
-        self._clock = clock
         self._token = ""
-        self._renew_at = 0.0
-        self._renewing = asyncio.Lock()
         paths = (
             (ACTION, parse_instance_action, 1),
             (REBALANCE, parse_rebalance, 5),
@@ -76,23 +70,16 @@ class Aws(Source):
         )
 
     async def _read(self, path: str, parse: Callable[[str], Findings]) -> Findings:
-        path, token = f"/latest/meta-data/{path}", await self._fresh_token()
-        reply = await self._get(path, token, (200, 401, 404))
-        if reply.status == 401:  # the service has lost the token, or its clock is ahead of ours
-            reply = await self._get(path, await self._fresh_token(refused=token), (200, 404))
+        reply = await self._get(path, 200, 401, 404) if self._token else None
+        if reply is None or reply.status == 401:  # the token's six hours are over, or the service has lost it
+            self._token = await new_token(self._client)
+            reply = await self._get(path, 200, 404)
         return NOTHING if reply.status == 404 else parse(reply.text)
 
-    async def _get(self, path: str, token: str, expected: tuple[int, ...]) -> Reply:
-        return await self._client.request("GET", path, headers={_TOKEN_HEADER: token}, expected=expected)
-
-    async def _fresh_token(self, refused: str = "") -> str:
-        """Returns a valid token. If several watches had theirs rejected, the first one renews it for all."""
-        async with self._renewing:
-            if self._token in ("", refused) or self._clock() >= self._renew_at:
-                self._token = ""
-                self._token = await new_token(self._client)
-                self._renew_at = self._clock() + _TOKEN_SECONDS / 2
-            return self._token
+    async def _get(self, path: str, *expected: int) -> Reply:
+        headers = {_TOKEN_HEADER: self._token}
+        path = f"/latest/meta-data/{path}"
+        return await self._client.request("GET", path, headers=headers, expected=expected)
 
 
 async def new_token(client: Client) -> str:
@@ -115,7 +102,7 @@ def parse_instance_action(text: str) -> Findings:
     action = word(body, "action") if isinstance(body, dict) else ""
     if action == _HIBERNATE:
         return found(Finding(source=source, action=action, id=word(body, "time")))
-    at = optional_moment(body.get("time")) if action else None
+    at = moment(body.get("time")) if action else None
     if at is not None:
         return found(Finding(source=source, action=action, at=at))
     if action in _ENDS:
@@ -125,12 +112,11 @@ def parse_instance_action(text: str) -> Findings:
 
 def parse_rebalance(text: str) -> Findings:
     """Parses {noticeTime}, one advice per time."""
-    source = f"AWS {REBALANCE}"
-    try:
-        body = parsed(text)
-        return found(Finding(ends=False, source=source, action="rebalance", at=moment(body["noticeTime"])))
-    except (ValueError, KeyError, TypeError) as e:
-        raise unreadable(source, text) from e
+    source, body = f"AWS {REBALANCE}", parsed(text)
+    at = moment(body.get("noticeTime")) if isinstance(body, dict) else None
+    if at is None:
+        raise unreadable(source, text)
+    return found(Finding(source=source, action="rebalance", ends=False, at=at))
 
 
 def parse_maintenance(text: str) -> Findings:
@@ -151,4 +137,6 @@ def _maintenance(event: Mapping[str, Any]) -> Finding | None:
     if code not in _ENDING_CODES:
         raise ValueError("its Code is not known")
     at = moment(event["NotBefore"])
+    if at is None:
+        raise ValueError("its NotBefore is not a time")
     return Finding(source=source, action=code, id=word(event, "EventId"), at=at, lead=LEAD_SECONDS)

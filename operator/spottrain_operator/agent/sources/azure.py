@@ -20,7 +20,7 @@ from spottrain_operator.agent.findings import (
     Findings,
     Unreadable,
     each,
-    optional_moment,
+    moment,
     parsed,
     unreadable,
     word,
@@ -118,7 +118,7 @@ def _event(event: Mapping[str, Any], name: str) -> Finding | None:
         raise ValueError("its EventType is not known")
     started = event.get("EventStatus") == _STARTED
     # An eviction counts even if its time is unreadable: it may have begun.
-    at = None if started else optional_moment(event.get("NotBefore"))
+    at = None if started else moment(event.get("NotBefore"))
     # Acknowledging starts the event for all of its resources: on another VM a trainer may still save.
     alone = resources == {name} and not started
     ending = Finding(source=source, action=kind, id=id, at=at, acknowledge=id if alone else "")
