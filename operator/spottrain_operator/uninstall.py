@@ -15,7 +15,7 @@ from typing import Final
 
 from spottrain_operator import names
 from spottrain_operator.errors import ApiError, ApiFailure
-from spottrain_operator.io.cluster import Cluster, Json, KubeCluster, release_pod, set_finalizer
+from spottrain_operator.io.cluster import Cluster, Json, release_pod, set_finalizer
 from spottrain_operator.settings import PREFIX
 
 TIME_LIMIT: Final = 200.0
@@ -25,22 +25,35 @@ FINALIZERS: Final = {"pods": names.OUTCOME_FINALIZER, names.PLURAL: names.CHECKP
 
 async def uninstall(cluster: Cluster) -> int:
     """Returns the exit code: 0 where no object carries a finalizer any more."""
+    left: list[str] = []
     try:
         async with asyncio.timeout(TIME_LIMIT):
             served = await served_by_others(cluster)
-            failures = [why for kind in FINALIZERS for why in await release_all(cluster, kind, served)]
+            for kind, finalizer in FINALIZERS.items():
+                found = [raw["metadata"] async for raw in _everywhere(cluster, kind)]
+                alone = [m for m in found if not any(not w or m["namespace"] in w for w in served)]
+                held = [m for m in alone if finalizer in (m.get("finalizers") or ())]
+                failures = [w for w in await asyncio.gather(*(_release(cluster, kind, m) for m in held)) if w]
+                print(
+                    f"{finalizer}: removed from {len(held) - len(failures)} of {len(held)} {kind}", flush=True
+                )
+                left += failures
     except (ApiError, TimeoutError) as e:
         print(f"gave up, run it again: {type(e).__name__} {e}".rstrip(), file=sys.stderr)
         return 1
-    for why in failures:
+    for why in left:
         print(f"the finalizer is still on {why}", file=sys.stderr)
-    return 1 if failures else 0
+    return 1 if left else 0
 
 
 async def _everywhere(cluster: Cluster, kind: str) -> AsyncIterator[Json]:
-    async for page in cluster.pages(kind, ""):
-        for item in page.items:
-            yield item
+    try:
+        async for page in cluster.pages(kind, ""):
+            for item in page.items:
+                yield item
+    except ApiError as e:
+        if (kind, e.kind) != (names.PLURAL, ApiFailure.NOT_FOUND):
+            raise  # without the CRD there are no jobs
 
 
 async def served_by_others(cluster: Cluster) -> list[frozenset[str]]:
@@ -58,45 +71,21 @@ async def served_by_others(cluster: Cluster) -> list[frozenset[str]]:
     return found
 
 
-async def release_all(cluster: Cluster, kind: str, served: list[frozenset[str]]) -> list[str]:
-    """Takes our finalizer off all objects of a kind; returns a sentence about each that still carries it.
-
-    Raises ApiError.
-    """
-
-    async def release(namespace: str, name: str, uid: str) -> str:
-        try:
-            if kind == "pods":
-                await release_pod(cluster, name, namespace, uid=uid)
-            else:
-                await set_finalizer(cluster, name, namespace, uid=uid, on=False)
-        except ApiError as e:
-            return "" if e.kind is ApiFailure.NOT_FOUND else f"{namespace}/{name}: {e}"
-        return ""
-
-    held = [one async for one in _held(cluster, kind, served)]
-    failures = [why for why in await asyncio.gather(*(release(*one) for one in held)) if why]
-    print(f"{FINALIZERS[kind]}: removed from {len(held) - len(failures)} of {len(held)} {kind}", flush=True)
-    return failures
-
-
-async def _held(
-    cluster: Cluster, kind: str, served: list[frozenset[str]]
-) -> AsyncIterator[tuple[str, str, str]]:
-    """Yields namespace, name and UID of the objects with our finalizer that no operator serves."""
+async def _release(cluster: Cluster, kind: str, meta: Json) -> str:
+    """Takes our finalizer off an object; returns a sentence about one that still carries it, else ""."""
+    name, namespace, uid = meta["name"], meta["namespace"], meta["uid"]
     try:
-        async for raw in _everywhere(cluster, kind):
-            meta = raw["metadata"]
-            others = any(not where or meta["namespace"] in where for where in served)
-            if FINALIZERS[kind] in (meta.get("finalizers") or ()) and not others:
-                yield meta["namespace"], meta["name"], meta["uid"]
+        if kind == "pods":
+            await release_pod(cluster, name, namespace, uid=uid)
+        else:
+            await set_finalizer(cluster, name, namespace, uid=uid, on=False)
     except ApiError as e:
-        if (kind, e.kind) != (names.PLURAL, ApiFailure.NOT_FOUND):
-            raise  # without the CRD there are no jobs
+        return "" if e.kind is ApiFailure.NOT_FOUND else f"{namespace}/{name}: {e}"
+    return ""
 
 
 async def _main() -> int:
-    cluster = await KubeCluster.connect()
+    cluster = await Cluster.connect()
     try:
         return await uninstall(cluster)
     finally:

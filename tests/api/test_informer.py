@@ -16,7 +16,7 @@ from spottrain_operator.control.caches import Caches
 from spottrain_operator.control.informer import NODES, PODS, Informer, Why
 from spottrain_operator.errors import ApiError, ApiFailure
 from spottrain_operator.io import cluster as cluster_module
-from spottrain_operator.io.cluster import Json, KubeCluster, Page
+from spottrain_operator.io.cluster import Cluster, Json, Page
 from spottrain_operator.io.metrics import RELISTS
 from spottrain_operator.names import (
     API_VERSION,
@@ -43,7 +43,7 @@ async def until(what: str, look: Callable[[], object]) -> None:
         raise AssertionError(f"waited {SECONDS:.0f} s in vain for {what}") from None
 
 
-class Staged(KubeCluster):
+class Staged(Cluster):
     """The client, with what a test lets happen between two steps."""
 
     gate: asyncio.Event

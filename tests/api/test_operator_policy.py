@@ -16,7 +16,7 @@ import pytest
 from kubernetes.aio import client, config
 from spottrain_operator import names
 from spottrain_operator.errors import ApiError
-from spottrain_operator.io.cluster import APPLY, KubeCluster, release_pod, set_finalizer
+from spottrain_operator.io.cluster import APPLY, Cluster, release_pod, set_finalizer
 
 from tests.api import chart
 from tests.api.kube import MERGE, Json, Kube, Refused, jobs, wait_for
@@ -104,7 +104,7 @@ def annotating(words: Json) -> Json:
     return {"metadata": {"annotations": words}}
 
 
-def run(account: Path, work: Callable[[KubeCluster], Awaitable[Any]]) -> Any:
+def run(account: Path, work: Callable[[Cluster], Awaitable[Any]]) -> Any:
     """Runs calls of the operator's own client, with its own account."""
 
     async def connected() -> Any:
@@ -112,7 +112,7 @@ def run(account: Path, work: Callable[[KubeCluster], Awaitable[Any]]) -> Any:
         await config.load_kube_config(  # type: ignore[no-untyped-call]
             config_file=str(account), client_configuration=loaded
         )
-        cluster = KubeCluster(client.ApiClient(loaded))
+        cluster = Cluster(client.ApiClient(loaded))
         try:
             return await work(cluster)
         finally:
@@ -125,7 +125,7 @@ def run(account: Path, work: Callable[[KubeCluster], Awaitable[Any]]) -> Any:
 def test_each_write_of_the_operator_to_a_pod_passes(
     guarded: Kube, job: Json, operators_kubeconfig: Path
 ) -> None:
-    async def life(cluster: KubeCluster) -> None:
+    async def life(cluster: Cluster) -> None:
         await cluster.create("pods", pod("life", job), dry_run=True)
         made = await cluster.create("pods", pod("life", job))
         uid = made["metadata"]["uid"]
@@ -145,7 +145,7 @@ def test_each_write_of_the_operator_to_a_job_passes(guarded: Kube, operators_kub
     ended = {"type": "Succeeded", "status": "True", "reason": "Completed", "message": "done"}
     status = {"conditions": [ended | {"lastTransitionTime": "2026-01-01T00:00:00Z"}]}
 
-    async def life(cluster: KubeCluster) -> None:
+    async def life(cluster: Cluster) -> None:
         change = {"status": status}
         await cluster.patch(
             names.PLURAL, "brief", SPACE, change, uid=uid, version=version, subresource="status"
@@ -172,7 +172,7 @@ def test_the_operator_makes_what_a_job_needs_beside_its_pods(job: Json, operator
 
     books = {"apiVersion": "v1", "kind": "ConfigMap"} | owned("mine-books", job, data={"a": "1"})
 
-    async def make(cluster: KubeCluster) -> None:
+    async def make(cluster: Cluster) -> None:
         await cluster.create("services", service)
         await cluster.create("events", event)
         for data in ({"a": "1"}, {"a": "2"}):
@@ -305,7 +305,7 @@ def test_what_a_webhook_adds_to_a_write_of_the_operator_is_no_reason_to_refuse_i
 def test_somebody_elses_pod_is_neither_marked_nor_deleted(guarded: Kube, operators_kubeconfig: Path) -> None:
     theirs = guarded.call("GET", f"{PODS}/{FOREIGN}")
     uid = theirs["metadata"]["uid"]
-    calls: dict[str, Callable[[KubeCluster], Awaitable[Any]]] = {
+    calls: dict[str, Callable[[Cluster], Awaitable[Any]]] = {
         "change only TrainingJobs and their pods": lambda cluster: cluster.patch(
             "pods", FOREIGN, SPACE, annotating(DEADLINE), uid=uid
         ),

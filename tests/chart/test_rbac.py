@@ -9,7 +9,7 @@ import pytest
 from spottrain_operator import names
 from spottrain_operator.api import kueue
 from spottrain_operator.api.native_gangs import API_VERSION, POD_GROUPS
-from spottrain_operator.io.cluster import APPLY, Json, KubeCluster, release_pod, set_finalizer
+from spottrain_operator.io.cluster import APPLY, Cluster, Json, release_pod, set_finalizer
 from spottrain_operator.uninstall import uninstall
 
 from tests.support.helm import ROOT, Object, find, render
@@ -49,7 +49,7 @@ def qualified(group: str, resource: str) -> str:
     return ".".join(filter(None, [plural, group])) + (f"/{subresource}" if subresource else "")
 
 
-class Recorder(KubeCluster):
+class Recorder(Cluster):
     """Writes down which right each request needs, and sends none."""
 
     def __init__(self) -> None:  # no connection, so nothing of the base class's own

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from spottrain_operator import names
 from spottrain_operator.api import kueue
@@ -75,6 +74,10 @@ class Context:
             self.caches.pods.put(pod)
         return pod
 
+    def reject(self, job: Job, no: Refusal) -> Rejected:
+        self.memory.reject(job.key, no)
+        return Rejected()
+
     def forget_refusal(self, job: Job) -> bool:
         """Forgets the rejection of an object of the job; returns whether there was one."""
         known = self.memory.of(job.key)
@@ -93,9 +96,7 @@ class Done:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rejected:
-    """The API server rejected an object of ours."""
-
-    refusal: Refusal
+    """The API server rejected an object of ours; the memory knows why."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,21 +117,42 @@ Result = Done | Rejected | Changed | PodEnded
 
 
 # --- existing objects -----------------------------------------------------------------------------------
-class Action(Protocol):
+class Action:
     """`str` of it completes the sentence "could not ..."."""
 
     async def run(self, job: Job, context: Context) -> Result:
         """Raises ApiError where the request did not succeed."""
+        raise NotImplementedError
+
+    async def stale(self, error: ApiError, job: Job, context: Context) -> Result:
+        """Returns what follows where the object is gone, or is not what the request was about."""
+        raise error
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Annotate:
+class _OfPod(Action):
+    pod: PodView
+
+    async def stale(self, error: ApiError, job: Job, context: Context) -> Result:
+        """A pod that is gone is removed from the cache: no event may come for it."""
+        pod = self.pod
+        found = error.kind is ApiFailure.CONFLICT
+        raw = await context.cluster.get("pods", pod.name, pod.namespace) if found else None
+        if raw is not None and raw["metadata"]["uid"] == pod.uid:
+            return Changed(why=f"pod {pod.name} has changed: {error}")
+        which = about(pod.job, attempt=pod.attempt, rank=pod.rank)
+        logger.info("%s: pod %s is already gone: %s", pod.job, pod.name, error, extra=which)
+        context.caches.pods.drop(pod)
+        return Done(again=True)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Annotate(_OfPod):
     """Annotate a pod, for example with its deadline; the trainer reads the annotations as files.
 
     It must precede the DELETE: an update at the same instant would not reach the files.
     """
 
-    pod: PodView
     words: dict[str, str]
     until: datetime | None = None
     """When the pod is deleted with or without it; None: at no time."""
@@ -139,9 +161,6 @@ class Annotate:
         return f"annotate pod {self.pod.name}"
 
     async def run(self, job: Job, context: Context) -> Result:
-        return await _of_pod(self.pod, self._annotate(context), context)
-
-    async def _annotate(self, context: Context) -> Done:
         """In a storm of notices it waits for its turn, while its DELETE can wait for it."""
         pod = self.pod
         left = (self.until - context.now).total_seconds() if self.until is not None else None
@@ -162,8 +181,7 @@ class Annotate:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Delete:
-    pod: PodView
+class Delete(_OfPod):
     grace: int | None = None
     """Seconds; None: the pod's own."""
     needed: bool = False
@@ -173,9 +191,6 @@ class Delete:
         return f"delete pod {self.pod.name}"
 
     async def run(self, job: Job, context: Context) -> Result:
-        return await _of_pod(self.pod, self._delete(context), context)
-
-    async def _delete(self, context: Context) -> Done | PodEnded:
         """Deletes the pod in the version that was judged. A newer one is deleted unless it has ended."""
         pod, cluster = self.pod, context.cluster
         version = None if trainer_ended(pod) else pod.resource_version
@@ -198,41 +213,19 @@ class Delete:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Release:
+class Release(_OfPod):
     """Remove our finalizer: the pod's outcome is in the status, or is not needed."""
-
-    pod: PodView
 
     def __str__(self) -> str:
         return f"remove the finalizer of pod {self.pod.name}"
 
     async def run(self, job: Job, context: Context) -> Result:
-        return await _of_pod(self.pod, self._release(context), context)
-
-    async def _release(self, context: Context) -> Done:
         await release_pod(context.cluster, self.pod.name, self.pod.namespace, uid=self.pod.uid)
         return Done()
 
 
-async def _of_pod(pod: PodView, request: Awaitable[Result], context: Context) -> Result:
-    """Awaits a request about a pod. One that is gone is removed from the cache: no event may come for it."""
-    try:
-        return await request
-    except ApiError as error:
-        if not error.stale:
-            raise
-        found = error.kind is ApiFailure.CONFLICT
-        raw = await context.cluster.get("pods", pod.name, pod.namespace) if found else None
-        if raw is not None and raw["metadata"]["uid"] == pod.uid:
-            return Changed(why=f"pod {pod.name} has changed: {error}")
-        which = about(pod.job, attempt=pod.attempt, rank=pod.rank)
-        logger.info("%s: pod %s is already gone: %s", pod.job, pod.name, error, extra=which)
-        context.caches.pods.drop(pod)
-        return Done(again=True)
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Hold:
+class Hold(Action):
     """Add our finalizer to the TrainingJob object, or remove it."""
 
     on: bool
@@ -245,18 +238,21 @@ class Hold:
         try:
             raw = await set_finalizer(context.cluster, key.name, key.namespace, uid=key.uid, on=self.on)
         except ApiError as error:
-            if error.stale or error.kind is ApiFailure.INVALID:
-                await context.caches.read_job(key, context.cluster)
-                return Done(again=True)
-            if self.on and error.kind not in UNDECIDED:  # it blocks all pods; report why
+            if error.kind is ApiFailure.INVALID:
+                return await self.stale(error, job, context)
+            if self.on and not error.stale and error.kind not in UNDECIDED:  # it blocks all pods; report why
                 context.memory.reject(key, refusal(error, job.generation, context.now))
             raise
         context.caches.jobs.put(parse_job(raw))
         return Done(again=self.on)
 
+    async def stale(self, error: ApiError, job: Job, context: Context) -> Result:
+        await context.caches.read_job(job.key, context.cluster)
+        return Done(again=True)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DeleteJob:
+class DeleteJob(Action):
     """Delete the TrainingJob object: its time to live is over."""
 
     def __str__(self) -> str:
@@ -264,20 +260,26 @@ class DeleteJob:
 
     async def run(self, job: Job, context: Context) -> Result:
         key = job.key
-        try:
-            await context.cluster.delete(names.PLURAL, key.name, key.namespace, uid=key.uid)
-        except ApiError as error:
-            if not error.stale:
-                raise
+        await context.cluster.delete(names.PLURAL, key.name, key.namespace, uid=key.uid)
+        return Done()
+
+    async def stale(self, error: ApiError, job: Job, context: Context) -> Result:
         return Done()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Tell:
-    """Tell Kueue about the job, in the status of its Workload. Its next event leads to the next plan."""
-
+class _OfWorkload(Action):
     api: KueueApi
     workload: WorkloadView
+
+    async def stale(self, error: ApiError, job: Job, context: Context) -> Result:
+        return Changed(why=f"Workload {self.workload.name} has changed: {error}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tell(_OfWorkload):
+    """Tell Kueue about the job, in the status of its Workload. Its next event leads to the next plan."""
+
     words: tuple[Told, ...]
     release: bool = False
     """Whether its quota is given back."""
@@ -287,50 +289,33 @@ class Tell:
 
     async def run(self, job: Job, context: Context) -> Result:
         found, kind = self.workload, self.api.kind(kueue.WORKLOADS)
-        try:
-            raw = await context.cluster.get(kind, found.name, found.namespace)
-            if raw is None or raw["metadata"]["uid"] != found.uid:
-                return Changed(why=f"Workload {found.name} is another one by now")
-            if self.release and int(raw["metadata"]["resourceVersion"]) != found.resource_version:
-                return Changed(why=f"Workload {found.name} has changed: it may have been admitted since")
-            change = kueue.status_patch(raw, self.words, context.now, release=self.release)
-            await context.cluster.patch(
-                kind, found.name, found.namespace, change, uid=found.uid, subresource="status"
-            )
-        except ApiError as error:
-            return _workload_changed(found, error)
+        raw = await context.cluster.get(kind, found.name, found.namespace)
+        if raw is None or raw["metadata"]["uid"] != found.uid:
+            return Changed(why=f"Workload {found.name} is another one by now")
+        if self.release and int(raw["metadata"]["resourceVersion"]) != found.resource_version:
+            return Changed(why=f"Workload {found.name} has changed: it may have been admitted since")
+        change = kueue.status_patch(raw, self.words, context.now, release=self.release)
+        await context.cluster.patch(
+            kind, found.name, found.namespace, change, uid=found.uid, subresource="status"
+        )
         return Done()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Discard:
+class Discard(_OfWorkload):
     """Delete the job's Workload, and give its quota back."""
-
-    api: KueueApi
-    workload: WorkloadView
 
     def __str__(self) -> str:
         return f"delete Workload {self.workload.name}"
 
     async def run(self, job: Job, context: Context) -> Result:
-        found = self.workload
-        try:
-            kind = self.api.kind(kueue.WORKLOADS)
-            await context.cluster.delete(kind, found.name, found.namespace, uid=found.uid)
-        except ApiError as error:
-            return _workload_changed(found, error)
+        found, kind = self.workload, self.api.kind(kueue.WORKLOADS)
+        await context.cluster.delete(kind, found.name, found.namespace, uid=found.uid)
         return Done()
 
 
-def _workload_changed(workload: WorkloadView, error: ApiError) -> Changed:
-    """Raises the error where the Workload is as observed."""
-    if not error.stale:
-        raise error
-    return Changed(why=f"Workload {workload.name} has changed: {error}")
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
-class WriteBooks:
+class WriteBooks(Action):
     """Write the ConfigMap with the job's bookkeeping."""
 
     manifest: dict[str, Any]
@@ -346,7 +331,7 @@ class WriteBooks:
 
 # --- new objects --------------------------------------------------------------------------------------
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Provide:
+class Provide(Action):
     """Create an object that the pods need, such as a gang's Service, unless it exists."""
 
     kind: str
@@ -359,7 +344,7 @@ class Provide:
 
     async def run(self, job: Job, context: Context) -> Result:
         """Creates the object. A missing kind is no failure: the scheduler reports it."""
-        key = job.key
+        key, workload = job.key, self.kind.startswith(f"{kueue.API_GROUP}/")
         try:
             await context.cluster.create(self.kind, self.manifest)
         except ApiError as error:
@@ -373,17 +358,13 @@ class Provide:
                 context.memory.of(key).ungrouped = True
                 return Changed(why=f"{key}: the next plan does without groups")
             if error.kind in REJECTIONS:
-                field = f"the Workload for {names.QUEUE_LABEL}" if self._is_workload() else TEMPLATE
-                return Rejected(refusal=refusal(error, self.generation, context.now, field))
+                field = f"the Workload for {names.QUEUE_LABEL}" if workload else TEMPLATE
+                return context.reject(job, refusal(error, self.generation, context.now, field))
             if not error.stale:
                 raise
             logger.info("%s: %s", self, error)
-        if self._is_workload():  # no pod follows for a long time, so that none shows it
-            return Done(again=context.forget_refusal(job))
-        return Done()
-
-    def _is_workload(self) -> bool:
-        return self.kind.startswith(f"{kueue.API_GROUP}/")
+        # Of a Workload no pod follows for a long time, so that none shows it.
+        return Done(again=workload and context.forget_refusal(job))
 
     def _cleanup_refused(self, error: ApiError, known: JobMemory) -> Done:
         """Records a rejection: for good (the namespace is being deleted), or until the next try."""
@@ -396,7 +377,7 @@ class Provide:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Create:
+class Create(Action):
     """Create a pod of an attempt."""
 
     manifest: dict[str, Any]
@@ -410,15 +391,15 @@ class Create:
         try:
             raw = await context.cluster.create("pods", self.manifest)
         except ApiError as error:
-            if error.kind is not ApiFailure.CONFLICT:
-                return Rejected(refusal=refusal(error, self.generation, context.now))
-            return await self._adopt(job, context)
+            if error.kind is ApiFailure.CONFLICT:
+                return await self._adopt(job, context)
+            return context.reject(job, refusal(error, self.generation, context.now))
         context.forget_refusal(job)
         ATTEMPTS_STARTED.inc()
         context.remember(raw)
         return Done()
 
-    async def _adopt(self, job: Job, context: Context) -> Done | Rejected | Changed:
+    async def _adopt(self, job: Job, context: Context) -> Result:
         """Handles an existing pod of that name: ours from before a crash, or another owner's."""
         name = self.manifest["metadata"]["name"]
         raw = await context.cluster.get("pods", name, job.key.namespace)
@@ -435,7 +416,7 @@ class Create:
             at=context.now,
             retry=RETRY_REFUSED,
         )
-        return Rejected(refusal=taken)
+        return context.reject(job, taken)
 
 
 def _creation(manifest: dict[str, Any]) -> str:

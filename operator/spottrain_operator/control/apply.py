@@ -18,7 +18,7 @@ import logging
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from spottrain_operator import names
@@ -41,7 +41,7 @@ from spottrain_operator.control.actions import (
     Rejected,
     Result,
 )
-from spottrain_operator.errors import ApiError, ApiFailure
+from spottrain_operator.errors import ApiError, ApiFailure, Incomplete
 from spottrain_operator.io import metrics
 from spottrain_operator.io.cluster import Cluster
 from spottrain_operator.io.logs import about
@@ -60,6 +60,9 @@ CHANGED_AT_A_TIME: Final = 32
 """Maximum number of other actions of one job: more than the client sends at once."""
 MAX_NAMED = 3
 """Maximum number of failures in one message."""
+AT_ONCE: Final = timedelta(0)
+SOON: Final = timedelta(milliseconds=100)
+"""For what has changed: its event may be on its way."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,52 +75,51 @@ class Failed:
     """Whether the status depends on it."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Unfinished:
-    """Some actions failed. What does not depend on them was carried out."""
-
-    failed: tuple[Failed, ...]
-    again: bool
-    """Whether another action asks for a plan at once."""
-
-    @property
-    def unreachable(self) -> bool:
-        return all(f.error.kind is ApiFailure.UNREACHABLE for f in self.failed)
-
-    def __str__(self) -> str:
-        words = "; ".join(f"could not {f.what}: {f.error}" for f in self.failed[:MAX_NAMED])
-        more = len(self.failed) - MAX_NAMED
-        return f"{words} (and {more} more)" if more > 0 else words
-
-
 # --- one plan -----------------------------------------------------------------------------------------
-async def apply(job: Job, plan: Plan, context: Context) -> Done | Changed | Unfinished:
-    """Executes a plan; after a failure everything that does not depend on it is done all the same."""
+async def apply(job: Job, plan: Plan, context: Context) -> timedelta | None:
+    """Executes a plan; after a failure everything that does not depend on it is done all the same.
+
+    Returns:
+        The delay until the next plan if no event comes before.
+
+    Raises:
+        Incomplete: Some actions failed.
+    """
     early = await _run_all(plan.before, job, context)
-    ended = next((r for r in early if isinstance(r, PodEnded)), None)
-    if ended is not None:  # the status was planned without its end
-        return Changed(why=ended.why)
+    if any(isinstance(r, PodEnded) for r in early):  # the status was planned without its end
+        return _outcome(early, plan)
     if any(isinstance(r, Failed) and r.blocks for r in early):
-        return _summary(early)
+        return _outcome(early, plan)
     if any(isinstance(a, Hold) for a in plan.before):
         job = _as_held(job, context)
     written = await _write(job, plan, context)
-    if isinstance(written, Changed):
-        return written
-    if isinstance(written, Failed):
-        return _summary([*early, written])
+    if not isinstance(written, Done):
+        return _outcome([*early, written], plan)
     late = await _run_all(plan.after, job, context)
     if plan.status is not None or not any(isinstance(r, Failed) for r in early):
         await _create_events(job, plan.events, context)
-    return _summary([*early, *late])
+    outcome = _outcome([*early, *late], plan)
+    if plan.books is not None:
+        context.memory.of(job.key).books = plan.books
+    return outcome
 
 
-def _summary(results: Sequence[Result | Failed]) -> Done | Changed | Unfinished:
-    failed = tuple(r for r in results if isinstance(r, Failed))
-    again = any(isinstance(r, Rejected | PodEnded) or r == Done(again=True) for r in results)
-    if failed:
-        return Unfinished(failed=failed, again=again)
-    return next((r for r in results if isinstance(r, Changed)), Done(again=again))
+def _outcome(results: Sequence[Result | Failed], plan: Plan) -> timedelta | None:
+    """Returns the delay until the next plan. Raises Incomplete where actions have failed."""
+    changed = [r for r in results if isinstance(r, Changed | PodEnded)]
+    again = any(isinstance(r, Rejected) or r == Done(again=True) for r in results)
+    failed = [r for r in results if isinstance(r, Failed)]
+    for each in changed:
+        logger.info("%s", each.why)
+    if not failed:
+        return SOON if changed else AT_ONCE if again else plan.recheck_after
+    words = "; ".join(f"could not {f.what}: {f.error}" for f in failed[:MAX_NAMED])
+    more = f" (and {len(failed) - MAX_NAMED} more)" if len(failed) > MAX_NAMED else ""
+    raise Incomplete(
+        words + more,
+        again=SOON if again or changed else plan.recheck_after,
+        unreachable=all(f.error.kind is ApiFailure.UNREACHABLE for f in failed),
+    )
 
 
 # --- the actions --------------------------------------------------------------------------------------
@@ -160,13 +162,14 @@ async def _at_once(
 
 async def _run(action: Action, job: Job, context: Context) -> Result | Failed:
     try:
-        result = await action.run(job, context)
+        try:
+            return await action.run(job, context)
+        except ApiError as error:
+            if not error.stale:
+                raise
+            return await action.stale(error, job, context)
     except ApiError as error:
-        blocks = isinstance(action, Delete) and action.needed
-        return Failed(what=str(action), error=error, blocks=blocks)
-    if isinstance(result, Rejected):
-        context.memory.reject(job.key, result.refusal)
-    return result
+        return Failed(what=str(action), error=error, blocks=isinstance(action, Delete) and action.needed)
 
 
 # --- the status ---------------------------------------------------------------------------------------

@@ -12,8 +12,8 @@ from typing import Final
 from spottrain_operator.api.observed import Observed, PodView
 from spottrain_operator.api.training_job import Job, JobKey
 from spottrain_operator.api.validation import parse_job
-from spottrain_operator.control.actions import Changed, Context, Done, Plan
-from spottrain_operator.control.apply import Unfinished, apply
+from spottrain_operator.control.actions import Context, Plan
+from spottrain_operator.control.apply import apply
 from spottrain_operator.control.observe import Sources, not_processed, observe
 from spottrain_operator.control.plan import plan, rescue
 from spottrain_operator.errors import ApiError, ApiFailure, Incomplete
@@ -22,8 +22,6 @@ from spottrain_operator.io.logs import about
 from spottrain_operator.policies import cleanup
 
 logger = logging.getLogger(__name__)
-AT_ONCE = timedelta(0)
-SOON = timedelta(milliseconds=100)
 LARGE: Final = 100
 """Number of pods from which on a plan takes some tens of milliseconds."""
 
@@ -49,36 +47,20 @@ class Reconciler:
 
     async def _reconcile(self, job: Job) -> timedelta | None:
         observed = await observe(job, self.sources, self.now())
-        made, known = await self._plan(observed), self.sources.memory.of(job.key)
-        context = Context(
-            cluster=self.sources.cluster,
-            caches=self.sources.caches,
-            memory=self.sources.memory,
-            now=observed.now,
-        )
-        match await apply(job, made, context):
-            case Done(again=again):
-                known.books = made.books or known.books
-                if known.undecided is not None:
-                    raise known.undecided
-                return AT_ONCE if again else made.recheck_after
-            case Changed(why=why):
-                logger.info("%s", why)
-                return SOON
-            case Unfinished() as result:
-                again_after = SOON if result.again else made.recheck_after
-                raise Incomplete(str(result), again=again_after, unreachable=result.unreachable)
+        made, given = await self._plan(observed), self.sources
+        context = Context(cluster=given.cluster, caches=given.caches, memory=given.memory, now=observed.now)
+        again = await apply(job, made, context)
+        if (error := given.memory.of(job.key).undecided) is not None:
+            raise error
+        return again
 
     async def _read(self, key: JobKey) -> Job | None:
         """Reads a job into the cache, which refuses it where it was deleted meanwhile.
 
         A deleted job is read once: each of its pods has several more events.
         """
-        return (
-            None
-            if self.sources.caches.jobs.is_removed(key)
-            else await self.sources.caches.read_job(key, self.sources.cluster)
-        )
+        caches = self.sources.caches
+        return None if caches.jobs.is_removed(key) else await caches.read_job(key, self.sources.cluster)
 
     async def _ends_with_its_namespace(self, job: Job) -> bool:
         """Returns whether the job is deleted with its namespace, and waits for our finalizer.

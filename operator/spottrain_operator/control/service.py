@@ -31,7 +31,7 @@ from spottrain_operator.control.reconcile import Reconciler
 from spottrain_operator.control.resync import discover, discover_node_pools, look_again, show_jobs
 from spottrain_operator.control.work_queue import Lane, WorkQueue
 from spottrain_operator.control.workloads import Workloads
-from spottrain_operator.io.cluster import Cluster, KubeCluster
+from spottrain_operator.io.cluster import Cluster
 from spottrain_operator.io.health import Health
 from spottrain_operator.io.lease import KubeLease
 from spottrain_operator.io.metrics import LEADER, RESYNCS
@@ -78,10 +78,10 @@ class Service:
         self._now = now
         self._times = Times(lease=settings.lease_seconds)
         self._synced = False
-        self._cluster: KubeCluster | None = None
+        self._cluster: Cluster | None = None
         self._workloads: Workloads | None = None
         """None: jobs with a Kueue queue wait, because the operator's use of Kueue is off."""
-        self._lease_cluster: KubeCluster | None = None
+        self._lease_cluster: Cluster | None = None
         self._elector: Elector | None = None
         """None: without a Lease this process leads."""
         self._health: web.AppRunner | None = None
@@ -90,12 +90,10 @@ class Service:
     # --- life ---
     async def start(self) -> None:
         if self.settings.lease_namespace:
-            self._lease_cluster = await KubeCluster.connect()
+            self._lease_cluster = await Cluster.connect()
             self._elector = self._candidate(self._lease_cluster)
         time_to_write = self._elector.time_to_write if self._elector is not None else lambda: math.inf
-        self._cluster = await KubeCluster.connect(
-            write_timeout=self._times.write, time_to_write=time_to_write
-        )
+        self._cluster = await Cluster.connect(write_timeout=self._times.write, time_to_write=time_to_write)
         informers = Informers(
             self._cluster, self.caches, self.queue, self.settings.namespaces, went_back=_went_back
         )
@@ -161,7 +159,7 @@ class Service:
                 group.create_task(self.queue.work(reconcile))
             group.create_task(poller.run())
 
-    def _candidate(self, cluster: KubeCluster) -> Elector:
+    def _candidate(self, cluster: Cluster) -> Elector:
         given = self.settings
         return Elector(
             KubeLease(cluster=cluster, namespace=given.lease_namespace, name=given.lease_name),

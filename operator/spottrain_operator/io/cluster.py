@@ -16,7 +16,7 @@ import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final
 from urllib.parse import quote, urlencode, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
@@ -79,67 +79,14 @@ class Page:
     """The resourceVersion of the whole LIST, which is one snapshot; a watch may continue from there."""
 
 
-class Cluster(Protocol):
-    """Requests to Kubernetes.
+class Cluster:
+    """Requests to an API server. Must be created in a running event loop.
 
     A kind is its plural; `group/version/plural` where it is neither ours nor in the core group. Namespace ""
     is for kinds that have none, and for LISTs and watches of the whole cluster.
     Every method raises ApiError, whose `kind` says why, on a failure. Those that write raise NotLeading, and
     send nothing, where this process may not write.
     """
-
-    async def get(self, kind: str, name: str, namespace: str = "") -> Json | None:
-        """Returns None where it does not exist."""
-
-    async def list(
-        self, kind: str, namespace: str, *, labels: str = "", fields: str = "", limit: int = 0
-    ) -> Objects:
-        """Returns what selectors of labels and fields match, by one request. `limit` 0: all of it."""
-
-    def pages(self, kind: str, namespace: str) -> AsyncIterator[Page]:
-        """Lists one collection. Of pods, Workloads and Deployments only ours."""
-
-    def watch(self, kind: str, namespace: str, version: str) -> AsyncGenerator[Json]:
-        """Yields the events after this version, and bookmarks, until the API server ends the watch.
-
-        Raises ApiError, also for an event ERROR. EXPIRED: a new LIST is needed.
-        """
-
-    async def create(self, kind: str, manifest: Json, *, dry_run: bool = False) -> Json: ...
-
-    async def patch(
-        self,
-        kind: str,
-        name: str,
-        namespace: str,
-        change: Json,
-        *,
-        uid: str = "",
-        version: int | None = None,
-        form: str = MERGE,
-        subresource: str = "",
-        seconds: float = TIMEOUT,
-    ) -> Json:
-        """Changes an object, or makes it by APPLY. A conflict: it is another, or in another version."""
-
-    async def delete(
-        self,
-        kind: str,
-        name: str,
-        namespace: str,
-        *,
-        uid: str,
-        version: int | None = None,
-        grace: int | None = None,
-    ) -> None:
-        """Deletes an object. A conflict: as of `patch`. `grace`: seconds; None: the object's own."""
-
-    async def served(self, group: str) -> Json | None:
-        """Returns the API server's discovery document of a group, or of one version (`group/version`)."""
-
-
-class KubeCluster:
-    """`Cluster` at an API server. Must be created in a running event loop."""
 
     def __init__(
         self,
@@ -157,7 +104,7 @@ class KubeCluster:
     @classmethod
     async def connect(
         cls, *, write_timeout: float = TIMEOUT, time_to_write: Callable[[], float] = lambda: math.inf
-    ) -> KubeCluster:
+    ) -> Cluster:
         """Connects with the service account in a pod, with $KUBECONFIG where there is no account.
 
         Args:
@@ -181,16 +128,19 @@ class KubeCluster:
     async def get(
         self, kind: str, name: str, namespace: str = "", *, seconds: float = TIMEOUT
     ) -> Json | None:
+        """Returns None where it does not exist."""
         return await self._get(_object(kind, name, namespace), seconds)
 
     async def list(
         self, kind: str, namespace: str, *, labels: str = "", fields: str = "", limit: int = 0
     ) -> Objects:
+        """Returns what selectors of labels and fields match, by one request. `limit` 0: all of it."""
         query = {"labelSelector": labels, "fieldSelector": fields, "limit": str(limit or "")}
         items, _ = await self._page(_collection(kind, namespace), {k: v for k, v in query.items() if v})
         return items
 
     async def pages(self, kind: str, namespace: str) -> AsyncIterator[Page]:
+        """Lists one collection. Of pods, Workloads and Deployments only ours."""
         path, query = _collection(kind, namespace), {"limit": str(PAGE), **_selected(kind)}
         while True:
             items, meta = await self._page(path, query)
@@ -200,6 +150,10 @@ class KubeCluster:
                 break
 
     async def watch(self, kind: str, namespace: str, version: str) -> AsyncGenerator[Json]:
+        """Yields the events after this version, and bookmarks, until the API server ends the watch.
+
+        Raises ApiError, also for an event ERROR. EXPIRED: a new LIST is needed.
+        """
         path = _collection(kind, namespace)
         query = {"watch": "true", "allowWatchBookmarks": "true", "resourceVersion": version}
         query |= {"timeoutSeconds": str(random.randint(*WATCH_SECONDS)), **_selected(kind)}
@@ -213,6 +167,7 @@ class KubeCluster:
                     yield _event(line)
 
     async def served(self, group: str) -> Json | None:
+        """Returns the API server's discovery document of a group, or of one version (`group/version`)."""
         return await self._get(f"/apis/{group}")
 
     # --- writes ---
@@ -237,6 +192,7 @@ class KubeCluster:
         subresource: str = "",
         seconds: float = TIMEOUT,
     ) -> Json:
+        """Changes an object, or makes it by APPLY. A conflict: it is another, or in another version."""
         body = change | {"metadata": change.get("metadata", {}) | _preconditions(uid, version)}
         path = _object(kind, name, namespace) + (f"/{subresource}" if subresource else "")
         query = {"fieldManager": names.FIELD_MANAGER, "fieldValidation": "Strict"}
@@ -253,6 +209,7 @@ class KubeCluster:
         version: int | None = None,
         grace: int | None = None,
     ) -> None:
+        """Deletes an object. A conflict: as of `patch`. `grace`: seconds; None: the object's own."""
         options: Json = {"apiVersion": "v1", "kind": "DeleteOptions"}
         options["preconditions"] = _preconditions(uid, version)
         if grace is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from spottrain_operator.io.cluster import Json, KubeCluster
+from spottrain_operator.io.cluster import Cluster, Json
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -14,7 +14,7 @@ class KubeLease:
     `cluster` is a client with connections of its own, so that a renewal never waits for other requests.
     """
 
-    cluster: KubeCluster
+    cluster: Cluster
     namespace: str
     name: str
 

@@ -23,14 +23,15 @@ from spottrain_operator.api.training_job import JobKey, Status
 from spottrain_operator.api.validation import parse_job
 from spottrain_operator.api.views import pod_view
 from spottrain_operator.api.wire import rfc3339
+from spottrain_operator.control.apply import AT_ONCE
 from spottrain_operator.control.caches import Caches
 from spottrain_operator.control.informer import Informer, Informers
 from spottrain_operator.control.memory import Memory
 from spottrain_operator.control.observe import Sources
-from spottrain_operator.control.reconcile import AT_ONCE, Reconciler
+from spottrain_operator.control.reconcile import Reconciler
 from spottrain_operator.control.workloads import kind_of
 from spottrain_operator.errors import ApiError
-from spottrain_operator.io.cluster import Page
+from spottrain_operator.io.cluster import Cluster, Page
 from spottrain_operator.names import (
     ATTEMPT_LABEL,
     DEFAULTS_CONFIG_MAP,
@@ -57,7 +58,7 @@ class Crash(BaseException):
     """The operator's process ends here."""
 
 
-class FakeCluster:
+class FakeCluster(Cluster):
     def __init__(self) -> None:
         self.now: datetime = NOW
         self.jobs: dict[str, Json] = {}
@@ -154,7 +155,7 @@ class FakeCluster:
         return alive
 
     # --- reads ---
-    async def get(self, kind: str, name: str, namespace: str = "") -> Json | None:
+    async def get(self, kind: str, name: str, namespace: str = "", *, seconds: float = 0.0) -> Json | None:
         """Each by a method of its own, so that a test can refuse it: get_pod, get_job, get_object..."""
         if kind in ("pods", "nodes", "configmaps", "persistentvolumeclaims"):
             found: Json | None = await getattr(self, f"get_{kind.removesuffix('s')}")(name)
@@ -211,7 +212,7 @@ class FakeCluster:
         yield
 
     # --- writes ---
-    async def create(self, kind: str, manifest: Json, *, dry_run: bool = False) -> Json:
+    async def create(self, kind: str, manifest: Json, *, dry_run: bool = False, seconds: float = 0.0) -> Json:
         if kind == "events":
             self.events.append(manifest)
             return manifest

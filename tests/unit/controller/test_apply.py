@@ -14,16 +14,14 @@ from spottrain_operator.api.training_job import JobKey
 from spottrain_operator.api.validation import parse_job
 from spottrain_operator.control.actions import (
     ANNOTATE_SECONDS,
-    Changed,
     Context,
     Create,
     Delete,
-    Done,
     Plan,
     Provide,
     Release,
 )
-from spottrain_operator.control.apply import Failed, Unfinished, apply
+from spottrain_operator.control.apply import AT_ONCE, SOON, apply
 from spottrain_operator.control.service import Service
 from spottrain_operator.control.work_queue import WorkQueue
 from spottrain_operator.errors import ApiError, ApiFailure, Incomplete
@@ -44,7 +42,7 @@ async def _running(workers: int = 2) -> World:
     return w
 
 
-async def _apply(w: World, **plan: Any) -> Done | Changed | Unfinished:
+async def _apply(w: World, **plan: Any) -> timedelta | None:
     job = w.caches.jobs.get(KEY)
     assert job is not None
     context = Context(cluster=w.cluster, caches=w.caches, memory=w.memory, now=w.cluster.now)
@@ -81,8 +79,7 @@ async def test_no_status_is_written_once_a_pod_to_delete_has_ended_whatever_happ
     w.refuse("delete_pod", ApiError(409, "for a reason of its own"), pods[1 - ended].name)
     before = w.status
     status = replace(before, failures=5)
-    result = await _apply(w, before=tuple(Delete(pod=p) for p in pods), status=status)
-    assert result == Changed(why=f"pod {pods[ended].name} has ended meanwhile")
+    assert await _apply(w, before=tuple(Delete(pod=p) for p in pods), status=status) == SOON
     assert w.status == before
 
 
@@ -92,17 +89,15 @@ async def test_a_failed_delete_that_the_status_depends_on_keeps_it_from_being_wr
     w.refuse("delete_pod", BROKEN, pod.name)
     before, status = w.status, replace(w.status, failures=5)
     for needed in (True, False):
-        result = await _apply(w, before=(Delete(pod=pod, needed=needed),), status=status)
-        failed = Failed(what=f"delete pod {pod.name}", error=BROKEN, blocks=needed)
-        assert result == Unfinished(failed=(failed,), again=False)
+        with pytest.raises(Incomplete, match=f"could not delete pod {pod.name}: {BROKEN}"):
+            await _apply(w, before=(Delete(pod=pod, needed=needed),), status=status)
         assert w.status == (before if needed else status)
 
 
 async def test_a_job_that_was_written_by_another_is_read_again() -> None:
     w = await _running(workers=1)
     w.cluster._bump(w.cluster.jobs[KEY.name])
-    result = await _apply(w, status=replace(w.status, failures=5))
-    assert result == Changed(why=f"{KEY} has changed: the object has been modified")
+    assert await _apply(w, status=replace(w.status, failures=5)) == SOON
     job = w.caches.jobs.get(KEY)
     assert (
         job is not None
@@ -115,15 +110,18 @@ async def test_of_many_failures_some_are_named_and_silence_is_told_apart() -> No
     pods = w.caches.pods.of(KEY)
     w.refuse("release_pod", AWAY)
     w.refuse("release_pod", GONE, pods[0].name)
-    result = await _apply(w, after=tuple(Release(pod=p) for p in pods))
-    assert isinstance(result, Unfinished) and result.unreachable and result.again
-    assert str(result) == "; ".join(
+    with pytest.raises(Incomplete) as no:
+        await _apply(w, after=tuple(Release(pod=p) for p in pods))
+    assert no.value.unreachable and no.value.again == SOON
+    assert str(no.value) == "; ".join(
         f"could not remove the finalizer of pod {p.name}: no answer" for p in pods[1:]
     )
     assert pods[0] not in w.caches.pods.of(KEY), "it is gone"
-    four = Unfinished(failed=(*result.failed, *result.failed), again=False)
-    assert str(four).endswith(" (and 1 more)")
-    assert not replace(four, failed=(*result.failed, Failed(what="x", error=BROKEN))).unreachable
+    w.refuse("delete_pod", BROKEN)
+    actions = [each(pod=p) for p in pods[1:] for each in (Release, Delete)]
+    with pytest.raises(Incomplete, match=r" \(and 1 more\)$") as no:
+        await _apply(w, after=tuple(actions))
+    assert not no.value.unreachable
 
 
 @pytest.mark.parametrize("error", [ApiError(422, "invalid"), AWAY])
@@ -137,12 +135,13 @@ async def test_no_pod_is_made_without_the_object_that_it_needs(error: ApiError) 
         Provide(kind="services", manifest={"kind": "Service", "metadata": meta}, generation=1),
         Create(manifest=pod, generation=1, attempt=1),
     )
-    result = await _apply(w, after=after)
-    assert w.cluster.posted == posted
     if error is AWAY:
-        assert isinstance(result, Unfinished)
+        with pytest.raises(Incomplete):
+            await _apply(w, after=after)
     else:
-        assert result == Done(again=True)
+        assert await _apply(w, after=after) == AT_ONCE
+    assert w.cluster.posted == posted
+    if error is not AWAY:
         assert (no := w.memory.of(KEY).refusal) is not None and no.reason is Reason.INVALID_TEMPLATE
 
 
@@ -372,8 +371,8 @@ async def test_an_old_definition_in_the_cluster_is_named_with_its_remedy() -> No
     w.refuse("write_status", ApiError(400, 'strict decoding error: unknown field "status.goodput"'))
     job = w.caches.jobs.get(KEY)
     assert job is not None
-    result = await _apply(w, status=replace(job.status, failures=7))
-    assert "definition is older than this operator: apply its crds/trainingjobs.yaml" in str(result)
+    with pytest.raises(Incomplete, match="definition is older than this operator: apply its crds/"):
+        await _apply(w, status=replace(job.status, failures=7))
 
 
 async def test_what_another_controller_has_in_the_status_stays_known() -> None:

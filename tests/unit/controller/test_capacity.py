@@ -28,7 +28,7 @@ from spottrain_operator.control.memory import Memory
 from spottrain_operator.control.plan import plan
 from spottrain_operator.control.resync import discover_node_pools
 from spottrain_operator.errors import ApiError
-from spottrain_operator.io.cluster import KubeCluster
+from spottrain_operator.io.cluster import Cluster
 from spottrain_operator.names import Cause, Condition, Platform, Reason
 from spottrain_operator.policies import capacity
 
@@ -592,7 +592,7 @@ async def test_the_api_servers_plain_404_is_no_error_and_a_load_balancers_page_i
     app = web.Application()
     app.router.add_get("/{path:.*}", answer)
     async with on_loopback(app) as url:
-        cluster = KubeCluster(client.ApiClient(client.Configuration(host=url)))
+        cluster = Cluster(client.ApiClient(client.Configuration(host=url)))
         try:
             await discover_node_pools(cluster, Memory())
             assert not caplog.records

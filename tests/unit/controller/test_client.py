@@ -15,7 +15,7 @@ from aiohttp import web
 from kubernetes.aio import client
 from spottrain_operator.errors import ApiError, ApiFailure
 from spottrain_operator.io import cluster as cluster_module
-from spottrain_operator.io.cluster import AT_ONCE, KubeCluster
+from spottrain_operator.io.cluster import AT_ONCE, Cluster
 
 from tests.support.loopback import cut, on_loopback
 
@@ -24,12 +24,12 @@ THERE = {"metadata": {"namespace": "ml"}}
 
 
 @asynccontextmanager
-async def connected(answer: Answer, **settings: Any) -> AsyncIterator[KubeCluster]:
+async def connected(answer: Answer, **settings: Any) -> AsyncIterator[Cluster]:
     """A client of a server that answers each request so."""
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", answer)
     async with on_loopback(app) as url:
-        cluster = KubeCluster(client.ApiClient(client.Configuration(host=url, **settings)))
+        cluster = Cluster(client.ApiClient(client.Configuration(host=url, **settings)))
         try:
             yield cluster
         finally:
@@ -231,7 +231,7 @@ async def test_a_proxy_that_the_environment_names_is_used_and_read_once(
     async with on_loopback(app) as url:
         monkeypatch.setenv("http_proxy", url)
         monkeypatch.setenv("no_proxy", "other.example.com")
-        cluster = KubeCluster(client.ApiClient(client.Configuration(host="http://api.example.com:8080")))
+        cluster = Cluster(client.ApiClient(client.Configuration(host="http://api.example.com:8080")))
         monkeypatch.delenv("http_proxy")
         assert await cluster.get("nodes", "n") == {"kind": "Node"}
         await cluster.close()

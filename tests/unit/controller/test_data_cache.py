@@ -13,7 +13,7 @@ from spottrain_operator.api.training_job import Status
 from spottrain_operator.control.actions import Create, Plan
 from spottrain_operator.control.plan import plan
 from spottrain_operator.errors import ApiError
-from spottrain_operator.io.cluster import KubeCluster
+from spottrain_operator.io.cluster import Cluster
 from spottrain_operator.names import CLAIMS, Cause, Condition, Reason
 from spottrain_operator.policies import claims
 
@@ -216,7 +216,7 @@ async def test_claims_are_asked_for_once_the_pod_is_accepted() -> None:
 
 
 async def test_a_claims_name_is_one_part_of_the_path() -> None:
-    class Recorder(KubeCluster):
+    class Recorder(Cluster):
         def __init__(self) -> None:
             self.paths: list[str] = []
 

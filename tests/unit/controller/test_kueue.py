@@ -24,8 +24,8 @@ from spottrain_operator.api.kueue import (
 from spottrain_operator.api.node_pools import Pool, of_node
 from spottrain_operator.api.observed import Observed, PodView
 from spottrain_operator.api.training_job import Job, Status
-from spottrain_operator.control.actions import Changed, Context, Discard, Plan, Provide, Tell
-from spottrain_operator.control.apply import apply
+from spottrain_operator.control.actions import Context, Discard, Plan, Provide, Tell
+from spottrain_operator.control.apply import SOON, apply
 from spottrain_operator.control.plan import plan
 from spottrain_operator.errors import ApiError, Incomplete
 from spottrain_operator.names import (
@@ -560,8 +560,8 @@ async def test_an_admission_that_the_watch_has_not_brought_yet_is_not_given_back
     job = w.caches.jobs.get(KEY)
     assert job is not None
     context = Context(cluster=w.cluster, caches=w.caches, memory=w.memory, now=w.cluster.now)
-    result = await apply(job, Plan(reason="", message="", status=None, before=(tell,)), context)
-    assert isinstance(result, Changed) and said_of(w)["QuotaReserved"] == "True"
+    assert await apply(job, Plan(reason="", message="", status=None, before=(tell,)), context) == SOON
+    assert said_of(w)["QuotaReserved"] == "True"
     assert w.cluster.workload["status"]["admission"]
 
 

@@ -15,7 +15,7 @@ from aiohttp.test_utils import TestServer
 from kubernetes.aio import client
 from spottrain_operator.control.leader import Elector, Times
 from spottrain_operator.errors import ApiError, NotLeading
-from spottrain_operator.io.cluster import Json, KubeCluster
+from spottrain_operator.io.cluster import Cluster, Json
 
 from tests.support.virtualtime import run_virtually, virtually
 
@@ -398,7 +398,7 @@ async def test_each_write_asks_whether_this_process_leads_and_ends_while_it_does
         host = f"http://127.0.0.1:{server.port}"
         api = client.ApiClient(client.Configuration(host=host))
         left = [0.0]
-        cluster = KubeCluster(api, write_timeout=60, time_to_write=lambda: left[0])
+        cluster = Cluster(api, write_timeout=60, time_to_write=lambda: left[0])
         with pytest.raises(NotLeading, match="is not sent"):
             await cluster.delete("pods", "pod", "ns", uid="u")
         with pytest.raises(NotLeading):

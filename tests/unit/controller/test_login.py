@@ -16,7 +16,7 @@ from kubernetes.aio.config import kube_config
 from spottrain.contract import BIND_ADDRESS
 from spottrain_operator.control.handlers import registry
 from spottrain_operator.control.service import Service
-from spottrain_operator.io.cluster import KubeCluster
+from spottrain_operator.io.cluster import Cluster
 from spottrain_operator.io.health import Health
 from spottrain_operator.names import SERVICE_ACCOUNT_VARIABLE
 from spottrain_operator.settings import Settings
@@ -67,7 +67,7 @@ def kopfs_login() -> tuple[str | None, str | None]:
 
 async def clients_login() -> tuple[str, str]:
     """Server and token of the operator's own requests."""
-    cluster = await KubeCluster.connect()
+    cluster = await Cluster.connect()
     try:
         configuration = cluster._api.configuration
         return configuration.host, configuration.api_key["BearerToken"].split()[-1]

@@ -12,9 +12,9 @@ from spottrain_operator.api.node_pools import Pool
 from spottrain_operator.api.observed import Observed, Refusal
 from spottrain_operator.api.training_job import ConditionStatus
 from spottrain_operator.api.validation import parse_job
+from spottrain_operator.control.apply import AT_ONCE
 from spottrain_operator.control.memory import ACCEPTED_FOR
 from spottrain_operator.control.plan import plan
-from spottrain_operator.control.reconcile import AT_ONCE
 from spottrain_operator.errors import ApiError, Incomplete
 from spottrain_operator.names import Condition, Reason
 from spottrain_operator.rendering import trainer_pod

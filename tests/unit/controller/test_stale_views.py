@@ -12,7 +12,7 @@ from spottrain_operator.api.observed import Observed, PodView
 from spottrain_operator.api.training_job import AttemptRecord
 from spottrain_operator.api.validation import parse_job
 from spottrain_operator.api.views import pod_view
-from spottrain_operator.control.reconcile import AT_ONCE
+from spottrain_operator.control.apply import AT_ONCE
 from spottrain_operator.errors import ApiError
 from spottrain_operator.names import Condition, Reason
 

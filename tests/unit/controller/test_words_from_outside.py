@@ -30,7 +30,7 @@ from spottrain_operator.control.plan import plan
 from spottrain_operator.control.progress import Poller
 from spottrain_operator.control.work_queue import WorkQueue
 from spottrain_operator.errors import ApiError, InvalidSpec
-from spottrain_operator.io.cluster import KubeCluster
+from spottrain_operator.io.cluster import Cluster
 from spottrain_operator.names import PLURAL, TRAINER_ANNOTATION, Condition, Platform
 from spottrain_operator.policies.termination import termination_message_of
 from spottrain_operator.rendering import trainer_pod
@@ -322,7 +322,7 @@ async def test_an_empty_list_may_be_null() -> None:
 
 
 @asynccontextmanager
-async def _answering(body: str) -> AsyncIterator[KubeCluster]:
+async def _answering(body: str) -> AsyncIterator[Cluster]:
     """An API server that always answers 200 with this body."""
 
     async def answer(_: web.Request) -> web.Response:
@@ -331,7 +331,7 @@ async def _answering(body: str) -> AsyncIterator[KubeCluster]:
     app = web.Application()
     app.router.add_get("/{path:.*}", answer)
     async with on_loopback(app) as url:
-        cluster = KubeCluster(client.ApiClient(client.Configuration(host=url)))
+        cluster = Cluster(client.ApiClient(client.Configuration(host=url)))
         try:
             yield cluster
         finally:
