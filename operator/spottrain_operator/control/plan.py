@@ -252,6 +252,7 @@ def _reasons_to_stop(o: Observed) -> Iterator[Ending | None]:
     if o.job.spec is None:  # what runs goes on
         return
     yield handover.stops(o)
+    yield handover.unreleased(o)
     yield from _useless_pods(o)
     if (words := capacity.gives_up_waiting(o)) and not cheapest.keeps_waiting(o):
         yield Ending(cause=Cause.SCHEDULING_TIMEOUT, evidence=words)

@@ -28,6 +28,9 @@ STARTS_WITHIN: Final = timedelta(minutes=10)
 """For image and container, once a pod has its node; both nodes are paid meanwhile."""
 IMPORTS: Final = timedelta(seconds=20)
 """From a container's start until its script most likely waits at the gate. The training goes on meanwhile."""
+GATED_STATE: Final = "Gated"
+OPENS: Final = timedelta(seconds=5)
+"""For a trainer at an open gate to see that."""
 
 
 def overlaps(o: Observed) -> bool:
@@ -178,17 +181,42 @@ def without_requests(status: Status) -> Status:
     return replace(status, attempts=tuple(r for r in status.attempts if r.number <= status.attempt))
 
 
+def unreleased(o: Observed) -> Ending | None:
+    """Ends an attempt that waits at its gate although the one that handed over to it must have ended.
+
+    That one was killed before it released the checkpoints. The gate would open only when the request must
+    have been given up.
+    """
+    at, before = _gated_until(o), o.job.status.previous
+    if at is None or before is None or o.sample is None or o.sample.at < at:
+        return None
+    words = f"attempt {before.number} ended before it released the checkpoints, for which this one waits"
+    return Ending(cause=Cause.REPLACED, evidence=words)
+
+
+def _gated_until(o: Observed) -> datetime | None:
+    """Returns when the gate is open at the latest; None for an attempt that no other handed over to."""
+    status = o.job.status
+    if status.previous is None or status.previous.cause != Cause.MOVED or status.gate_until is None:
+        return None
+    sample = o.sample.progress if o.sample is not None else None
+    waits = sample is not None and (sample.attempt, sample.state) == (status.attempt, GATED_STATE)
+    return status.gate_until + OPENS if waits else None
+
+
 def over(asked: AttemptRecord, cause: Cause, words: str) -> AttemptRecord:
     return replace(asked, cause=str(cause), evidence=words[:500], charged=False)
 
 
 # --- when to decide again -------------------------------------------------------------------------------
 def due(o: Observed) -> datetime | None:
-    """Returns when time alone changes what happens to an attempt on demand."""
+    """Returns when time alone changes what happens to an attempt on demand, or to the one after it."""
     return min((t for t in _times(o) if t > o.now), default=None)
 
 
 def _times(o: Observed) -> Iterator[datetime]:
+    if (gate := _gated_until(o)) is not None:
+        yield max(gate, o.now) + OPENS
     since, spec = capacity.on_demand_since(o), o.job.spec
     if since is None or spec is None:
         return

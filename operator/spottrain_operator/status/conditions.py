@@ -24,6 +24,7 @@ from spottrain_operator.policies import (
     cleanup,
     cost_limit,
     gang,
+    handover,
     lifecycle,
     on_time,
     placement,
@@ -56,7 +57,6 @@ MOOT: Final[dict[Condition, Callable[[Observed], bool]]] = {
     Condition.STALLED: lambda o: True,
 }
 """Conditions that a job does not always have, and when one without a verdict goes. All others stay."""
-GATED_STATE = "Gated"
 STOP_DELAY: Final = timedelta(seconds=5)
 """A trainer that was told to end stops training within this time, except during a very long step."""
 TRAINING_STATES = frozenset({"Training", "Evaluating", "Saving", "Done"})
@@ -332,7 +332,7 @@ def edited(status: Status, o: Observed) -> str:
 
 def _training(status: Status, o: Observed) -> Verdict:
     state = status.state
-    if state == GATED_STATE:
+    if state == handover.GATED_STATE:
         return True, Reason.GATED, f"attempt {status.attempt} waits until its predecessor has saved"
     unreachable = status.progress.waiting_for if status.progress is not None else ""
     if state == WAITING_FOR_STORE and not _synced(o):  # there the script goes on
@@ -457,7 +457,7 @@ def _phase(status: Status, pods: Sequence[PodView]) -> Phase:
         return Phase.WAITING
     if running is not None and running.status == "True":
         begins = running.reason in runtime.UNSEEN
-        return Phase.STARTING if begins or status.state == GATED_STATE else Phase.RUNNING
+        return Phase.STARTING if begins or status.state == handover.GATED_STATE else Phase.RUNNING
     if (accepted := status.condition(Condition.ACCEPTED)) is not None and accepted.status == "False":
         return Phase.INVALID
     if pods and all(pod.node for pod in pods):

@@ -24,6 +24,7 @@ from tests.builders import (
     make_pod,
     manifests,
     notice,
+    sample,
     told,
 )
 from tests.unit.controller.stories import Story
@@ -113,6 +114,22 @@ def test_the_gate_of_the_request_stays_closed_until_it_is_given_up_or_the_other_
     env = {e["name"]: e.get("value") for e in pod["spec"]["containers"][0]["env"]}
     longest = NOW + timedelta(seconds=600 + 600 + 60 + 10)
     assert int(env[Env.GATE_UNTIL] or 0) == longest.timestamp()
+
+
+@pytest.mark.parametrize(
+    ("state", "expected"), [("Gated", "stopping2=Replaced deletes"), ("Training", "!deletes")]
+)
+def test_pods_that_wait_for_an_attempt_that_was_killed_before_it_released_are_made_again(
+    state: str, expected: str
+) -> None:
+    job = Returns().asked()
+    job.look("attempt=2 cause1=Moved", trains(), gated(), at=120)
+    killed = ended_pod(1, 137, node="od-node", grace=60, **deleted())
+    for at in (130, 190):  # its 60 s, and 10 of slack
+        told_at = replace(sample(attempt=2, state="Gated"), at=after(at))
+        job.look("attempt=2 !deletes !stopping", killed, gated(), sample=told_at, at=at)
+    polled = replace(sample(attempt=2, state=state), at=after(196))
+    job.look(f"attempt=2 {expected}", gated(), sample=polled, at=196)
 
 
 def test_a_request_without_a_node_is_given_up_for_the_next_pool_and_the_training_has_not_noticed() -> None:
