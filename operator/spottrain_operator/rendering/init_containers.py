@@ -9,7 +9,7 @@ from spottrain.contract import PODINFO_DIR, PROGRESS_PORT
 
 from spottrain_operator.api import injected, sync, volumes
 from spottrain_operator.api.template import PROGRESS_NAME, judged
-from spottrain_operator.api.training_job import Job, Status
+from spottrain_operator.api.training_job import CheckpointSpec, Job, Status
 from spottrain_operator.names import INJECT_CONTAINER, SYNC_CONTAINER
 from spottrain_operator.rendering import variables
 
@@ -59,30 +59,34 @@ def sidecar(job: Job, status: Status, grace_seconds: int, mounts: list[Json], im
     checkpoint, pod = job.spec.checkpoint, job.spec.template["spec"]
     template, path = judged(pod["containers"]), sync.folder(checkpoint)
     ours = variables.of_sidecar(job, status, grace_seconds)
-    shared = sync.mounts(checkpoint, template)
-    if sync.mount_of(template, path) is None:
-        shared.append({"name": SYNC_CONTAINER, "mountPath": path})
+    folder = [{"name": SYNC_CONTAINER, "mountPath": path}] if sync.mount_of(template, path) is None else []
     podinfo = next(m for m in mounts if volumes.clean(m["mountPath"]) == PODINFO_DIR)
-    certificates = [volumes.CA_MOUNT] if checkpoint.ca_bundle is not None else []
-    container: Json = {
+    access = store_access(checkpoint, template, sync.mounts(checkpoint, template))
+    return access | {
         "name": SYNC_CONTAINER,
         "image": image,
         "restartPolicy": "Always",
         "args": [path],
-        "env": [
-            *sync.variables(template, sync.mounts(checkpoint, template)),
-            *variables.listed(ours),
-            variables.POD_UID,
-        ],
+        "env": [*access["env"], *variables.listed(ours), variables.POD_UID],
         "ports": [{"name": PROGRESS_NAME, "containerPort": PROGRESS_PORT}],
         "startupProbe": SYNC_PROBE,
         "resources": SYNC_RESOURCES,
         "securityContext": security(sync.security_context(pod)),
-        "volumeMounts": [*certificates, podinfo, SYNC_STATE, *shared],
+        "volumeMounts": [*access["volumeMounts"], podinfo, SYNC_STATE, *folder],
     }
-    if secret := checkpoint.credentials_secret_ref:
-        container["envFrom"] = [{"secretRef": {"name": secret.name}}]
-    return container
+
+
+def store_access(checkpoint: CheckpointSpec, trainer: Json, mounts: list[Json]) -> Json:
+    """Returns what of a trainer a container with our image needs for the store, with these mounts of its."""
+    env, certified = sync.variables(trainer, mounts), checkpoint.ca_bundle is not None
+    if certified:
+        env.append({"name": volumes.CA_VARIABLE, "value": volumes.CA_FILE})
+    secret = checkpoint.credentials_secret_ref
+    return {
+        "env": env,
+        "envFrom": [{"secretRef": {"name": secret.name}}] if secret is not None else [],
+        "volumeMounts": [*([volumes.CA_MOUNT] if certified else []), *mounts],
+    }
 
 
 def security(context: Mapping[str, Any]) -> Json:

@@ -7,12 +7,11 @@ from typing import Any, Final
 
 from spottrain_operator import names
 from spottrain_operator.api import kueue, native_gangs, sync, volumes, wire
-from spottrain_operator.api.bookkeeping import Bookkeeping
+from spottrain_operator.api.bookkeeping import DATA_KEY, Bookkeeping
 from spottrain_operator.api.kueue import KueueApi
 from spottrain_operator.api.node_pools import ChosenPool, Pool
-from spottrain_operator.api.stored_books import DATA_KEY
 from spottrain_operator.api.template import judged
-from spottrain_operator.api.training_job import CheckpointSpec, Job, Status
+from spottrain_operator.api.training_job import Job, Status
 from spottrain_operator.rendering import init_containers, trainer_pod, variables
 
 Json = dict[str, Any]
@@ -127,20 +126,17 @@ def _cleaner(job: Job, sync_image: str) -> Json:
     checkpoint, trainer = job.spec.checkpoint, judged(job.spec.template["spec"]["containers"])
     words = [checkpoint.uri, "--job-uid", job.key.uid, "--yes"]
     words += ["--endpoint", checkpoint.endpoint] if checkpoint.endpoint else []
-    env = sync.variables(trainer, sync.store_mounts(checkpoint, trainer))
-    ours = variables.of_s3(checkpoint)
-    if checkpoint.ca_bundle is not None:
-        ours[volumes.CA_VARIABLE] = volumes.CA_FILE
-    env += variables.listed(variables.given(ours))
-    secret = checkpoint.credentials_secret_ref
+    mounts = sync.store_mounts(checkpoint, trainer)
+    access = init_containers.store_access(checkpoint, trainer, [*mounts, *_named(trainer, mounts)])
+    ours = variables.given(variables.of_s3(checkpoint))
     return {
         "name": names.ROLE_CLEANUP,
         "image": sync_image,
         "command": ["spottrain", "checkpoints", "delete", *words],
-        "env": env,
-        "envFrom": [*_others_env(job, trainer), *([{"secretRef": {"name": secret.name}}] if secret else ())],
+        "env": [*access["env"], *variables.listed(ours)],
+        "envFrom": [*_others_env(job, trainer), *access["envFrom"]],
         "securityContext": _security(job),
-        "volumeMounts": _mounts(checkpoint, trainer, env),
+        "volumeMounts": list({m["mountPath"]: m for m in (SCRATCH, *access["volumeMounts"])}.values()),
         "resources": {
             "requests": {"cpu": "100m", "memory": "256Mi"},  # a ResourceQuota may require both
             "limits": {"cpu": "1", "memory": "1Gi"},
@@ -170,13 +166,10 @@ def _security(job: Job) -> Json:
     return init_containers.security(context)
 
 
-def _mounts(checkpoint: CheckpointSpec, trainer: Json, env: list[Json]) -> list[Json]:
-    """Returns the template's mounts of a file:// URI, and of files that its variables name (credentials).
+def _named(trainer: Json, mounts: list[Json]) -> list[Json]:
+    """Returns the template's mounts of files that a store's variables name (credentials).
 
     Others might hide what the image needs.
     """
-    files = [str(e["value"]) for e in env if str(e.get("value", "")).startswith("/")]
-    named = [mount for path in files if (mount := sync.mount_of(trainer, path)) is not None]
-    ours = [SCRATCH, *([volumes.CA_MOUNT] if checkpoint.ca_bundle is not None else ())]
-    theirs = (*sync.store_mounts(checkpoint, trainer), *named)
-    return list({m["mountPath"]: m for m in (*ours, *theirs)}.values())
+    files = [str(e.get("value", "")) for e in sync.variables(trainer, mounts)]
+    return [m for file in files if file.startswith("/") and (m := sync.mount_of(trainer, file)) is not None]

@@ -63,7 +63,7 @@ def pod(job: Job, status: Status, pool: ChosenPool, place: Placement = SOLE, *, 
         "affinity": scheduling.affinity(given, job, status, pool, place),
         **_gang(job, status, place),
         "initContainers": [
-            _restricted(_with_last_words(c), context) for c in (*ours, *(given.get("initContainers") or ()))
+            _restricted(_complete(c), context) for c in (*ours, *(given.get("initContainers") or ()))
         ],
         "containers": [
             _restricted(trainer if c["name"] == trainer["name"] else c, context) for c in given["containers"]
@@ -155,7 +155,7 @@ def _trainer(job: Job, status: Status, grace_seconds: int, rank: int) -> Json:
             *(mount for _, mount in _volumes(spec) if mount),
         ],
     }
-    return _with_last_words(_full(own))
+    return _complete(own)
 
 
 def _command(spec: TrainingJobSpec, status: Status, given: Json) -> Json:
@@ -182,8 +182,8 @@ def _resources(spec: TrainingJobSpec, given: Json) -> Json:
     return given | {kind: (given.get(kind) or {}) | gpus for kind in ("requests", "limits") if gpus}
 
 
-def _with_last_words(container: Json) -> Json:
-    return {"terminationMessagePolicy": "FallbackToLogsOnError"} | container
+def _complete(container: Json) -> Json:
+    return {"terminationMessagePolicy": "FallbackToLogsOnError"} | _full(container)
 
 
 # --- volumes -----------------------------------------------------------------------------------------
@@ -260,15 +260,11 @@ def grace(spec: TrainingJobSpec, pool: ChosenPool) -> int:
 def grace_note(spec: TrainingJobSpec, pool: ChosenPool) -> str:
     """Returns a note about the requested grace period; "" where it equals the window."""
     asked, window = spec.template["spec"].get("terminationGracePeriodSeconds"), pool.window
-    if asked is None or pool.type is not CapacityType.SPOT or asked == window or spec.checkpoint.synced:
+    if asked in (None, window) or pool.type is not CapacityType.SPOT or spec.checkpoint.synced:
         return ""
-    if asked > window:
-        return (
-            f"terminationGracePeriodSeconds {asked} is cut to {window}, the notice window of this capacity; "
-            "where its nodes have more, set noticeSeconds of the pool"
-        )
     return (
-        f"terminationGracePeriodSeconds {asked} leaves less than the {window} s that are available for saving"
+        f"terminationGracePeriodSeconds is {asked}, the notice window of this capacity {window}; the shorter "
+        "one is taken. Where its nodes have a longer notice, set noticeSeconds of the pool"
     )
 
 

@@ -90,7 +90,6 @@ def of_sidecar(job: Job, status: Status, grace_seconds: int) -> dict[str, str]:
         SyncEnv.WHEN: checkpoint.sync_when.to_json() if checkpoint.sync_when is not None else "",
         SyncEnv.RESULT_FILE: RESTORED_FILE,
         SyncEnv.LAST_EXIT: _last_exit(status),
-        volumes.CA_VARIABLE: volumes.CA_FILE if checkpoint.ca_bundle is not None else "",
     }
     if checkpoint.resume_args:  # the script's arguments are chosen before it is known what is restored
         values[SyncEnv.RESUMED] = resumed(job.spec, status)

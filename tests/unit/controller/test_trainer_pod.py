@@ -103,8 +103,8 @@ def test_no_toleration_of_template_or_pool_keeps_a_pod_on_a_silent_node() -> Non
     ("kind", "asked", "grace", "note"),
     [
         ("Spot", None, 110, ""),
-        ("Spot", 60, 60, "leaves less"),
-        ("Spot", 300, 110, "is cut to 110"),
+        ("Spot", 60, 60, "60, the notice window of this capacity 110"),
+        ("Spot", 300, 110, "300, the notice window of this capacity 110"),
         ("OnDemand", None, 110, ""),
         ("OnDemand", 300, 300, ""),
         ("OnDemand", 60, 60, ""),
