@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from spottrain_operator.api.template import judged, trainer_path
+from spottrain_operator.api.template import trainer_of, trainer_path
 
 GPUS: Final = re.compile(
     r"nvidia\.com/(gpu|gpu[.-].+|mig-.+)|amd\.com/(gpu|.+_nps[0-9]+)|gpu\.intel\.com/(i915|xe)|habana\.ai/.+"
@@ -37,7 +37,7 @@ class Gpus:
 
 def of(pod: Mapping[str, Any], per_worker: int | None) -> Gpus:
     """Returns the trainer's GPUs by the template and spec.gpusPerWorker (None: absent)."""
-    trainer = judged(pod["containers"])
+    trainer = trainer_of(pod["containers"])
     limits = _limits(trainer)
     if any(map(GPUS.fullmatch, limits)):
         return Gpus(count=counted(limits))
@@ -55,7 +55,7 @@ def counted(resources: Mapping[str, Any]) -> int:
 
 def problem(pod: Mapping[str, Any], per_worker: int | None) -> str:
     """Returns a sentence about an invalid combination of template and spec.gpusPerWorker; "" if valid."""
-    trainer, where = judged(pod["containers"]), f"{trainer_path(pod)}.resources"
+    trainer, where = trainer_of(pod["containers"]), f"{trainer_path(pod)}.resources"
     limits, requests = _limits(trainer), (trainer.get("resources") or {}).get("requests") or {}
     for name in requests:
         if GPUS.fullmatch(name) and name not in limits:

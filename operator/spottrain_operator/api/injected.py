@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from spottrain.contract import LAUNCHER_FILE
 
-from spottrain_operator.api.template import judged, trainer_path
+from spottrain_operator.api.template import trainer_path
 from spottrain_operator.api.training_job import TrainingJobSpec
 
 FOLDER: Final = "/spottrain"
@@ -90,8 +90,7 @@ def problem(spec: TrainingJobSpec) -> str:
     """Returns a sentence about a command into which the launcher cannot be put; "" where it can."""
     if not spec.runtime.inject:
         return ""
-    pod = spec.template["spec"]
-    trainer, where = judged(pod["containers"]), f"{trainer_path(pod)}.command"
+    trainer, where = spec.trainer, f"{trainer_path(spec.pod)}.command"
     if not trainer.get("command"):
         return (
             f"{where} is required with spec.runtime.inject, because it is not known what the image starts by "

@@ -10,7 +10,7 @@ from urllib.parse import unquote, urlsplit
 from spottrain.contract import ARGUMENTS_OF_SHELL, PODINFO_DIR, loses_arguments
 
 from spottrain_operator.api import volumes
-from spottrain_operator.api.template import judged, trainer_path
+from spottrain_operator.api.template import trainer_path
 from spottrain_operator.api.training_job import CheckpointSpec, TrainingJobSpec
 
 Json = dict[str, Any]
@@ -83,9 +83,9 @@ def mounts(checkpoint: CheckpointSpec, trainer: Mapping[str, Any]) -> list[Json]
     return list({m["mountPath"]: m for m in found}.values())
 
 
-def security_context(pod: Mapping[str, Any]) -> Json:
+def security_context(spec: TrainingJobSpec) -> Json:
     """Returns what holds for the trainer's processes: of the pod, or of the container where that differs."""
-    return (pod.get("securityContext") or {}) | (judged(pod["containers"]).get("securityContext") or {})
+    return (spec.pod.get("securityContext") or {}) | (spec.trainer.get("securityContext") or {})
 
 
 # --- validation ---------------------------------------------------------------------------------------
@@ -98,14 +98,13 @@ def problem(spec: TrainingJobSpec) -> str:
 
 
 def _pod_problems(spec: TrainingJobSpec) -> Iterator[str]:
-    pod = spec.template["spec"]
-    if others := [c["name"] for c in pod["containers"] if c is not judged(pod["containers"])]:
+    if others := [c["name"] for c in spec.pod["containers"] if c is not spec.trainer]:
         yield (
             "spec.template.spec.containers must have one container with checkpoint.mode Sync, and has "
             f"{others[0]} too: the last upload begins when all have ended. Make the others initContainers "
             "with restartPolicy: Always"
         )
-    context = security_context(pod)
+    context = security_context(spec)
     if context.get("runAsNonRoot") and context.get("runAsUser") is None:
         yield (
             "spec.template.spec.securityContext.runAsUser must be set beside runAsNonRoot with "
@@ -118,8 +117,7 @@ def _argument_problems(spec: TrainingJobSpec) -> Iterator[str]:
     """Arguments replace those of an image, which are not known here."""
     if not spec.checkpoint.resume_args:
         return
-    pod = spec.template["spec"]
-    trainer, where = judged(pod["containers"]), trainer_path(pod)
+    trainer, where = spec.trainer, trainer_path(spec.pod)
     words = [str(word) for kind in ("command", "args") for word in trainer.get(kind) or ()]
     if not words:
         yield (
@@ -132,25 +130,25 @@ def _argument_problems(spec: TrainingJobSpec) -> Iterator[str]:
 
 
 def _uri_problems(spec: TrainingJobSpec) -> Iterator[str]:
-    pod, checkpoint = spec.template["spec"], spec.checkpoint
+    checkpoint = spec.checkpoint
     path, stored = folder(checkpoint), uri_folder(checkpoint)
     if stored and (volumes.within(stored, path) or volumes.within(path, stored)):
         yield (
             f"spec.checkpoint.uri {checkpoint.uri} and syncPath {checkpoint.sync_path} overlap; take two "
             "folders of which none is in the other"
         )
-    if stored and mount_of(judged(pod["containers"]), stored) is None:
+    if stored and mount_of(spec.trainer, stored) is None:
         yield (
-            f"spec.checkpoint.uri {checkpoint.uri} is on no volume of {trainer_path(pod)}, so the sidecar "
-            "cannot write there: mount one, or use an s3:// or gs:// URI"
+            f"spec.checkpoint.uri {checkpoint.uri} is on no volume of {trainer_path(spec.pod)}, so the "
+            "sidecar cannot write there: mount one, or use an s3:// or gs:// URI"
         )
 
 
 def _folder_problems(spec: TrainingJobSpec) -> Iterator[str]:
     """The sidecar has the folder, and the volumes that it needs, where the script has them."""
-    path, trainer = folder(spec.checkpoint), judged(spec.template["spec"]["containers"])
+    path, trainer = folder(spec.checkpoint), spec.trainer
     what = f"spec.checkpoint.syncPath {spec.checkpoint.sync_path}"
-    where = f"{trainer_path(spec.template['spec'])}.volumeMounts"
+    where = f"{trainer_path(spec.pod)}.volumeMounts"
     cache = [spec.data_cache.path] if spec.data_cache is not None else []
     # A folder below /tmp, /cache or the home is fine: it has a volume of its own there.
     around = [*cache, PODINFO_DIR, volumes.CA_DIR, *CLOSED_FOLDERS]

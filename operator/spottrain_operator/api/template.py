@@ -11,7 +11,7 @@ PROGRESS_NAME: Final = "progress"
 """Name of the port on which the trainer serves its progress."""
 
 
-def judged(containers: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def trainer_of(containers: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Returns the container whose end is the attempt's end: the one named trainer, otherwise the first."""
     first = containers[0] if containers else {}
     return next((c for c in containers if c.get("name") == TRAINER_CONTAINER), first)
@@ -20,7 +20,7 @@ def judged(containers: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def trainer_path(pod: Mapping[str, Any]) -> str:
     """Returns the trainer's field path in the job's spec, for messages."""
     names = [c["name"] for c in pod["containers"]]
-    return f"spec.template.spec.containers[{names.index(judged(pod['containers'])['name'])}]"
+    return f"spec.template.spec.containers[{names.index(trainer_of(pod['containers'])['name'])}]"
 
 
 def admission_words(words: str) -> str:

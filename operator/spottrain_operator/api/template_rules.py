@@ -6,12 +6,12 @@ Two volumes, containers, ports or mounts of one name are refused by the API serv
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Final
 
 from spottrain.contract import PROGRESS_PORT, Env, SyncEnv
 
 from spottrain_operator.api import injected, sync, volumes
-from spottrain_operator.api.template import judged, trainer_path
+from spottrain_operator.api.template import trainer_path
 from spottrain_operator.api.training_job import TrainingJobSpec
 from spottrain_operator.names import DOMAIN, HOSTNAME_LABEL, QUEUE_LABEL, TRAINER_CONTAINER
 
@@ -26,15 +26,9 @@ def problem(spec: TrainingJobSpec) -> str:
     return next((words for check in checks for words in check(spec)), "")
 
 
-def _trainer(spec: TrainingJobSpec) -> tuple[dict[str, Any], str]:
-    """Returns the trainer, and its path."""
-    pod = spec.template["spec"]
-    return judged(pod["containers"]), trainer_path(pod)
-
-
 # --- what the operator sets itself ------------------------------------------------------------------------
 def _owned(spec: TrainingJobSpec) -> Iterator[str]:
-    pod, (trainer, where) = spec.template["spec"], _trainer(spec)
+    pod, trainer, where = spec.pod, spec.trainer, trainer_path(spec.pod)
     if pod.get("restartPolicy", "Never") != "Never":
         yield f"{POD}.restartPolicy must be Never or absent, because a restart is a new pod here"
     for name in ("hostname", "subdomain"):
@@ -70,7 +64,7 @@ def _keys(spec: TrainingJobSpec) -> Iterator[str]:
 
 
 def _port(spec: TrainingJobSpec) -> Iterator[str]:
-    pod, (trainer, _) = spec.template["spec"], _trainer(spec)
+    pod, trainer = spec.pod, spec.trainer
     server = "the sidecar of checkpoint.mode Sync" if spec.checkpoint.synced else "the trainer"
     for kind in ("containers", "initContainers"):
         for container in pod.get(kind) or ():
@@ -83,7 +77,7 @@ def _port(spec: TrainingJobSpec) -> Iterator[str]:
 
 
 def _variables(spec: TrainingJobSpec) -> Iterator[str]:
-    checkpoint, (trainer, where) = spec.checkpoint, _trainer(spec)
+    checkpoint, trainer, where = spec.checkpoint, spec.trainer, trainer_path(spec.pod)
     ours = {str(name) for name in Env if checkpoint.ours or not name.startswith("SPOTTRAIN_CHECKPOINT_")}
     ours -= {Env.AUTO_ATTACH} | ({Env.DATA_CACHE} if spec.data_cache is None else set())
     if spec.workers > 1:
@@ -99,7 +93,7 @@ def _variables(spec: TrainingJobSpec) -> Iterator[str]:
 
 def _mounts(spec: TrainingJobSpec) -> Iterator[str]:
     """What is mounted below a volume of ours hides a part of it."""
-    trainer, where = _trainer(spec)
+    trainer, where = spec.trainer, trainer_path(spec.pod)
     theirs = {f"{where}.volumeMounts": volumes.paths(trainer)}
     ours = {}
     if spec.checkpoint.ca_bundle is not None:
@@ -135,10 +129,10 @@ def _cache_folder(spec: TrainingJobSpec) -> Iterator[str]:
 
 def _checkpoint_folder(spec: TrainingJobSpec) -> Iterator[str]:
     """Rejects a file:// URI on spot whose data is lost with its node."""
-    uri, pod = spec.checkpoint.uri, spec.template["spec"]
+    uri, pod = spec.checkpoint.uri, spec.pod
     if not spec.on_spot or not uri.startswith("file:"):
         return
-    trainer, where = _trainer(spec)
+    trainer, where = spec.trainer, trainer_path(spec.pod)
     path = sync.uri_folder(spec.checkpoint)
     mounts = {
         volumes.clean(m.get("mountPath")): str(m.get("name")) for m in trainer.get("volumeMounts") or ()

@@ -20,6 +20,7 @@ from spottrain_operator import names
 from spottrain_operator.api import gpus, volumes, wire
 from spottrain_operator.api.bookkeeping import TimeParts
 from spottrain_operator.api.node_pools import CapacityType, Pool
+from spottrain_operator.api.template import trainer_of
 from spottrain_operator.api.volumes import DataCache, ObjectRef
 from spottrain_operator.names import Condition
 
@@ -183,8 +184,19 @@ class TrainingJobSpec:
     deletion_policy: DeletionPolicy = DeletionPolicy.RETAIN
 
     @property
+    def pod(self) -> dict[str, Any]:
+        """The template's PodSpec."""
+        found: dict[str, Any] = self.template["spec"]
+        return found
+
+    @property
+    def trainer(self) -> dict[str, Any]:
+        """The template's container whose end is the attempt's end."""
+        return trainer_of(self.pod["containers"])
+
+    @property
     def gpus(self) -> gpus.Gpus:
-        return gpus.of(self.template["spec"], self.gpus_per_worker)
+        return gpus.of(self.pod, self.gpus_per_worker)
 
     @property
     def replaces_during_notice(self) -> bool:
@@ -202,8 +214,7 @@ class TrainingJobSpec:
     @property
     def service_account(self) -> str:
         """The template's; "" where it names none."""
-        pod = self.template["spec"]
-        return str(pod.get("serviceAccountName") or pod.get("serviceAccount") or "")
+        return str(self.pod.get("serviceAccountName") or self.pod.get("serviceAccount") or "")
 
     def with_defaults(self, defaults: AppliedDefaults) -> TrainingJobSpec:
         """Returns the spec with the place of its checkpoints and its service account filled in."""
@@ -218,8 +229,9 @@ class TrainingJobSpec:
             )
             spec = replace(spec, checkpoint=checkpoint)
         if account and not spec.service_account:
-            pod = spec.template["spec"] | {"serviceAccountName": account}
-            spec = replace(spec, template=spec.template | {"spec": pod})
+            spec = replace(
+                spec, template=spec.template | {"spec": spec.pod | {"serviceAccountName": account}}
+            )
         return spec
 
 

@@ -19,7 +19,7 @@ from spottrain_operator.api.observed import (
     SyncView,
     Waiting,
 )
-from spottrain_operator.api.template import judged
+from spottrain_operator.api.template import trainer_of
 from spottrain_operator.api.training_job import JobKey
 from spottrain_operator.api.wire import optional_timestamp, timestamp, unix_timestamp
 
@@ -113,7 +113,7 @@ def _trainer(annotations: Raw, spec: Raw) -> Raw:
     """Returns the container that the pod's annotation names; by default the template's rule applies."""
     name = annotations.get(names.TRAINER_ANNOTATION)
     containers = spec.get("containers") or ()
-    return next((c for c in containers if c.get("name") == name), judged(containers))
+    return next((c for c in containers if c.get("name") == name), trainer_of(containers))
 
 
 def _named(status: Raw, container: str) -> Raw:

@@ -8,7 +8,7 @@ from typing import Any, Final
 from spottrain.contract import PODINFO_DIR, PROGRESS_PORT
 
 from spottrain_operator.api import injected, sync, volumes
-from spottrain_operator.api.template import PROGRESS_NAME, judged
+from spottrain_operator.api.template import PROGRESS_NAME
 from spottrain_operator.api.training_job import CheckpointSpec, Job, Status
 from spottrain_operator.names import INJECT_CONTAINER, SYNC_CONTAINER
 from spottrain_operator.rendering import variables
@@ -56,8 +56,7 @@ def sidecar(job: Job, status: Status, grace_seconds: int, mounts: list[Json], im
     restored, and ends it after they have ended. `mounts`: those of the completed trainer.
     """
     assert job.spec is not None
-    checkpoint, pod = job.spec.checkpoint, job.spec.template["spec"]
-    template, path = judged(pod["containers"]), sync.folder(checkpoint)
+    checkpoint, template, path = job.spec.checkpoint, job.spec.trainer, sync.folder(job.spec.checkpoint)
     ours = variables.of_sidecar(job, status, grace_seconds)
     folder = [{"name": SYNC_CONTAINER, "mountPath": path}] if sync.mount_of(template, path) is None else []
     podinfo = next(m for m in mounts if volumes.clean(m["mountPath"]) == PODINFO_DIR)
@@ -71,7 +70,7 @@ def sidecar(job: Job, status: Status, grace_seconds: int, mounts: list[Json], im
         "ports": [{"name": PROGRESS_NAME, "containerPort": PROGRESS_PORT}],
         "startupProbe": SYNC_PROBE,
         "resources": SYNC_RESOURCES,
-        "securityContext": security(sync.security_context(pod)),
+        "securityContext": security(sync.security_context(job.spec)),
         "volumeMounts": [*access["volumeMounts"], podinfo, SYNC_STATE, *folder],
     }
 

@@ -11,7 +11,6 @@ from spottrain_operator.api.bookkeeping import Bookkeeping
 from spottrain_operator.api.kueue import KueueApi
 from spottrain_operator.api.node_pools import ChosenPool, Pool
 from spottrain_operator.api.stored_books import DATA_KEY
-from spottrain_operator.api.template import judged
 from spottrain_operator.api.training_job import Job, Status
 from spottrain_operator.rendering import init_containers, trainer_pod, variables
 
@@ -101,7 +100,7 @@ def cleanup(job: Job, pool: Pool, *, sync_image: str = "") -> Json:
     Of the template it has only what access to the store needs: the rest may be what is wrong with the job.
     """
     assert job.spec is not None
-    template, ca = job.spec.template["spec"], job.spec.checkpoint.ca_bundle
+    template, ca = job.spec.pod, job.spec.checkpoint.ca_bundle
     container = _cleaner(job, sync_image)
     names_of_mounts = {mount["name"] for mount in container["volumeMounts"]}
     mounted = [v for v in template.get("volumes") or () if v["name"] in names_of_mounts]
@@ -124,7 +123,7 @@ def cleanup(job: Job, pool: Pool, *, sync_image: str = "") -> Json:
 def _cleaner(job: Job, sync_image: str) -> Json:
     """Returns the cleanup container: our image with the trainer's access to the store."""
     assert job.spec is not None
-    checkpoint, trainer = job.spec.checkpoint, judged(job.spec.template["spec"]["containers"])
+    checkpoint, trainer = job.spec.checkpoint, job.spec.trainer
     words = [checkpoint.uri, "--job-uid", job.key.uid, "--yes"]
     words += ["--endpoint", checkpoint.endpoint] if checkpoint.endpoint else []
     mounts = sync.store_mounts(checkpoint, trainer)
@@ -161,7 +160,7 @@ def _others_env(job: Job, trainer: Json) -> list[Json]:
 def _security(job: Job) -> Json:
     """Returns our image's security context: for files that of the trainer, else no rights at all."""
     assert job.spec is not None
-    context = sync.security_context(job.spec.template["spec"])
+    context = sync.security_context(job.spec)
     if not sync.uri_folder(job.spec.checkpoint):
         context |= {"runAsNonRoot": True} | ({"runAsUser": OUR_USER} if context.get("runAsUser") == 0 else {})
     return init_containers.security(context)

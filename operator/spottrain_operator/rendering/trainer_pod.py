@@ -16,7 +16,7 @@ from spottrain_operator import names
 from spottrain_operator.api import injected, native_gangs, sync, volumes
 from spottrain_operator.api.node_pools import CapacityType, ChosenPool
 from spottrain_operator.api.observed import Observed, Placement
-from spottrain_operator.api.template import PROGRESS_NAME, judged
+from spottrain_operator.api.template import PROGRESS_NAME
 from spottrain_operator.api.training_job import Job, Status, TrainingJobSpec
 from spottrain_operator.names import Reason
 from spottrain_operator.policies import capacity
@@ -50,7 +50,7 @@ def pod(job: Job, status: Status, pool: ChosenPool, place: Placement = SOLE, *, 
     sync_image: our image without torch: the sidecar of checkpoint.mode Sync, and runtime.inject.
     """
     assert job.spec is not None
-    given, seconds = job.spec.template["spec"], grace(job.spec, pool)
+    given, seconds = job.spec.pod, grace(job.spec, pool)
     mounted = [*(given.get("volumes") or ()), *(volume for volume, _ in _volumes(job.spec))]
     context = security(given, mounted)
     trainer = _trainer(job, status, seconds, place.rank)
@@ -99,7 +99,7 @@ def _metadata(job: Job, status: Status, place: Placement) -> Json:
         names.ROLE_LABEL: names.ROLE_TRAINER,
     }
     annotations = KEEP_ALIVE | (given.get("annotations") or {}) | dict(place.assigned.annotations)
-    annotations[names.TRAINER_ANNOTATION] = judged(job.spec.template["spec"]["containers"])["name"]
+    annotations[names.TRAINER_ANNOTATION] = job.spec.trainer["name"]
     if place.avoid and not place.soft:
         annotations[names.AVOIDS_ANNOTATION] = ",".join(sorted(place.avoid))
     return {
@@ -137,7 +137,7 @@ def _init_containers(
 def _trainer(job: Job, status: Status, grace_seconds: int, rank: int) -> Json:
     assert job.spec is not None
     spec, checkpoint = job.spec, job.spec.checkpoint
-    given = judged(spec.template["spec"]["containers"])
+    given = spec.trainer
     # With checkpoint.mode Sync access to the store is the sidecar's alone, and so is the progress port.
     ports, sources = list(given.get("ports") or ()), list(given.get("envFrom") or ())
     if not checkpoint.synced and PROGRESS_PORT not in [port.get("containerPort") for port in ports]:
@@ -168,7 +168,7 @@ def _command(spec: TrainingJobSpec, status: Status, given: Json) -> Json:
 
 def _environment(job: Job, status: Status, grace_seconds: int, rank: int) -> list[Json]:
     assert job.spec is not None
-    template = judged(job.spec.template["spec"]["containers"])
+    template = job.spec.trainer
     ours = variables.of_trainer(job, status, grace_seconds, rank)
     kept = [e for e in template.get("env") or () if e.get("name") not in {*ours, Env.POD_UID}]
     set_already = {e.get("name") for e in kept}
@@ -189,7 +189,7 @@ def _complete(container: Json) -> Json:
 # --- volumes -----------------------------------------------------------------------------------------
 def _volumes(spec: TrainingJobSpec) -> Iterator[tuple[Json, Json | None]]:
     """Yields the volumes that the operator adds, and how the trainer mounts each; None: it does not."""
-    trainer, checkpoint = judged(spec.template["spec"]["containers"]), spec.checkpoint
+    trainer, checkpoint = spec.trainer, spec.checkpoint
     for name, path, source in _folders(trainer):
         if path not in volumes.paths(trainer):
             yield {"name": name} | source, {"name": name, "mountPath": path}
@@ -249,7 +249,7 @@ def grace(spec: TrainingJobSpec, pool: ChosenPool) -> int:
 
     With checkpoint.mode Sync it limits the last upload after a normal end; a notice has a grace of its own.
     """
-    asked = spec.template["spec"].get("terminationGracePeriodSeconds")
+    asked = spec.pod.get("terminationGracePeriodSeconds")
     if spec.checkpoint.synced:
         return UPLOAD_GRACE if asked is None else int(asked)
     if asked is None:
@@ -259,7 +259,7 @@ def grace(spec: TrainingJobSpec, pool: ChosenPool) -> int:
 
 def grace_note(spec: TrainingJobSpec, pool: ChosenPool) -> str:
     """Returns a note about the requested grace period; "" where it equals the window."""
-    asked, window = spec.template["spec"].get("terminationGracePeriodSeconds"), pool.window
+    asked, window = spec.pod.get("terminationGracePeriodSeconds"), pool.window
     if asked in (None, window) or pool.type is not CapacityType.SPOT or spec.checkpoint.synced:
         return ""
     return (

@@ -24,7 +24,6 @@ from spottrain.contract import (
 
 from spottrain_operator import names
 from spottrain_operator.api import sync, volumes
-from spottrain_operator.api.template import judged
 from spottrain_operator.api.training_job import (
     CheckpointSpec,
     CompileCache,
@@ -150,7 +149,7 @@ def of_s3(checkpoint: CheckpointSpec) -> dict[str, str]:
 def _saving(spec: TrainingJobSpec, status: Status) -> dict[str, str]:
     """Returns the variables that only our runtime reads."""
     checkpoint, first = spec.checkpoint, spec.checkpoint.init_from
-    image = str(judged(spec.template["spec"]["containers"]).get("image") or "")
+    image = str(spec.trainer.get("image") or "")
     return {
         Env.INIT_FROM: first.source if first else "",
         Env.INIT_IGNORE: ",".join(first.ignore) if first else "",
