@@ -320,7 +320,8 @@ class Informers:
         went_back: Callable[[str], None] = fail,
     ) -> None:
         def pod_changed(pod: PodView, before: PodView | None) -> None:
-            (queue.add if urgent(pod, before) else queue.add_soon)(pod.job)
+            gone = caches.pods.get(pod.uid) is None
+            (queue.add if urgent(pod, before, gone) else queue.add_soon)(pod.job)
 
         def job_changed(job: Job, _: Job | None) -> None:
             queue.add(job.key)
@@ -368,11 +369,11 @@ class Informers:
         await asyncio.gather(*(informer.keep_listing() for informer in self.jobs))
 
 
-def urgent(pod: PodView, before: PodView | None) -> bool:
-    """Returns whether a pod's job is reconciled at once: the pod has ended or will, or it is new or gone."""
-    if before is None:  # that it is gone is no news once its end was recorded
+def urgent(pod: PodView, before: PodView | None, gone: bool) -> bool:
+    """Returns whether a pod's job is reconciled at once: the pod has ended or will, or it is gone."""
+    if gone:  # no news once its end was recorded
         return pod.holds_outcome or not trainer_ended(pod)
-    return _end(pod) != _end(before)
+    return _end(pod) != _end(before) if before is not None else any(_end(pod))
 
 
 def _end(pod: PodView) -> tuple[object, ...]:

@@ -14,12 +14,14 @@ import os
 import socket
 import uuid
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
 from aiohttp import web
 
 from spottrain_operator.api.kueue import Kueue
+from spottrain_operator.api.training_job import Job
 from spottrain_operator.api.validation import identity, parse_job
 from spottrain_operator.control.caches import Caches
 from spottrain_operator.control.informer import Informers
@@ -202,8 +204,16 @@ class Service:
     # --- watch events ---
     def saw_job(self, kind: str | None, raw: Mapping[str, Any]) -> None:
         key, version = identity(raw)
+        before = self.caches.jobs.get(key)
         if kind == "DELETED":
             self.caches.jobs.remove(key, version)
-        elif not (self.caches.jobs.is_news(key, version) and self.caches.jobs.put(parse_job(raw))):
-            return
-        self.queue.add(key)
+            self.queue.add(key)
+        elif self.caches.jobs.is_news(key, version) and self.caches.jobs.put(job := parse_job(raw)):
+            (self.queue.add_soon if _only_status(before, job) else self.queue.add)(key)
+
+
+def _only_status(before: Job | None, job: Job) -> bool:
+    """Returns whether nothing but the status is new. The event of our own write may come before its reply."""
+    if before is None:
+        return False
+    return job == replace(before, status=job.status, resource_version=job.resource_version)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from spottrain.contract import Outcome
-from spottrain_operator.api.training_job import JobKey
+from spottrain_operator.api.training_job import JobKey, Status
 from spottrain_operator.api.validation import parse_job
 from spottrain_operator.control.actions import (
     ANNOTATE_SECONDS,
@@ -28,7 +28,7 @@ from spottrain_operator.errors import ApiError, ApiFailure, Incomplete
 from spottrain_operator.names import Reason, pod_name
 from spottrain_operator.settings import Settings
 
-from tests.builders import KEY, raw_job, word
+from tests.builders import KEY, raw_job, raw_spec, word
 from tests.support.virtualtime import run_virtually, virtually
 from tests.unit.controller.fake_cluster import Json, World, begun
 
@@ -413,6 +413,17 @@ async def test_an_event_of_a_version_that_is_known_enqueues_nothing() -> None:
     service.saw_job("DELETED", raw_job(resourceVersion="8"))
     assert service.caches.jobs.get(KEY) is None
     assert await service.queue.take() == KEY, "of all these, the deletion alone is news"
+
+
+async def test_an_event_of_nothing_but_a_status_waits_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    service, added = Service(Settings()), list[str]()
+    monkeypatch.setattr(service.queue, "add", lambda _: added.append("at once"))
+    monkeypatch.setattr(service.queue, "add_soon", lambda _: added.append("soon"))
+    service.saw_job("ADDED", raw_job(resourceVersion="7"))
+    service.saw_job("MODIFIED", raw_job(status=Status(attempt=1), resourceVersion="8"))
+    service.saw_job("MODIFIED", raw_job(raw_spec(suspend=True), generation=2, resourceVersion="9"))
+    service.saw_job("DELETED", raw_job(resourceVersion="10"))
+    assert added == ["at once", "soon", "at once", "at once"]
 
 
 async def test_a_finalizer_that_is_refused_is_said_in_the_status() -> None:

@@ -11,13 +11,21 @@ import pytest
 from spottrain_operator.api.observed import PodView
 from spottrain_operator.api.views import node_facts, node_view
 from spottrain_operator.control.caches import Caches
-from spottrain_operator.control.informer import LONGEST_DELAY, NODES, PODS, Informer, Informers, delay
+from spottrain_operator.control.informer import (
+    LONGEST_DELAY,
+    NODES,
+    PODS,
+    Informer,
+    Informers,
+    delay,
+    urgent,
+)
 from spottrain_operator.control.work_queue import WorkQueue
 from spottrain_operator.errors import ApiError
 from spottrain_operator.io.cluster import Cluster, Json, Page
 from spottrain_operator.names import OUTCOME_FINALIZER
 
-from tests.builders import KEY, OWNER
+from tests.builders import KEY, OWNER, deleted, ended_pod, make_pod
 from tests.support.virtualtime import run_virtually, virtually
 
 HOUR = 3600.0
@@ -435,3 +443,22 @@ async def test_the_age_of_a_watch_is_its_silence() -> None:
     await asyncio.sleep(20)
     assert found.informer.age == pytest.approx(10)
     await found.end()
+
+
+@pytest.mark.parametrize(
+    ("pod", "before", "gone", "expected"),
+    [
+        (make_pod(node="", phase="Pending"), None, False, False),
+        (make_pod(), make_pod(node="", phase="Pending"), False, False),
+        (ended_pod(), make_pod(), False, True),
+        (make_pod(**deleted()), make_pod(), False, True),
+        (make_pod(**deleted()), None, False, True),
+        (make_pod(), None, True, True),
+        (ended_pod(holds_outcome=False), None, True, False),
+    ],
+    ids=["is new", "has a node", "has ended", "is deleted", "is new and deleted", "is gone", "was over"],
+)
+def test_a_pods_job_is_reconciled_at_once_where_it_has_ended_or_will(
+    pod: PodView, before: PodView | None, gone: bool, expected: bool
+) -> None:
+    assert urgent(pod, before, gone) is expected
