@@ -42,8 +42,7 @@ from spottrain_operator.policies import (
     starting,
 )
 from spottrain_operator.policies.cause import ending_by_notice, ending_of, notice_of
-from spottrain_operator.policies.pod_end import saving_predecessor, trainer_ended
-from spottrain_operator.policies.termination import termination_message_of
+from spottrain_operator.policies.pod_end import saving_predecessor, termination_message_of, trainer_ended
 from spottrain_operator.status.changes import (
     between_attempts,
     with_condition,

@@ -20,8 +20,7 @@ from spottrain_operator.api.observed import Ending, NodeView, Notice, Observed, 
 from spottrain_operator.api.wire import rfc3339
 from spottrain_operator.names import Cause, Reason
 from spottrain_operator.policies import runtime, sync
-from spottrain_operator.policies.pod_end import node_lost, trainer_ended
-from spottrain_operator.policies.termination import termination_message_of
+from spottrain_operator.policies.pod_end import node_lost, termination_message_of, trainer_ended
 
 AFTERMATH: Final = timedelta(seconds=60)
 """A node may outlive its deadline by this; an end within it is still attributed to the notice."""

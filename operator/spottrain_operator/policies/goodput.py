@@ -31,7 +31,7 @@ from spottrain_operator.api.training_job import AttemptRecord, GoodputStatus, St
 from spottrain_operator.api.wire import camel
 from spottrain_operator.names import Condition
 from spottrain_operator.policies.ledger import CENT_FRACTION, MILLISECOND
-from spottrain_operator.policies.termination import termination_message_of
+from spottrain_operator.policies.pod_end import termination_message_of
 
 UNKNOWN: Final = "Unknown"
 NODE_FRACTION: Final = Decimal("0.000001")

@@ -31,8 +31,6 @@ MOST_AVOIDED: Final = 100
 """Maximum number of nodes that a pod avoids: each is written into the pod twice, and the scheduler compares
 it with each node. On a node beyond them a pod gets that node's notice, which is no failure of the job."""
 REQUIRED: Final = "requiredDuringSchedulingIgnoredDuringExecution"
-NO_LABELS: Final = "node affinity/selector"
-"""In the scheduler's message about nodes that lack a label."""
 MOVED_ON: Final = frozenset({Cause.MOVED, Cause.SCHEDULING_TIMEOUT})
 """Causes after which no rank returns to its node."""
 KARPENTER: Final = "karpenter."
@@ -172,7 +170,7 @@ def by_karpenter(o: Observed, pool: ChosenPool) -> bool:
     It adds none for a template that names its hosts.
     """
     assert o.job.spec is not None
-    asked = {*pool.selector, *(rule["key"] for rule in pool.rules), *asked_labels(o.job.spec)}
+    asked = {*pool.selector, *(rule["key"] for rule in pool.rules), *_asked_keys(o.job.spec)}
     if pool.platform in PROVISIONERS - {Platform.KARPENTER} or asked & {HOSTNAME_LABEL, "metadata.name"}:
         return False  # other autoscalers handle a required rule well
     return (
@@ -180,8 +178,8 @@ def by_karpenter(o: Observed, pool: ChosenPool) -> bool:
     )
 
 
-def asked_labels(spec: TrainingJobSpec) -> dict[str, str | None]:
-    """Returns the node labels, and fields, that the template requires; None where its affinity says how."""
+def _asked_keys(spec: TrainingJobSpec) -> set[str]:
+    """Returns the node labels, and fields, that the template requires."""
     pod = spec.template["spec"]
     affinity = ((pod.get("affinity") or {}).get("nodeAffinity") or {}).get(REQUIRED) or {}
     rules = [
@@ -190,13 +188,4 @@ def asked_labels(spec: TrainingJobSpec) -> dict[str, str | None]:
         for kind in ("matchExpressions", "matchFields")
         for rule in term.get(kind) or ()
     ]
-    return {str(rule.get("key")): None for rule in rules} | (pod.get("nodeSelector") or {})
-
-
-def asked_note(o: Observed, pool: ChosenPool, pod: PodView) -> str:
-    """Returns a note about which labels a pending pod asks for, which the scheduler does not say."""
-    if o.job.spec is None or NO_LABELS not in pod.unschedulable:
-        return ""
-    labels = asked_labels(o.job.spec) | dict(pool.selector)
-    words = [f"{key} by its affinity" if value is None else f"{key}={value}" for key, value in labels.items()]
-    return f" (the pod asks for nodes with {', '.join(words)})" if words else ""
+    return {str(rule.get("key")) for rule in rules} | (pod.get("nodeSelector") or {}).keys()

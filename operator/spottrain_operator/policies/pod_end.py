@@ -1,12 +1,15 @@
-"""Determines whether a pod has ended, or counts as ended because its node is dead. Pure."""
+"""Whether a pod has ended, or counts as ended because its node is dead, and what it says of that. Pure."""
 
 from __future__ import annotations
 
 from datetime import datetime
 from typing import Final
 
+from spottrain.contract import TerminationMessage
+
 from spottrain_operator.api.node_signals import OUT_OF_SERVICE
 from spottrain_operator.api.observed import Observed, PodView
+from spottrain_operator.api.reports import bounded
 
 NODE_MISSED: Final = "DeletionByPodGC"
 """Begins the disruption of a pod that Kubernetes deleted because its node did not exist any more."""
@@ -72,3 +75,17 @@ def end_time(pod: PodView, o: Observed) -> datetime:
         return max(pod.ended.finished, uploaded or pod.ended.finished)
     now = o.now.replace(microsecond=0)
     return min(now, max((at for at in (pod.deleted, pod.disrupted) if at is not None), default=now))
+
+
+def termination_message_of(pod: PodView) -> TerminationMessage | None:
+    """Returns the pod's termination message; None where it is not in our format.
+
+    It is the trainer's, or with checkpoint.mode Sync the sidecar's: there `done` means that all is uploaded,
+    and not that the training is done.
+    """
+    ended = pod.sync.ended if pod.sync is not None else pod.ended
+    try:
+        word = TerminationMessage.from_json(ended.message) if ended and ended.message else None
+    except RecursionError:  # [[[[[[...
+        return None
+    return bounded(word) if word is not None else None

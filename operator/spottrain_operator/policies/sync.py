@@ -16,7 +16,7 @@ from spottrain.contract import Reason as TrainerReason
 
 from spottrain_operator.api.observed import Ending, PodView
 from spottrain_operator.names import Cause, Reason
-from spottrain_operator.policies.termination import termination_message_of
+from spottrain_operator.policies.pod_end import termination_message_of
 
 REFUSALS: Final = {
     Outcome.BAD_CONFIGURATION: Cause.BAD_CONFIGURATION,

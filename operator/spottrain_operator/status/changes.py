@@ -25,8 +25,7 @@ from spottrain_operator.api.training_job import (
 )
 from spottrain_operator.names import NO_RUNTIME_STATE, UNKNOWN_STATE, Cause, Condition
 from spottrain_operator.policies import runtime
-from spottrain_operator.policies.pod_end import end_time, may_have_run, pod_ended
-from spottrain_operator.policies.termination import termination_message_of
+from spottrain_operator.policies.pod_end import end_time, may_have_run, pod_ended, termination_message_of
 
 N = TypeVar("N", int, Decimal)
 MESSAGE_LIMIT = 1000

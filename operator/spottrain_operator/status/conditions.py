@@ -204,12 +204,7 @@ def _placed(status: Status, o: Observed, pods: Sequence[PodView]) -> Verdict:
         return False, Reason.WAITING_FOR_QUEUE, f"{count}pod {held.name} waits for its queue to admit it"
     if stuck := next((p for p in waiting if p.unschedulable), None):
         name = f"pod {stuck.name}: " if size > 1 else ""
-        note = (
-            cheapest.note(o, status)
-            + placement.zone_note(o, stuck)
-            + placement.avoid_note(o, stuck)
-            + placement.asked_note(o, capacity.pool_of(o, status), stuck)
-        )
+        note = cheapest.note(o, status) + placement.zone_note(o, stuck) + placement.avoid_note(o, stuck)
         said = f"{stuck.unschedulable}{capacity.labels_note(status)}{note}"
         return False, Reason.UNSCHEDULABLE, f"{count}{name}{said}"
     if not waiting:

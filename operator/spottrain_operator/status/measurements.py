@@ -13,7 +13,7 @@ from spottrain_operator.api.observed import Measure, Measurement, Observed, PodV
 from spottrain_operator.api.training_job import AttemptRecord, Status
 from spottrain_operator.names import Cause, Condition
 from spottrain_operator.policies.cause import SKEW, notices_of
-from spottrain_operator.policies.termination import termination_message_of
+from spottrain_operator.policies.pod_end import termination_message_of
 
 
 def measurements_between(o: Observed, new: Status, books: Bookkeeping) -> tuple[Measurement, ...]:

@@ -32,7 +32,7 @@ from spottrain_operator.control.work_queue import WorkQueue
 from spottrain_operator.errors import ApiError, InvalidSpec
 from spottrain_operator.io.cluster import Cluster
 from spottrain_operator.names import PLURAL, TRAINER_ANNOTATION, Condition, Platform
-from spottrain_operator.policies.termination import termination_message_of
+from spottrain_operator.policies.pod_end import termination_message_of
 from spottrain_operator.rendering import trainer_pod
 from spottrain_operator.settings import Settings
 from spottrain_operator.status.changes import progress_due
