@@ -8,15 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, fields, replace
-from functools import cache
-from typing import Any, Final, TypeVar, cast
-
-from pydantic import ConfigDict, TypeAdapter, ValidationError
-from pydantic_core import PydanticSerializationError, to_json
-from spottrain.contract import TimeSplit
+from dataclasses import replace
+from typing import Any, Final
 
 from spottrain_operator.api import gpus, injected, sync, template_rules, upgrade
 from spottrain_operator.api.node_pools import CapacityType, Pool, type_asked_for
@@ -28,7 +22,7 @@ from spottrain_operator.api.training_job import (
     Status,
     TrainingJobSpec,
 )
-from spottrain_operator.api.wire import camel, mistake, optional_timestamp, timestamp
+from spottrain_operator.api.wire import decode, optional_timestamp, timestamp
 from spottrain_operator.errors import InvalidSpec
 from spottrain_operator.names import (
     CHECKPOINTS_FINALIZER,
@@ -38,7 +32,6 @@ from spottrain_operator.names import (
     TEAM_LABEL,
 )
 
-T = TypeVar("T")
 FIXED: Final = ("template", "training", "workers", "gpusPerWorker", "dataCache")
 """Fields of the spec that change only while no attempt runs.
 
@@ -99,38 +92,28 @@ def _spec_or_sentence(raw: Any, defaults: AppliedDefaults | None) -> tuple[Train
 def parse_spec(raw: Any, defaults: AppliedDefaults | None = None) -> TrainingJobSpec:
     """Parses a spec and fills in defaults. Raises InvalidSpec for what the CRD's schema cannot reject, or has
     not seen."""
-    spec: TrainingJobSpec
-    spec, wrong = _decoded(TrainingJobSpec, _of_0_3(raw), "spec")
-    if wrong:
-        raise InvalidSpec("; ".join(wrong))
+    spec = decode(TrainingJobSpec, _of_0_3(raw), "spec")
     return with_defaults(spec, defaults or AppliedDefaults())
 
 
-def _of_0_3(raw: Any) -> Any:
+def _of_0_3(raw: dict[str, Any]) -> dict[str, Any]:
     """Returns a spec that 0.3 has stored with today's names; the schema refuses the old ones in new objects.
 
     It can go with the release after 0.4. Raises InvalidSpec for what cannot be translated.
     """
-    if isinstance(raw, Mapping) and raw.get("queueName"):
+    if raw.get("queueName"):
         raise InvalidSpec(
             f"spec.queueName was removed in spottrain 0.4; set the label {QUEUE_LABEL} on the TrainingJob"
         )
-    old = raw.get("capacity") if isinstance(raw, Mapping) else None
-    if not isinstance(old, Mapping):
-        return raw
-    new = dict(old)
-    if "maxCost" in old:
-        new.setdefault("maxCostUSD", old["maxCost"])
-    if "deadline" in old:
-        new.setdefault("cheapest", {"deadline": old["deadline"]})
-    if isinstance(old.get("pools"), list):
-        new["pools"] = [_pool_of_0_3(pool) for pool in old["pools"]]
-    return dict(raw) | {"capacity": new}
-
-
-def _pool_of_0_3(pool: Any) -> Any:
-    named = isinstance(pool, Mapping) and pool.get("preset")
-    return dict(pool) | {"platform": pool["preset"]} if named else pool
+    capacity = dict(raw.get("capacity") or {})
+    if "maxCost" in capacity:
+        capacity.setdefault("maxCostUSD", capacity["maxCost"])
+    if "deadline" in capacity:
+        capacity.setdefault("cheapest", {"deadline": capacity["deadline"]})
+    if "pools" in capacity:
+        pools = capacity["pools"]
+        capacity["pools"] = [p | {"platform": p["preset"]} if p.get("preset") else p for p in pools]
+    return raw | {"capacity": capacity}
 
 
 def with_defaults(spec: TrainingJobSpec, defaults: AppliedDefaults) -> TrainingJobSpec:
@@ -143,55 +126,6 @@ def with_defaults(spec: TrainingJobSpec, defaults: AppliedDefaults) -> TrainingJ
 
 def parse_status(raw: Mapping[str, Any]) -> Status:
     return decode(Status, raw, "status")
-
-
-def decode(cls: type[T], raw: Any, path: str) -> T:
-    """Converts JSON to a dataclass. Raises InvalidSpec with a sentence for each field that does not fit."""
-    value, wrong = _decoded(cls, raw, path)
-    if wrong:
-        raise InvalidSpec("; ".join(wrong))
-    return cast(T, value)
-
-
-def _decoded(cls: Any, raw: Any, path: str) -> tuple[Any, list[str]]:
-    """Returns the dataclass, or None and what is wrong."""
-    try:
-        return _adapter(cls).validate_json(_as_text([raw]))[0], []
-    except RecursionError:  # [[[[[[...
-        return None, [f"{path or 'it'} is nested too deeply"]
-    except ValidationError as error:
-        return None, [mistake(each, path, skip=1) for each in error.errors(include_url=False)]
-
-
-def _as_text(raw: list[Any]) -> bytes:
-    """Returns JSON. pydantic needs a third of the time of json, which takes what pydantic refuses."""
-    try:
-        return to_json(raw)
-    except PydanticSerializationError:
-        # A trainer's error may contain half of a surrogate pair, which is not valid JSON.
-        return json.dumps(raw, ensure_ascii=False).encode(errors="replace")
-
-
-@cache
-def _adapter(cls: Any) -> TypeAdapter[Any]:
-    """Of a list, because pydantic accepts no configuration for a dataclass itself."""
-    return TypeAdapter(cast(Any, list)[cls], config=ConfigDict(alias_generator=camel, strict=True))
-
-
-def well_typed(value: Any) -> bool:
-    """Returns whether a dataclass matches its type hints, with numbers that JSON can represent."""
-    raw = {f.name: getattr(value, f.name) for f in fields(value)}
-    raw = {name: asdict(item) if isinstance(item, TimeSplit) else item for name, item in raw.items()}
-    decoded, wrong = _decoded(type(value), raw, "")
-    return not wrong and _sane(asdict(decoded))
-
-
-def _sane(item: Any) -> bool:
-    if isinstance(item, dict):
-        return all(map(_sane, item.values()))
-    if isinstance(item, int):
-        return 0 <= item < 2**53
-    return math.isfinite(item) if isinstance(item, float) else True
 
 
 # --- rules that no schema can express ---------------------------------------------------------------------
@@ -266,15 +200,15 @@ def pools_of(
     A pool with only a name refers to one of `named`, the chart's. All pools get the job's type, unless that
     is SpotFirst or Cheapest. `usual`: names of the pools of a job whose spec has none.
     """
+    wanted = spec.capacity.type
     pools = tuple(_known(pool, named) for pool in spec.capacity.pools)
-    pools = pools or _usual(spec, usual, named) or _of_default(spec, default)
-    if not spec.capacity.type.mixes:
-        for pool in pools:
-            _check_type(pool, spec.capacity.type)
-        pools = tuple(replace(pool, type=spec.capacity.type) for pool in pools)
-    else:
-        _check_both_types(pools, spec.capacity.type)
-    _check_labels(pools, spec.template["spec"].get("nodeSelector"))
+    pools = pools or _usual(wanted, usual, named) or _of_default(wanted, default)
+    if problem := _types_problem(pools, wanted):
+        raise InvalidSpec(problem)
+    if not wanted.mixes:
+        pools = tuple(replace(pool, type=wanted) for pool in pools)
+    if problem := _labels_problem(pools, spec.template["spec"].get("nodeSelector") or {}):
+        raise InvalidSpec(problem)
     return pools
 
 
@@ -292,22 +226,21 @@ def _known(pool: Pool, named: Mapping[str, Pool]) -> Pool:
     return replace(named[pool.name], **given)
 
 
-def _usual(spec: TrainingJobSpec, names: Sequence[str], named: Mapping[str, Pool]) -> tuple[Pool, ...]:
+def _usual(wanted: CapacityType, names: Sequence[str], named: Mapping[str, Pool]) -> tuple[Pool, ...]:
     """Returns those of the default pools that fit the job's capacity type."""
     if unknown := [name for name in names if name not in named]:
         raise InvalidSpec(unknown_pool("the default pools", unknown[0], named))
     pools = tuple(named[name] for name in names)
-    if not pools or spec.capacity.type.mixes:
+    if not pools or wanted.mixes:
         return pools
-    wanted = spec.capacity.type
     # A pool without a type is of type Spot, and may be of any.
-    fit = [p for p in pools if p.type is wanted] or [p for p in pools if p.type is CapacityType.SPOT]
-    if not fit:
-        raise InvalidSpec(
-            f"none of the default pools ({', '.join(names)}) is of type {wanted}, which spec.capacity.type "
-            "asks for; name a pool in spec.capacity.pools"
-        )
-    return tuple(fit)
+    for kind in (wanted, CapacityType.SPOT):
+        if fit := tuple(pool for pool in pools if pool.type is kind):
+            return fit
+    raise InvalidSpec(
+        f"none of the default pools ({', '.join(names)}) is of type {wanted}, which spec.capacity.type "
+        "asks for; name a pool in spec.capacity.pools"
+    )
 
 
 def unknown_pool(where: str, name: str, named: Iterable[str]) -> str:
@@ -315,38 +248,39 @@ def unknown_pool(where: str, name: str, named: Iterable[str]) -> str:
     return f"{where}: the operator knows no pool {name}; the chart's value pools names: {known}"
 
 
-def _of_default(spec: TrainingJobSpec, default: Pool) -> tuple[Pool, ...]:
+def _of_default(wanted: CapacityType, default: Pool) -> tuple[Pool, ...]:
     """Returns the default pool; for SpotFirst and Cheapest with detected labels, one pool per type."""
-    if not spec.capacity.type.mixes or not default.finds_labels:
+    if not wanted.mixes or not default.finds_labels:
         return (default,)
     on_demand = replace(default, name=f"{default.name}-on-demand", type=CapacityType.ON_DEMAND)
     return (replace(default, type=CapacityType.SPOT), on_demand)
 
 
-def _check_type(pool: Pool, wanted: CapacityType) -> None:
-    """Raises InvalidSpec where a pool's type contradicts the job's; Spot, the default, is ignored."""
-    if pool.type not in (CapacityType.SPOT, wanted):
-        raise InvalidSpec(
-            f"spec.capacity.pools: {pool.name} is of type {pool.type}, and spec.capacity.type is {wanted}, "
-            f"which holds for all pools; set capacity.type to {pool.type} or SpotFirst, or leave the pool out"
+def _types_problem(pools: tuple[Pool, ...], wanted: CapacityType) -> str:
+    """Returns a sentence where a pool's type contradicts the job's, or where one of two types is missing."""
+    types = {pool.type for pool in pools}
+    if wanted.mixes and (missing := {CapacityType.SPOT, CapacityType.ON_DEMAND} - types):
+        return (
+            f"spec.capacity.pools has no pool of type {min(missing)}, and capacity.type {wanted} needs one: "
+            f"{', '.join(f'{p.name} is {p.type}' for p in pools)}"
         )
-
-
-def _check_both_types(pools: tuple[Pool, ...], wanted: CapacityType) -> None:
-    for kind in (CapacityType.SPOT, CapacityType.ON_DEMAND):
-        if not any(pool.type is kind for pool in pools):
-            raise InvalidSpec(
-                f"spec.capacity.pools has no pool of type {kind}, and capacity.type {wanted} needs one: "
-                f"{', '.join(f'{p.name} is {p.type}' for p in pools)}"
+    for pool in pools:  # Spot is also the type of a pool that has none
+        if not wanted.mixes and pool.type not in (CapacityType.SPOT, wanted):
+            return (
+                f"spec.capacity.pools: {pool.name} is of type {pool.type}, and spec.capacity.type is "
+                f"{wanted}, which holds for all pools; set capacity.type to {pool.type} or SpotFirst, or "
+                "leave the pool out"
             )
+    return ""
 
 
-def _check_labels(pools: tuple[Pool, ...], given: Any) -> None:
-    """Raises InvalidSpec where a pool and the template require different values of one label."""
+def _labels_problem(pools: tuple[Pool, ...], given: Mapping[str, str]) -> str:
+    """Returns a sentence where a pool and the template require different values of one label."""
     for pool in pools:
-        for label, value in pool.selector.items() if isinstance(given, dict) else ():
+        for label, value in pool.selector.items():
             if given.get(label, value) != value:
-                raise InvalidSpec(
+                return (
                     f"spec.template.spec.nodeSelector has {label}: {given[label]}, and pool {pool.name} "
                     f"has {label}: {value}; leave it out of one of them"
                 )
+    return ""

@@ -21,13 +21,14 @@ from spottrain_operator.api.node_pools import (
 )
 from spottrain_operator.api.observed import Observed, PodView
 from spottrain_operator.api.training_job import AttemptRecord, Status
+from spottrain_operator.api.validation import pools_of
 from spottrain_operator.api.views import node_view
 from spottrain_operator.control.actions import Create, Plan
 from spottrain_operator.control.caches import Caches
 from spottrain_operator.control.memory import Memory
 from spottrain_operator.control.plan import plan
 from spottrain_operator.control.resync import discover_node_pools
-from spottrain_operator.errors import ApiError
+from spottrain_operator.errors import ApiError, InvalidSpec
 from spottrain_operator.io.cluster import Cluster
 from spottrain_operator.names import Cause, Condition, Platform, Reason
 from spottrain_operator.policies import capacity
@@ -280,6 +281,18 @@ def test_a_selector_that_says_which_nodes_takes_the_place_of_the_platforms_label
 )
 def test_pools_that_cannot_be_are_refused(spec: Json) -> None:
     follows("Accepted=False/InvalidSpec phase=Invalid !creates", observed(Status(), spec))
+
+
+def test_a_label_of_the_job_s_type_is_no_other_than_its_pool_s() -> None:
+    capacity = {"type": "OnDemand", "pools": [{"name": "a", "platform": "Karpenter"}]}
+    job = make_job(raw_spec(capacity=capacity))
+    assert job.spec is not None
+    template = {"spec": job.spec.template["spec"] | {"nodeSelector": {KARPENTER: "on-demand"}}}
+    (pool,) = pools_of(replace(job.spec, template=template), AUTO, {})
+    assert pool.selector == {KARPENTER: "on-demand"}
+    with pytest.raises(InvalidSpec, match=r"nodeSelector has .* and pool a has"):
+        template["spec"]["nodeSelector"][KARPENTER] = "spot"
+        pools_of(replace(job.spec, template=template), AUTO, {})
 
 
 # --- a pool that is not to be understood any more ---------------------------------------------------------
