@@ -67,7 +67,7 @@ async def test_trainer_and_operator_are_reached_by_both_kinds_of_addresses(addre
     async with polling(address, port) as memory:
         while memory.of(KEY).sample is None:
             await asyncio.sleep(0.005)
-    runner = await Health(alive=lambda: True, ready=lambda: True).start(0)
+    runner = await Health(ready=lambda: True).start(0)
     try:
         _, writer = await asyncio.open_connection(address, runner.addresses[0][1])
         writer.close()

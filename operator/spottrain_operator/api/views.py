@@ -345,23 +345,6 @@ def node_view(raw: Raw) -> NodeView:
     )
 
 
-def node_facts(raw: Raw) -> dict[str, Any]:
-    """Returns everything of a node that `node_view` reads, but for the resourceVersion.
-
-    A kubelet writes its node every few minutes with nothing but new heartbeat times.
-    """
-    meta, status = raw["metadata"], raw.get("status") or {}
-    conditions: Iterable[Raw] = status.get("conditions") or ()
-    return {
-        "metadata": {k: v for k, v in meta.items() if k not in ("resourceVersion", "managedFields")},
-        "spec": raw.get("spec"),
-        "status": {
-            "allocatable": status.get("allocatable"),
-            "conditions": [{k: v for k, v in c.items() if k != "lastHeartbeatTime"} for c in conditions],
-        },
-    }
-
-
 def _unready(status: Raw) -> str:
     """Returns why a node is not ready, and since when; "" where it is, or has not said yet."""
     found = _condition(status, "Ready", "False") or _condition(status, "Ready", "Unknown")

@@ -44,16 +44,6 @@ NAMESPACE_TERMINATING = "NamespaceTerminating"
 """The API server's cause when it rejects new objects in a namespace that is being deleted."""
 TEMPLATE: Final = "spec.template"
 """The field of the job that pods come from."""
-REJECTIONS: Final = frozenset(
-    {
-        ApiFailure.BAD_REQUEST,
-        ApiFailure.FORBIDDEN,
-        ApiFailure.QUOTA_EXCEEDED,
-        ApiFailure.INVALID,
-        ApiFailure.SERVER_ERROR,
-    }
-)
-"""Of an object that pods need: the job waits, and its status says why."""
 UNDECIDED: Final = frozenset({ApiFailure.UNREACHABLE, ApiFailure.CONFLICT, ApiFailure.TOO_MANY_REQUESTS})
 """The API server has neither accepted nor rejected the request."""
 
@@ -357,7 +347,7 @@ class Provide(Action):
                 logger.warning("%s starts without a pod group: %s", key, error, extra=about(key))
                 context.memory.of(key).ungrouped = True
                 return Changed(why=f"{key}: the next plan does without groups")
-            if error.kind in REJECTIONS:
+            if not error.stale and error.kind not in UNDECIDED:  # the job waits, and its status says why
                 field = f"the Workload for {names.QUEUE_LABEL}" if workload else TEMPLATE
                 return context.reject(job, refusal(error, self.generation, context.now, field))
             if not error.stale:

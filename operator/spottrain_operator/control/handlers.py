@@ -36,6 +36,19 @@ class Backoffs:
         return chain(FIRST_BACKOFFS, repeat(LONGEST_BACKOFF))
 
 
+class NoDiffs(kopf.DiffBaseStorage):
+    """Spares kopf two deep copies of a job at each event: no handler asks for what has changed."""
+
+    def build(self, **_: Any) -> kopf.BodyEssence:
+        return kopf.BodyEssence()
+
+    def fetch(self, **_: Any) -> None:
+        return None
+
+    def store(self, **_: Any) -> None:
+        pass
+
+
 def registry(service: Service) -> kopf.OperatorRegistry:
     handlers = kopf.OperatorRegistry()
 
@@ -74,5 +87,6 @@ def tune(settings: kopf.OperatorSettings) -> None:
     settings.scanning.disabled = True  # avoids the permission to list CRDs and namespaces
     settings.watching.server_timeout = SERVER_TIMEOUT
     settings.watching.chunk_size = PAGE  # otherwise one LIST response holds all jobs
+    settings.persistence.diffbase_storage = NoDiffs()
     settings.networking.request_timeout = 60
     settings.networking.error_backoffs = Backoffs()

@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import pickle
 import random
 from collections.abc import Callable, Hashable
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, Generic, TypeVar
 
@@ -22,10 +21,10 @@ from spottrain_operator.api.kueue import WorkloadView
 from spottrain_operator.api.observed import NodeView, PodView
 from spottrain_operator.api.training_job import Job, JobKey
 from spottrain_operator.api.validation import identity, parse_job
-from spottrain_operator.api.views import node_facts, node_view, pod_view
+from spottrain_operator.api.views import node_view, pod_view
 from spottrain_operator.control.caches import Caches, Newest
 from spottrain_operator.control.work_queue import WorkQueue
-from spottrain_operator.errors import ApiError, ApiFailure
+from spottrain_operator.errors import ApiError, ApiFailure, OperatorError
 from spottrain_operator.io.cluster import Cluster, Json
 from spottrain_operator.io.logs import QuietLog
 from spottrain_operator.io.metrics import GHOSTS, RELISTS, WATCH_AGE
@@ -72,9 +71,6 @@ class Kind(Generic[K, V]):
     """The cache's key, from the object."""
     view: Callable[[Json], V | None]
     """None: the object is not ours."""
-    facts: Callable[[Json], Json] | None = None
-    """Everything that `view` reads but the resourceVersion. For objects that are often written without a
-    change of it; None: each new version is parsed."""
 
 
 JOBS: Final[Kind[JobKey, Job]] = Kind(
@@ -84,16 +80,15 @@ PODS: Final[Kind[str, PodView]] = Kind(
     name="Pod", plural="pods", key=lambda raw: str(raw["metadata"]["uid"]), view=pod_view
 )
 NODES: Final[Kind[str, NodeView]] = Kind(
-    name="Node",
-    plural="nodes",
-    key=lambda raw: str(raw["metadata"]["name"]),
-    view=node_view,
-    facts=node_facts,
+    name="Node", plural="nodes", key=lambda raw: str(raw["metadata"]["name"]), view=node_view
 )
 
 
-def fail(why: str) -> None:
-    raise RuntimeError(why)
+class Restored(OperatorError):
+    """The API server's versions went back, as after etcd was restored from a backup.
+
+    What the caches hold may then never be replaced, so the process must end.
+    """
 
 
 class Informer(Generic[K, V]):
@@ -107,13 +102,8 @@ class Informer(Generic[K, V]):
         cache: Newest[K, V],
         changed: Callable[[V, V | None], None],
         namespace: str = "",
-        went_back: Callable[[str], None] = fail,
     ) -> None:
-        """`changed` gets each changed view and the one before it, and what is new or gone with None.
-
-        `went_back` is told where the versions of the API server go back (etcd was restored from a backup):
-        what the caches hold may then never be replaced, so the process must end.
-        """
+        """`changed` gets each changed view and the one before it, and what is new or gone with None."""
         self.kind: Kind[K, V] = kind
         self.namespace = namespace
         self.synced = asyncio.Event()
@@ -121,14 +111,11 @@ class Informer(Generic[K, V]):
         self._cluster = cluster
         self._cache: Newest[K, V] = cache
         self._changed: Callable[[V, V | None], None] = changed
-        self._went_back = went_back
         self._collection = f"{kind.version}/{kind.plural}" if kind.version else kind.plural
         self._version = ""
         """Where the watch goes on; "": the objects must be listed."""
         self._newest = 0
         """The highest version of a LIST, or of what else came from the API server."""
-        self._parsed: dict[K, tuple[int, V]] = {}
-        """Of kinds with facts: the hash of the facts, and the view."""
         self._unreadable: dict[K, str] = {}
         """The error of each object that cannot be parsed, so that it is logged once."""
         self._now = asyncio.get_running_loop().time  # also for /metrics, which may be read outside the loop
@@ -149,7 +136,7 @@ class Informer(Generic[K, V]):
 
     # --- life ---
     async def run(self) -> None:
-        """Lists and watches until cancelled."""
+        """Lists and watches until cancelled. Raises Restored."""
         failures, why = 0, Why.START
         while True:
             began, events, error = self._now(), self._events, None
@@ -186,7 +173,9 @@ class Informer(Generic[K, V]):
             await asyncio.sleep(delay(failures))
 
     async def relist(self, why: Why = Why.RESYNC) -> str:
-        """Replaces what the cache has of these objects by a LIST; returns its version. Raises ApiError.
+        """Replaces what the cache has of these objects by a LIST; returns its version.
+
+        Raises ApiError, and Restored.
 
         A watch may run meanwhile: what it reports after the LIST's snapshot has a higher version.
         """
@@ -197,8 +186,10 @@ class Informer(Generic[K, V]):
             if not page.version.isdecimal():
                 raise ApiError(0, f"the LIST of {self} has no resourceVersion")
             if not version and int(page.version) < seen:  # a LIST is never older than what came before it
-                words = f"the LIST of {self} has version {page.version}, after {seen}"
-                self._went_back(f"{words}: etcd was restored from a backup")
+                raise Restored(
+                    f"the LIST of {self} has version {page.version}, after {seen}: etcd was restored from "
+                    "a backup, and the next process lists everything again"
+                )
             version = version or int(page.version)
             for number, raw in enumerate(page.items):
                 live.add(self._store(raw))
@@ -263,7 +254,7 @@ class Informer(Generic[K, V]):
         if not self._cache.is_news(key, version):
             return key
         try:
-            view = self._view(key, version, raw)
+            view = self.kind.view(raw)
         except Exception as error:  # whatever it is, it must not stop the others
             words = f"{type(error).__name__} {error}"
             if self._unreadable.get(key) != words:
@@ -278,20 +269,6 @@ class Informer(Generic[K, V]):
             self._changed(view, before)
         return key
 
-    def _view(self, key: K, version: int, raw: Json) -> V | None:
-        """Parses an object, unless nothing that the view reads has changed."""
-        if self.kind.facts is None:
-            return self.kind.view(raw)
-        digest = hash(pickle.dumps(self.kind.facts(raw)))
-        known, view = self._parsed.get(key, (None, None))
-        if view is None or digest != known or self._cache.get(key) is not view:
-            view = self.kind.view(raw)
-        else:
-            view = replace(view, resource_version=version)
-        if view is not None:
-            self._parsed[key] = digest, view
-        return view
-
     def _remove(self, key: K, version: int) -> bool:
         """Removes what was deleted by this version; a newer object of the same key stays.
 
@@ -300,7 +277,6 @@ class Informer(Generic[K, V]):
         old = self._cache.get(key)
         if old is not None and old.resource_version > version:
             return False
-        self._parsed.pop(key, None)
         self._unreadable.pop(key, None)
         self._cache.remove(key, version)
         if old is not None:
@@ -312,12 +288,7 @@ class Informers:
     """Those of nodes, and of our pods and jobs in each watched namespace; a change enqueues its jobs."""
 
     def __init__(
-        self,
-        cluster: Cluster,
-        caches: Caches,
-        queue: WorkQueue,
-        namespaces: tuple[str, ...] = (),
-        went_back: Callable[[str], None] = fail,
+        self, cluster: Cluster, caches: Caches, queue: WorkQueue, namespaces: tuple[str, ...] = ()
     ) -> None:
         def pod_changed(pod: PodView, before: PodView | None) -> None:
             gone = caches.pods.get(pod.uid) is None
@@ -330,25 +301,15 @@ class Informers:
             for key in caches.pods.jobs_on(node.name):
                 queue.add(key)
 
-        def informer(
-            kind: Kind[K, V],
-            cache: Newest[K, V],
-            changed: Callable[[V, V | None], None],
-            namespace: str = "",
-        ) -> Informer[K, V]:
-            return Informer(
-                kind,
-                cluster=cluster,
-                cache=cache,
-                changed=changed,
-                namespace=namespace,
-                went_back=went_back,
-            )
-
-        where = namespaces or ("",)
-        self.nodes = informer(NODES, caches.nodes, node_changed)
-        self.pods = tuple(informer(PODS, caches.pods, pod_changed, namespace) for namespace in where)
-        self.jobs = tuple(informer(JOBS, caches.jobs, job_changed, namespace) for namespace in where)
+        self.nodes = Informer(NODES, cluster=cluster, cache=caches.nodes, changed=node_changed)
+        self.pods = tuple(
+            Informer(PODS, cluster=cluster, cache=caches.pods, changed=pod_changed, namespace=namespace)
+            for namespace in namespaces or ("",)
+        )
+        self.jobs = tuple(
+            Informer(JOBS, cluster=cluster, cache=caches.jobs, changed=job_changed, namespace=namespace)
+            for namespace in namespaces or ("",)
+        )
 
     async def run(self) -> None:
         """Runs until cancelled."""

@@ -81,8 +81,6 @@ class Memory:
         """ResourceFlavors by name."""
         self.node_pools = NOTHING
         """What all Karpenter NodePools seen so far offer."""
-        self.node_pools_failed = False
-        self.discovery_failed = False
         self.events_failed = False
         """Whether the last attempt to read Events failed, which is logged once."""
         self._accepted: dict[str, datetime] = {}

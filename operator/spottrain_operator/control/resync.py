@@ -90,11 +90,8 @@ async def discover(cluster: Cluster, memory: Memory) -> None:
     try:
         found = await _serves_gangs(cluster)
     except ApiError as error:
-        if not memory.discovery_failed:
-            logger.warning("it is unknown whether this cluster has gang scheduling: %s", error)
-        memory.discovery_failed = True
+        logger.warning("it is unknown whether this cluster has gang scheduling: %s", error)
         return
-    memory.discovery_failed = False
     if found is not memory.has_gangs:
         logger.info("%s", f"gangs are scheduled by {API_VERSION}" if found else "gang scheduling has gone")
     memory.has_gangs = found
@@ -114,11 +111,6 @@ async def discover_node_pools(cluster: Cluster, memory: Memory) -> None:
             for raw in page.items:
                 memory.node_pools |= of_node_pool(raw)
     except ApiError as error:
-        failed = error.kind is not ApiFailure.NOT_FOUND
-        if failed and not memory.node_pools_failed:
-            logger.warning(
-                "Karpenter's NodePools cannot be read, so capacity is detected from nodes only: %s", error
-            )
-        memory.node_pools_failed = failed
-    else:
-        memory.node_pools_failed = False
+        if error.kind is not ApiFailure.NOT_FOUND:
+            words = "Karpenter's NodePools cannot be read, so capacity is detected from nodes only: %s"
+            logger.warning(words, error)

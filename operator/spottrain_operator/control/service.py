@@ -50,23 +50,18 @@ def utc_now() -> datetime:
     return datetime.now(UTC)
 
 
-def _log_end(task: asyncio.Task[None]) -> None:
-    """Logs why a task has ended. /livez then fails, and the kubelet restarts the operator."""
-    if not task.cancelled() and (error := task.exception()) is not None:
-        logger.critical("a task of the operator has failed", exc_info=error)
-
-
 def _lost(why: str) -> None:
     _end_process(f"lost leadership, exiting: {why}")
 
 
-def _went_back(why: str) -> None:
-    _end_process(f"exiting, so that the next process lists everything again: {why}")
+def _ended(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        _end_process("a task of the operator has failed, exiting", error)
 
 
-def _end_process(words: str) -> None:
+def _end_process(words: str, error: BaseException | None = None) -> None:
     """Ends the process at once: nothing that it began as the leader goes on. It is restarted as a standby."""
-    logger.critical("%s", words)
+    logger.critical("%s", words, exc_info=error)
     logging.shutdown()
     os._exit(1)
 
@@ -96,23 +91,16 @@ class Service:
             self._elector = self._candidate(self._lease_cluster)
         time_to_write = self._elector.time_to_write if self._elector is not None else lambda: math.inf
         self._cluster = await Cluster.connect(write_timeout=self._times.write, time_to_write=time_to_write)
-        informers = Informers(
-            self._cluster, self.caches, self.queue, self.settings.namespaces, went_back=_went_back
-        )
+        informers = Informers(self._cluster, self.caches, self.queue, self.settings.namespaces)
         works = [informers.run()]
         if self.settings.kueue:
-            self._workloads = Workloads(
-                self._cluster, self.caches, self.queue, self.settings.namespaces, went_back=_went_back
-            )
+            self._workloads = Workloads(self._cluster, self.caches, self.queue, self.settings.namespaces)
             works.append(self._workloads.run())
-        health = Health(alive=self._alive, ready=lambda: self._synced)
+        health = Health(ready=lambda: self._synced)
         self._health = await health.start(self.settings.health_port, self.settings.bind_address)
         for work in (*works, health.measure_lag(), self._run(self._cluster, informers)):
             self._tasks.append(asyncio.create_task(work))
-            self._tasks[-1].add_done_callback(_log_end)
-
-    def _alive(self) -> bool:
-        return not any(task.done() for task in self._tasks)
+            self._tasks[-1].add_done_callback(_ended)
 
     async def stop(self) -> None:
         """Cancels all tasks; the next process continues from the written state."""

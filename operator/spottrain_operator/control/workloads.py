@@ -9,13 +9,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
 from typing import Final
 
 from spottrain_operator.api import kueue
 from spottrain_operator.api.kueue import Kueue, KueueApi, WorkloadView
 from spottrain_operator.control.caches import Caches
-from spottrain_operator.control.informer import Informer, Kind, fail
+from spottrain_operator.control.informer import Informer, Kind
 from spottrain_operator.control.work_queue import WorkQueue
 from spottrain_operator.errors import ApiError
 from spottrain_operator.io.cluster import Cluster
@@ -40,15 +39,10 @@ class Workloads:
     """Informers of the Workloads in each watched namespace; a changed one enqueues its job."""
 
     def __init__(
-        self,
-        cluster: Cluster,
-        caches: Caches,
-        queue: WorkQueue,
-        namespaces: tuple[str, ...] = (),
-        went_back: Callable[[str], None] = fail,
+        self, cluster: Cluster, caches: Caches, queue: WorkQueue, namespaces: tuple[str, ...] = ()
     ) -> None:
         self._cluster, self._caches, self._queue = cluster, caches, queue
-        self._namespaces, self._went_back = namespaces or ("",), went_back
+        self._namespaces = namespaces or ("",)
         self._served = NOT_ASKED
         self._informers: tuple[Informer[str, WorkloadView], ...] = ()
         self._group: asyncio.TaskGroup | None = None
@@ -85,7 +79,6 @@ class Workloads:
                 cache=self._caches.workloads,
                 changed=lambda workload, _: self._queue.add(workload.job),
                 namespace=namespace,
-                went_back=self._went_back,
             )
             for namespace in (self._namespaces if api is not None else ())
             if api is not None

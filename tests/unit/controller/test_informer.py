@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from spottrain_operator.api.observed import PodView
-from spottrain_operator.api.views import node_facts, node_view
 from spottrain_operator.control.caches import Caches
 from spottrain_operator.control.informer import (
     LONGEST_DELAY,
@@ -17,6 +16,7 @@ from spottrain_operator.control.informer import (
     PODS,
     Informer,
     Informers,
+    Restored,
     delay,
     urgent,
 )
@@ -346,30 +346,8 @@ async def test_a_heartbeat_of_a_node_wakes_nobody_and_a_change_does() -> None:
     await asyncio.sleep(1)
     assert (node := caches.nodes.get("node-a")) is not None
     assert seen == [90, 103, 104] and node.resource_version == 104
-    # A reply that another task stored between two heartbeats is not taken for what was parsed before.
-    caches.nodes.put(node_view(raw_node(105, labels={"topology.kubernetes.io/zone": "z2"})))
-    informer._apply("MODIFIED", raw_node(106, "11:59"))
-    assert (node := caches.nodes.get("node-a")) is not None and node.zone == ""
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-
-
-def test_a_nodes_view_depends_on_its_facts_and_its_version_alone() -> None:
-    raw = raw_node(90, labels={"topology.kubernetes.io/zone": "z1"}, annotations={"x": "y"})
-    raw["spec"] = {"providerID": "aws:///z/i-1", "taints": [{"key": "nvidia.com/gpu"}]}
-    raw["status"]["allocatable"] = {"nvidia.com/gpu": "8"}
-    facts = node_facts(raw)
-    facts["metadata"]["resourceVersion"] = "90"
-    assert node_view(facts) == node_view(raw)
-    assert node_facts(raw) == node_facts(raw_like(raw, version=91, beat="12:00"))
-
-
-def raw_like(raw: Json, *, version: int, beat: str) -> Json:
-    """The same node after a heartbeat."""
-    newer = raw_node(version, beat)
-    newer["metadata"] = raw["metadata"] | {"resourceVersion": str(version), "managedFields": [{"time": beat}]}
-    newer["spec"], newer["status"]["allocatable"] = raw["spec"], raw["status"]["allocatable"]
-    return newer
 
 
 # --- all of them --------------------------------------------------------------------------------------
@@ -409,31 +387,23 @@ async def test_a_namespace_that_cannot_be_listed_does_not_stop_the_others(
 
 
 @virtually
-async def test_versions_that_go_back_are_told_and_those_of_a_list_beside_events_are_not() -> None:
+async def test_versions_that_go_back_are_an_error_and_those_of_a_list_beside_events_are_none() -> None:
     script = Script([5.0, event("ADDED", raw_pod("b", 150)), 60.0, bookmark(170), HOUR])
     script.pods = [raw_pod("a", 90)]
-    told: list[str] = []
-    caches = Caches()
-    informer = Informer(
-        PODS, cluster=as_cluster(script), cache=caches.pods, changed=lambda *_: None, went_back=told.append
-    )
-    task = asyncio.create_task(informer.run())
-    await asyncio.sleep(1)
+    found = await Followed(script).run(1)
 
     async def between() -> None:
         await asyncio.sleep(10)
 
     script.between = between
-    await informer.relist()
-    assert caches.pods.get("b") is not None and told == [], "the event came after the LIST's snapshot"
+    await found.informer.relist()
+    assert found.uids == {"a", "b"}, "the event came after the LIST's snapshot"
     script.version = 150
-    await informer.relist()
-    assert told == []
+    await found.informer.relist()
     await asyncio.sleep(60)
-    await informer.relist()
-    assert len(told) == 1 and "has version 150, after 170" in told[0]
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+    with pytest.raises(Restored, match="has version 150, after 170"):
+        await found.informer.relist()
+    await found.end()
 
 
 @virtually

@@ -104,15 +104,15 @@ async def test_outside_a_pod_the_kubeconfig_is_used(account: Path, monkeypatch: 
 
 async def test_two_operators_serve_on_the_same_port_of_different_addresses() -> None:
     port, runners = 0, []
-    for alive, address in ((True, "127.64.0.1"), (False, "127.64.0.2")):
+    for ready, address in ((True, "127.64.0.1"), (False, "127.64.0.2")):
         host = read(Settings, {BIND_ADDRESS: address}).bind_address
-        health = Health(alive=lambda alive=alive: alive, ready=lambda: True)  # type: ignore[misc]
+        health = Health(ready=lambda ready=ready: ready)  # type: ignore[misc]
         runners.append(await health.start(port, host))
         port = runners[-1].addresses[0][1]
     async with aiohttp.ClientSession() as session:
-        for address, alive in (("127.64.0.1", True), ("127.64.0.2", False)):
-            async with session.get(f"http://{address}:{port}/livez") as reply:
-                assert (reply.status == 200) == alive
+        for address, ready in (("127.64.0.1", True), ("127.64.0.2", False)):
+            async with session.get(f"http://{address}:{port}/readyz") as reply:
+                assert (reply.status == 200) == ready
     for runner in runners:
         await runner.cleanup()
 
