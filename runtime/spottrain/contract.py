@@ -23,7 +23,6 @@ class Env(StrEnum):
     """Environment variables that the operator sets on the trainer's container."""
 
     JOB_NAME = "SPOTTRAIN_JOB_NAME"
-    JOB_NAMESPACE = "SPOTTRAIN_JOB_NAMESPACE"
     JOB_UID = "SPOTTRAIN_JOB_UID"
     POD_UID = "SPOTTRAIN_POD_UID"
     """UID of this pod. `POST /stop` must name it; the progress port never returns it."""

@@ -41,8 +41,7 @@ def what_the_runtime_says(before: Json, after: Json) -> str:
     head = None
     for pod in (before, after):
         env = env_of(pod)
-        job = f"{env['SPOTTRAIN_JOB_NAMESPACE']}/{env['SPOTTRAIN_JOB_NAME']}"
-        who = Identity(job_uid=env["SPOTTRAIN_JOB_UID"], job=job, attempt=1)
+        who = Identity(job_uid=env["SPOTTRAIN_JOB_UID"], job=env["SPOTTRAIN_JOB_NAME"], attempt=1)
         try:
             head = Claiming(who=who).decide(head, "nonce")
         except ConfigurationError as error:
@@ -167,7 +166,7 @@ def test_a_job_that_is_applied_again_meets_its_predecessor_and_shows_the_runtime
         message = word(Outcome.BAD_CONFIGURATION, reason=ContractReason.URI_IN_USE, message=said)
         world.end(again, 64, message)
         failed = world.wait_condition("Failed", "True")
-        assert f"job {world.namespace}/gpt (UID {uid_of(pod)}" in failed["message"]
+        assert f"job gpt (UID {uid_of(pod)}" in failed["message"]
         assert "should this job resume from there, or start fresh?" in failed["message"]
         assert (
             "Set checkpoint.onExisting (spottrain run --on-existing) to Resume or to Fresh"

@@ -137,7 +137,7 @@ def test_choices_are_told_in_the_contracts_words(environment: dict[str, str]) ->
 
 def test_the_runtime_reads_what_the_operator_writes(environment: dict[str, str]) -> None:
     run = RunConfig.from_env(environment, script="train.py")
-    assert run.job == "job" and run.namespace == "ns" and run.attempt == 2
+    assert run.job == "job" and run.attempt == 2
     assert run.training == Training.from_json(json.dumps(TRAINING)) and run.training.optimizer is not None
     assert run.keep == 5 and run.interval.seconds == 90 and run.endpoint == "http://minio:9000"
     assert (run.keep_best, run.path_style, run.kms_key) == (False, True, "alias/checkpoints")

@@ -170,14 +170,13 @@ def play(troubles: Troubles) -> None:
 
 def processes_of(lab: Lab, job: str) -> list[int]:
     """Of the job's trainers, as this machine numbers them."""
-    marks = {
-        f"SPOTTRAIN_JOB_NAMESPACE={lab.kubectl.namespace}".encode(),
-        f"SPOTTRAIN_JOB_NAME={job}".encode(),
-    }
+    raw = lab.kubectl.get("trainingjob", job)
+    assert raw is not None
+    mark = f"SPOTTRAIN_JOB_UID={raw['metadata']['uid']}".encode()
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            ours = marks <= set((folder / "environ").read_bytes().split(b"\0"))
+            ours = mark in (folder / "environ").read_bytes().split(b"\0")
             trains = b"train.py" in (folder / "cmdline").read_bytes()
         except OSError:  # it has ended, or is the kernel's
             continue

@@ -63,7 +63,6 @@ def _start(folder: Path, script: str, managed: bool) -> Process:
     pod = {
         Env.JOB_UID: "uid",
         Env.JOB_NAME: "job",
-        Env.JOB_NAMESPACE: "default",
         Env.ATTEMPT: "1",
         Env.GRACE_SECONDS: "1",
         Env.LOGS: "off",

@@ -69,18 +69,15 @@ def uri_folder(checkpoint: CheckpointSpec) -> str:
     return volumes.clean(unquote(urlsplit(checkpoint.uri).path))
 
 
-def store_mounts(checkpoint: CheckpointSpec, trainer: Mapping[str, Any]) -> list[Json]:
-    """Returns the template's mount with the folder of a file:// URI."""
-    stored = uri_folder(checkpoint)
-    mount = mount_of(trainer, stored) if stored else None
-    return [mount] if mount is not None else []
+def mounts_of(trainer: Mapping[str, Any], *paths: str) -> list[Json]:
+    """Returns the template's mounts that hold these paths, each once."""
+    found = [mount for path in paths if path and (mount := mount_of(trainer, path)) is not None]
+    return list({mount["mountPath"]: mount for mount in found}.values())
 
 
-def mounts(checkpoint: CheckpointSpec, trainer: Mapping[str, Any]) -> list[Json]:
+def mounts(spec: TrainingJobSpec) -> list[Json]:
     """Returns the template's mounts that the sidecar has too: with the folder, and with a file:// URI."""
-    mount = mount_of(trainer, folder(checkpoint))
-    found = [*([] if mount is None else [mount]), *store_mounts(checkpoint, trainer)]
-    return list({m["mountPath"]: m for m in found}.values())
+    return mounts_of(spec.trainer, folder(spec.checkpoint), uri_folder(spec.checkpoint))
 
 
 def security_context(spec: TrainingJobSpec) -> Json:
@@ -159,7 +156,7 @@ def _folder_problems(spec: TrainingJobSpec) -> Iterator[str]:
         yield f"{where} has {inner} in {what}, and it would not be uploaded; mount it elsewhere"
     if (mount_of(trainer, path) or {}).get("readOnly"):
         yield f"{where} mounts {what} with readOnly, and it must be writable"
-    for mount in mounts(spec.checkpoint, trainer):
+    for mount in mounts(spec):
         needed = (*SIDECARS_FOLDERS, volumes.TMP_DIR, PODINFO_DIR, volumes.CA_DIR)
         for own in _in(volumes.clean(mount["mountPath"]), needed):
             yield (

@@ -524,6 +524,12 @@ class Job:
     """A status as version 0.3 wrote it, until this version has written it."""
 
     @property
+    def valid_spec(self) -> TrainingJobSpec:
+        """The spec of a job that has one."""
+        assert self.spec is not None, self.invalid
+        return self.spec
+
+    @property
     def deleting(self) -> bool:
         return self.deleted is not None
 

@@ -27,19 +27,8 @@ READ_ONLY_PATHS: Final = frozenset({HOME_DIR, TMP_DIR})
 """Those of them that only a trainer with a read-only root file system has."""
 DURABLE: Final = frozenset(
     {
-        "persistentVolumeClaim",
-        "nfs",
-        "cephfs",
-        "azureFile",
-        "azureDisk",
-        "awsElasticBlockStore",
-        "gcePersistentDisk",
-        "cinder",
-        "fc",
-        "iscsi",
-        "rbd",
-        "portworxVolume",
-        "vsphereVolume",
+        *("persistentVolumeClaim", "nfs", "cephfs", "azureFile", "azureDisk", "awsElasticBlockStore"),
+        *("gcePersistentDisk", "cinder", "fc", "iscsi", "rbd", "portworxVolume", "vsphereVolume"),
     }
 )
 """Volume types whose data outlives the node. Inline `csi` and `ephemeral` volumes end with their pod."""

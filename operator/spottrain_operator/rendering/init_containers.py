@@ -55,12 +55,14 @@ def sidecar(job: Job, status: Status, grace_seconds: int, mounts: list[Json], im
     The kubelet starts the other containers when its startup probe has passed, which is when the folder is
     restored, and ends it after they have ended. `mounts`: those of the completed trainer.
     """
-    assert job.spec is not None
-    checkpoint, template, path = job.spec.checkpoint, job.spec.trainer, sync.folder(job.spec.checkpoint)
+    spec, checkpoint = job.valid_spec, job.valid_spec.checkpoint
+    path = sync.folder(checkpoint)
     ours = variables.of_sidecar(job, status, grace_seconds)
-    folder = [{"name": SYNC_CONTAINER, "mountPath": path}] if sync.mount_of(template, path) is None else []
+    folder = (
+        [{"name": SYNC_CONTAINER, "mountPath": path}] if sync.mount_of(spec.trainer, path) is None else []
+    )
     podinfo = next(m for m in mounts if volumes.clean(m["mountPath"]) == PODINFO_DIR)
-    access = store_access(checkpoint, template, sync.mounts(checkpoint, template))
+    access = store_access(checkpoint, spec.trainer, sync.mounts(spec))
     return access | {
         "name": SYNC_CONTAINER,
         "image": image,
@@ -70,7 +72,7 @@ def sidecar(job: Job, status: Status, grace_seconds: int, mounts: list[Json], im
         "ports": [{"name": PROGRESS_NAME, "containerPort": PROGRESS_PORT}],
         "startupProbe": SYNC_PROBE,
         "resources": SYNC_RESOURCES,
-        "securityContext": security(sync.security_context(job.spec)),
+        "securityContext": security(sync.security_context(spec)),
         "volumeMounts": [*access["volumeMounts"], podinfo, SYNC_STATE, *folder],
     }
 

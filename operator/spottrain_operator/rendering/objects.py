@@ -64,9 +64,8 @@ def service(job: Job) -> Json:
 
 def gang(job: Job, status: Status, *, zoned: bool) -> Json:
     """Returns the PodGroup of Kubernetes' own gang scheduling; one per attempt, because it is immutable."""
-    assert job.spec is not None
     meta = _metadata(job, job.group_name(status.attempt))
-    return native_gangs.group(meta, job.spec, zoned=zoned)
+    return native_gangs.group(meta, job.valid_spec, zoned=zoned)
 
 
 def workload(
@@ -82,16 +81,15 @@ def workload(
 
     priority: the value of the class that the job names; None without one.
     """
-    assert job.spec is not None
     meta = _metadata(job, job.workload_name)
     meta["labels"][kueue.JOB_UID_LABEL] = job.key.uid
     meta["annotations"] = {
-        names.POD_SET_ANNOTATION: kueue.digest(job.spec),
+        names.POD_SET_ANNOTATION: kueue.digest(job.valid_spec),
         names.POOL_ANNOTATION: kueue.nodes_of(pool),
     }
     pod = trainer_pod.pod(job, status, pool, sync_image=sync_image)
-    named = kueue.priority_of(api, *kueue.class_named(job.queue_priority, job.spec), priority)
-    return kueue.workload(api, meta, pod, job.spec.workers, job.queue, named)
+    named = kueue.priority_of(api, *kueue.class_named(job.queue_priority, job.valid_spec), priority)
+    return kueue.workload(api, meta, pod, job.valid_spec.workers, job.queue, named)
 
 
 def cleanup(job: Job, pool: Pool, *, sync_image: str = "") -> Json:
@@ -99,8 +97,7 @@ def cleanup(job: Job, pool: Pool, *, sync_image: str = "") -> Json:
 
     Of the template it has only what access to the store needs: the rest may be what is wrong with the job.
     """
-    assert job.spec is not None
-    template, ca = job.spec.pod, job.spec.checkpoint.ca_bundle
+    template, ca = job.valid_spec.pod, job.valid_spec.checkpoint.ca_bundle
     container = _cleaner(job, sync_image)
     names_of_mounts = {mount["name"] for mount in container["volumeMounts"]}
     mounted = [v for v in template.get("volumes") or () if v["name"] in names_of_mounts]
@@ -122,12 +119,14 @@ def cleanup(job: Job, pool: Pool, *, sync_image: str = "") -> Json:
 
 def _cleaner(job: Job, sync_image: str) -> Json:
     """Returns the cleanup container: our image with the trainer's access to the store."""
-    assert job.spec is not None
-    checkpoint, trainer = job.spec.checkpoint, job.spec.trainer
+    checkpoint, trainer = job.valid_spec.checkpoint, job.valid_spec.trainer
     words = [checkpoint.uri, "--job-uid", job.key.uid, "--yes"]
     words += ["--endpoint", checkpoint.endpoint] if checkpoint.endpoint else []
-    mounts = sync.store_mounts(checkpoint, trainer)
-    access = init_containers.store_access(checkpoint, trainer, [*mounts, *_named(trainer, mounts)])
+    stored = sync.uri_folder(checkpoint)
+    # Files that a store's variables name (credentials); other mounts might hide what the image needs.
+    env = sync.variables(trainer, sync.mounts_of(trainer, stored))
+    files = [str(e["value"]) for e in env if str(e.get("value", "")).startswith("/")]
+    access = init_containers.store_access(checkpoint, trainer, sync.mounts_of(trainer, stored, *files))
     ours = variables.given(variables.of_s3(checkpoint))
     return {
         "name": names.ROLE_CLEANUP,
@@ -147,8 +146,7 @@ def _cleaner(job: Job, sync_image: str) -> Json:
 
 def _others_env(job: Job, trainer: Json) -> list[Json]:
     """Returns the trainer's `envFrom`, of which one that is missing by now does no harm."""
-    assert job.spec is not None
-    if job.spec.checkpoint.synced:  # there access to the store is the sidecar's alone, which does not get it
+    if job.valid_spec.checkpoint.synced:  # there access is the sidecar's alone, which does not get it
         return []
     return [
         source
@@ -159,17 +157,7 @@ def _others_env(job: Job, trainer: Json) -> list[Json]:
 
 def _security(job: Job) -> Json:
     """Returns our image's security context: for files that of the trainer, else no rights at all."""
-    assert job.spec is not None
-    context = sync.security_context(job.spec)
-    if not sync.uri_folder(job.spec.checkpoint):
+    context = sync.security_context(job.valid_spec)
+    if not sync.uri_folder(job.valid_spec.checkpoint):
         context |= {"runAsNonRoot": True} | ({"runAsUser": OUR_USER} if context.get("runAsUser") == 0 else {})
     return init_containers.security(context)
-
-
-def _named(trainer: Json, mounts: list[Json]) -> list[Json]:
-    """Returns the template's mounts of files that a store's variables name (credentials).
-
-    Others might hide what the image needs.
-    """
-    files = [str(e.get("value", "")) for e in sync.variables(trainer, mounts)]
-    return [m for file in files if file.startswith("/") and (m := sync.mount_of(trainer, file)) is not None]

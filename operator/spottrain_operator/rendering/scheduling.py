@@ -35,11 +35,10 @@ def tolerations(template: Json, pool: ChosenPool, place: Placement) -> list[Json
 
 def affinity(template: Json, job: Job, status: Status, pool: ChosenPool, place: Placement) -> Json:
     """Returns the template's affinity with the rules of pool and placement, and with the gang's zone."""
-    assert job.spec is not None
     given = template.get("affinity") or {}
     nodes = _nodes(given.get("nodeAffinity") or {}, pool, place)
     peers = given.get("podAffinity") or {}
-    if job.spec.workers > 1 and job.spec.capacity.same_zone and place.zoned:
+    if job.valid_spec.workers > 1 and job.valid_spec.capacity.same_zone and place.zoned:
         peers = peers | {REQUIRED: [*(peers.get(REQUIRED) or ()), _one_zone(job, status)]}
     return given | {name: rules for name, rules in (("nodeAffinity", nodes), ("podAffinity", peers)) if rules}
 

@@ -49,13 +49,13 @@ def pod(job: Job, status: Status, pool: ChosenPool, place: Placement = SOLE, *, 
 
     sync_image: our image without torch: the sidecar of checkpoint.mode Sync, and runtime.inject.
     """
-    assert job.spec is not None
-    given, seconds = job.spec.pod, grace(job.spec, pool)
-    mounted = [*(given.get("volumes") or ()), *(volume for volume, _ in _volumes(job.spec))]
+    spec = job.valid_spec
+    given, seconds = spec.pod, grace(spec, pool)
+    mounted = [*(given.get("volumes") or ()), *(volume for volume, _ in _volumes(spec))]
     context = security(given, mounted)
     trainer = _trainer(job, status, seconds, place.rank)
     ours = _init_containers(job, status, trainer, seconds, sync_image)
-    spec = given | {
+    made = given | {
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": seconds,
         "nodeSelector": scheduling.node_selector(given, pool, place),
@@ -73,7 +73,7 @@ def pod(job: Job, status: Status, pool: ChosenPool, place: Placement = SOLE, *, 
         "automountServiceAccountToken": given.get("automountServiceAccountToken", False),
         "securityContext": context,
     }
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": _metadata(job, status, place), "spec": _full(spec)}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": _metadata(job, status, place), "spec": _full(made)}
 
 
 def _full(fields: Json) -> Json:
@@ -88,8 +88,7 @@ def owner_of(job: Job) -> Json:
 
 
 def _metadata(job: Job, status: Status, place: Placement) -> Json:
-    assert job.spec is not None
-    given, key = job.spec.template.get("metadata") or {}, job.key
+    given, key = job.valid_spec.template.get("metadata") or {}, job.key
     labels = {
         names.JOB_LABEL: names.job_label(key.name),
         names.JOB_UID_LABEL: key.uid,
@@ -99,7 +98,7 @@ def _metadata(job: Job, status: Status, place: Placement) -> Json:
         names.ROLE_LABEL: names.ROLE_TRAINER,
     }
     annotations = KEEP_ALIVE | (given.get("annotations") or {}) | dict(place.assigned.annotations)
-    annotations[names.TRAINER_ANNOTATION] = job.spec.trainer["name"]
+    annotations[names.TRAINER_ANNOTATION] = job.valid_spec.trainer["name"]
     if place.avoid and not place.soft:
         annotations[names.AVOIDS_ANNOTATION] = ",".join(sorted(place.avoid))
     return {
@@ -114,8 +113,7 @@ def _metadata(job: Job, status: Status, place: Placement) -> Json:
 
 def _gang(job: Job, status: Status, place: Placement) -> Json:
     """Returns the host name by which the others find rank 0, and the reference to the attempt's PodGroup."""
-    assert job.spec is not None
-    if job.spec.workers == 1:
+    if job.valid_spec.workers == 1:
         return {}
     group = native_gangs.reference(job.group_name(status.attempt)) if place.grouped else {}
     if place.rank:
@@ -127,16 +125,14 @@ def _gang(job: Job, status: Status, place: Placement) -> Json:
 def _init_containers(
     job: Job, status: Status, trainer: Json, grace_seconds: int, image: str
 ) -> Iterator[Json]:
-    assert job.spec is not None
-    if job.spec.checkpoint.synced:
+    if job.valid_spec.checkpoint.synced:
         yield init_containers.sidecar(job, status, grace_seconds, trainer["volumeMounts"], image)
-    if job.spec.runtime.inject:
+    if job.valid_spec.runtime.inject:
         yield init_containers.inject(trainer, image)
 
 
 def _trainer(job: Job, status: Status, grace_seconds: int, rank: int) -> Json:
-    assert job.spec is not None
-    spec, checkpoint = job.spec, job.spec.checkpoint
+    spec, checkpoint = job.valid_spec, job.valid_spec.checkpoint
     given = spec.trainer
     # With checkpoint.mode Sync access to the store is the sidecar's alone, and so is the progress port.
     ports, sources = list(given.get("ports") or ()), list(given.get("envFrom") or ())
@@ -167,12 +163,11 @@ def _command(spec: TrainingJobSpec, status: Status, given: Json) -> Json:
 
 
 def _environment(job: Job, status: Status, grace_seconds: int, rank: int) -> list[Json]:
-    assert job.spec is not None
-    template = job.spec.trainer
+    template = job.valid_spec.trainer
     ours = variables.of_trainer(job, status, grace_seconds, rank)
     kept = [e for e in template.get("env") or () if e.get("name") not in {*ours, Env.POD_UID}]
     set_already = {e.get("name") for e in kept}
-    defaults = variables.for_libraries(job.spec, template)
+    defaults = variables.for_libraries(job.valid_spec, template)
     added = {name: value for name, value in defaults.items() if name not in set_already}
     return [*kept, *variables.listed(added | ours), variables.POD_UID]
 

@@ -45,8 +45,7 @@ RESTORED_FILE: Final = f"{volumes.TMP_DIR}/spottrain-restored.json"
 # --- by container -------------------------------------------------------------------------------------
 def of_trainer(job: Job, status: Status, grace_seconds: int, rank: int = 0) -> dict[str, str]:
     """Returns the variables of the trainer that the operator owns."""
-    assert job.spec is not None
-    spec, gpus = job.spec, job.spec.gpus.count
+    spec, gpus = job.valid_spec, job.valid_spec.gpus.count
     values = _identity(job, status) | {
         Env.GPUS: "" if gpus is None else str(gpus),
         Env.TRAINING: json.dumps(spec.training, sort_keys=True),
@@ -80,9 +79,8 @@ def for_libraries(spec: TrainingJobSpec, trainer: Mapping[str, Any]) -> dict[str
 
 def of_sidecar(job: Job, status: Status, grace_seconds: int) -> dict[str, str]:
     """Returns the variables of the sidecar of checkpoint.mode Sync that the operator owns."""
-    assert job.spec is not None
-    checkpoint = job.spec.checkpoint
-    values = _identity(job, status) | _reporting(grace_seconds) | _store(job.spec, status)
+    spec, checkpoint = job.valid_spec, job.valid_spec.checkpoint
+    values = _identity(job, status) | _reporting(grace_seconds) | _store(spec, status)
     values |= {
         Env.DEADLINE_FILE: f"{PODINFO_DIR}/{DEADLINE_NAME}",
         SyncEnv.PATH: sync.folder(checkpoint),
@@ -91,7 +89,7 @@ def of_sidecar(job: Job, status: Status, grace_seconds: int) -> dict[str, str]:
         SyncEnv.LAST_EXIT: _last_exit(status),
     }
     if checkpoint.resume_args:  # the script's arguments are chosen before it is known what is restored
-        values[SyncEnv.RESUMED] = resumed(job.spec, status)
+        values[SyncEnv.RESUMED] = resumed(spec, status)
     return given(values)
 
 
@@ -109,7 +107,6 @@ def listed(values: Mapping[str, str]) -> list[Json]:
 def _identity(job: Job, status: Status) -> dict[str, str]:
     return {
         Env.JOB_NAME: job.key.name,
-        Env.JOB_NAMESPACE: job.key.namespace,
         Env.JOB_UID: job.key.uid,
         Env.ATTEMPT: str(status.attempt),
     }
@@ -167,9 +164,8 @@ def _gang(job: Job, status: Status, rank: int) -> dict[str, str]:
 
     Each attempt has its own rank 0 host name, so that no rank connects to a pod of the previous attempt.
     """
-    assert job.spec is not None
     host = f"{job.pod_name(status.attempt)}.{job.service_name}.{job.key.namespace}.svc"
-    port, workers = str(names.RENDEZVOUS_PORT), str(job.spec.workers)
+    port, workers = str(names.RENDEZVOUS_PORT), str(job.valid_spec.workers)
     return {
         str(Env.WORKER_INDEX): str(rank),
         "NODE_RANK": str(rank),

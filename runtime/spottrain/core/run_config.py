@@ -93,7 +93,6 @@ class RunConfig:
     """Configuration of one attempt of one job: identity, checkpoints, limits."""
 
     job: str
-    namespace: str = ""
     job_uid: str
     attempt: int | None = None
     """None on a laptop: one more than the attempt in HEAD."""
@@ -158,7 +157,6 @@ class RunConfig:
             uri = f"checkpoints/{name}"
         return cls(
             job=env.get(Env.JOB_NAME) or name,
-            namespace=env.get(Env.JOB_NAMESPACE, ""),
             job_uid=env.get(Env.JOB_UID) or f"local-{name}",
             attempt=_read(env, Env.ATTEMPT, _count(1), None if local else 1),
             checkpoint_uri=uri,
