@@ -15,7 +15,7 @@ from spottrain_operator.api import wire
 from spottrain_operator.api.job_defaults import KEYS, NO_DEFAULTS, JobDefaults, problem_of
 from spottrain_operator.api.node_pools import Pool
 from spottrain_operator.api.observed import Limits
-from spottrain_operator.api.validation import decode
+from spottrain_operator.api.wire import decode
 from spottrain_operator.environment import EnvironmentSettings, Seconds, Words, from_text
 from spottrain_operator.errors import InvalidSpec
 from spottrain_operator.names import Platform

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any
 
 from spottrain_operator import names
-from spottrain_operator.api.stored_books import DATA_KEY
+from spottrain_operator.api.bookkeeping import DATA_KEY
 from spottrain_operator.names import (
     API_VERSION,
     DEADLINE_ANNOTATION,

@@ -19,7 +19,7 @@ from demo.target import SECRET, SYSTEM_NAMESPACE, local_pool
 from localcluster.api import Cluster
 from localcluster.layout import RUNTIME_IMAGE
 from processcluster.kube import Kube
-from spottrain_operator.api.stored_books import DATA_KEY
+from spottrain_operator.api.bookkeeping import DATA_KEY
 from spottrain_operator.names import books_name
 
 Raw = dict[str, Any]

@@ -5,12 +5,17 @@ It is kept in one ConfigMap per job. docs/cost.md says what becomes of the sums 
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from datetime import datetime
 from decimal import Decimal
-from typing import Final
+from typing import Any, Final
 
 from spottrain.contract import TimeSplit
+
+from spottrain_operator.api.wire import decode
+from spottrain_operator.errors import InvalidSpec
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -191,3 +196,14 @@ class Bookkeeping:
 
 
 NO_BOOKS: Final = Bookkeeping()
+DATA_KEY: Final = "bookkeeping.json"
+
+
+def books_of_config_map(raw: Mapping[str, Any]) -> Bookkeeping:
+    """Reads the bookkeeping. Raises InvalidSpec where somebody has changed it."""
+    text = (raw.get("data") or {}).get(DATA_KEY, "")
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise InvalidSpec(f"{DATA_KEY} is not JSON: {error}") from error
+    return decode(Bookkeeping, found, DATA_KEY)

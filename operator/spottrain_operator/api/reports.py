@@ -5,8 +5,9 @@ Images are untrusted, and a plan counts with these numbers and writes these text
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from typing import Any, Final, TypeVar
 
 from spottrain.contract import Progress, TerminationMessage, TimeSplit
@@ -18,7 +19,8 @@ from spottrain_operator.api.training_job import (
     URI_LIMIT,
     WARNING_LIMIT,
 )
-from spottrain_operator.api.validation import well_typed
+from spottrain_operator.api.wire import decode
+from spottrain_operator.errors import InvalidSpec
 
 Report = TypeVar("Report", Progress, TerminationMessage, TimeSplit)
 
@@ -41,7 +43,21 @@ def bounded(report: Report) -> Report | None:
 
     None where it has a field of a wrong type, or a number that JSON cannot represent.
     """
-    return _bounded(report) if well_typed(report) else None
+    raw = {f.name: getattr(report, f.name) for f in fields(report)}
+    raw = {name: asdict(item) if isinstance(item, TimeSplit) else item for name, item in raw.items()}
+    try:
+        known = decode(type(report), raw, "")
+    except InvalidSpec:
+        return None
+    return _bounded(report) if _sane(asdict(known)) else None
+
+
+def _sane(item: Any) -> bool:
+    if isinstance(item, dict):
+        return all(map(_sane, item.values()))
+    if isinstance(item, int):
+        return 0 <= item < 2**53
+    return math.isfinite(item) if isinstance(item, float) else True
 
 
 def _bounded(report: Report) -> Report:

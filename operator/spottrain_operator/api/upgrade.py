@@ -10,9 +10,9 @@ from dataclasses import fields
 from decimal import Decimal
 from typing import Any, Final
 
-from spottrain_operator.api.bookkeeping import CostSums
+from spottrain_operator.api.bookkeeping import Bookkeeping, CostSums
 from spottrain_operator.api.training_job import KEPT_ATTEMPTS
-from spottrain_operator.api.wire import camel
+from spottrain_operator.api.wire import camel, decode
 
 Json = Mapping[str, Any]
 
@@ -57,7 +57,9 @@ def status_of_0_3(status: Json) -> dict[str, Any]:
     conditions = status.get("conditions") or ()
     found["conditions"] = [c for c in conditions if c["type"] not in CONDITIONS]
     found |= {
-        name: c["lastTransitionTime"] for c in conditions if (name := SINCE.get((c["type"], c["status"])))
+        SINCE[state]: c["lastTransitionTime"]
+        for c in conditions
+        if (state := (c["type"], c["status"])) in SINCE
     }
     found["attempts"] = [_attempt(record) for record in status.get("attempts") or ()][-KEPT_ATTEMPTS:]
     for name, names, kept in (("cost", COST, SUMS), ("goodput", {}, PARTS)):
@@ -80,8 +82,8 @@ def _renamed(part: Json, names: Mapping[str, str]) -> dict[str, Any]:
     return {names.get(name, name): value for name, value in part.items()}
 
 
-def books_of_0_3(status: Json) -> dict[str, Any] | None:
-    """Returns the bookkeeping in a status, as JSON; None where there is none."""
+def books_of_0_3(status: Json) -> Bookkeeping | None:
+    """Returns the bookkeeping in a status; None where there is none."""
     cost, goodput = status.get("cost"), status.get("goodput")
     if not is_of_0_3(status) or not (cost or goodput):
         return None
@@ -92,7 +94,7 @@ def books_of_0_3(status: Json) -> dict[str, Any] | None:
         names = ("time", "elapsed", "covered", "coveredUntil", "counted", "closed")
         times = {name: goodput[name] for name in names if name in goodput}
         books["times"] = times | {"attempts": [_renamed(a, TIMES) for a in goodput.get("attempts") or ()]}
-    return books
+    return decode(Bookkeeping, books, "status")
 
 
 def _nodes(record: Json) -> dict[str, Any]:

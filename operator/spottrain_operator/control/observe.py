@@ -12,14 +12,14 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from spottrain_operator.api import kueue as kueues
-from spottrain_operator.api.bookkeeping import Bookkeeping
+from spottrain_operator.api.bookkeeping import Bookkeeping, books_of_config_map
 from spottrain_operator.api.job_defaults import NO_DEFAULTS, JobDefaults, applied, of_config_map
 from spottrain_operator.api.kueue import Admission, Assigned, Kueue, KueueApi, WorkloadView
 from spottrain_operator.api.node_pools import Pool
 from spottrain_operator.api.observed import ClaimView, Limits, NodeView, Observed, PodEvents, PodView
 from spottrain_operator.api.prices import NO_PRICES, PriceList
-from spottrain_operator.api.stored_books import books_of_0_3, books_of_config_map
 from spottrain_operator.api.training_job import AppliedDefaults, Job, JobKey
+from spottrain_operator.api.upgrade import books_of_0_3
 from spottrain_operator.api.validation import with_defaults
 from spottrain_operator.api.views import (
     claim_view,

@@ -7,10 +7,9 @@ from typing import Any, Final
 
 from spottrain_operator import names
 from spottrain_operator.api import kueue, native_gangs, sync, volumes, wire
-from spottrain_operator.api.bookkeeping import Bookkeeping
+from spottrain_operator.api.bookkeeping import DATA_KEY, Bookkeeping
 from spottrain_operator.api.kueue import KueueApi
 from spottrain_operator.api.node_pools import ChosenPool, Pool
-from spottrain_operator.api.stored_books import DATA_KEY
 from spottrain_operator.api.training_job import Job, Status
 from spottrain_operator.rendering import init_containers, trainer_pod, variables
 

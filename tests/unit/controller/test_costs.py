@@ -14,11 +14,10 @@ import pytest
 from prometheus_client import REGISTRY
 from spottrain.contract import Outcome
 from spottrain_operator.api import resources
-from spottrain_operator.api.bookkeeping import NO_BOOKS, Bookkeeping, NodeAccount
+from spottrain_operator.api.bookkeeping import NO_BOOKS, Bookkeeping, NodeAccount, books_of_config_map
 from spottrain_operator.api.node_pools import of_node
 from spottrain_operator.api.observed import Ended, NodeView, PodView
 from spottrain_operator.api.prices import NO_PRICES, PriceList, parse
-from spottrain_operator.api.stored_books import books_of_config_map
 from spottrain_operator.api.training_job import CostStatus, GoodputStatus, Status
 from spottrain_operator.api.views import node_view
 from spottrain_operator.control.actions import Plan, WriteBooks

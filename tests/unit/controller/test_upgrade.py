@@ -8,7 +8,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from spottrain_operator.api.stored_books import books_of_0_3
+from spottrain_operator.api.upgrade import books_of_0_3
 from spottrain_operator.api.validation import parse_job
 from spottrain_operator.api.wire import timestamp
 from spottrain_operator.control.plan import plan
