@@ -68,7 +68,7 @@ COPY --from=lock /out/prices.txt /opt/spottrain/
 RUN install-locked /opt/spottrain/prices.txt
 COPY runtime/spottrain/__init__.py runtime/spottrain/contract.py /opt/spottrain/lib/spottrain/
 COPY runtime/spottrain/core/__init__.py runtime/spottrain/core/lazy.py /opt/spottrain/lib/spottrain/core/
-COPY operator/spottrain_operator/__init__.py operator/spottrain_operator/environment.py \
+COPY operator/spottrain_operator/__init__.py operator/spottrain_operator/environment.py operator/spottrain_operator/errors.py \
      operator/spottrain_operator/names.py /opt/spottrain/lib/spottrain_operator/
 COPY operator/spottrain_operator/api/__init__.py operator/spottrain_operator/api/node_pools.py \
      operator/spottrain_operator/api/prices.py operator/spottrain_operator/api/wire.py \

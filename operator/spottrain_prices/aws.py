@@ -184,13 +184,10 @@ def _calls(region: str) -> Iterator[None]:
 
 def _sentence(error: ClientError, region: str) -> str:
     code, call = error.response["Error"]["Code"], error.operation_name
-    if code in REFUSED and call in ACTIONS:
-        return f"AWS refused {call} in {region} ({code}): the role must allow {ACTIONS[call]}"
     if code in REFUSED:
-        return f"AWS refused {call} ({code}): the role's trust policy must name this ServiceAccount"
+        needs = f"must allow {ACTIONS[call]}" if call in ACTIONS else "must trust this ServiceAccount"
+        return f"AWS refused {call} in {region} ({code}): the role {needs}"
+    hint = ""
     if code in CREDENTIALS:
-        return (
-            f"AWS does not accept the credentials in {region} ({code}): "
-            "check them, and whether the account has enabled this region"
-        )
-    return f"{call} in {region} failed ({code}): {error.response['Error'].get('Message', '')}"
+        hint = ": check the credentials, and whether the account has enabled this region"
+    return f"AWS, in {region}: {error}{hint}"

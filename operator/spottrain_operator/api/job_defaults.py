@@ -30,16 +30,27 @@ from spottrain_operator.api.wire import camel
 from spottrain_operator.errors import InvalidSpec
 from spottrain_operator.names import DEFAULTS_CONFIG_MAP
 
-PREFIX_LIMIT: Final = 700
-"""Characters; with the longest namespace and name the URI is as long as the schema allows."""
-ENDPOINT_LIMIT: Final = 1024
 POOLS_LIMIT: Final = 16
 SHOWN: Final = 200
-_PREFIX: Final = re.compile(
-    r"(s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]|gs://[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]|file:///[^/?#\s]+)(/[^?#\s]*)?"
-)
-_ENDPOINT: Final = re.compile(r"https?://[^/?#\s]+(/\S*)?")
-_NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
+_BUCKET: Final = r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]|gs://[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]"
+_NAME: Final = (r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?", 253, "the name of an object in the namespace")
+_RULES: Final = {
+    # With the longest namespace and name the URI is as long as the schema allows.
+    "checkpoint_prefix": (
+        rf"({_BUCKET}|file:///[^/?#\s]+)(/[^/?#\s]+)*/?",
+        700,
+        "s3://bucket/prefix, gs://bucket/prefix or file:///folder, without // in the path, of at most 700 "
+        "characters",
+    ),
+    "checkpoint_endpoint": (
+        r"https?://[^/?#\s]+(/\S*)?",
+        1024,
+        "the URL of a server, such as https://minio.example.com:9000",
+    ),
+    "credentials_secret": _NAME,
+    "service_account_name": _NAME,
+}
+"""Pattern and length of each text, and what it must be, in words."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,26 +95,12 @@ def of_config_map(raw: Mapping[str, Any] | None, namespace: str, pools: Collecti
 
 def problem_of(level: JobDefaults, pools: Collection[str]) -> str:
     """Returns a sentence about a value that cannot be used; "" where there is none."""
-    prefix, endpoint = level.checkpoint_prefix, level.checkpoint_endpoint
-    for key, given in (("checkpointPrefix", prefix), ("checkpointEndpoint", endpoint)):
-        if AZURE.match(given):
-            return f"{key} is {given[:SHOWN]}: {NO_AZURE}"
-    if prefix and (len(prefix) > PREFIX_LIMIT or not _PREFIX.fullmatch(prefix)):
-        return (
-            "checkpointPrefix must be s3://bucket/prefix, gs://bucket/prefix or file:///folder, of at most "
-            f"{PREFIX_LIMIT} characters, and is {prefix[:SHOWN]}"
-        )
-    if "//" in prefix.partition("://")[2]:
-        return f"checkpointPrefix must not have // after the bucket or folder, and is {prefix[:SHOWN]}"
-    if len(endpoint) > ENDPOINT_LIMIT or (endpoint and not _ENDPOINT.fullmatch(endpoint)):
-        return (
-            "checkpointEndpoint must be the URL of a server, such as https://minio.example.com:9000, and is "
-            f"{endpoint[:SHOWN]}"
-        )
-    for key in ("credentials_secret", "service_account_name"):
-        name = getattr(level, key)
-        if name and not _NAME.fullmatch(name):
-            return f"{camel(key)} must be the name of an object in the namespace, and is {name[:SHOWN]}"
+    for name, (pattern, longest, must) in _RULES.items():
+        text = getattr(level, name)
+        if AZURE.match(text):
+            return f"{camel(name)} is {text[:SHOWN]}: {NO_AZURE}"
+        if text and (len(text) > longest or not re.fullmatch(pattern, text)):
+            return f"{camel(name)} must be {must}, and is {text[:SHOWN]}"
     if len(level.pools) > POOLS_LIMIT:
         return f"pools has {len(level.pools)} names; the most is {POOLS_LIMIT}"
     unknown = next((name for name in level.pools if name not in pools), "")
