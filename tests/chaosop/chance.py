@@ -26,6 +26,11 @@ WEIGHTS: Final = {blow: 2.0 if CHARGES[blow] is Charge.INTERRUPTION else 1.5 for
 }
 WEBHOOK_FAILS: Final = 0.15
 """Share of the scenes."""
+CAPACITY: Final = {"Spot": 2.0, "SpotFirst": 1.0, "Cheapest": 1.0}
+LONG: Final = {"SpotFirst": (85.0, 100.0), "Cheapest": (30.0, 60.0)}
+"""Seconds that one attempt of a job may train: enough for its return to spot."""
+DEADLINE: Final = (1500.0, 3000.0)
+"""Seconds: on both sides of where a job goes on demand, for the operator's clock jumps by ten minutes."""
 FAREWELLS: Final = {
     Farewell.SAVES: 10.0,
     Farewell.LOSES: 2.0,
@@ -53,7 +58,20 @@ def scene(seed: int, number: int, *, workers: int = 1) -> Scene:
     )
     acts, kills, edited = _acts(random, made), _kills(random), random.random() < 0.5
     down = random.uniform(3, 20) if random.random() < WEBHOOK_FAILS else 0.0
-    return replace(made, acts=acts, kills=kills, edited=edited, webhook_down=down)
+    made = replace(made, acts=acts, kills=kills, edited=edited, webhook_down=down)
+    return _with_capacity(Random(f"{seed}/{number}/capacity"), made)
+
+
+def _with_capacity(random: Random, scene: Scene) -> Scene:
+    """Where the job runs on demand for a while, one of its later attempts trains for long."""
+    capacity = random.choices(tuple(CAPACITY), tuple(CAPACITY.values()))[0]
+    deadline = random.uniform(*DEADLINE) if capacity == "Cheapest" else 0.0
+    scene = replace(scene, policy=replace(scene.policy, capacity=capacity, deadline=deadline))
+    if not scene.policy.mixes or len(scene.acts) == 1:
+        return scene
+    acts, long = list(scene.acts), random.randrange(1, len(scene.acts))
+    acts[long] = replace(acts[long], after=random.uniform(*LONG[capacity]))
+    return replace(scene, acts=tuple(acts))
 
 
 def _acts(random: Random, scene: Scene) -> tuple[Act, ...]:

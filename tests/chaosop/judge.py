@@ -12,7 +12,7 @@ from tests.chaosop.api import Json
 from tests.chaosop.audit import Entry, made_after, made_twice, overlaps
 from tests.chaosop.play import Seen, summary
 from tests.chaosop.scene import Policy
-from tests.chaosop.truth import truth
+from tests.chaosop.truth import CHARGES, Charge, Deed, truth
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,8 +45,10 @@ def _duplicates(entries: Sequence[Entry]) -> list[str]:
 
 
 def _miscounted(seen: Seen, policy: Policy) -> list[str]:
-    true, status = truth(seen.deeds, policy), seen.status
+    true, status = truth(_charged(seen), policy), seen.status
     found = []
+    if (moves := moved(seen.status)) and not policy.mixes:
+        found.append(f"attempts {sorted(moves)} have moved, and the job has no other capacity")
     if status.get("failures", 0) != true.failures:
         found.append(f"{status.get('failures', 0)} failures, and there were {true.failures}")
     if status.get("interruptions", 0) not in true.interruptions:
@@ -62,6 +64,19 @@ def _miscounted(seen: Seen, policy: Policy) -> list[str]:
                 f"attempt {number} ({said.get('cause')}) is {'' if said.get('charged') else 'not '}charged"
             )
     return found
+
+
+def moved(status: Json) -> set[int]:
+    """Attempts that ended because the next one had its spot nodes."""
+    return {record["number"] for record in status.get("attempts") or () if record.get("cause") == "Moved"}
+
+
+def _charged(seen: Seen) -> list[Deed]:
+    """What hits an attempt that is about to move costs nothing, unless it has done its work."""
+    moves = moved(seen.status)
+    done = (d.attempt for d in seen.deeds if d.finished or CHARGES[d.blow] is Charge.SUCCESS)
+    free = moves - set(done)
+    return [deed for deed in seen.deeds if deed.attempt not in free]
 
 
 def _resurrected(seen: Seen, entries: Sequence[Entry]) -> list[str]:

@@ -43,6 +43,8 @@ class Machine:
     """What a Node object stands for."""
 
     name: str
+    capacity: str = "SPOT"
+    """Or ON_DEMAND, as EKS labels it."""
     on: bool = True
     pods: dict[str, Pod] = field(default_factory=dict)
 

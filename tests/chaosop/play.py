@@ -6,8 +6,8 @@ import asyncio
 import itertools
 import time
 from collections.abc import Callable, Coroutine, Iterator
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
 from random import Random
 from typing import Any, Final
 
@@ -37,7 +37,17 @@ AFTERMATH: Final = 3.0
 """Seconds in which a job that is over is watched for signs of life."""
 LOOK: Final = 0.05
 SPARE: Final = 2
-"""Nodes beyond one for each worker."""
+"""Nodes of each kind beyond one for each worker."""
+WAITS: Final = Act(blow=Blow.DONE)
+"""Of an attempt that is only a request for spot."""
+PASSED_ON: Final = 2.0
+"""Seconds after which an act is performed that an attempt before it was spared."""
+CAPACITY: Final[dict[str, Json]] = {
+    "SpotFirst": {"interruptions": 1, "pendingSeconds": 700, "returnAfterSeconds": 60},
+    "Cheapest": {"pendingSeconds": 700},
+}
+"""The operator's clock jumps by up to 600 s: no pod waits for too long because of that."""
+POOLS: Final = [{"name": "spot", "platform": "EKS"}, {"name": "other", "platform": "EKS", "type": "OnDemand"}]
 MACHINE: Final = {"cpu": "8", "memory": "64Gi", "pods": "20", "nvidia.com/gpu": "1"}
 
 
@@ -78,6 +88,8 @@ class Play:
         self.random = Random(f"{self.scene.seed}/{self.scene.number}/play")
         self._acts: Iterator[Act] = iter(self.scene.acts)
         self._upcoming: Act | None = next(self._acts, None)
+        self._current: Attempt | None = None
+        """The last one that was more than a request for spot."""
         self._count = itertools.count(1)
         self._strikes: dict[int, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -116,7 +128,10 @@ class Play:
                 "POST", f"/api/v1/namespaces/{namespace}/{kind}", {"metadata": {"name": name}}
             )
         self._dry = self._upcoming is not None and self._upcoming.blow is Blow.DELETED_EARLY
-        await asyncio.gather(*(self._add_node() for _ in range(self.scene.workers + SPARE)))
+        machines = ["SPOT"] * (self.scene.workers + SPARE)
+        if self.scene.policy.mixes:
+            machines += ["ON_DEMAND"] * (self.scene.workers + SPARE)
+        await asyncio.gather(*map(self._add_node, machines))
         body = {"apiVersion": "spottrain.io/v1alpha1", "kind": "TrainingJob"} | self._job()
         await self.api.call("POST", f"{job_path(namespace)}?fieldValidation=Strict", body)
 
@@ -135,8 +150,20 @@ class Play:
             JOB,
             template={"spec": pod},
             failurePolicy=budgets | {"backoffSeconds": policy.backoff},
+            capacity=self._capacity(),
             **more,
         )
+
+    def _capacity(self) -> Json:
+        policy = self.scene.policy
+        if not policy.mixes:
+            return {"type": policy.capacity}
+        rules = dict(CAPACITY[policy.capacity])
+        if policy.deadline:
+            at = datetime.now(UTC) + timedelta(seconds=policy.deadline)
+            rules["deadline"] = at.strftime("%Y-%m-%dT%H:%M:%SZ")
+        name = policy.capacity[0].lower() + policy.capacity[1:]
+        return {"type": policy.capacity, "pools": POOLS, name: rules}
 
     async def _ended(self) -> None:
         self._touched = time.monotonic()
@@ -194,6 +221,7 @@ class Play:
         if kind != "DELETED":
             self.job = raw
             self.say(f"job: {summary(self.status)}")
+            self._deal_acts()
 
     def saw_pod(self, kind: str, raw: Json) -> None:
         uid = raw["metadata"]["uid"]
@@ -223,6 +251,7 @@ class Play:
         self.say(f"{pod.name}: made")
         self.pods[raw["metadata"]["uid"]] = pod
         self._touched = time.monotonic()
+        self._deal_acts()
         pod.start()
 
     def _address(self) -> str:
@@ -232,25 +261,33 @@ class Play:
 
     # --- attempts and acts ---
     def _begin(self, number: int) -> Attempt:
-        before = self.attempts.get(max(self.attempts, default=0))
-        if before is not None and not before.struck:  # it ended by nobody's doing; its act is for this one
-            act = before.act
-            self._strikes[before.number].cancel()
-        else:
-            act = self._upcoming or Act(blow=Blow.DONE)
-            self._upcoming = next(self._acts, None)
         attempt = Attempt(
             number=number,
             workers=self.scene.workers,
-            act=act,
+            act=WAITS,
             head=self.head,
             mark=self._mark,
             did=self._did,
         )
-        self.say(f"attempt {number}: {act}")
         self.attempts[number] = attempt
-        self._strikes[number] = self.spawn(self._strike(attempt))
         return attempt
+
+    def _deal_acts(self) -> None:
+        """Deals the next act to the job's attempt; what comes after that is a request for spot."""
+        before, attempt = self._current, self.attempts.get(self.status.get("attempt", 0))
+        if attempt is None or attempt is before:
+            return
+        if before is not None and not before.struck:  # it ended by nobody's doing; its act is for this one
+            attempt.act = replace(before.act, after=min(before.act.after, PASSED_ON))
+            self._strikes[before.number].cancel()
+        else:
+            attempt.act = self._upcoming or Act(blow=Blow.DONE)
+            self._upcoming = next(self._acts, None)
+        if attempt.act.blow is Blow.REJECTED and attempt.trainers:  # its pods run already
+            attempt.act = replace(attempt.act, blow=Blow.DELETED)
+        self.say(f"attempt {attempt.number}: {attempt.act}")
+        self._current = attempt
+        self._strikes[attempt.number] = self.spawn(self._strike(attempt))
 
     async def _strike(self, attempt: Attempt) -> None:
         early = attempt.act.blow is Blow.DELETED_EARLY
@@ -310,13 +347,13 @@ class Play:
         self.say(f"attempt {attempt}: {mark}")
 
     # --- nodes ---
-    async def _add_node(self) -> None:
+    async def _add_node(self, capacity: str) -> None:
         name = f"{self.scene.namespace}-n{next(self._count)}"
         labels = {
             HOSTNAME_LABEL: name,
             ZONE_LABEL: "zone-a",
             INSTANCE_TYPE_LABEL: "local.gpu",
-            "karpenter.sh/capacity-type": "spot",
+            "eks.amazonaws.com/capacityType": capacity,
             POOL_LABEL: self.scene.namespace,
         }
         node = {
@@ -324,21 +361,21 @@ class Play:
             "spec": {"unschedulable": self._dry},
             "status": {"capacity": MACHINE, "allocatable": MACHINE},
         }
-        self.machines[name] = Machine(name=name)
+        self.machines[name] = Machine(name=name, capacity=capacity)
         await self.api.call("POST", "/api/v1/nodes", node, kind=JSON)
         while not _ready(await self.api.try_call("GET", node_path(name)) or {}):
             await asyncio.sleep(LOOK)
         # The node lifecycle controller's part.
         await self.api.try_call("PATCH", node_path(name), {"spec": {"taints": None}}, kind=MERGE)
 
-    def grow_soon(self) -> None:
+    def grow_soon(self, capacity: str) -> None:
         """The autoscaler's part."""
-        self.spawn(self._grow(self.random.uniform(0.1, 1.5)))
+        self.spawn(self._grow(self.random.uniform(0.1, 1.5), capacity))
 
-    async def _grow(self, delay: float) -> None:
+    async def _grow(self, delay: float, capacity: str) -> None:
         await asyncio.sleep(delay)
         if not self._over:
-            await self._add_node()
+            await self._add_node(capacity)
 
     async def remove_node(self, machine: Machine) -> None:
         """The machine stops, and its Node object goes."""
@@ -348,7 +385,7 @@ class Play:
         self.machines.pop(machine.name, None)
         self.say(f"node {machine.name} is no more")
         if was_on:
-            self.grow_soon()
+            self.grow_soon(machine.capacity)
 
     async def cordon(self, closed: bool) -> None:
         self._dry = closed

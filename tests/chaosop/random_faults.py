@@ -2,10 +2,10 @@
 
 Each run is a scene of this folder: one job of one to four workers on a real etcd, API server and scheduler,
 on nodes of kwok's whose kubelet is ours. A seeded script says how each of its attempts ends: with 0, 64, 75,
-79, 1, 137, OOMKilled, by eviction, deletion, notice or silence. Meanwhile a proxy before the API server
-drops, delays and repeats the operator's watch events, answers it 409, 410, 429 and 500, loses requests and
-replies, and kills the process between writes; and its clock jumps. In the end all is deleted around the
-finished job.
+79, 1, 137, OOMKilled, by eviction, deletion, notice or silence. Half of the jobs are SpotFirst or Cheapest,
+and move between spot and on-demand. Meanwhile a proxy before the API server drops, delays and repeats the
+operator's watch events, answers it 409, 410, 429 and 500, loses requests and replies, and kills the process
+between writes; and its clock jumps. In the end all is deleted around the finished job.
 
 The last line is JSON. Exit code 1 where one of these is not 0: duplicate_ranks (scenes in which a pod's name
 was POSTed twice with success, or an attempt claimed before another had released), stuck_jobs (or pods),
@@ -41,6 +41,8 @@ def summary(acts: list[Act], opened: Stage, seed: int, seconds: float) -> dict[s
         "failed_scenes": sorted(act.scene.number for act in acts if act.verdict.problems),
         "attempts": sum(act.attempts for act in acts),
         "workers": dict(sorted(Counter(act.scene.workers for act in acts).items())),
+        "capacity": dict(sorted(Counter(act.scene.policy.capacity for act in acts).items())),
+        "moves_to_spot": sum(act.moves for act in acts),
         "ends": dict(blows(acts).most_common()),
         "faults": {str(fault): count for fault, count in opened.proxy.counts.most_common()},
         "operator_starts": opened.operator.starts,

@@ -99,11 +99,20 @@ class Kill:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Policy:
-    """The job's budgets."""
+    """The job's budgets, and where it runs."""
 
     failures: int = 3
     interruptions: int = 100
     backoff: int = 1
+    capacity: str = "Spot"
+    """Or SpotFirst, on demand after one reclaim and back after a minute; or Cheapest."""
+    deadline: float = 0.0
+    """Of Cheapest, in seconds from the job's start."""
+
+    @property
+    def mixes(self) -> bool:
+        """Whether it moves between spot and on-demand."""
+        return self.capacity != "Spot"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -26,7 +26,7 @@ from tests.chaosop.api import Api, Json, job_path
 from tests.chaosop.audit import Tail
 from tests.chaosop.faults import jumps
 from tests.chaosop.journal import Journal
-from tests.chaosop.judge import Verdict, judge
+from tests.chaosop.judge import Verdict, judge, moved
 from tests.chaosop.play import Play
 from tests.chaosop.process import Operator
 from tests.chaosop.proxy import FaultProxy
@@ -46,6 +46,8 @@ class Act:
     verdict: Verdict
     deeds: tuple[Deed, ...]
     attempts: int
+    moves: int
+    """From on-demand back to spot."""
     seconds: float
     log: Path | None = None
     """All that happened in it, where something was wrong."""
@@ -101,6 +103,7 @@ class Stage:
             verdict=verdict,
             deeds=seen.deeds,
             attempts=len(play.attempts),
+            moves=len(moved(seen.status)),
             seconds=time.monotonic() - began,
             log=log,
         )

@@ -195,7 +195,7 @@ async def _silent(play: Play, attempt: Attempt) -> None:
     machine = play.machines[pod.node]
     attempt.strike()
     await machine.power_off()
-    play.grow_soon()
+    play.grow_soon(machine.capacity)
     taints = [{"key": "node.kubernetes.io/unreachable", "effect": effect} for effect in EFFECTS]
     patch = {"metadata": {"labels": {SILENT: "true"}}, "spec": {"taints": taints}}
     await play.api.try_call("PATCH", node_path(machine.name), patch, kind=MERGE)
