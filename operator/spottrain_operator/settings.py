@@ -97,7 +97,7 @@ class Settings(EnvironmentSettings):
     workers: PositiveInt = 16
     """Number of jobs that are reconciled at the same time."""
     resync_seconds: Seconds = 300
-    """Between two LISTs of the jobs; each job is looked at once in this time."""
+    """Between two LISTs of the jobs, and at most between two reconciles of one."""
     progress_seconds: Seconds = 10
     """Between two queries of a trainer's progress."""
     progress_write_seconds: Seconds = 60

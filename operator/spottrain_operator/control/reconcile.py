@@ -32,18 +32,29 @@ class Reconciler:
     now: Callable[[], datetime]
 
     async def __call__(self, key: JobKey) -> timedelta | None:
-        """Reconciles a job; returns the delay until the next reconcile if no event comes before."""
+        """Reconciles a job; returns the delay until the next reconcile if no event comes before.
+
+        None: only an event changes anything. So it is with a job that has ended, or is suspended without
+        pods; any other is looked at again with the next resync at the latest.
+        """
         job = self.sources.caches.jobs.get(key) or await self._read(key)  # pods' events may come first
         if job is None:
             await self._release_orphans(key)
             return None
         try:
-            return await self._reconcile(job)
+            again = await self._reconcile(job)
+            return timedelta.max if again is None and not self._rests(key) else again
         except ApiError as error:
             if error.kind is not ApiFailure.FORBIDDEN or not await self._ends_with_its_namespace(job):
                 raise
             await self._let_go(job)
             return None
+
+    def _rests(self, key: JobKey) -> bool:
+        job, pods = self.sources.caches.jobs.get(key), self.sources.caches.pods.of(key)
+        if job is None or job.deleting:
+            return job is None
+        return job.status.terminal or (job.spec is not None and job.spec.suspend and not pods)
 
     async def _reconcile(self, job: Job) -> timedelta | None:
         observed = await observe(job, self.sources, self.now())

@@ -1,5 +1,5 @@
-"""What is done at the start and every few minutes: each job is looked at again, metrics are summed, and the
-features of this cluster are read.
+"""What is done at the start and every few minutes: metrics are summed, and the features of this cluster are
+read.
 
 A cluster may be upgraded while the operator runs. A failed query of features blocks nothing; the last result
 is kept.
@@ -7,21 +7,17 @@ is kept.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Iterable, Iterator
 from decimal import Decimal
-from typing import Final
 
 from prometheus_client import Gauge
 
 from spottrain_operator.api.native_gangs import API_VERSION, POD_GROUPS
 from spottrain_operator.api.node_pools import of_node_pool
-from spottrain_operator.api.training_job import Job, JobKey
+from spottrain_operator.api.training_job import Job
 from spottrain_operator.api.wire import camel
-from spottrain_operator.control.caches import Caches
 from spottrain_operator.control.memory import Memory
-from spottrain_operator.control.work_queue import Lane, WorkQueue
 from spottrain_operator.errors import ApiError, ApiFailure
 from spottrain_operator.io.cluster import Cluster
 from spottrain_operator.io.metrics import COMPARED, GOODPUT, JOBS, ON_DEMAND, SPENT, UNPRICED
@@ -29,33 +25,6 @@ from spottrain_operator.names import NODE_POOLS, Phase
 from spottrain_operator.policies.goodput import PARTS, UNKNOWN
 
 logger = logging.getLogger(__name__)
-SPREAD_SECONDS: Final = 1.0
-"""At such intervals a resync enqueues jobs."""
-
-
-async def look_again(caches: Caches, queue: WorkQueue, seconds: float) -> None:
-    """Enqueues each job of which anything may become due, evenly spread over these seconds; takes so long.
-
-    All at once would keep the workers busy for seconds.
-    """
-    keys = [*caches.jobs.keys(), *(key for key in caches.pods.jobs() if caches.jobs.get(key) is None)]
-    steps = max(1, min(len(keys), int(seconds / SPREAD_SECONDS)))
-    for step in range(steps):
-        for key in keys[step::steps]:
-            if not _rests(key, caches):
-                queue.add(key, Lane.RESYNC)
-        await asyncio.sleep(seconds / steps)
-
-
-def _rests(key: JobKey, caches: Caches) -> bool:
-    """Returns whether only an event, or a delay that the queue knows, changes anything.
-
-    So it is with a job that has ended, or is suspended without pods; not with what is left of a deleted one.
-    """
-    job, has_pods = caches.jobs.get(key), bool(caches.pods.of(key))
-    if job is None or job.deleting:
-        return job is None and not has_pods
-    return job.status.terminal or (job.spec is not None and job.spec.suspend and not has_pods)
 
 
 def show_jobs(jobs: Iterable[Job]) -> None:

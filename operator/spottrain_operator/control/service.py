@@ -30,7 +30,7 @@ from spottrain_operator.control.memory import Memory
 from spottrain_operator.control.observe import Sources
 from spottrain_operator.control.progress import Poller
 from spottrain_operator.control.reconcile import Reconciler
-from spottrain_operator.control.resync import discover, discover_node_pools, look_again, show_jobs
+from spottrain_operator.control.resync import discover, discover_node_pools, show_jobs
 from spottrain_operator.control.work_queue import Lane, WorkQueue
 from spottrain_operator.control.workloads import Workloads
 from spottrain_operator.io.cluster import Cluster
@@ -70,7 +70,7 @@ class Service:
     def __init__(self, settings: Settings, *, now: Callable[[], datetime] = utc_now) -> None:
         self.settings = settings
         self.caches = Caches()
-        self.queue = WorkQueue(open=False)
+        self.queue = WorkQueue(open=False, resync=settings.resync_seconds)
         self.memory = Memory()
         self._now = now
         self._times = Times(lease=settings.lease_seconds)
@@ -174,7 +174,7 @@ class Service:
     async def _keep_resyncing(self, cluster: Cluster, informers: Informers) -> None:
         """Repairs what kopf's watch has missed: it does not tell of deletions during its LIST."""
         while True:
-            await look_again(self.caches, self.queue, self.settings.resync_seconds)
+            await asyncio.sleep(self.settings.resync_seconds)
             await self._read_jobs(cluster, informers)
             if self.queue.open:  # else a sum over both processes would count the jobs twice
                 show_jobs(self.caches.jobs)

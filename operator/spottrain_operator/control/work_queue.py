@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from enum import StrEnum
@@ -27,7 +28,7 @@ from spottrain_operator.io.metrics import (
 )
 
 Work = Callable[[JobKey], Awaitable[timedelta | None]]
-"""Processes a key; returns the delay until the next time at the latest, or None."""
+"""Processes a key; returns the delay until the next time at the latest. None: only an event changes it."""
 logger = logging.getLogger(__name__)
 
 FIRST_DELAY = 0.05
@@ -47,9 +48,15 @@ class Lane(StrEnum):
 
 class WorkQueue:
     def __init__(
-        self, *, first_delay: float = FIRST_DELAY, longest_delay: float = LONGEST_DELAY, open: bool = True
+        self,
+        *,
+        first_delay: float = FIRST_DELAY,
+        longest_delay: float = LONGEST_DELAY,
+        resync: float = math.inf,
+        open: bool = True,
     ) -> None:
-        self._first, self._longest = first_delay, longest_delay
+        """`resync`: seconds after which a key is processed again, whatever longer delay the work returned."""
+        self._first, self._longest, self._resync = first_delay, longest_delay, resync
         self.open = open
         """While it is not, keys are not kept: a standby would collect them for months."""
         self._waiting: dict[Lane, dict[JobKey, float]] = {lane: {} for lane in Lane}
@@ -134,7 +141,9 @@ class WorkQueue:
                     again = await do(key)
                 failed = False
                 if again is not None:
-                    self.add_after(key, again.total_seconds())
+                    seconds = again.total_seconds()
+                    lane = Lane.DUE if seconds < self._resync else Lane.RESYNC
+                    self.add_after(key, min(seconds, self._resync), lane)
             except OperatorError as error:
                 RECONCILE_ERRORS.inc()
                 self._log(key, error)

@@ -289,7 +289,7 @@ class FakeCluster(Cluster):
 
     async def delete_pod(self, name: str, *, uid: str, version: int | None, grace: int | None) -> None:
         with self._write():
-            pod = self._get(name, uid)
+            pod = self._pod(name, uid)
             if version not in (None, int(pod["metadata"]["resourceVersion"])):
                 raise ApiError(409, f"pod {name} has changed")
             ended = pod["status"]["phase"] in ("Succeeded", "Failed") or "nodeName" not in pod["spec"]
@@ -305,14 +305,14 @@ class FakeCluster(Cluster):
 
     async def annotate_pod(self, name: str, *, uid: str, annotations: Json) -> Json:
         with self._write():
-            pod = self._get(name, uid)
+            pod = self._pod(name, uid)
             pod["metadata"].setdefault("annotations", {}).update(annotations)
             self._bump(pod)
         return copied(pod)
 
     async def release_pod(self, name: str, *, uid: str) -> Json:
         with self._write():
-            pod = self._get(name, uid)
+            pod = self._pod(name, uid)
             finalizers = pod["metadata"].get("finalizers", [])
             pod["metadata"]["finalizers"] = [f for f in finalizers if f != OUTCOME_FINALIZER]
             self._bump(pod)
@@ -385,7 +385,7 @@ class FakeCluster(Cluster):
         if lost := _ends(old) - _ends(new):
             raise ApiError(422, f"{lost} stay True once they are")
 
-    def _get(self, name: str, uid: str) -> Json:
+    def _pod(self, name: str, uid: str) -> Json:
         pod = self.pods.get(name)
         if pod is None:
             raise ApiError(404, "not found")

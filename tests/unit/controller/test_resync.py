@@ -12,9 +12,7 @@ from spottrain_operator.api.observed import PodView
 from spottrain_operator.api.training_job import ConditionStatus, Job, JobKey
 from spottrain_operator.control.caches import Caches
 from spottrain_operator.control.informer import Informers
-from spottrain_operator.control.resync import look_again
 from spottrain_operator.control.service import Service
-from spottrain_operator.control.work_queue import Lane, WorkQueue
 from spottrain_operator.errors import ApiError
 from spottrain_operator.io.cluster import Page
 from spottrain_operator.names import Condition
@@ -33,18 +31,7 @@ from tests.builders import (
     started,
 )
 from tests.support.virtualtime import virtually
-from tests.unit.controller.fake_cluster import FakeCluster, KeySet
-
-
-class Queue(WorkQueue):
-    """Records when each key was added, and in which lane."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.added: list[tuple[float, str, Lane]] = []
-
-    def add(self, key: JobKey, lane: Lane = Lane.EVENT) -> None:
-        self.added.append((asyncio.get_running_loop().time(), key.uid, lane))
+from tests.unit.controller.fake_cluster import FakeCluster, KeySet, World
 
 
 def _job(uid: str, **more: Any) -> Job:
@@ -60,50 +47,25 @@ def _ended(kind: Condition) -> Any:
     return started(conditions=(end,))
 
 
-@virtually
-async def test_a_resync_is_spread_evenly_over_its_interval() -> None:
-    caches, queue = Caches(), Queue()
-    for number in range(600):
-        caches.jobs.put(_job(f"u{number}"))
-    await look_again(caches, queue, 300)
-    assert asyncio.get_running_loop().time() == pytest.approx(300)
-    added = queue.added
-    assert sorted(uid for _, uid, _ in added) == sorted(f"u{n}" for n in range(600))
-    assert {lane for _, _, lane in added} == {Lane.RESYNC}
-    for second in range(300):
-        assert sum(second - 0.5 <= at < second + 0.5 for at, _, _ in added) == 2
-
-
-@virtually
-async def test_what_rests_is_not_looked_at_again() -> None:
-    caches, queue = Caches(), Queue()
-    suspended = make_job(raw_spec(suspend=True)).spec
-    jobs = [
-        _job("runs"),
-        _job("waits", status=replace(started(), attempts=())),
-        _job("succeeded", status=_ended(Condition.SUCCEEDED)),
-        _job("failed", status=_ended(Condition.FAILED)),
-        _job("ended, being deleted", status=_ended(Condition.FAILED), deleted=NOW),
-        _job("suspended", spec=suspended),
-        _job("suspended, still saving", spec=suspended),
-        _job("invalid", spec=None),
-    ]
-    for job in jobs:
-        caches.jobs.put(job)
-    for uid in ("runs", "suspended, still saving", "deleted, with a pod left"):
-        caches.pods.put(replace(make_pod(), uid=uid, job=_key(uid)))
-    caches.jobs.put(_job("ends meanwhile"))
-    task = asyncio.create_task(look_again(caches, queue, 10))
-    caches.jobs.put(_job("ends meanwhile", status=_ended(Condition.FAILED), resource_version=2))
-    await task
-    assert {uid for _, uid, _ in queue.added} == {
-        "runs",
-        "waits",
-        "ended, being deleted",
-        "suspended, still saving",
-        "invalid",
-        "deleted, with a pod left",
-    }
+@pytest.mark.parametrize(
+    ("name", "job", "rests"),
+    [
+        ("runs", {}, False),
+        ("waits", {"status": replace(started(), attempts=())}, False),
+        ("succeeded", {"status": _ended(Condition.SUCCEEDED)}, True),
+        ("ended, being deleted", {"status": _ended(Condition.FAILED), "deleted": NOW}, False),
+        ("suspended", {"spec": make_job(raw_spec(suspend=True)).spec}, True),
+        ("suspended, still saving", {"spec": make_job(raw_spec(suspend=True)).spec}, False),
+        ("invalid", {"spec": None}, False),
+    ],
+)
+async def test_what_rests_is_not_looked_at_again(name: str, job: dict[str, Any], rests: bool) -> None:
+    w = World()
+    w.caches.jobs.put(_job(name, **job))
+    if name in ("runs", "suspended, still saving"):
+        w.caches.pods.put(replace(make_pod(), job=_key(name)))
+    assert w.reconciler._rests(_key(name)) is rests
+    assert w.reconciler._rests(_key("deleted"))
 
 
 class Namespaced(FakeCluster):

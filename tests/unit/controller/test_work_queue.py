@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import sys
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -126,6 +127,22 @@ async def test_an_answer_says_when_to_look_again() -> None:
     queue.add(A)
     await _run(queue, do, over)
     assert set(looks) == {A} and len(looks) >= 3
+
+
+@virtually
+async def test_a_key_is_processed_again_with_the_resync_at_the_latest_unless_it_rests() -> None:
+    queue, looks = WorkQueue(resync=300), dict[str, list[float]]()
+
+    async def do(key: JobKey) -> timedelta | None:
+        looks.setdefault(key.name, []).append(asyncio.get_running_loop().time())
+        return {"a": timedelta.max, "b": timedelta(seconds=200)}.get(key.name)
+
+    for key in (A, B, replace(A, name="rests")):
+        queue.add(key)
+    worker = asyncio.create_task(queue.work(do))
+    await asyncio.sleep(650)
+    worker.cancel()
+    assert looks == {"a": [0, 300, 600], "b": [0, 200, 400, 600], "rests": [0]}
 
 
 async def test_the_depth_that_is_told_falls_when_a_key_is_taken() -> None:
