@@ -12,7 +12,7 @@ from typing import Final
 
 from spottrain.contract import WAITING_FOR_STORE
 
-from spottrain_operator.api.observed import Observed, PodView
+from spottrain_operator.api.observed import Observed, PodView, Sample
 from spottrain_operator.api.training_job import AttemptRecord, Status
 from spottrain_operator.api.wire import rfc3339
 from spottrain_operator.names import NODE_SILENCE, UNKNOWN_STATE, Condition, Phase, Reason
@@ -57,6 +57,12 @@ MOOT: Final[dict[Condition, Callable[[Observed], bool]]] = {
     Condition.STALLED: lambda o: True,
 }
 """Conditions that a job does not always have, and when one without a verdict goes. All others stay."""
+PHASES: Final[dict[str, Phase]] = {
+    Reason.STOPPING: Phase.STOPPING,
+    Reason.STILL_TRAINING: Phase.STOPPING,
+    Reason.NODE_NOT_READY: Phase.WAITING,
+}
+"""Phases that follow from the reason of Running alone."""
 STOP_DELAY: Final = timedelta(seconds=5)
 """A trainer that was told to end stops training within this time, except during a very long step."""
 TRAINING_STATES = frozenset({"Training", "Evaluating", "Saving", "Done"})
@@ -89,9 +95,7 @@ def with_conditions(status: Status, o: Observed, *, note: str = "") -> Status:
         phase=_phase(status, pods),
         workers=gang.size_of(o, status),
         ready_workers=ready,
-        observed_generation=status.observed_generation
-        if _checking(status, o, accepted)
-        else o.job.generation,
+        observed_generation=o.job.generation if _judged(status, o, accepted) else status.observed_generation,
         interruption_time=None if _recovered(status, o, pods) else status.interruption_time,
         store_unreachable_time=_store_unreachable_since(status, o),
     )
@@ -126,11 +130,10 @@ def _stalled(status: Status, accepted: Verdict | None) -> Verdict | None:
     return (True, *accepted[1:]) if accepted is not None and not accepted[0] else None
 
 
-def _checking(status: Status, o: Observed, accepted: Verdict | None) -> bool:
-    """Returns whether the API server has not judged the pod of this spec yet: then it is not observed."""
+def _judged(status: Status, o: Observed, accepted: Verdict | None) -> bool:
+    """Returns whether this spec has been looked at: the API server has judged its pod, or need not yet."""
     quota = o.refusal is not None and o.refusal.accepted
-    idle = status.terminal or lifecycle.suspended(o) is not None
-    return accepted is None and not (idle or quota)
+    return accepted is not None or quota or status.terminal or lifecycle.suspended(o) is not None
 
 
 def _suspended(status: Status, o: Observed, pods: Sequence[PodView]) -> Verdict | None:
@@ -294,16 +297,14 @@ def _ending(o: Observed, pod: PodView) -> Verdict:
         f"pod {pod.name} was deleted at {rfc3339(asked, timespec='seconds')}, and its trainer has until "
         f"{rfc3339(pod.deleted, timespec='seconds')} to save and end"
     )
-    trains = sample is not None and sample.progress.attempt == pod.attempt and pod.rank == 0
-    if (
-        trains
-        and sample is not None
-        and sample.progress.state == TRAINING_STATE
-        and sample.at > asked + STOP_DELAY
-    ):
+    if pod.rank == 0 and sample is not None and sample.at > asked + STOP_DELAY and _trains_on(sample, pod):
         still = f"at {sample.at:%H:%M:%S} UTC it still trained (step {sample.progress.step})"
         return False, Reason.STILL_TRAINING, f"{words}; {still}, so it may not have received the signal"
     return False, Reason.STOPPING, words
+
+
+def _trains_on(sample: Sample, pod: PodView) -> bool:
+    return sample.progress.attempt == pod.attempt and sample.progress.state == TRAINING_STATE
 
 
 def edited(status: Status, o: Observed) -> str:
@@ -438,21 +439,15 @@ def _trains(status: Status, o: Observed) -> bool:
 
 
 def _phase(status: Status, pods: Sequence[PodView]) -> Phase:
-    for kind, phase in (
-        (Condition.SUCCEEDED, Phase.SUCCEEDED),
-        (Condition.FAILED, Phase.FAILED),
-        (Condition.SUSPENDED, Phase.SUSPENDED),
-    ):
+    for kind in (Condition.SUCCEEDED, Condition.FAILED, Condition.SUSPENDED):
         if status.is_true(kind):
-            return phase
+            return Phase(kind)
     running = status.condition(Condition.RUNNING)
-    if running is not None and running.reason in (Reason.STOPPING, Reason.STILL_TRAINING):
-        return Phase.STOPPING
-    if running is not None and running.reason == Reason.NODE_NOT_READY:
-        return Phase.WAITING
+    if running is not None and running.reason in PHASES:
+        return PHASES[running.reason]
     if running is not None and running.status == "True":
-        begins = running.reason in runtime.UNSEEN
-        return Phase.STARTING if begins or status.state == handover.GATED_STATE else Phase.RUNNING
+        begins = running.reason in runtime.UNSEEN or status.state == handover.GATED_STATE
+        return Phase.STARTING if begins else Phase.RUNNING
     if (accepted := status.condition(Condition.ACCEPTED)) is not None and accepted.status == "False":
         return Phase.INVALID
     if pods and all(pod.node for pod in pods):
