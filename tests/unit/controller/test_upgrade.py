@@ -8,10 +8,11 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from spottrain_operator.api.upgrade import books_of_0_3
+from spottrain_operator.api.upgrade import books_of_0_3, status_of_0_3
 from spottrain_operator.api.validation import parse_job
 from spottrain_operator.api.wire import timestamp
 from spottrain_operator.control.plan import plan
+from spottrain_operator.policies import runtime
 
 from tests.builders import KEY, make_node, make_observed, make_pod, raw_job, raw_spec
 from tests.unit.controller.fake_cluster import World
@@ -32,6 +33,21 @@ def test_its_attempts_and_counters_are_read() -> None:
     assert second.bound == timestamp("2026-03-01T12:02:05Z") and second.complete
     assert status.progress is not None and status.progress.poll_time == UNTIL
     assert JOB.old_status == WRITTEN, "and goes with the next write"
+
+
+def test_what_its_conditions_said_of_an_interruption_and_an_outage_are_times_now() -> None:
+    when = "2026-03-01T12:01:55Z"
+    old = [
+        ("Interrupted", "True"),
+        ("StoreReachable", "False"),
+        ("RuntimeAttached", "True"),
+        ("Running", "True"),
+    ]
+    conditions = [{"type": kind, "status": value, "lastTransitionTime": when} for kind, value in old]
+    found = status_of_0_3({"ready": "1/1", "conditions": conditions})
+    assert [c["type"] for c in found["conditions"]] == ["Running"]
+    assert found["interruptionTime"] == found["storeUnreachableTime"] == when
+    assert JOB.status.interruption_time is None and runtime.attached(JOB.status), "it trains since"
 
 
 def test_its_bookkeeping_is_read_from_the_status_with_the_same_sums() -> None:
