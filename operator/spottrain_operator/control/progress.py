@@ -43,9 +43,9 @@ MAX_CONCURRENT = 64
 MAX_PER_SECOND: Final = 50
 """Maximum number of queries, but for those that must not wait. Each takes up to a millisecond of processor
 time, so all of them a twentieth of a core."""
-MAX_WRITES_PER_SECOND: Final = 10
+MAX_WRITES_PER_SECOND: Final = 7
 """Maximum number of status writes that report only further steps. Each takes the API server 15 to 20 ms of
-processor time (`make bench NAME="scale --scenario capacity"`), so all of them a fifth of a core."""
+processor time (`make bench NAME="scale --scenario capacity"`), and etcd 6 KB: an eighth of a core."""
 ENDING_SECONDS: Final = 0.5
 """Interval of looking for pods that are to end, whose trainers are asked at once."""
 
