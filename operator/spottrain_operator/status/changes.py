@@ -198,7 +198,7 @@ def between_attempts(status: Status) -> Status:
     if shown is None:
         return status
     step = shown.step if shown.step is None or saved is None else min(shown.step, saved)
-    return replace(status, progress=replace(shown, state="", eta_seconds=None, step=step))
+    return replace(status, progress=replace(shown, state="", eta_seconds=None, waiting_for="", step=step))
 
 
 def _known_durable(status: Status, step: int | None) -> Status:

@@ -350,6 +350,8 @@ def test_while_a_pod_waits_for_its_store_the_job_says_so_and_has_not_recovered()
     expected = "interrupted Running=True/WaitingForStore phase=Running outage"
     job.look(f"{expected} warns=StoreUnreachable", make_pod(2), sample=sample(0, 2, **WAITS))
     assert job.status.progress is not None and job.status.progress.waiting_for == SILENT
+    job.look("attempt=3 outage", _gave_up(2))
+    job.look("Running=True/WaitingForRuntime outage !warns", make_pod(3), at=100)  # has not said it yet
 
 
 def test_an_outage_in_mid_training_is_told_at_once_and_its_end_too() -> None:
