@@ -7,7 +7,7 @@ from decimal import Decimal
 
 from spottrain_operator.api.observed import Event, Observed
 from spottrain_operator.api.training_job import AttemptRecord, ConditionStatus, Status
-from spottrain_operator.names import Condition, Reason
+from spottrain_operator.names import Cause, Condition, Reason
 from spottrain_operator.policies import starting
 from spottrain_operator.rendering import trainer_pod
 from spottrain_operator.status.changes import loss_is_certain, lost_steps
@@ -89,7 +89,7 @@ def _differs(before: ConditionStatus | None, after: ConditionStatus) -> bool:
 
 def _interrupted(old: Status, new: Status) -> list[Event]:
     record = new.record(old.attempt)
-    if record is None or new.interruptions == old.interruptions:
+    if record is None or new.interruptions == old.interruptions or record.cause == Cause.STORE_UNREACHABLE:
         return []
     message = f"attempt {record.number}: {record.evidence}"
     return [Event(warning=True, reason=record.cause, message=message)]
