@@ -253,16 +253,23 @@ def _with_last_figures(status: Status, o: Observed, word: TerminationMessage, be
         return status
     old = status.progress or ProgressStatus(poll_time=o.now.replace(microsecond=0))
     progress = replace(
-        old,
+        _measured(word, old, began),
         step=_larger(old.step, word.step),
-        total_steps=word.totalSteps or old.total_steps,
-        step_seconds=_or(_step_seconds(word, began), old.step_seconds),
-        emergency_seconds=_or(_figure(word.emergencySeconds), old.emergency_seconds),
-        grace_seconds=_or(_figure(word.graceSeconds), old.grace_seconds),
         warning=word.warning,
         ignored_settings=word.ignoredSettings,
     )
     return replace(status, progress=progress)
+
+
+def _measured(report: Progress | TerminationMessage, old: ProgressStatus, began: int) -> ProgressStatus:
+    """Takes figures of the job and its nodes; the predecessor's hold until an attempt has its own."""
+    return replace(
+        old,
+        total_steps=report.totalSteps or old.total_steps,
+        step_seconds=_or(_step_seconds(report, began), old.step_seconds),
+        emergency_seconds=_or(_figure(report.emergencySeconds), old.emergency_seconds),
+        grace_seconds=_or(_figure(report.graceSeconds), old.grace_seconds),
+    )
 
 
 def _step_of(progress: Progress, status: Status) -> int:
@@ -274,42 +281,35 @@ def _step_of(progress: Progress, status: Status) -> int:
 def with_silent_trainer(status: Status, o: Observed) -> Status:
     """Sets the state of a trainer that does not report: Unknown for an image that saves by itself, so that
     nobody waits for its steps, and NoRuntime where the runtime must have responded by now."""
-    spec, state = o.job.spec, status.state
+    spec = o.job.spec
     pod = next((p for p in o.pods if p.attempt == status.attempt and p.rank == 0), None)
     runs = pod is not None and pod.running_since is not None and not pod_ended(pod, o)
-    if spec is None or state or status.terminal or not runs:
+    if spec is None or status.state or status.terminal or not runs:
         return status
     if spec.checkpoint.ours and not runtime.missing(status, o):
         return status
-    old, state = (
-        status.progress or ProgressStatus(),
-        NO_RUNTIME_STATE if spec.checkpoint.ours else UNKNOWN_STATE,
-    )
-    return replace(status, progress=replace(old, state=state, poll_time=o.now.replace(microsecond=0)))
+    silent, old = NO_RUNTIME_STATE if spec.checkpoint.ours else UNKNOWN_STATE, status.progress
+    shown = replace(old or ProgressStatus(), state=silent, poll_time=o.now.replace(microsecond=0))
+    return replace(status, progress=shown)
 
 
 def _progress_status(
     progress: Progress, o: Observed, at: datetime, old: ProgressStatus, began: int
 ) -> ProgressStatus:
-    """Converts progress; values not measured yet are the predecessor's, as job and grace are the same."""
     synced = o.job.spec is not None and o.job.spec.checkpoint.synced
     unmeasured = progress.emergencySeconds is None and not synced
     trains = progress.state == TRAINING_STATE
-    return ProgressStatus(
+    return replace(
+        _measured(progress, old, began),
         state=progress.state,
         step=progress.step,
-        total_steps=progress.totalSteps or old.total_steps or 0,
         loss=_figure(progress.loss),
         samples_per_second=_figure(progress.samplesPerSecond),
         eta_seconds=_figure(progress.etaSeconds),
-        step_seconds=_or(_step_seconds(progress, began), old.step_seconds),
-        start_seconds=old.start_seconds,
         durable_step=progress.durableStep,
         durable_time=progress.durableTime,
         checkpoint_uri=o.job.spec.checkpoint.uri if o.job.spec else "",
         save_seconds=_or(_figure(progress.saveSeconds), old.save_seconds),
-        emergency_seconds=_or(_figure(progress.emergencySeconds), old.emergency_seconds),
-        grace_seconds=_or(_figure(progress.graceSeconds), old.grace_seconds),
         warning=progress.warning or (old.warning if unmeasured else ""),
         waiting_for=progress.waitingFor,
         ignored_settings=progress.ignoredSettings or ("" if trains else old.ignored_settings),
