@@ -243,12 +243,10 @@ def _ask_queue(o: Observed, status: Status) -> Iterator[Action]:
             yield Provide(kind=kind, manifest=manifest, generation=o.job.generation)
         return
     assert seen.workload is not None
-    if step is admission.Step.DISCARD:
-        yield Discard(api=seen.api, workload=seen.workload)
+    if isinstance(step, admission.Answer):
+        yield Tell(api=seen.api, workload=seen.workload, words=step.words, release=step.release)
     else:
-        words = admission.words(o, status, step)
-        release = step is admission.Step.RELEASE
-        yield Tell(api=seen.api, workload=seen.workload, words=words, release=release)
+        yield Discard(api=seen.api, workload=seen.workload)
 
 
 def _next_pool(o: Observed, status: Status) -> ChosenPool:

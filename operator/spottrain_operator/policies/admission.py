@@ -8,6 +8,7 @@ the job is suspended it has none, so that it holds no quota and asks again with 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any, Final
 
@@ -24,15 +25,19 @@ UNSEEN: Final = Admission()
 
 
 class Step(Enum):
-    """What is to be done with the Workload now."""
+    """What is to be done with the Workload as a whole."""
 
     CREATE = auto()
     DISCARD = auto()
-    RELEASE = auto()
-    """Its quota: it was evicted, and the pods have ended."""
-    FINISH = auto()
-    SHOW_READY = auto()
-    """Whether all pods run: Kueue evicts what does not start in time, where it is configured to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The conditions by which Kueue is told what has become of a Workload."""
+
+    words: tuple[Told, ...]
+    release: bool = False
+    """Whether its quota is given back: it was evicted, and the pods have ended."""
 
 
 # --- why no pod may run ---------------------------------------------------------------------------------
@@ -139,7 +144,7 @@ def _allows(rule: Mapping[str, Any], given: Mapping[str, str]) -> bool:
 
 
 # --- the Workload ---------------------------------------------------------------------------------------
-def step(o: Observed, status: Status, pool: ChosenPool | None, *, suspended: bool) -> Step | None:
+def step(o: Observed, status: Status, pool: ChosenPool | None, *, suspended: bool) -> Step | Answer | None:
     """Returns what to do with the Workload.
 
     Args:
@@ -149,22 +154,17 @@ def step(o: Observed, status: Status, pool: ChosenPool | None, *, suspended: boo
         suspended: Whether the job is to have no pods, not because of its queue.
     """
     seen = o.admission or UNSEEN
-    if seen.api is None:
+    found = seen.workload
+    if seen.api is None or (found is not None and found.going):
         return None
-    if seen.workload is None:
+    if found is None:
         wants = not (status.terminal or suspended or o.job.deleting)
         asks = o.job.queue and o.admitted and pool is not None and wants
         return Step.CREATE if asks and not (seen.unknown_class or occupied(o)) else None
-    return None if seen.workload.going else _next(o, status, seen.workload, pool, suspended)
-
-
-def _next(
-    o: Observed, status: Status, found: WorkloadView, pool: ChosenPool | None, suspended: bool
-) -> Step | None:
     if o.job.deleting:  # else the garbage collector comes first; a finalizer may keep the job for a while
         return None if occupied(o) else Step.DISCARD
     if status.terminal:
-        return None if found.finished or occupied(o) else Step.FINISH
+        return None if found.finished or occupied(o) else Answer((_finished(status),))
     if not o.job.queue:
         return Step.DISCARD
     if o.job.spec is None:
@@ -173,8 +173,10 @@ def _next(
         if suspended or found.finished or unfit(o, found) or _elsewhere(o, found, pool):
             return Step.DISCARD
         if found.evicted and found.reserved:
-            return Step.RELEASE
-    return Step.SHOW_READY if _shows_other(o, found) else None
+            return Answer(_released(o, found), release=True)
+    # Kueue evicts what does not start in time, where it is configured to.
+    changed = found.admitted and not found.evicted and all_run(o) is not bool(found.ready)
+    return Answer((_ready(all_run(o), found),)) if changed else None
 
 
 def _elsewhere(o: Observed, found: WorkloadView, pool: ChosenPool | None) -> bool:
@@ -185,24 +187,12 @@ def _elsewhere(o: Observed, found: WorkloadView, pool: ChosenPool | None) -> boo
     return bool(conflict(o, pool)) or (waits and found.pool != kueue.nodes_of(pool))
 
 
-def _shows_other(o: Observed, found: WorkloadView) -> bool:
-    return found.admitted and not found.evicted and all_run(o) is not bool(found.ready)
-
-
 def all_run(o: Observed) -> bool:
     team = gang.team(o)
     return len(team) == gang.size(o) and all(p.running_since and not pod_ended(p, o) for p in team)
 
 
-def words(o: Observed, status: Status, what: Step) -> tuple[Told, ...]:
-    """Returns the conditions by which Kueue is told of a step."""
-    found = (o.admission or UNSEEN).workload
-    assert found is not None
-    if what is Step.FINISH:
-        return (_finished(status),)
-    ready = _ready(all_run(o), found)
-    if what is Step.SHOW_READY:
-        return (ready,)
+def _released(o: Observed, found: WorkloadView) -> tuple[Told, ...]:
     again = found.evicted in kueue.REQUEUED_AT_ONCE
     released = (
         Told(kueue.REQUEUED, again, found.evicted, found.message),
@@ -210,7 +200,7 @@ def words(o: Observed, status: Status, what: Step) -> tuple[Told, ...]:
         Told(kueue.ADMITTED, False, "NoReservation", "The workload has no reservation"),
     )
     # Also where it is not True: with the reason WaitForRecovery Kueue would count from before this eviction.
-    return released if found.ready is None else (*released, ready)
+    return released if found.ready is None else (*released, _ready(all_run(o), found))
 
 
 def _finished(status: Status) -> Told:
