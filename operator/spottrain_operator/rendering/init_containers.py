@@ -49,20 +49,17 @@ def inject(trainer: Json, image: str) -> Json:
     }
 
 
-def sidecar(job: Job, status: Status, grace_seconds: int, mounts: list[Json], image: str) -> Json:
+def sidecar(job: Job, status: Status, grace_seconds: int, trainer: Json, image: str) -> Json:
     """Returns the native sidecar that restores a folder and uploads it as it grows (checkpoint.mode Sync).
 
     The kubelet starts the other containers when its startup probe has passed, which is when the folder is
-    restored, and ends it after they have ended. `mounts`: those of the completed trainer.
+    restored, and ends it after they have ended. `trainer`: as it is in the pod.
     """
     spec, checkpoint = job.valid_spec, job.valid_spec.checkpoint
     path = sync.folder(checkpoint)
+    mounts = sync.mounts_of(trainer, PODINFO_DIR, path, sync.uri_folder(checkpoint))
+    access = store_access(checkpoint, spec.trainer, mounts)
     ours = variables.of_sidecar(job, status, grace_seconds)
-    folder = (
-        [{"name": SYNC_CONTAINER, "mountPath": path}] if sync.mount_of(spec.trainer, path) is None else []
-    )
-    podinfo = next(m for m in mounts if volumes.clean(m["mountPath"]) == PODINFO_DIR)
-    access = store_access(checkpoint, spec.trainer, sync.mounts(spec))
     return access | {
         "name": SYNC_CONTAINER,
         "image": image,
@@ -73,7 +70,7 @@ def sidecar(job: Job, status: Status, grace_seconds: int, mounts: list[Json], im
         "startupProbe": SYNC_PROBE,
         "resources": SYNC_RESOURCES,
         "securityContext": security(sync.security_context(spec)),
-        "volumeMounts": [*access["volumeMounts"], podinfo, SYNC_STATE, *folder],
+        "volumeMounts": [SYNC_STATE, *access["volumeMounts"]],
     }
 
 

@@ -126,7 +126,7 @@ def _init_containers(
     job: Job, status: Status, trainer: Json, grace_seconds: int, image: str
 ) -> Iterator[Json]:
     if job.valid_spec.checkpoint.synced:
-        yield init_containers.sidecar(job, status, grace_seconds, trainer["volumeMounts"], image)
+        yield init_containers.sidecar(job, status, grace_seconds, trainer, image)
     if job.valid_spec.runtime.inject:
         yield init_containers.inject(trainer, image)
 
