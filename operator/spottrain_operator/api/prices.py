@@ -25,9 +25,10 @@ from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Annotated, Final, Literal
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AwareDatetime, Field
 
-from spottrain_operator.api.wire import camel, mistake
+from spottrain_operator.api.wire import decode
+from spottrain_operator.errors import InvalidSpec
 
 VALID_FOR: Final = timedelta(days=1)
 """After `checked`, a rate holds for so long."""
@@ -117,9 +118,8 @@ def _since(rate: Rate) -> datetime:
 NO_PRICES: Final = PriceList()
 
 
-class _Entry(BaseModel):
-    model_config = ConfigDict(alias_generator=camel, extra="forbid", strict=True)
-
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Entry:
     instance_type: Annotated[str, Field(min_length=1)]
     capacity_type: Literal["Spot", "OnDemand", "Reserved"]
     zone: str = ""
@@ -140,9 +140,9 @@ def parse(text: str) -> PriceList:
     problems = []
     for number, entry in enumerate(entries):
         try:
-            read = _Entry.model_validate_json(json.dumps(entry))
-        except ValidationError as error:
-            problems.append(f"rate {number} is left out: {mistake(error.errors()[0])}")
+            read = decode(_Entry, entry, "", extra="forbid")
+        except InvalidSpec as error:
+            problems.append(f"rate {number} is left out: {error}")
             continue
         rate = Rate(usd_per_hour=read.usd_per_hour, since=read.since, checked=read.checked)
         found.setdefault((read.instance_type, read.capacity_type, read.zone), []).append(rate)

@@ -9,7 +9,7 @@ from dataclasses import fields, is_dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
 from functools import cache
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, Literal, TypeVar, cast
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails, PydanticSerializationError, to_json
@@ -76,14 +76,17 @@ def deadline_annotations(deadline: datetime, source: str) -> dict[str, str]:
     }
 
 
-def decode(cls: type[T], raw: Any, path: str) -> T:
-    """Converts JSON to a dataclass. Raises InvalidSpec with a sentence for each field that does not fit."""
+def decode(cls: type[T], raw: Any, path: str, *, extra: Literal["ignore", "forbid"] = "ignore") -> T:
+    """Converts JSON to a dataclass. Raises InvalidSpec with a sentence for each field that does not fit.
+
+    `extra`: what becomes of fields that the dataclass does not have.
+    """
     try:
-        return cast(T, _adapter(cast(Any, cls)).validate_json(_as_text([raw]))[0])
+        return cast(T, _adapter(cast(Any, cls), extra).validate_json(_as_text([raw]))[0])
     except RecursionError:  # [[[[[[...
         raise InvalidSpec(f"{path or 'it'} is nested too deeply") from None
     except ValidationError as error:
-        wrong = (mistake(each, path, skip=1) for each in error.errors(include_url=False))
+        wrong = (_mistake(each, path) for each in error.errors(include_url=False))
         raise InvalidSpec("; ".join(wrong)) from None
 
 
@@ -97,22 +100,22 @@ def _as_text(raw: list[Any]) -> bytes:
 
 
 @cache
-def _adapter(cls: Any) -> TypeAdapter[Any]:
+def _adapter(cls: Any, extra: Literal["ignore", "forbid"]) -> TypeAdapter[Any]:
     """Of a list, because pydantic accepts no configuration for a dataclass itself."""
-    return TypeAdapter(cast(Any, list)[cls], config=ConfigDict(alias_generator=camel, strict=True))
+    config = ConfigDict(alias_generator=camel, strict=True, extra=extra)
+    return TypeAdapter(cast(Any, list)[cls], config=config)
 
 
-def mistake(error: ErrorDetails, path: str = "", *, skip: int = 0) -> str:
-    """Returns pydantic's error as a sentence that names the field below `path`, after `skip` of its steps."""
-    steps = (f"[{step}]" if isinstance(step, int) else f".{step}" for step in error["loc"][skip:])
-    where = path + "".join(steps)
+def _mistake(error: ErrorDetails, path: str) -> str:
+    steps = error["loc"][1:]
+    where = path + "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in steps)
     where = where.removeprefix(".") or "it"
     match error["type"]:
         case "json_invalid":  # nested too deeply
             return f"{where}: {error['msg']}"
         case "missing":
             return f"{where} is required"
-        case "extra_forbidden":
+        case "unexpected_keyword_argument":
             return f"{where} is not a known field"
     must = re.sub(r"^[\w ]*? should", "must", error["msg"])
     return f"{where} {must}, and is {json.dumps(error['input'])[:80]}"
