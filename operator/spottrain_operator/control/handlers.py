@@ -7,8 +7,6 @@ and nodes have informers of their own (docs/adr/0015-informer.md).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import chain, repeat
 from typing import Any
 
 import kopf
@@ -18,22 +16,15 @@ from spottrain_operator.environment import Endpoint, NotInPod
 from spottrain_operator.io.cluster import PAGE
 from spottrain_operator.names import GROUP, PLURAL, VERSION
 
-FIRST_BACKOFFS = (5.0,) * 60
-LONGEST_BACKOFF = 30.0
+BACKOFFS = (5.0,) * 60 + (30.0,) * 100_000
+"""Seconds between the tries of one of kopf's requests: five minutes of short ones, then a month.
+
+kopf's default gives up after 54 s, and the process ends: an outage of the API server would leave it in
+CrashLoopBackOff, for minutes after the outage's end. And one watched namespace that was deleted (its LIST is
+refused with 403, for its RoleBinding is gone) would end the operator of all others.
+"""
 SERVER_TIMEOUT = 300
 """Seconds after which a watch is restarted; stalled watches have been reported over the years."""
-
-
-class Backoffs:
-    """Seconds between the tries of one of kopf's requests; they do not end.
-
-    kopf's default gives up after 54 s, and the process ends: an outage of the API server would leave it in
-    CrashLoopBackOff, for minutes after the outage's end. And one watched namespace that was deleted (its LIST
-    is refused with 403, for its RoleBinding is gone) would end the operator of all others.
-    """
-
-    def __iter__(self) -> Iterator[float]:
-        return chain(FIRST_BACKOFFS, repeat(LONGEST_BACKOFF))
 
 
 class NoDiffs(kopf.DiffBaseStorage):
@@ -89,4 +80,4 @@ def tune(settings: kopf.OperatorSettings) -> None:
     settings.watching.chunk_size = PAGE  # otherwise one LIST response holds all jobs
     settings.persistence.diffbase_storage = NoDiffs()
     settings.networking.request_timeout = 60
-    settings.networking.error_backoffs = Backoffs()
+    settings.networking.error_backoffs = BACKOFFS
