@@ -53,9 +53,8 @@ UNDECLARED = "unknown field"
 OLD_DEFINITION = (
     "the cluster's TrainingJob definition is older than this operator: apply its crds/trainingjobs.yaml"
 )
-CREATED_AT_A_TIME: Final = 8
-"""Maximum number of pods of one job: half of the client's creations, so that those of other jobs do not wait
-behind a gang of a thousand."""
+CREATED_AT_A_TIME: Final = 4
+"""Maximum number of pods of one job: as many as the client creates at once, in turn with those of others."""
 CHANGED_AT_A_TIME: Final = 32
 """Maximum number of other actions of one job: more than the client sends at once."""
 MAX_NAMED = 3

@@ -52,10 +52,11 @@ SHOWN = 100
 """Maximum number of bytes of an unusable response in an error message."""
 TIMEOUT = 30.0
 """Seconds for one request; after a timeout the work queue retries."""
-AT_ONCE: Final = 16
-"""Concurrent creations, and as many other requests, so that what a termination notice needs never waits
-behind the pods of a gang. All are kept connections, and a small part of the 600 requests that an API server
-serves at once by default."""
+CREATIONS: Final = 4
+OTHERS: Final = 8
+"""Concurrent creations, and other requests, so that what a termination notice needs never waits behind the
+pods of a gang. All are kept connections. More do not end earlier where the API server has two cores: with 16
+of each it cut watches that it could not serve, and worked 1.6 times as long (docs/adr/0015-informer.md)."""
 CONNECT_SECONDS: Final = 10.0
 KEPT_SECONDS: Final = 60.0
 """An unused connection is closed after this time; the API server closes it after 90 s."""
@@ -97,7 +98,7 @@ class Cluster:
     ) -> None:
         self._api = api
         self._write_timeout, self._time_to_write = write_timeout, time_to_write
-        self._creations, self._others = asyncio.Semaphore(AT_ONCE), asyncio.Semaphore(AT_ONCE)
+        self._creations, self._others = asyncio.Semaphore(CREATIONS), asyncio.Semaphore(OTHERS)
         self._session = _session(api)
         self._proxy = _proxy(api.configuration)
 

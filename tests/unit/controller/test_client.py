@@ -15,7 +15,7 @@ from aiohttp import web
 from kubernetes.aio import client
 from spottrain_operator.errors import ApiError, ApiFailure
 from spottrain_operator.io import cluster as cluster_module
-from spottrain_operator.io.cluster import AT_ONCE, Cluster
+from spottrain_operator.io.cluster import CREATIONS, OTHERS, Cluster
 
 from tests.support.loopback import cut, on_loopback
 
@@ -71,11 +71,11 @@ async def test_a_deletion_at_a_notice_does_not_wait_behind_bulk_creations() -> N
         pods = [{"metadata": {"namespace": "ml", "name": f"p{n}"}} for n in range(100)]
         creations = [asyncio.create_task(cluster.create("pods", pod)) for pod in pods]
         async with asyncio.timeout(10):
-            while busy < AT_ONCE:
+            while busy < CREATIONS:
                 await asyncio.sleep(0.01)
             await cluster.patch("pods", "q", "ml", {"metadata": {"annotations": {"a": "b"}}}, uid="u")
             await cluster.delete("pods", "q", "ml", uid="u", grace=5)
-        assert busy == AT_ONCE, "the others wait for a connection"
+        assert busy == CREATIONS, "the others wait for a connection"
         release.set()
         await asyncio.gather(*creations)
         assert busy == 100
@@ -95,7 +95,7 @@ async def test_the_time_of_a_request_counts_from_when_it_is_sent() -> None:
         with pytest.raises(ApiError) as no:
             await cluster.patch("pods", "hangs", "ml", {}, uid="u", seconds=0.3)
         assert no.value.kind is ApiFailure.UNREACHABLE
-        others = [asyncio.create_task(cluster.get("pods", f"p{n}", "ml")) for n in range(AT_ONCE)]
+        others = [asyncio.create_task(cluster.get("pods", f"p{n}", "ml")) for n in range(OTHERS)]
         await asyncio.sleep(0)
         waits = asyncio.create_task(cluster.patch("pods", "q", "ml", {}, uid="u", seconds=0.3))
         await asyncio.sleep(0.5)
@@ -119,7 +119,7 @@ async def test_connections_are_kept_and_no_more_than_the_bound_are_opened() -> N
             await asyncio.gather(
                 *(cluster.create("events", {"metadata": {"namespace": "ml"}}) for _ in range(60))
             )
-    assert len(peers) == AT_ONCE
+    assert len(peers) == CREATIONS
 
 
 # --- watches ------------------------------------------------------------------------------------------
