@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
 
+from localcluster.layout import GPUS_PER_NODE
 from processcluster.install import DOLLARS_PER_HOUR
 from spottrain.contract import TerminationMessage, TimeSplit
 
@@ -15,6 +16,8 @@ PARTS = (
     "productive", "startup", "dataWait", "checkpointStall", "restore", "rollback", "waiting", "other",
 )  # fmt: skip
 CENT = Decimal("0.01")
+SHARE = Decimal(1) / GPUS_PER_NODE
+"""Of a node, of a pod with one GPU."""
 
 
 def now() -> str:
@@ -50,7 +53,3 @@ def times(pod: Raw) -> Times:
 def bound(pod: Raw) -> str:
     conditions = pod["status"]["conditions"]
     return str(next(c["lastTransitionTime"] for c in conditions if c["type"] == "PodScheduled"))
-
-
-def share_of(node: Raw) -> Decimal:
-    return Decimal(1) / int(node["gpus"])

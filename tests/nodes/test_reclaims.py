@@ -21,7 +21,7 @@ from demo.target import SECRET, local_pool
 from localcluster.api import Cluster
 from processcluster.install import DOLLARS_PER_HOUR, ON_DEMAND_DOLLARS_PER_HOUR
 
-from tests.nodes.bills import CENT, PARTS, bound, dollars, now, seconds, share_of, times
+from tests.nodes.bills import CENT, PARTS, SHARE, bound, dollars, now, seconds, times
 from tests.nodes.conftest import new_lab
 from tests.support.lab import TRAIN, Lab, Raw, drawn_to
 
@@ -249,7 +249,6 @@ def test_the_bill_of_a_reclaimed_job_is_divided_between_its_attempts(played: Pla
     cost, goodput, attempts = status["cost"], status["goodput"], status["attempts"]
     second = times(played.lab.pods()[-1])
     ledger = played.lab.ledger()
-    share = share_of(ledger["nodes"][0])
     used = [seconds(first, attempts[0]["endTime"]), seconds(second.bound, second.ended)]
     overlap = max(Decimal(0), seconds(second.bound, attempts[0]["endTime"]))
     assert Decimal(goodput["allocated"]) == sum(used)
@@ -261,10 +260,10 @@ def test_the_bill_of_a_reclaimed_job_is_divided_between_its_attempts(played: Pla
     assert sum(spent) == Decimal(cost["spent"])
     sums = [attempt["sums"] for attempt in ledger["attempts"]]
     assert spent[1] == Decimal(sums[1]["useSeconds"]) * DOLLARS_PER_HOUR / 3600
-    assert spent[0] >= share * Decimal(used[0]) * DOLLARS_PER_HOUR / 3600
+    assert spent[0] >= SHARE * Decimal(used[0]) * DOLLARS_PER_HOUR / 3600
     seen = [seconds(first, played.ended["job"]), seconds(second.bound, now())]
     for each, time, most in zip(sums, used, seen, strict=True):
-        assert time <= Decimal(each["useSeconds"]) / share <= most + 1, "until its end was seen"
+        assert time <= Decimal(each["useSeconds"]) / SHARE <= most + 1, "until its end was seen"
         assert Decimal(each["onDemandUse"]) == 3 * Decimal(each["use"])
     saving = 100 * (1 - Decimal(cost["spent"]) / Decimal(cost["onDemandIdeal"]))
     assert cost["saving"] == f"{saving:.1f}%"
@@ -278,10 +277,9 @@ def test_a_job_costs_what_its_times_say_to_the_cent(played: Played) -> None:
     ledger = played.lab.ledger("alone")
     node = ledger["nodes"][0]
     assert (node["instanceType"], node["capacityType"]) == ("local.gpu", "Spot")
-    share = share_of(node)
     assert spent == use and boot == Decimal(cost["idle"]) == 0, "its node was there before it"
     most = dollars(pod.bound, played.ended["alone"]) + CENT
-    assert dollars(pod.bound, pod.ended) <= use / share <= most, "or the seconds until its end was seen"
+    assert dollars(pod.bound, pod.ended) <= use / SHARE <= most, "or the seconds until its end was seen"
     assert Decimal(cost["unknownSeconds"]) == 0
     assert [Decimal(attempt["spent"]) for attempt in status["attempts"]] == [spent]
     assert Decimal(ledger["attempts"][0]["sums"]["onDemandUse"]) == 3 * use
@@ -302,8 +300,7 @@ def test_the_time_of_a_job_is_what_its_trainer_measured_and_its_saving_follows(p
         assert abs(parts[name] - Decimal(value) * scale) <= CENT, name
     assert abs(parts["startup"] - started - Decimal(pod.split.startup) * scale) <= CENT
     assert parts["productive"] >= 3 * scale and parts["rollback"] == 0, "60 steps of 50 ms and more"
-    share = share_of(played.lab.ledger("alone")["nodes"][0])
-    ideal = share * (parts["productive"] + parts["dataWait"]) * ON_DEMAND_DOLLARS_PER_HOUR / 3600
+    ideal = SHARE * (parts["productive"] + parts["dataWait"]) * ON_DEMAND_DOLLARS_PER_HOUR / 3600
     assert abs(Decimal(cost["onDemandIdeal"]) - ideal) <= CENT
     saving = 100 * (1 - Decimal(cost["spent"]) / Decimal(cost["onDemandIdeal"]))
     assert cost["saving"] == f"{saving:.1f}%"
