@@ -288,7 +288,11 @@ def advice(o: Observed) -> Iterator[Action]:
 def recheck_after(
     o: Observed, status: Status, books: Bookkeeping, actions: tuple[Action, ...] = ()
 ) -> timedelta | None:
-    """Returns the delay after which time alone changes the decision; None for never."""
+    """Returns the delay after which time alone changes the decision; None for never.
+
+    The decision is about the job as this plan leaves it: its own write of the status is no news to it.
+    """
+    o = replace(o, job=replace(o.job, status=status))
     later = [t - o.now for t in _times(o, status, books) if t is not None and t > o.now]
     if any(isinstance(a, Create) for a in actions):
         # The watch event of a pod that is cached from its POST is ignored, and a pod that no scheduler

@@ -91,6 +91,14 @@ class Returns(Story):
         return self
 
 
+def test_from_its_first_save_on_a_job_on_demand_is_looked_at_again_without_any_event() -> None:
+    unsaved = replace(on_demand(durable_step=None), known_durable_step=None)
+    job = Returns(unsaved.attempts[0].workers, unsaved)
+    saved = sample(step=60, durableStep=50)
+    job.look("attempt=1 durable=50 again=60 !creates", trains(), sample=saved)
+    job.look("on=Spot creates=0", trains(), sample=saved, at=61)
+
+
 def test_the_training_goes_on_while_the_next_attempts_pod_asks_for_spot_and_until_it_runs() -> None:
     job = Returns()
     made = job.look("attempt=1 on=Spot pool=a creates=0 !deletes !stopping !cause1", trains())

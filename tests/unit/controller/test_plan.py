@@ -64,7 +64,7 @@ SCENES: dict[str, tuple[Observed, str]] = {
     ),
     "a container that cannot start is a condition": (
         make_observed(make_pod(phase="Pending", running_since=None, waiting=SECRET)),
-        "Running=False/CreateContainerConfigError !creates failures=0 !again",
+        "Running=False/CreateContainerConfigError !creates failures=0 again=300",
     ),
     "done is success, and the pod stays for its logs": (
         make_observed(told(Outcome.DONE, step=100, durableStep=100, outputURI="s3://bucket/run/final/")),
