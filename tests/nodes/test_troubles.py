@@ -108,12 +108,13 @@ class Troubles:
     def said_once(self, name: str, kind: str, reason: str) -> Raw:
         """The first condition of that kind and reason that the job had."""
 
-        def found() -> Raw | None:
-            conditions = [c for status in list(self.said[name]) for c in status.get("conditions", [])]
+        def condition(status: Raw) -> Raw | None:
+            conditions = status.get("conditions", [])
             return next((c for c in conditions if (c["type"], c.get("reason")) == (kind, reason)), None)
 
-        condition: Raw = self.lab.wait(f"{kind} with {reason} of {name}", found, name=name, seconds=SECONDS)
-        return condition
+        found = condition(self.status_with(name, f"{kind} with {reason}", condition))
+        assert found is not None
+        return found
 
     def status_with(self, name: str, what: str, has: Callable[[Raw], object]) -> Raw:
         """The first status that the job had with this."""

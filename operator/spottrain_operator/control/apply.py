@@ -43,7 +43,7 @@ from spottrain_operator.control.actions import (
 )
 from spottrain_operator.errors import ApiError, ApiFailure, Incomplete
 from spottrain_operator.io import metrics
-from spottrain_operator.io.cluster import Cluster
+from spottrain_operator.io.cluster import CREATIONS, Cluster
 from spottrain_operator.io.logs import about
 
 logger = logging.getLogger(__name__)
@@ -53,8 +53,6 @@ UNDECLARED = "unknown field"
 OLD_DEFINITION = (
     "the cluster's TrainingJob definition is older than this operator: apply its crds/trainingjobs.yaml"
 )
-CREATED_AT_A_TIME: Final = 4
-"""Maximum number of pods of one job: as many as the client creates at once, in turn with those of others."""
 CHANGED_AT_A_TIME: Final = 32
 """Maximum number of other actions of one job: more than the client sends at once."""
 MAX_NAMED = 3
@@ -137,7 +135,7 @@ async def _run_all(actions: tuple[Action, ...], job: Job, context: Context) -> l
     results += provided
     lacking = any(isinstance(r, Rejected | Failed) for r in provided)
     if not lacking and not any(isinstance(r, Changed | PodEnded) for r in results):
-        results += await _at_once(creates, job, context, most=CREATED_AT_A_TIME)
+        results += await _at_once(creates, job, context, most=CREATIONS)
     return results
 
 

@@ -293,7 +293,7 @@ def recheck_after(
     The decision is about the job as this plan leaves it: its own write of the status is no news to it.
     """
     o = replace(o, job=replace(o.job, status=status))
-    later = [t - o.now for t in _times(o, status, books) if t is not None and t > o.now]
+    later = [t - o.now for t in _times(o, books) if t is not None and t > o.now]
     if any(isinstance(a, Create) for a in actions):
         # The watch event of a pod that is cached from its POST is ignored, and a pod that no scheduler
         # handles has no other event.
@@ -301,8 +301,9 @@ def recheck_after(
     return min(later) + timedelta(milliseconds=50) if later else None
 
 
-def _times(o: Observed, status: Status, books: Bookkeeping) -> Iterator[datetime | None]:
-    yield from (o.now + interval for interval in _rechecks(o, status, books))
+def _times(o: Observed, books: Bookkeeping) -> Iterator[datetime | None]:
+    status = o.job.status
+    yield from (o.now + interval for interval in _rechecks(o, books))
     if status.terminal and (end := lifecycle.ends_of_life(o, status)) is not None:
         yield max(end, o.now + AT_ONCE)
     if not status.terminal:
@@ -325,9 +326,9 @@ def _times(o: Observed, status: Status, books: Bookkeeping) -> Iterator[datetime
     yield from (p.deleted + o.limits.dead_slack for p in o.pods if p.deleted is not None and p.node)
 
 
-def _rechecks(o: Observed, status: Status, books: Bookkeeping) -> Iterator[timedelta]:
+def _rechecks(o: Observed, books: Bookkeeping) -> Iterator[timedelta]:
     """Yields how soon to look again at what no event tells the job."""
-    team = gang.team(o)
+    team, status = gang.team(o), o.job.status
     if o.job.deleting and o.job.holds_checkpoints:
         yield RECHECK  # at the pod that deletes them
     if not status.attempt and saving_predecessor(o):
@@ -338,19 +339,19 @@ def _rechecks(o: Observed, status: Status, books: Bookkeeping) -> Iterator[timed
         yield RECHECK
     if ledger.idle_nodes(books.ledger) or any(map(placement.is_kept_off, team)):
         yield SLOW_RECHECK
-    if _queue_lacks(o, status):
+    if _queue_lacks(o):
         yield SLOW_RECHECK
     refused = o.job.spec is None or capacity.problem(o)
     if not status.terminal and o.applied is not None and refused:
         yield DEFAULTS_RECHECK
 
 
-def _queue_lacks(o: Observed, status: Status) -> bool:
+def _queue_lacks(o: Observed) -> bool:
     """Returns whether the job waits for something of its queue beside its Workload."""
     seen = o.admission
     if seen is None:
         return False
-    if status.terminal:  # until Kueue knows, the quota is held
+    if o.job.status.terminal:  # until Kueue knows, the quota is held
         return seen.workload is not None and not seen.workload.finished
     lacks = seen.api is None or seen.unread or seen.unknown_class or None in seen.flavors.values()
     return bool(o.job.queue and lacks)

@@ -8,10 +8,11 @@ from typing import Any, cast
 
 import pytest
 from spottrain_operator.api.training_job import Status
-from spottrain_operator.control.apply import CHANGED_AT_A_TIME, CREATED_AT_A_TIME
+from spottrain_operator.control.apply import CHANGED_AT_A_TIME
 from spottrain_operator.control.informer import Informers
 from spottrain_operator.control.reconcile import LARGE
 from spottrain_operator.control.work_queue import WorkQueue
+from spottrain_operator.io.cluster import CREATIONS
 
 from tests.builders import KEY, NOW, make_job, make_observed, manifests, raw_spec
 from tests.support.virtualtime import virtually
@@ -41,7 +42,7 @@ async def test_pods_of_a_large_gang_are_created_and_deleted_a_few_at_a_time() ->
     world = World({"workers": 100})
     created, deleted = at_once(world, "create_pod"), at_once(world, "delete_pod")
     await world.settle()
-    assert len(world.cluster.posted) == 100 and max(created) == CREATED_AT_A_TIME
+    assert len(world.cluster.posted) == 100 and max(created) == CREATIONS
     job = world.cluster.jobs[KEY.name]
     job["spec"]["suspend"] = True
     world.cluster._bump(job)
