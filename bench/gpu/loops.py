@@ -7,7 +7,6 @@ It writes the Unix time of each step, sends itself SIGTERM in step STOP, and pri
 
 from __future__ import annotations
 
-import hashlib
 import os
 import signal
 import sys
@@ -18,6 +17,7 @@ from typing import Any, Final
 
 import spottrain
 import torch
+from spottrain.checkpoint.final_weights import digest
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from bench.gpu.model import GPT_124M, SMALL, Shape, Windows
@@ -146,10 +146,7 @@ def main(times: str, steps: str, *words: str) -> None:
             os.kill(os.getpid(), signal.SIGTERM)
 
     model = KINDS[kind](SMALL if tiny else GPT_124M, int(steps), f"{times}.folder", done)
-    digest = hashlib.sha256()
-    for each in model.state_dict().values():
-        digest.update(each.detach().cpu().contiguous().view(torch.uint8).numpy())
-    print(f"digest {digest.hexdigest()[:16]}", flush=True)
+    print(f"digest {digest(model.state_dict())}", flush=True)
 
 
 if __name__ == "__main__":
