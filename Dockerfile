@@ -20,15 +20,16 @@ FROM base AS lock
 ARG CA_BUNDLE
 RUN python3 -m venv /opt/uv && PIP_CERT=$CA_BUNDLE /opt/uv/bin/pip install -q --no-cache-dir uv==0.13.9
 COPY pyproject.toml uv.lock /lock/
+COPY cli/pyproject.toml /lock/cli/
 RUN cd /lock && export UV_PYTHON=/usr/bin/python3 UV_PYTHON_DOWNLOADS=never UV_NO_CACHE=1 \
-    && export="/opt/uv/bin/uv export --quiet --frozen --no-dev --no-emit-project --no-header --no-annotate" \
+    && export="/opt/uv/bin/uv export --quiet --frozen --no-dev --no-emit-workspace --no-header --no-annotate" \
     && mkdir /out \
     && $export --only-group operator > /out/operator.txt \
     && $export --only-group prices > /out/prices.txt \
     && $export --extra s3 --extra gcs --extra gpu > /out/sync.txt \
     && $export --extra runtime --extra gcs > /out/runtime.txt \
     && $export --extra runtime --extra gcs --no-emit-package torch --no-emit-package triton > /out/cuda.txt \
-    && /opt/uv/bin/uv export --quiet --frozen --only-dev --no-emit-project --no-header --no-annotate > /out/dev.txt \
+    && /opt/uv/bin/uv export --quiet --frozen --only-dev --no-emit-workspace --no-header --no-annotate > /out/dev.txt \
     && touch -d @0 /out/*
 
 # The tools of an install, in one place. uv is lent to a layer and leaves with it.
@@ -82,7 +83,7 @@ RUN python3 -m compileall -q /opt/spottrain/lib \
 USER 65532:65532
 ENTRYPOINT ["python3", "-m", "spottrain_prices"]
 
-# The whole package without torch, so that `spottrain checkpoints` is there too: it deletes a deleted job's checkpoints.
+# The whole package without torch, so that `spottrain checkpoints delete` is there too: it deletes a deleted job's checkpoints.
 FROM installer AS sync
 ARG CA_BUNDLE
 RUN useradd --uid 1000 --user-group --no-create-home --home-dir /tmp spottrain
@@ -95,7 +96,7 @@ RUN install-locked /opt/spottrain/sync.txt \
 COPY runtime/spottrain /opt/spottrain/lib/spottrain
 RUN python3 -m compileall -q /opt/spottrain/lib \
     && python3 -c "import boto3, google.cloud.storage, pynvml, spottrain" \
-    && spottrain sync --help > /dev/null && spottrain checkpoints --help > /dev/null \
+    && spottrain sync --help > /dev/null && spottrain checkpoints delete --help > /dev/null \
     && spottrain inject /tmp/injected > /dev/null && rm -r /tmp/injected \
     && for foreign in torch numpy kopf kubernetes; do \
          if python3 -c "import $foreign" 2>/dev/null; then echo "$foreign got into the image sync"; exit 1; fi; \

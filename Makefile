@@ -12,7 +12,7 @@ PY := .venv/bin/python
 TOO_OLD := error: spottrain needs Python 3.11 or newer as python3 on PATH, and this one is
 SETUP := @python3 -c 'import sys; sys.version_info >= (3, 11) or sys.exit("$(TOO_OLD) " + sys.version.split()[0])' \
 	&& python3 dev/setup.py
-SOURCES := operator runtime dev bench examples tests
+SOURCES := operator runtime cli dev bench examples tests
 PROCESSES := PYTHONPATH=dev $(PY) -m processcluster
 PYTEST := $(PY) -m pytest
 
@@ -75,9 +75,10 @@ test-with: setup ## X=karpenter, kueue, prometheus, torch, frameworks, native or
 bench: setup ## NAME=checkpoint, loop, scale ...: a benchmark, recorded in bench/RESULTS.md
 	@$(PY) -m bench $(NAME)
 
-wheel: setup ## dist/spottrain-VERSION-py3-none-any.whl: the runtime for an image of your own
-	rm -f dist/spottrain-*.whl
+wheel: setup ## dist/: the runtime for an image of your own, and the command line
+	rm -f dist/spottrain*.whl
 	$(PY) -m hatchling build --target wheel --directory dist
+	cd cli && ../$(PY) -m hatchling build --target wheel --directory ../dist
 
 golden: programs # renders the chart again into tests/chart/golden; read the diff
 	SPOTTRAIN_RENEW_GOLDEN=1 $(PYTEST) -q -n 0 tests/chart/test_golden.py

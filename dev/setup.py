@@ -26,7 +26,7 @@ from localcluster.shell import ClusterError, run
 ROOT: Final = layout.repository()
 ENVIRONMENT: Final = ROOT / ".venv"
 STAMP: Final = ENVIRONMENT / ".synced"
-INPUTS: Final = ("pyproject.toml", "uv.lock")
+INPUTS: Final = ("pyproject.toml", "cli/pyproject.toml", "uv.lock")
 PACKAGES_GB: Final = 6.0
 """torch with its CUDA libraries, transformers and the like: 5.6 unpacked, seen on x86_64."""
 PACKAGES_SECONDS: Final = 60

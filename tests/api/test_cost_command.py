@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from localcluster import layout
 from localcluster.apiserver import ApiServer
-from spottrain.cli.cost_status import BUCKETS
 from spottrain.contract import Outcome, TerminationMessage, TimeSplit
+from spottrain_cli.cost.status import BUCKETS
 
 from tests.api.kube import MERGE, Json, Kube, jobs, wait_for
 from tests.api.scene import OperatorProcess, Scene, job_body

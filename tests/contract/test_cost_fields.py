@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 import yaml
-from spottrain.cli import cost_report, cost_status, kubectl
-from spottrain.cli.cost_status import BUCKETS, Attempt, Cost, Goodput, JobCost
+from spottrain_cli import kubectl
+from spottrain_cli.cost import report as cost_report
+from spottrain_cli.cost import status as cost_status
+from spottrain_cli.cost.status import BUCKETS, Attempt, Cost, Goodput, JobCost
 from spottrain_operator import names
 from spottrain_operator.api.training_job import CheckpointMode
 

@@ -53,7 +53,7 @@ def test_it_requires_nothing_and_no_extra_pins_torch(metadata: Message) -> None:
     needs = metadata.get_all("Requires-Dist") or []
     assert all("extra ==" in need for need in needs)
     extras = set(metadata.get_all("Provides-Extra") or [])
-    assert extras == {"s3", "gcs", "gpu", "weights", "torch", "runtime"}, "none of the operator's"
+    assert extras == {"s3", "gcs", "gpu", "weights", "cli", "torch", "runtime"}, "none of the operator's"
     assert {need.split(";")[0].strip() for need in needs if need.startswith("torch")} == {"torch>=2.6"}
     for extra in ("s3", "gcs", "gpu", "weights"):  # none replaces the torch or NumPy of one's own image
         mine = [need for need in needs if f"extra == '{extra}'" in need]

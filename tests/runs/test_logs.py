@@ -11,9 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from spottrain.cli.logs import logs
 from spottrain.contract import Env, ExitCode, Outcome, log_key
 from spottrain.storage.local import FolderStore
+from spottrain_cli.checkpoints.logs import logs
 
 from tests.runs.conftest import Lab, Start, harm_scribe
 from tests.runs.launched import BASE, OURS, WAITS, Launched, gone

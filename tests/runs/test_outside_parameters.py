@@ -7,8 +7,8 @@ import json
 import pytest
 import spottrain
 from spottrain.checkpoint.final_weights import digest
-from spottrain.cli.checkpoints import main
 from spottrain.contract import ExitCode
+from spottrain_cli.checkpoints.verbs import main
 
 from tests.runs.conftest import Lab
 from tests.runs.launched import Run

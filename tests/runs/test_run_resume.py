@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import spottrain
 from spottrain.checkpoint.final_weights import digest
-from spottrain.cli.checkpoints import main
 from spottrain.contract import Env, ExitCode, Outcome, Reason
+from spottrain_cli.checkpoints.verbs import main
 
 from tests.runs.conftest import SCRIPT, Lab, says_again_that_it_is_done
 from tests.runs.launched import Run

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from spottrain.checkpoint.head.owner import ClaimPolicy, HeadOwner, Identity
 from spottrain.checkpoint.head.state import HeadState
-from spottrain.cli.checkpoints import main
 from spottrain.contract import OnExisting
 from spottrain.errors import ConfigurationError
 from spottrain.storage.s3 import S3Store
+from spottrain_cli.checkpoints.verbs import main
 
 from tests.support.headcheckpoints import save
 from tests.support.s3server import S3Server

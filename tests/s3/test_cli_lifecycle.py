@@ -15,9 +15,9 @@ import boto3
 import pytest
 from moto import mock_aws
 from spottrain.checkpoint.head.owner import ClaimPolicy, HeadOwner, Identity
-from spottrain.cli.checkpoints import main
 from spottrain.contract import OnExisting
 from spottrain.storage.s3 import S3Store
+from spottrain_cli.checkpoints.verbs import main
 
 from tests.support import s3server
 from tests.support.headcheckpoints import Made, save

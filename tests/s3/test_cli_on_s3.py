@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from spottrain.checkpoint.head.owner import HeadOwner, Identity
-from spottrain.cli.checkpoints import main
 from spottrain.storage.s3 import S3Store
+from spottrain_cli.checkpoints.verbs import main
 
 from tests.support.headcheckpoints import save
 from tests.support.s3server import S3Server

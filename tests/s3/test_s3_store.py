@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 from spottrain.checkpoint.head.owner import HeadOwner, Identity
-from spottrain.cli.checkpoints import main
 from spottrain.cli.reading import open_existing
 from spottrain.contract import Env
 from spottrain.errors import BucketNotFound, StoreDenied, StoreUnavailable, StoreUnsuitable
 from spottrain.storage.base import AlreadyExists, Object
 from spottrain.storage.open import open_store
 from spottrain.storage.s3 import S3Store, checksum
+from spottrain_cli.checkpoints.verbs import main
 
 from tests.support import s3server, storepromises
 from tests.support.faultproxy import Fault, FaultProxy, Plan, Request, Treatment, error

@@ -1,12 +1,9 @@
-"""The `spottrain` command.
+"""The `spottrain` command as a pod has it. What a person types on a laptop is in cli/spottrain_cli.
 
-entry, main   `spottrain run` and `spottrain profile`
-plan          `spottrain plan QUESTION`
-cost          `spottrain cost JOB`: arguments. kubectl (reading jobs), cost_status (what they say),
-              cost_report (one job), cost_sums (a namespace, by team)
+entry, main   `spottrain run` and `spottrain profile`; hands every other verb to spottrain_cli, if it is there
+sync          `spottrain sync`
 inject        `spottrain inject FOLDER`; it copies launch, which starts `spottrain run` from that folder
-checkpoints   `spottrain checkpoints VERB URI`: arguments; each verb has a module
+checkpoints   `spottrain checkpoints delete URI`, by deleting, reading and contents
 
-`checkpoints` needs only the standard library and `storage/`, `cost` not even that. `plan` needs no torch:
-they run on a laptop and start at once. Nothing here executes what it reads.
+Nothing here executes what it reads.
 """

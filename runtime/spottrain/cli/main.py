@@ -11,6 +11,7 @@ before any heavy import. Every exit writes the termination message.
 from __future__ import annotations
 
 import argparse
+import importlib
 import importlib.util
 import os
 import pkgutil
@@ -39,8 +40,10 @@ from spottrain.lifecycle.rendezvous import meet
 from spottrain.lifecycle.session import RunEnded, Session, leave, show, use
 from spottrain.lifecycle.topology import Gang, count_gpus
 
-OTHERS = ("checkpoints", "cost", "inject", "plan")
-"""Commands that do not train. Each is a module beside this one, imported only for it."""
+TRAINS = ("run", "profile", "sync")
+"""Commands that end with a save, so signals are held from the start."""
+IN_PODS = ("inject", "checkpoints delete")
+"""The others that a pod needs. Every other verb is the command line's (spottrain_cli), which no pod has."""
 ABOUT = "Trains on spot capacity: saves before an interruption, and resumes from there."
 DESCRIPTION = """Runs a training script that saves a checkpoint before it is interrupted and resumes from it.
 Outside Kubernetes, Ctrl-C saves and stops; the same command resumes."""
@@ -62,9 +65,9 @@ class Command(NamedTuple):
 
 def main(argv: list[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else argv
-    if words and words[0] in OTHERS:
+    if not words or words[0] not in TRAINS:
         release_signals()
-        return int(importlib.import_module(f"spottrain.cli.{words[0]}").main(words[1:]))
+        return _no_training(words)
     hold_signals()  # blocked already, unless the caller is not `entry`
     if words[:1] == ["sync"]:
         from spottrain.cli import sync
@@ -96,6 +99,23 @@ def main(argv: list[str] | None = None) -> int:
     return _run_here(session, command)
 
 
+def _no_training(words: list[str]) -> int:
+    if words[:1] == ["inject"] or words[:2] == ["checkpoints", "delete"]:
+        return int(importlib.import_module(f"spottrain.cli.{words[0]}").main(words[1:]))
+    if importlib.util.find_spec("spottrain_cli") is not None:
+        return int(importlib.import_module("spottrain_cli.app").main(words))
+    if words and not words[0].startswith("-"):
+        here = f"{words[0]!r} is no command of the runtime ({', '.join([*TRAINS, *IN_PODS])})"
+        there = "the command line has the others: pip install 'spottrain[cli]'"
+        print(f"spottrain: {here}; {there}", file=sys.stderr)
+        return 2
+    try:
+        _read_command(words)  # --help, --version
+    except ConfigurationError as error:
+        print(f"spottrain: {error}", file=sys.stderr)
+    return 2
+
+
 def _run_here(session: Session, command: Command) -> int:
     last_line = LastLine()
     try:
@@ -122,10 +142,10 @@ def _read_command(argv: list[str]) -> Command:
     run = commands.add_parser("run", help="run a training script", description=DESCRIPTION)
     about = "run a training script and profile some of its steps"
     profiled = commands.add_parser("profile", help=about, description=profile.ABOUT)
-    commands.add_parser("plan", help="what a training needs and costs: time, memory, network, hardware")
-    commands.add_parser("cost", help="what a job, or a namespace's jobs, cost, saved and lost")
     commands.add_parser("sync", help="keep a folder of any program's checkpoints in a store")
-    commands.add_parser("checkpoints", help="inspect and manage checkpoints: list, verify, prune, copy, ...")
+    commands.add_parser(
+        "checkpoints", help="delete URI: what a job left; the other verbs are in spottrain[cli]"
+    )
     commands.add_parser("inject", help="write the runtime to a folder, for an image that lacks it")
     parser.add_argument("--version", action=_Version, nargs=0, help="show the version")
     flags = _add_flags(run)

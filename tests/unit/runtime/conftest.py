@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
-from itertools import count
+from pathlib import Path
 
 import pytest
 
 from tests.support.fresh import Fresh
-from tests.unit.runtime.sentences import Sentences, Told, of_error, refusal
+from tests.support.sentences import Sentences, renewing, told
+
+__all__ = ["told"]
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -29,33 +31,11 @@ def fresh() -> Iterator[Fresh]:
 
 @pytest.fixture(scope="session")
 def sentences() -> Iterator[Sentences]:
-    sentences = Sentences()
+    sentences = Sentences(Path(__file__).parent)
     yield sentences
     sentences.close()
 
 
-@pytest.fixture
-def told(
-    request: pytest.FixtureRequest, sentences: Sentences, tmp_path_factory: pytest.TempPathFactory
-) -> Told:
-    """Compares what is said with what sentences.txt has of this test: a text, an error, a refused call's."""
-    calls = count(1)
-
-    def compare(what: object) -> None:
-        number = next(calls)
-        name = request.node.name if number == 1 else f"{request.node.name} ({number})"
-        if isinstance(what, pytest.ExceptionInfo):
-            text = of_error(what.value)
-        else:
-            text = refusal(what) if callable(what) else str(what)
-        if "tmp_path" in request.fixturenames:
-            text = text.replace(str(request.getfixturevalue("tmp_path")), "TMP")
-        text = text.replace(str(tmp_path_factory.getbasetemp()), "TMP")
-        sentences.compare(request.path, name, text)
-
-    return compare
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if Sentences().renewing:
+    if renewing():
         items[:] = [item for item in items if "told" in getattr(item, "fixturenames", ())]

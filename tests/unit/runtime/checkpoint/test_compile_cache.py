@@ -23,7 +23,7 @@ from spottrain.errors import StoreUnavailable
 from spottrain.storage.base import Body, Object
 from spottrain.storage.local import FolderStore
 
-from tests.unit.runtime.sentences import Told
+from tests.support.sentences import Told
 
 FACTS = CompileTarget(
     torch="2.15.0+cpu",

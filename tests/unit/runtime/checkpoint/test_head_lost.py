@@ -13,7 +13,7 @@ from spottrain.errors import CheckpointError
 from spottrain.storage.local import FolderStore
 
 from tests.support.headcheckpoints import save
-from tests.unit.runtime.sentences import Told
+from tests.support.sentences import Told
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from spottrain.errors import StoreDenied, StoreUnavailable, Superseded
 from spottrain.storage.base import Body, Object, PreconditionFailed
 from spottrain.storage.local import FolderStore
 
-from tests.unit.runtime.sentences import Told
+from tests.support.sentences import Told
 
 
 @dataclass

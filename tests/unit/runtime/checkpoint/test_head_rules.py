@@ -27,7 +27,7 @@ from spottrain.checkpoint.head.state import (
 from spottrain.contract import OnExisting, checkpoint_key
 from spottrain.errors import CheckpointError, Superseded
 
-from tests.unit.runtime.sentences import Told
+from tests.support.sentences import Told
 
 ME = Identity(job_uid="A", job="digits", attempt=2)
 

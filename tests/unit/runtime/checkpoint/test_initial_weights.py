@@ -18,8 +18,8 @@ from spottrain.core.run_config import InitFrom
 from spottrain.distributed.world import World
 from spottrain.errors import CheckpointError, StoreDenied
 
+from tests.support.sentences import Told
 from tests.unit.runtime.checkpoint.test_saves import Faulty, attempt
-from tests.unit.runtime.sentences import Told
 
 
 class Changing(Faulty):

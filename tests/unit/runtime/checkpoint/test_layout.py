@@ -25,8 +25,8 @@ from spottrain.core.container import ContainerMemory
 from spottrain.distributed.world import World
 from spottrain.storage.local import FolderStore
 
+from tests.support.sentences import Told
 from tests.support.snapshots import KEY, pack, same
-from tests.unit.runtime.sentences import Told
 
 shapes = st.lists(st.integers(0, 5), max_size=3)
 leaf_lists = st.lists(st.tuples(st.sampled_from(list(SAFETENSORS)), shapes), max_size=8)

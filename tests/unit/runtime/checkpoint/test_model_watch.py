@@ -12,7 +12,7 @@ from spottrain.checkpoint.model_watch import ModelWatch
 from spottrain.errors import ConfigurationError
 from torch.nn.utils import parametrizations, prune
 
-from tests.unit.runtime.sentences import Told
+from tests.support.sentences import Told
 
 
 class Loop:

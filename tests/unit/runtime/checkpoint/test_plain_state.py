@@ -31,8 +31,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
+from tests.support.sentences import Told
 from tests.support.snapshots import KEY, pack, same, unpack
-from tests.unit.runtime.sentences import Told
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -27,6 +27,7 @@ from spottrain.checkpoint.reader import (
 from spottrain.contract import MANIFEST_NAME
 from spottrain.errors import CheckpointError
 
+from tests.support.sentences import Told
 from tests.support.snapshots import (
     KEY,
     Memory,
@@ -40,7 +41,6 @@ from tests.support.snapshots import (
     same,
     unpack,
 )
-from tests.unit.runtime.sentences import Told
 
 TREE = {"w": torch.arange(10.0), "x": 1.5, "y": [torch.ones(3, dtype=torch.int8)]}
 SHARD = KEY + "r00000-00.safetensors"

@@ -27,8 +27,8 @@ from spottrain.lifecycle.session import Session
 from spottrain.storage.base import Body, never
 from spottrain.storage.local import FolderStore
 
+from tests.support.sentences import Told
 from tests.unit.runtime.distributed.test_control_channel import wait_for
-from tests.unit.runtime.sentences import Told
 
 
 class Faulty(FolderStore):

@@ -19,8 +19,8 @@ from spottrain.checkpoint.layout import SHARD_BYTES
 from spottrain.checkpoint.manifest import Piece, StoredTensor
 from spottrain.checkpoint.tree import Flattened, renumber, unflatten
 
+from tests.support.sentences import Told
 from tests.support.snapshots import change, pack, same, unpack
-from tests.unit.runtime.sentences import Told
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool]
 scalars = (

@@ -30,9 +30,9 @@ from spottrain.distributed.world import World
 from spottrain.storage.base import AlreadyExists, Cancelled, never
 from spottrain.storage.local import FolderStore
 
+from tests.support.sentences import Told
 from tests.support.snapshots import Memory
 from tests.unit.runtime.distributed.test_control_channel import wait_for
-from tests.unit.runtime.sentences import Told
 
 SECONDS = 30.0
 

@@ -15,7 +15,7 @@ from spottrain.cli.inject import inject, needed_packages
 from spottrain.contract import EXIT_CODE_OF, LAUNCHER, Env, Outcome, Reason
 from spottrain.core.startup_signals import SIGNALS
 
-from tests.unit.runtime.sentences import Told
+from tests.support.sentences import Told
 
 LAUNCH = Path(command.__file__).with_name("launch.py")
 

@@ -74,7 +74,7 @@ def test_a_word_that_is_not_known_is_refused_with_those_that_are(words: list[str
             [
                 "run a training script and profile",
                 "run a training script\n",
-                "inspect and manage checkpoints",
+                "the other verbs are in spottrain[cli]",
             ],
         ),
         (["run"], ["--on-existing {fail,resume,fresh}"]),

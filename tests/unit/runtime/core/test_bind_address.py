@@ -19,7 +19,7 @@ from spottrain.lifecycle.topology import LOOPBACK, Gang, reserve_port
 from torch._C._distributed_c10d import HashStore
 
 from tests.support.ports import free_port
-from tests.unit.runtime.sentences import Told
+from tests.support.sentences import Told
 
 PODS = ("127.64.0.1", "127.64.0.2")
 SECONDS = 20.0

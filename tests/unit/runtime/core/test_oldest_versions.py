@@ -13,7 +13,7 @@ from spottrain.checkpoint.final_weights import load_weights
 from spottrain.core.device import OLDEST_TORCH, require_torch
 from spottrain.storage.open import open_store
 
-from tests.unit.runtime.sentences import Told
+from tests.support.sentences import Told
 
 ROOT = Path(__file__).resolve().parents[4]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

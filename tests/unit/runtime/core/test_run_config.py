@@ -13,7 +13,7 @@ from spottrain.core.training_spec import Training
 from spottrain.core.uri import same_place
 from spottrain.errors import ConfigurationError
 
-from tests.unit.runtime.sentences import Told
+from tests.support.sentences import Told
 
 IN_A_POD: dict[str, str] = {
     Env.JOB_UID: "uid",

@@ -18,7 +18,7 @@ from spottrain.core.training_spec import (
 )
 from spottrain.errors import ConfigurationError
 
-from tests.unit.runtime.sentences import Told, of_error
+from tests.support.sentences import Told, of_error
 
 
 def settings(manifest: str = "{}", **more: Any) -> Settings:

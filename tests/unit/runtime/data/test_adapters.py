@@ -12,8 +12,8 @@ from spottrain.data import Skipping, StreamBatches, Streaming
 from torch.utils.data import DataLoader, IterableDataset, Sampler, SequentialSampler, WeightedRandomSampler
 from torchdata.stateful_dataloader import StatefulDataLoader
 
+from tests.support.sentences import Told
 from tests.unit.runtime.data.test_iterable import run
-from tests.unit.runtime.sentences import Told
 
 
 class Plain(IterableDataset[float]):

@@ -20,7 +20,7 @@ from spottrain.core.run_config import data_cache_folder, use_data_cache
 from spottrain.data import download_cache
 from spottrain.errors import DataCacheFull
 
-from tests.unit.runtime.sentences import Told
+from tests.support.sentences import Told
 
 PATIENCE = 20.0
 SCRIPT = """

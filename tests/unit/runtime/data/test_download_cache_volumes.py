@@ -22,7 +22,7 @@ from spottrain.errors import DataCacheFull
 from spottrain.lifecycle import session as session_module
 from spottrain.lifecycle.session import Session
 
-from tests.unit.runtime.sentences import Told
+from tests.support.sentences import Told
 
 PATIENCE = 20.0
 

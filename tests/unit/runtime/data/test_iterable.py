@@ -20,7 +20,7 @@ from spottrain.errors import CheckpointError
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from tests.unit.runtime.sentences import Told
+from tests.support.sentences import Told
 
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata's call
 

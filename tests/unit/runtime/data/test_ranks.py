@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from spottrain.data import Batches, Plan, Position, Step
 from spottrain.data.shuffle import order
 
-from tests.unit.runtime.sentences import Told
+from tests.support.sentences import Told
 
 splits = st.tuples(st.sampled_from([1, 2, 3, 4]), st.integers(1, 3), st.integers(1, 3))
 """Ranks, micro-batch size, accumulation."""

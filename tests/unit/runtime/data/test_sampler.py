@@ -22,7 +22,7 @@ from spottrain.techniques.accumulation import parts
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from tests.support.fresh import Fresh
-from tests.unit.runtime.sentences import Told
+from tests.support.sentences import Told
 
 
 class Numbers(Dataset[torch.Tensor]):

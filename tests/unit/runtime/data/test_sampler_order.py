@@ -13,8 +13,8 @@ from spottrain.data import loader
 from spottrain.distributed.world import World
 from torch.utils.data import DistributedSampler, WeightedRandomSampler
 
+from tests.support.sentences import Told
 from tests.unit.runtime.data.test_sampler import Numbers, epochs_of, world
-from tests.unit.runtime.sentences import Told
 
 
 def weighted(**options: Any) -> WeightedRandomSampler:

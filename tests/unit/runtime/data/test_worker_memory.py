@@ -22,7 +22,7 @@ from spottrain.distributed.world import World
 from spottrain.training import components
 from spottrain.training.evaluation import Evaluation
 
-from tests.unit.runtime.sentences import Told
+from tests.support.sentences import Told
 
 MIB, GIB = 2**20, 2**30
 WORDS = [f"/data/images/{number:09d}.jpeg" for number in range(100_000)]

@@ -20,7 +20,7 @@ from spottrain.diagnostics.flops import Roofline
 from spottrain.diagnostics.recommendations import too_many_workers
 from spottrain.diagnostics.step_timer import Rank, Seconds, Shares
 
-from tests.unit.runtime.sentences import Told
+from tests.support.sentences import Told
 
 SWINGING = (0.0, 1.0) * 8
 V100 = InUse(cuda=True, bf16=False)

@@ -12,7 +12,7 @@ from spottrain.core.container import ContainerMemory
 from spottrain.core.progress import ProgressBoard
 from spottrain.diagnostics.loader_memory import AHEAD, LoaderMemory, Look, private_bytes, warning
 
-from tests.unit.runtime.sentences import Told
+from tests.support.sentences import Told
 
 GIB = 2**30
 

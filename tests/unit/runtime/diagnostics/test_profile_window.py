@@ -12,7 +12,7 @@ from spottrain.core.profile_window import Window, chosen, not_made, profile_key,
 from spottrain.core.run_config import RunConfig
 from spottrain.core.training_spec import Profile
 
-from tests.unit.runtime.sentences import Told
+from tests.support.sentences import Told
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,7 @@ import pytest
 from spottrain.distributed import channel
 from spottrain.distributed.channel import FRAME, HELLO, Link, Meeting, join, start_child
 
-from tests.unit.runtime.sentences import Told
+from tests.support.sentences import Told
 
 SECONDS = 20.0
 """For what must come at once, on a busy machine."""

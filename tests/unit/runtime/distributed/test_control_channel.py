@@ -18,7 +18,7 @@ from spottrain.distributed.world import World
 from spottrain.errors import PeerLost
 from torch._C._distributed_c10d import HashStore
 
-from tests.unit.runtime.sentences import Told
+from tests.support.sentences import Told
 
 SECONDS = 20.0
 """For what must come at once, on a busy machine."""

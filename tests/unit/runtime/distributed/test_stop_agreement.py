@@ -26,7 +26,7 @@ from spottrain.distributed.world import World
 from spottrain.errors import PeerLost
 
 from tests.support.gang import STEP_SECONDS, FakeLine, Gang
-from tests.unit.runtime.sentences import Told
+from tests.support.sentences import Told
 
 FEW = settings(max_examples=50, deadline=None)
 NEVER = lambda: False  # noqa: E731

@@ -8,7 +8,7 @@ from spottrain.distributed.process_group import gpu_of, require_own_gpus
 from spottrain.distributed.world import World
 from spottrain.errors import ConfigurationError
 
-from tests.unit.runtime.sentences import Told
+from tests.support.sentences import Told
 
 
 def env(rank: str = "", size: str = "", local_rank: str = "", local_size: str = "") -> dict[str, str]:

@@ -23,7 +23,7 @@ from spottrain.lifecycle.session import Session
 from spottrain.lifecycle.termination_message import outranking, revise
 from spottrain.lifecycle.topology import Gang, count_gpus, threads_of_each
 
-from tests.unit.runtime.sentences import Told
+from tests.support.sentences import Told
 
 ASKED = 7
 """What torch answers in these tables."""

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from spottrain.cli.checkpoints import main
 from spottrain.contract import log_key
 from spottrain.errors import StoreDenied, StoreUnavailable
 from spottrain.lifecycle.log_capture.parts import Limits
 from spottrain.lifecycle.log_capture.uploader import LogUploader
 from spottrain.storage.base import Body
 from spottrain.storage.local import FolderStore
+from spottrain_cli.checkpoints.verbs import main
 
 
 class Clock:

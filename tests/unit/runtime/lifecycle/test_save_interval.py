@@ -27,7 +27,7 @@ from spottrain.lifecycle.save_interval import (
     young,
 )
 
-from tests.unit.runtime.sentences import Told
+from tests.support.sentences import Told
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from spottrain.storage.local import FolderStore
 from spottrain.storage.requests import SLICE, RequestBody, Stopped, digests, pause, tried
 from spottrain.storage.s3_errors import RequestTarget, restore_command
 
-from tests.unit.runtime.sentences import Told
+from tests.support.sentences import Told
 
 CHUNK = 1000
 BODY = bytes(range(256)) * 10

@@ -15,7 +15,7 @@ from spottrain.storage.local import FolderStore
 from spottrain.storage.open import open_store
 
 from tests.support import storepromises
-from tests.unit.runtime.sentences import Told
+from tests.support.sentences import Told
 
 
 @pytest.fixture

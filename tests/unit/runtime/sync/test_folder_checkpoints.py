@@ -25,7 +25,7 @@ from spottrain.sync.record import Record, Start, decide, notes_of
 from spottrain.sync.restore import first_that_counts
 from spottrain.sync.tree import PRIVATE, look
 
-from tests.unit.runtime.sentences import Told
+from tests.support.sentences import Told
 
 CHUNK = 1000
 

@@ -12,7 +12,7 @@ from spottrain.distributed.world import World
 from spottrain.techniques import accumulation
 from spottrain.techniques.accumulation import MicroBatch, Reweighed
 
-from tests.unit.runtime.sentences import Told
+from tests.support.sentences import Told
 
 ALONE = World()
 IGNORED = -100

@@ -21,7 +21,7 @@ from spottrain.techniques.activation_checkpointing import (
 )
 
 from tests.support.savedbytes import saved_bytes
-from tests.unit.runtime.sentences import Told
+from tests.support.sentences import Told
 
 
 class Block(torch.nn.Module):

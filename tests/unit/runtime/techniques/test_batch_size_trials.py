@@ -27,7 +27,7 @@ from spottrain.techniques.batch_size_trials import (
 )
 from spottrain.techniques.memory import HostMemory, memory_of
 
-from tests.unit.runtime.sentences import Told
+from tests.support.sentences import Told
 
 CPU = torch.device("cpu")
 

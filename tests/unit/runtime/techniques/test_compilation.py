@@ -16,7 +16,7 @@ from spottrain.techniques.compilation import OwnGradients, compilations, compile
 from spottrain.techniques.dry_run import rehearsal
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from tests.unit.runtime.sentences import Told
+from tests.support.sentences import Told
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from spottrain.techniques.early_stopping import EarlyStopping
 
-from tests.unit.runtime.sentences import Told
+from tests.support.sentences import Told
 
 NAN = math.nan
 

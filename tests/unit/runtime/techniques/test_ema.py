@@ -11,7 +11,7 @@ from spottrain.checkpoint.tree import Flattened, unflatten
 from spottrain.techniques.ema import EMA
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from tests.unit.runtime.sentences import Told
+from tests.support.sentences import Told
 
 
 class Model(torch.nn.Module):

@@ -13,7 +13,7 @@ from spottrain.techniques.gradient_compression import PowerSGD, attach
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.unit.runtime.sentences import Told
+from tests.support.sentences import Told
 
 
 @pytest.fixture(scope="module", autouse=True)

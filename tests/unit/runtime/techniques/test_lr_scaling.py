@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from spottrain.techniques.lr_scaling import scaled, warmup_steps
 
-from tests.unit.runtime.sentences import Told
+from tests.support.sentences import Told
 
 
 @pytest.mark.parametrize(

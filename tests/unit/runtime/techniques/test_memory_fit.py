@@ -16,7 +16,7 @@ from spottrain.techniques import find_batch_size
 from spottrain.techniques.activation_checkpointing import Policy, Recomputed
 from spottrain.techniques.memory_fit import OOMHistory
 
-from tests.unit.runtime.sentences import Told
+from tests.support.sentences import Told
 
 DATASET = [torch.full((4,), float(number)) for number in range(64)]
 

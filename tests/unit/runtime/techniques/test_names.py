@@ -10,7 +10,7 @@ import pytest
 from spottrain import techniques
 
 from tests.support.fresh import Fresh
-from tests.unit.runtime.sentences import Told
+from tests.support.sentences import Told
 
 
 def test_a_name_that_is_not_there_is_an_attribute_error(told: Told) -> None:

@@ -10,7 +10,7 @@ import torch
 from spottrain.techniques import optimizers
 from spottrain.techniques.optimizers import make, rebuilt
 
-from tests.unit.runtime.sentences import Told
+from tests.support.sentences import Told
 
 
 def model() -> torch.nn.Module:

@@ -13,7 +13,7 @@ import torch
 from spottrain.techniques.precision import Amp, DeviceFacts, Precision, choose, facts_of
 
 from tests.support.fresh import Fresh
-from tests.unit.runtime.sentences import Told
+from tests.support.sentences import Told
 
 CPU = torch.device("cpu")
 

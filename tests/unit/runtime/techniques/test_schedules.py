@@ -11,7 +11,7 @@ import torch
 from spottrain.techniques.schedules import FLOOR, Schedule, lr_schedule, shape
 from torch.optim.lr_scheduler import ExponentialLR, LRScheduler, StepLR
 
-from tests.unit.runtime.sentences import Told
+from tests.support.sentences import Told
 
 
 def optimizer(*rates: float) -> torch.optim.Optimizer:

@@ -17,7 +17,7 @@ from spottrain.errors import ConfigurationError
 from spottrain.techniques import trackers
 from spottrain.techniques.trackers import GIVE_UP, QUEUED, Once, Trackers, run_id
 
-from tests.unit.runtime.sentences import Told
+from tests.support.sentences import Told
 
 
 class Fake:

@@ -14,7 +14,7 @@ import torch
 from spottrain.checkpoint.tree import Flattened, unflatten
 from spottrain.training.extra_state import Generator, Plain, Values, adapted
 
-from tests.unit.runtime.sentences import Told
+from tests.support.sentences import Told
 
 State = namedtuple("State", "hidden count")
 

@@ -18,7 +18,7 @@ from spottrain.training.engine import Engine
 from spottrain.training.job_settings import NAMES
 from spottrain.training.run import Run
 
-from tests.unit.runtime.sentences import Told
+from tests.support.sentences import Told
 
 DOCS = Path(__file__).resolve().parents[4] / "docs" / "own-loop.md"
 CODE = re.compile(r"`([^`]+)`")
