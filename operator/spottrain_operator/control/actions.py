@@ -174,8 +174,6 @@ class Annotate(_OfPod):
 class Delete(_OfPod):
     grace: int | None = None
     """Seconds; None: the pod's own."""
-    needed: bool = False
-    """Whether the status depends on it: if it fails, the status is not written."""
 
     def __str__(self) -> str:
         return f"delete pod {self.pod.name}"

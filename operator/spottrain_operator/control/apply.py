@@ -4,8 +4,6 @@ Actions are independent, so a failure does not stop the others. What happened to
 their summary. Correctness requires this order:
 
 - If a pod has ended in the meantime, its end is evaluated before the status is written (`PodEnded`).
-- A DELETE that is `needed` precedes the status: the next attempt must not start while the old pod has not
-  been told to end.
 - The status precedes `Plan.after`: it records an attempt's number before its pod exists, and a pod's outcome
   before the pod is released.
 - Objects that pods need (a Service, a group) precede the pods.
@@ -68,8 +66,6 @@ class Failed:
 
     what: str
     error: ApiError
-    blocks: bool = False
-    """Whether the status depends on it."""
 
 
 # --- one plan -----------------------------------------------------------------------------------------
@@ -84,8 +80,6 @@ async def apply(job: Job, plan: Plan, context: Context) -> timedelta | None:
     """
     early = await _run_all(plan.before, job, context)
     if any(isinstance(r, PodEnded) for r in early):  # the status was planned without its end
-        return _outcome(early, plan)
-    if any(isinstance(r, Failed) and r.blocks for r in early):
         return _outcome(early, plan)
     if any(isinstance(a, Hold) for a in plan.before):
         job = _as_held(job, context)
@@ -166,7 +160,7 @@ async def _run(action: Action, job: Job, context: Context) -> Result | Failed:
                 raise
             return await action.stale(error, job, context)
     except ApiError as error:
-        return Failed(what=str(action), error=error, blocks=isinstance(action, Delete) and action.needed)
+        return Failed(what=str(action), error=error)
 
 
 # --- the status ---------------------------------------------------------------------------------------

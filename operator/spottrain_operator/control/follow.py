@@ -81,6 +81,7 @@ def settled(o: Observed, status: Status) -> tuple[Status, Bookkeeping]:
     status = handover.withdrawn(o, status)
     if o.job.deleting:
         return with_deletion(with_pods(status, o), o), o.books
+    status = replace(status, gate_until=handover.gate(o, status))
     return accounting.settled(o, _with_progress(o, status))
 
 
@@ -201,7 +202,7 @@ def _create_missing(o: Observed, status: Status) -> Iterator[Action]:
     due = lacks and not (status.attempt == o.job.status.attempt and gang.broken(o))
     if not due or o.rejected or lifecycle.changed(o) or claims.problem(o):
         return
-    if admission.problem(o, capacity.pool_of(o, status)):
+    if admission.problem(o, capacity.pool_of(o, status)) or handover.gate_unknown(o, status):
         return
     yield from _start(o, status)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from datetime import timedelta
 from typing import Final
 
 from spottrain.contract import Outcome
@@ -183,24 +182,19 @@ def _success_unknown(o: Observed) -> bool:
 def under_notice(o: Observed) -> Decision | None:
     """Annotates the pods that have a notice, and deletes them with the remaining time as grace period.
 
-    Where the job and its volumes allow it, the next attempt then starts at once. Its pods wait at the gate
-    until the old ones have saved, at most until `status.gate_until`. Otherwise `attempt_over` starts it.
+    Where the job and its volumes allow it, the next attempt starts once they are. Its pods wait at the gate
+    until the old ones have saved (policies/handover.py). Otherwise `attempt_over` starts it.
     """
     noticed = [(p, n) for p in gang.working(o) if (n := notice_of(p, o)) is not None]
     if not noticed:
         return None
     before = tuple(action for pod, notice in noticed for action in _notify(o, pod, notice))
     keep = replace(_keep(o, Cause.SPOT_NOTICE, "the trainer is asked to save and end"), before=before)
-    all_deleted = all(p.deleted is not None or any(_is_delete(a, p) for a in before) for p, _ in noticed)
+    all_deleted = all(pod.deleted is not None for pod, _ in noticed)
     no_successor = lifecycle.halted(o) is not None or _attempt_ended(o) or _stopping(o)
     if not all_deleted or no_successor or not _may_overlap(o):
         return keep
-    pod, notice = noticed[0]
-    gate = (pod.deleted or o.now + timedelta(seconds=_grace(o, pod, notice))) + o.limits.gate_slack
-    decision = _end_attempt(o, ending_by_notice(notice))
-    gate = max(gate, decision.status.gate_until or gate)
-    before = tuple(replace(a, needed=True) if isinstance(a, Delete) else a for a in before)
-    return replace(decision, status=replace(decision.status, gate_until=gate), before=before)
+    return _end_attempt(o, ending_by_notice(noticed[0][1]))
 
 
 def _may_overlap(o: Observed) -> bool:
@@ -224,10 +218,6 @@ def _notify(o: Observed, pod: PodView, notice: Notice) -> Iterator[Action]:
 def _grace(o: Observed, pod: PodView, notice: Notice) -> int:
     left = (notice.deadline - o.now - o.limits.margin).total_seconds()
     return max(MIN_GRACE, min(int(left), pod.grace))
-
-
-def _is_delete(action: Action, pod: PodView) -> bool:
-    return isinstance(action, Delete) and action.pod.uid == pod.uid
 
 
 def advised(o: Observed) -> Decision | None:
@@ -291,11 +281,8 @@ def asks_for_spot(o: Observed) -> Decision | None:
         return Decision(reason=ended.cause, message=words, status=with_record(status, ended))
     if not handover.ready(o, asked):
         return None
-    decision = _end_attempt(
-        o, Ending(cause=Cause.MOVED, evidence=f"attempt {asked.number} has its spot nodes")
-    )
-    until = handover.saved_until(o, o.now)
-    return replace(decision, status=replace(decision.status, gate_until=until))
+    words = f"attempt {asked.number} has its spot nodes"
+    return _end_attempt(o, Ending(cause=Cause.MOVED, evidence=words))
 
 
 def running(o: Observed) -> Decision | None:
@@ -491,5 +478,4 @@ def _with_next_attempt(o: Observed, status: Status) -> Status:
 
 def _started(status: Status, record: AttemptRecord, o: Observed) -> Status:
     progress = replace(status.progress, state="", eta_seconds=None) if status.progress else None
-    gate = status.gate_until if status.gate_until is not None and status.gate_until > o.now else None
-    return with_record(replace(status, attempt=record.number, gate_until=gate, progress=progress), record)
+    return with_record(replace(status, attempt=record.number, progress=progress), record)

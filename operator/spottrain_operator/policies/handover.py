@@ -1,4 +1,7 @@
-"""Ask first: an attempt on demand trains on while the pods of its successor ask for spot. Pure.
+"""Two attempts at once: the later one's pods wait at the gate of the checkpoints for the earlier one. Pure.
+
+After a notice the next attempt gets its nodes while the old pods save. And an attempt on demand trains on
+while the pods of its successor ask for spot: ask first.
 
 The request is a record of `status.attempts` beyond `status.attempt`. Its pods are those of a next attempt,
 and wait at the gate of the checkpoints, which the running attempt holds. Once all of them run, the attempt on
@@ -40,6 +43,26 @@ def overlaps(o: Observed) -> bool:
         return False
     waits = spec.checkpoint.managed and runtime.attached(o.job.status)  # only our runtime waits at the gate
     return waits and not claims.one_node_at_a_time(o)
+
+
+# --- the gate -------------------------------------------------------------------------------------------
+def saving(o: Observed, status: Status) -> tuple[PodView, ...]:
+    """Returns the pods of all earlier attempts that may still write checkpoints."""
+    return tuple(p for p in o.pods if p.attempt < status.attempt and not pod_ended(p, o))
+
+
+def gate(o: Observed, status: Status) -> datetime | None:
+    """Returns when the last of them has ended, at the latest: until then the attempt's pods wait.
+
+    By the clock of the API server, which the operator's may differ from. None without such pods.
+    """
+    deadlines = [p.deleted for p in saving(o, status) if p.deleted is not None]
+    return max(deadlines) + o.limits.gate_slack if deadlines and not status.terminal else None
+
+
+def gate_unknown(o: Observed, status: Status) -> bool:
+    """Returns whether an earlier pod has not been deleted yet: its time to save is not known before that."""
+    return any(p.deleted is None for p in saving(o, status))
 
 
 # --- whether to return to spot --------------------------------------------------------------------------
@@ -151,13 +174,8 @@ def ahead(o: Observed, status: Status, asked: AttemptRecord) -> Status:
     no operator lives until then, they take the checkpoints over: the work since the last save is done again.
     """
     patience = timedelta(seconds=capacity.patience(o, CapacityType.SPOT))
-    until = saved_until(o, o.now + patience + STARTS_WITHIN)
-    return replace(status, attempt=asked.number, gate_until=until)
-
-
-def saved_until(o: Observed, stop: datetime) -> datetime:
-    """Returns when the running attempt has ended at the latest, if it is stopped at this time."""
-    return stop + timedelta(seconds=max((p.grace for p in gang.team(o)), default=0)) + o.limits.gate_slack
+    saves = timedelta(seconds=max((p.grace for p in gang.team(o)), default=0)) + o.limits.gate_slack
+    return replace(status, attempt=asked.number, gate_until=o.now + patience + STARTS_WITHIN + saves)
 
 
 def withdrawn(o: Observed, status: Status) -> Status:
@@ -182,26 +200,26 @@ def without_requests(status: Status) -> Status:
 
 
 def unreleased(o: Observed) -> Ending | None:
-    """Ends an attempt that waits at its gate although the one that handed over to it must have ended.
+    """Ends an attempt that waits at its gate although the one that handed over to it has ended.
 
     That one was killed before it released the checkpoints. The gate would open only when the request must
     have been given up.
     """
-    at, before = _gated_until(o), o.job.status.previous
+    at, before = _gate_opens(o), o.job.status.previous
     if at is None or before is None or o.sample is None or o.sample.at < at:
         return None
     words = f"attempt {before.number} ended before it released the checkpoints, for which this one waits"
     return Ending(cause=Cause.REPLACED, evidence=words)
 
 
-def _gated_until(o: Observed) -> datetime | None:
-    """Returns when the gate is open at the latest; None for an attempt that no other handed over to."""
-    status = o.job.status
-    if status.previous is None or status.previous.cause != Cause.MOVED or status.gate_until is None:
+def _gate_opens(o: Observed) -> datetime | None:
+    """Returns when an attempt at its gate sees that the one that handed over to it has ended; None where no
+    attempt has, or it has not ended."""
+    before, sample = o.job.status.previous, o.sample.progress if o.sample is not None else None
+    waits = sample is not None and (sample.attempt, sample.state) == (o.job.status.attempt, GATED_STATE)
+    if not waits or before is None or before.cause != Cause.MOVED or saving(o, o.job.status):
         return None
-    sample = o.sample.progress if o.sample is not None else None
-    waits = sample is not None and (sample.attempt, sample.state) == (status.attempt, GATED_STATE)
-    return status.gate_until + OPENS if waits else None
+    return before.ended + OPENS if before.ended is not None else None
 
 
 def over(asked: AttemptRecord, cause: Cause, words: str) -> AttemptRecord:
@@ -215,8 +233,8 @@ def due(o: Observed) -> datetime | None:
 
 
 def _times(o: Observed) -> Iterator[datetime]:
-    if (gate := _gated_until(o)) is not None:
-        yield max(gate, o.now) + OPENS
+    if (opens := _gate_opens(o)) is not None:
+        yield max(opens, o.now) + OPENS
     since, spec = capacity.on_demand_since(o), o.job.spec
     if since is None or spec is None:
         return

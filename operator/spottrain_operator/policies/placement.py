@@ -61,7 +61,7 @@ def to_avoid(o: Observed, status: Status) -> tuple[str, ...]:
     """Returns host names of nodes with a failed GPU, of nodes where the predecessor still saves, and of nodes
     with a notice: MOST_AVOIDED at most, in this order."""
     saved: Iterable[str] = ()
-    if status.gate_until is not None and status.gate_until > o.now:
+    if status.gate_until is not None:
         saving = (r.node for r in status.attempts if r.cause == Cause.SPOT_NOTICE and r.ended is None)
         saved = (o.nodes[name].hostname if name in o.nodes else name for name in saving if name)
     ending = (

@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from datetime import datetime, timedelta
 from typing import Any, TypeVar, cast
 
-from spottrain.contract import Progress
+from spottrain.contract import Env, Progress
 from spottrain_operator.api.bookkeeping import NO_BOOKS, Bookkeeping
 from spottrain_operator.api.job_defaults import NO_DEFAULTS, JobDefaults
 from spottrain_operator.api.kueue import Kueue, KueueApi, WorkloadView
@@ -274,6 +274,7 @@ class FakeCluster(Cluster):
             if name in self.pods:
                 raise ApiError(409, f'pods "{name}" already exists')
             pod = copied(manifest)
+            self._check_gate(pod)
             uid = f"{name}-{len(self.posted)}"
             stamp = {"uid": uid, "creationTimestamp": rfc3339(self.now, timespec="seconds")}
             pod["metadata"] |= stamp | {"resourceVersion": str(next(self._version))}
@@ -385,6 +386,15 @@ class FakeCluster(Cluster):
         if lost := _ends(old) - _ends(new):
             raise ApiError(422, f"{lost} stay True once they are")
 
+    def _check_gate(self, pod: Json) -> None:
+        """A new pod waits for every earlier one that may still write; without end for one that trains on."""
+        gate: Json = next((e for e in pod["spec"]["containers"][0]["env"] if e["name"] == Env.GATE_UNTIL), {})
+        for name in self.live():
+            old = self.pods[name]
+            if old["spec"].get("nodeName") in self.nodes and _attempt(old) < _attempt(pod):
+                until = datetime.fromisoformat(old["metadata"].get("deletionTimestamp") or rfc3339(self.now))
+                assert float(gate.get("value", 0)) > until.timestamp(), f"{name} may still write"
+
     def _pod(self, name: str, uid: str) -> Json:
         pod = self.pods.get(name)
         if pod is None:
@@ -410,6 +420,10 @@ class FakeCluster(Cluster):
 
     def _write(self) -> _Write:
         return _Write(self)
+
+
+def _attempt(pod: Json) -> int:
+    return int(pod["metadata"]["labels"][ATTEMPT_LABEL])
 
 
 def merged(old: Json, patch: Json) -> Json:

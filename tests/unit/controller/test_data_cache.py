@@ -103,12 +103,13 @@ def test_claims_are_asked_for_only_while_pods_are_to_be_made() -> None:
 
 # --- during a notice ----------------------------------------------------------------------------------
 def _under_notice(*, cache: Json | None, claim: ClaimView, spec: Json | None = None) -> Plan:
-    pod = make_pod(notice=notice(100))
+    pod = make_pod(notice=notice(100), deleted=after(98), deletion_grace=98)
     nodes = (make_node(notice=notice(100)),)
-    o = _observed(
-        pod, cache=cache, claim=claim, name=claim.name, spec=spec or {}, status=started(), nodes=nodes
+    return plan(
+        _observed(
+            pod, cache=cache, claim=claim, name=claim.name, spec=spec or {}, status=started(), nodes=nodes
+        )
     )
-    return plan(replace(o, annotated_at={pod.uid: after(-2)}))
 
 
 VOLUME = {"name": "d", "persistentVolumeClaim": {"claimName": "disk"}}

@@ -132,10 +132,11 @@ def test_pods_that_wait_for_an_attempt_that_was_killed_before_it_released_are_ma
 ) -> None:
     job = Returns().asked()
     job.look("attempt=2 cause1=Moved", trains(), gated(), at=120)
-    killed = ended_pod(1, 137, node="od-node", grace=60, **deleted())
-    for at in (130, 190):  # its 60 s, and 10 of slack
+    saves, killed = trains(**deleted()), ended_pod(1, 137, node="od-node", grace=60, **deleted())
+    for at in (130, 190):  # it may take all of its time
         told_at = replace(sample(attempt=2, state="Gated"), at=after(at))
-        job.look("attempt=2 !deletes !stopping", killed, gated(), sample=told_at, at=at)
+        job.look("attempt=2 !deletes !stopping", saves, gated(), sample=told_at, at=at)
+    job.look("attempt=2 !stopping", killed, gated(), sample=told_at, at=190)
     polled = replace(sample(attempt=2, state=state), at=after(196))
     job.look(f"attempt=2 {expected}", gated(), sample=polled, at=196)
 
@@ -218,6 +219,18 @@ def test_earlier_requests_do_not_delay_the_next_attempt() -> None:
         job.look("cause1=Interrupted interruptions=1", lost, at=650)
     assert asked.status.next_start is not None and alone.status.next_start is not None
     assert abs(asked.status.next_start - alone.status.next_start) < timedelta(seconds=2)
+
+
+def test_an_attempt_after_the_one_that_took_over_waits_for_the_first_that_still_saves() -> None:
+    job = Returns().asked()
+    job.look("attempt=2 cause1=Moved", trains(), gated(), at=120)
+    saves = trains(deleted=after(180), deletion_grace=60)
+    lost = told(Outcome.INTERRUPTED, 2, pod={"node": "spot-node"} | deleted())
+    job.look("attempt=3 !creates start=+10", saves, lost, at=125)
+    made = job.look("attempt=3 creates=0", saves, at=135)
+    (pod,) = manifests(made)
+    env = {e["name"]: e.get("value") for e in pod["spec"]["containers"][0]["env"]}
+    assert int(env[Env.GATE_UNTIL] or 0) == after(190).timestamp()
 
 
 @pytest.mark.parametrize(

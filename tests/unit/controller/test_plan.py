@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from spottrain.contract import Outcome
+from spottrain.contract import Env, Outcome
 from spottrain_operator.api.observed import Observed, PodView, Refusal, Waiting
 from spottrain_operator.api.training_job import Job, Status
 from spottrain_operator.control.actions import Create, Delete, Plan
@@ -185,11 +185,36 @@ def test_the_next_attempt_is_told_what_is_durable() -> None:
     assert env["SPOTTRAIN_ATTEMPT"] == "2"
 
 
+SAVING = make_pod(1, notice=notice(100), deleted=after(98), deletion_grace=98)
+DOOMED = make_node(notice=notice(100))
+
+
 # --- notices --------------------------------------------------------------------------------------------
 def doomed_and_told(seconds: float = 100, job: Job | None = None, **pod: Any) -> Observed:
     """The node has a notice, and its pod has carried the deadline for a second."""
     pods = make_pod(**({"notice": notice(seconds)} | pod))
     return make_observed(pods, job=job, nodes=(make_node(notice=notice(seconds)),), annotated_at=after(-1))
+
+
+def next_up(attempt: int) -> Status:
+    """The attempt has a record, and no pod yet."""
+    status = started(attempt)
+    unseen = replace(status.attempts[-1], started=None, created_workers=0, node="")
+    return replace(status, attempts=(*status.attempts[:-1], unseen))
+
+
+def doomed_and_deleted(job: Job | None = None) -> Observed:
+    """The same pod a moment later: it saves."""
+    return make_observed(SAVING, job=job, nodes=(DOOMED,))
+
+
+def gates(made: Plan) -> list[datetime | None]:
+    """Until when the pods that are created wait for an earlier attempt."""
+    envs = ({e["name"]: e.get("value") for e in m["spec"]["containers"][0]["env"]} for m in manifests(made))
+    return [
+        datetime.fromtimestamp(int(env[Env.GATE_UNTIL]), UTC) if Env.GATE_UNTIL in env else None
+        for env in envs
+    ]
 
 
 def graces(made: Plan) -> list[int | None]:
@@ -204,13 +229,12 @@ def test_under_notice_the_pod_is_told_first_and_deleted_a_moment_later() -> None
 
 
 def test_under_notice_the_pod_is_deleted_and_replaced_off_the_doomed_node() -> None:
-    made = follows("deletes=0 attempt=2 interruptions=1 cause1=SpotNotice creates=0", doomed_and_told())
+    made = follows("deletes=0 attempt=1 !cause1 !creates again", doomed_and_told())
+    assert graces(made) == [98]
+    made = follows("attempt=2 interruptions=1 cause1=SpotNotice creates=0 !deletes", doomed_and_deleted())
     status = status_of(made)
-    assert graces(made) == [98] and status.gate_until == after(98 + 10) and not status.attempts[0].ended
-    (pod,) = manifests(made)
-    env = {e["name"]: e.get("value", "") for e in pod["spec"]["containers"][0]["env"]}
-    assert env["SPOTTRAIN_GATE_UNTIL"] == str(int(after(108).timestamp()))
-    assert "node-a" in str(pod["spec"]["affinity"])
+    assert status.gate_until == after(98 + 10) and not status.attempts[0].ended
+    assert gates(made) == [after(108)] and "node-a" in str(manifests(made)[0]["spec"]["affinity"])
 
 
 def test_a_notice_leaves_two_seconds_and_never_lengthens_a_pods_grace() -> None:
@@ -227,7 +251,7 @@ def test_where_the_runtime_was_not_seen_the_next_attempt_waits_for_the_end() -> 
 
 
 def test_the_pod_that_was_replaced_reports_later_and_changes_no_counter() -> None:
-    bumped = make_job(status=status_of(plan(doomed_and_told())))
+    bumped = make_job(status=status_of(plan(doomed_and_deleted())))
     old = told(Outcome.INTERRUPTED, pod={"notice": notice(100), **deleted()}, step=9, durableStep=9)
     o = make_observed(old, make_pod(2, **PENDING), job=bumped)
     status = status_of(follows("attempt=2 interruptions=1 failures=0 releases=0", o))
@@ -235,7 +259,7 @@ def test_the_pod_that_was_replaced_reports_later_and_changes_no_counter() -> Non
 
 
 def test_a_replaced_attempt_that_gets_done_after_all_ends_the_job() -> None:
-    bumped = make_job(status=status_of(plan(doomed_and_told())))
+    bumped = make_job(status=status_of(plan(doomed_and_deleted())))
     old = told(Outcome.DONE, pod={"notice": notice(100), **deleted()})
     nodes = (make_node(), make_node("node-b"))
     o = make_observed(old, make_pod(2, node="node-b"), job=bumped, nodes=nodes)
@@ -276,33 +300,56 @@ def test_a_status_is_written_only_when_it_says_something_new_and_its_times_move_
 
 
 # --- gates: attempts made while an earlier one still saves ----------------------------------------------
-SAVING = make_pod(1, notice=notice(100), deleted=after(98), deletion_grace=98)
-DOOMED = make_node(notice=notice(100))
-
-
 def test_a_third_attempt_waits_for_the_first_that_still_saves() -> None:
-    job, nodes = Story(status_of(plan(doomed_and_told()))), (DOOMED, make_node("node-b"))
+    job, nodes = Story(status_of(plan(doomed_and_deleted()))), (DOOMED, make_node("node-b"))
     job.look("attempt=3", SAVING, ended_pod(2, 1, node="node-b"), nodes=nodes)
-    assert job.status.gate_until == after(108)
-    (pod,) = manifests(job.look("creates=0", SAVING, nodes=nodes, at=20))
-    env = {e["name"]: e.get("value") for e in pod["spec"]["containers"][0]["env"]}
-    assert env["SPOTTRAIN_GATE_UNTIL"] == str(int(after(108).timestamp()))
-    affinity = str(pod["spec"]["affinity"])
+    made = job.look("creates=0", SAVING, nodes=nodes, at=20)
+    assert gates(made) == [after(108)]
+    affinity = str(manifests(made)[0]["spec"]["affinity"])
     assert "node-a" in affinity and "node-b" not in affinity, "the crash was not the node's fault"
 
 
-@pytest.mark.parametrize(("seconds", "gate"), [(10, 108), (100, 20)])
-def test_a_second_notice_never_shortens_the_gate_of_the_first(seconds: float, gate: float) -> None:
-    pod = make_pod(2, notice=notice(seconds), node="node-b")
-    job = make_job(status=replace(started(2), gate_until=after(gate)))
-    nodes = (make_node("node-b", notice=notice(seconds)), make_node("node-z"))
-    made = follows("attempt=3", make_observed(pod, job=job, nodes=nodes, annotated_at=after(-1)))
-    assert status_of(made).gate_until == after(108)
+OTHERS = {
+    "it has ended": (ended_pod(2, 75, node="node-b", **deleted()), 108),
+    "it saves too, for longer": (make_pod(2, node="node-b", deleted=after(200), deletion_grace=30), 210),
+    "it saves too, but not as long": (make_pod(2, node="node-b", deleted=after(10), deletion_grace=10), 108),
+    "its node is gone": (make_pod(2, node="node-gone", deleted=after(300), deletion_grace=300), 108),
+}
 
 
-def test_a_gate_that_has_passed_is_forgotten() -> None:
-    made = follows("attempt=3", second(ended_pod(2, 75, **deleted()), gate_until=after(-1)))
-    assert status_of(made).gate_until is None
+@pytest.mark.parametrize("second", OTHERS)
+@pytest.mark.parametrize("clock", [-110, 0, 600])
+def test_an_attempt_waits_for_every_earlier_one_that_may_still_write_by_the_api_servers_clock(
+    second: str, clock: float
+) -> None:
+    """A deletion's time comes from the API server; a wrong clock of the operator changes no gate."""
+    pod, until = OTHERS[second]
+    job = make_job(status=next_up(3))
+    nodes = (make_node(), make_node("node-b"))
+    made = follows("attempt=3 creates=0", make_observed(SAVING, pod, job=job, nodes=nodes, now=after(clock)))
+    assert gates(made) == [after(until)] and status_of(made).gate_until == after(until)
+
+
+def test_no_pod_is_made_before_the_time_of_an_earlier_one_to_save_is_known() -> None:
+    job = Story(next_up(3))
+    job.look("deletes-of-1 !creates", make_pod(1), ended_pod(2, 75))
+    made = job.look("creates=0 !deletes-of-1", SAVING, ended_pod(2, 75))
+    assert gates(made) == [after(108)]
+
+
+def test_a_job_that_is_suspended_and_resumed_while_an_attempt_saves_waits_for_that_one() -> None:
+    job, nodes = Story(status_of(plan(doomed_and_deleted()))), (DOOMED, make_node("node-b"))
+    gated = make_pod(2, node="node-b", created=NOW)
+    stopped = ended_pod(2, 75, node="node-b", **deleted())
+    job.look("deletes-of-2", SAVING, gated, nodes=nodes, spec={"suspend": True}, at=1)
+    job.look("cause2=Suspended attempt=2", SAVING, stopped, nodes=nodes, at=2)
+    made = job.look("attempt=3 creates=0", SAVING, nodes=nodes, spec={"suspend": False}, at=3)
+    assert gates(made) == [after(108)]
+
+
+def test_a_gate_is_forgotten_once_all_earlier_pods_have_ended() -> None:
+    made = follows("attempt=3", second(ended_pod(2, 75, **deleted()), gate_until=after(60)))
+    assert status_of(made).gate_until is None and gates(made) == [None]
 
 
 # --- nodes that a pod is kept off -----------------------------------------------------------------------
