@@ -42,7 +42,9 @@ def trained(model, **more):
         disable_tqdm=True,
         use_cpu=True,
     )
-    Trainer(model=model, args=arguments, train_dataset=Text(), **more).train()
+    global trainer
+    trainer = Trainer(model=model, args=arguments, train_dataset=Text(), **more)
+    trainer.train()
     return model
 
 
@@ -111,6 +113,56 @@ def test_parameters_that_a_script_ties_by_hand_are_saved_too(lab: Lab) -> None:
 
 def test_from_pretrained_reads_the_model_of_a_loop_around_accelerate(lab: Lab) -> None:
     assert "read back True" in lab.run(HEAD + ACCELERATE).done().log
+
+
+# --- what the script saves by itself ----------------------------------------------------------------------
+SAVING = (
+    TOKENIZER.partition("words")[0]
+    + """\
+words = Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="a"))
+PreTrainedTokenizerFast(tokenizer_object=words, unk_token="a").save_pretrained("output")
+model = trained(GPT2LMHeadModel(GPT2Config(**NAMES)))
+trainer.save_model()
+open("output/notes.md", "w").write("of the script")
+"""
+)
+
+
+def saved(lab: Lab) -> dict[str, str]:
+    """The files that the script has saved, and where they are below `final/`."""
+    facts = json.loads((lab.folder / "store/final/manifest.json").read_text())
+    return {each["name"]: each["at"] for each in facts.get("saved", [])}
+
+
+def test_a_model_that_the_script_saves_after_its_training_is_stored_with_what_lies_beside(lab: Lab) -> None:
+    lab.run(HEAD + SAVING).done()
+    found = saved(lab)
+    assert found["model.safetensors"] == "model.safetensors", "equal weights are not sent twice"
+    assert found["config.json"] == "saved/config.json" and found["notes.md"] == "saved/notes.md"
+    assert found["tokenizer.json"] == "saved/tokenizer.json", "stored before the training"
+    assert (lab.folder / "store/final/saved/notes.md").read_text() == "of the script"
+
+
+def test_another_model_than_the_trained_one_is_stored_as_the_script_saves_it(lab: Lab) -> None:
+    lab.run(HEAD + SAVING + 'model.half().save_pretrained("output/half")\n').done()
+    found, final = saved(lab), lab.folder / "store/final"
+    assert found["model.safetensors"] == "model.safetensors"
+    assert found["half/model.safetensors"] == "saved/half/model.safetensors"
+    half = final / found["half/model.safetensors"]
+    assert half.read_bytes() == (lab.folder / "output/half/model.safetensors").read_bytes()
+
+
+def test_a_model_that_is_saved_too_early_or_too_late_is_said_to_be_lost(lab: Lab) -> None:
+    log = lab.run(HEAD + ACCELERATE.replace("run.finish()", EARLY_AND_LATE)).done().log
+    assert log.count("event=model-not-stored") == 2 and not saved(lab)
+    assert "early" in log and "during the training" in log and "what was trained is at " in log
+
+
+EARLY_AND_LATE = """\
+model.save_pretrained("early")
+run.finish()
+model.save_pretrained("late")
+"""
 
 
 # --- models that are no models of transformers ------------------------------------------------------------

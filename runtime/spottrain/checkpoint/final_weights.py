@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from itertools import pairwise
 from math import prod
 from pathlib import Path
@@ -19,8 +19,9 @@ from typing import Any, Final
 import torch
 
 from spottrain.checkpoint.layout import SAFETENSORS, SHARD_BYTES, file_header, grouped
-from spottrain.checkpoint.manifest import BESIDE
+from spottrain.checkpoint.manifest import BESIDE, Damaged
 from spottrain.checkpoint.tensor_memory import byte_view
+from spottrain.checkpoint.weights_files import SafetensorsFile, local_body
 from spottrain.contract import Reason
 from spottrain.core.container import ContainerMemory, gib
 from spottrain.distributed import dtensor
@@ -53,6 +54,10 @@ def require_room(state: Mapping[str, Any], known: ContainerMemory | None) -> Non
             "or more",
             reason=Reason.OUT_OF_MEMORY,
         )
+
+
+Contents = Mapping[str, tuple[torch.dtype, tuple[int, ...], str]]
+"""Dtype, shape and SHA-256 of the bytes of each tensor."""
 
 
 class FinalWeights:
@@ -103,6 +108,11 @@ class FinalWeights:
         return _digest({name: (self._tensors[name], found) for name, found in self._digests.items()})
 
     @property
+    def contents(self) -> Contents:
+        """What the files hold; valid as `digest` is."""
+        return {name: _content(self._tensors[name], found) for name, found in self._digests.items()}
+
+    @property
     def index(self) -> bytes | None:
         """Index that maps each tensor to its file, as JSON; None if there is only one file."""
         if len(self._groups) == 1:
@@ -145,6 +155,29 @@ def _taken(tensor: torch.Tensor, place: torch.Tensor | None) -> str:
     else:
         place.view(tensor.dtype).view(tensor.shape).copy_(tensor)
     return hashlib.sha256(byte_view(place)).hexdigest()
+
+
+def _content(tensor: torch.Tensor, of_bytes: str) -> tuple[torch.dtype, tuple[int, ...], str]:
+    return tensor.dtype, tuple(tensor.shape), of_bytes
+
+
+def equal_weights(contents: Contents, paths: Iterable[Path]) -> bool:
+    """Whether safetensors files hold these tensors. Of tensors with equal values one is enough, because
+    Hugging Face's libraries leave out those that the model ties together.
+    """
+    found: dict[str, tuple[torch.dtype, tuple[int, ...], str]] = {}
+    try:
+        for path in paths:
+            file = SafetensorsFile(local_body(path))
+            for name in file.tensors:
+                tensor = file.read([name])[name]
+                found[name] = _content(tensor, _taken(tensor, None))
+                if contents.get(name) != found[name]:
+                    return False
+    except Damaged:
+        return False
+    values = set(found.values())
+    return all(name in found or content in values for name, content in contents.items())
 
 
 def digest(tensors: Mapping[str, torch.Tensor]) -> str:

@@ -14,21 +14,20 @@ The change of HEAD, one conditional request, is the commit. The other ranks note
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import math
 import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 
 from spottrain.checkpoint.context import RunContext
-from spottrain.checkpoint.final_weights import INDEX, WEIGHTS, FinalWeights
+from spottrain.checkpoint.final_files import FinalFiles
+from spottrain.checkpoint.final_weights import FinalWeights
 from spottrain.checkpoint.head.owner import Claim, ClaimPolicy, Entry, HeadOwner, Identity
 from spottrain.checkpoint.head.state import BEST
 from spottrain.checkpoint.saver import Abandoned, Report, Save, Saver, manifest
@@ -96,6 +95,7 @@ class CheckpointManager:
         run = context.run
         self.context = context
         self.store = store
+        self.final = FinalFiles(store, self._retry_in_outage)
         self._control = control
         self._watch_seconds = watch_seconds
         self._owner = HeadOwner(
@@ -369,7 +369,7 @@ class CheckpointManager:
         return self.saver.copy_seconds + self.saver.bytes / bandwidth + RETRY_SECONDS
 
     def write_final(self, weights: FinalWeights, step: int, beside: Iterable[tuple[str, Path]] = ()) -> None:
-        """On rank 0: writes the weights to `final/`. It replaces those of an attempt that died writing.
+        """On rank 0: writes the weights to `final/`.
 
         `beside`: name and place of further files, such as the model's configuration.
         """
@@ -377,42 +377,13 @@ class CheckpointManager:
         self._retry_in_outage(
             lambda: tried(self._owner.check, CHECKS, lambda failures: time.sleep(RETRY_SECONDS))
         )
-        self._retry_in_outage(self._clear_final)
-        files = []
-        for name, body in weights.files(first=True, keep=True):
-            self._retry_in_outage(partial(self._upload_final, FINAL_PREFIX + name, body))
-            files.append({"name": name, "bytes": len(body), "sha256": hashlib.sha256(body).hexdigest()})
-        if (index := weights.index) is not None:
-            self._retry_in_outage(lambda: self.store.put(FINAL_PREFIX + INDEX, index))
-        for name, place in beside:
-            body = memoryview(place.read_bytes())
-            self._retry_in_outage(partial(self._upload_final, FINAL_PREFIX + name, body))
-        facts = {
-            "format": 1,
-            "step": step,
-            "total_steps": self.context.board.facts.total_steps,
-            "digest": weights.digest,
-            "files": files,
-            "checkpoint": self.context.board.facts.key,
-        }
-        text = json.dumps(facts, indent=1).encode()
-        self._retry_in_outage(lambda: self.store.put(FINAL_PREFIX + MANIFEST_NAME, text))
+        facts = self.context.board.facts
+        known = {"step": step, "total_steps": facts.total_steps, "checkpoint": facts.key}
+        self.final.write(weights, beside, known)
 
     def _retry_in_outage(self, act: Callable[[], None]) -> None:
         """Retries one file at a time, because all ranks must gather the next one together."""
         self.context.outage.through("the final weights", act, brief=False)
-
-    def _clear_final(self) -> None:
-        # List first: a needless DELETE that the network repeats late would delete the new weights.
-        left = self.store.list(FINAL_PREFIX + "model")
-        if own := [key for key in left if WEIGHTS.fullmatch(key.removeprefix(FINAL_PREFIX))]:
-            self.store.delete(own)
-
-    def _upload_final(self, key: str, body: memoryview) -> None:
-        if self.store.stat(key) is not None:  # an earlier attempt got no response
-            self.store.delete([key])
-        # `put` is a single request, which S3 limits to 5 GiB.
-        self.store.upload(key, body)
 
     @property
     def final_uri(self) -> str:

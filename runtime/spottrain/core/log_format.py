@@ -49,7 +49,9 @@ INFO: Final[Mapping[str, str]] = {
     "saving": "Saving step {step}; the training waited {stall:duration}",
     "save-advised": "Advised to save at step {step}[, not done: {skipped}]",
     "save-skipped": "No save at step {step}: step {uploading} is still being uploaded",
-    "committed": "Saved step {step} in {seconds:duration}[, {bytes:size}] ({key})",
+    "committed": "Saved step {step} in {seconds:duration}[, {bytes:size}]",
+    "model-stored": "What the script has saved is stored in {seconds:duration}: {files} files, {bytes:size} "
+    "sent ({output})",
     "trained": "Trained {step} steps; the job is done when the script ends",
     "done": "Training is done after {step} steps[; weights: {output}]",
     "end": "Ended ({outcome}, exit code {code})[: {message}]",
@@ -148,6 +150,7 @@ WARNINGS: Final[Mapping[str, str]] = {
     "stalled": "No progress for {idle:duration} at step {step} ({state}): {why}",
     "cannot-restart": "The ranks cannot be restarted: {why}",
     "not-finished": "Not finished at step {step}: {why}",
+    "model-not-stored": "{folder} is in this pod alone: {why}",
     "grace-shortened": "{why}",
     "sigterm-will-not-arrive": "SIGTERM will not arrive here: {why}; {remedy}",
     "not-pinned": "{bytes:size} of staging memory could not be pinned (CUDA error {code}); copies are slower",

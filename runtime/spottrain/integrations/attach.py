@@ -29,6 +29,7 @@ from typing import Any, Final
 
 from spottrain.contract import Outcome
 from spottrain.core import log
+from spottrain.integrations.saved_models import SavedModels
 from spottrain.lifecycle.endings import Ending
 from spottrain.lifecycle.session import Session
 
@@ -82,6 +83,8 @@ LIBRARIES: Final = (
 ACCELERATE: Final = "accelerate.accelerator"
 FOLDER: Final = {"train": "output_dir", "fit": "default_root_dir"}
 """Attribute with the folder of a Trainer, by the method that trains."""
+MODELS: Final = {"transformers.modeling_utils": "PreTrainedModel", "peft.peft_model": "PeftModel"}
+"""Classes whose `save_pretrained` saves a model, by their modules."""
 OPTIMIZER: Final = "torch.optim.optimizer"
 NAMES: Final = re.compile(r"\b(transformers|trl|lightning|pytorch_lightning)\b.*\b\w*Trainer\b", re.DOTALL)
 """What a script contains that is going to train with one of the libraries."""
@@ -143,6 +146,7 @@ class Attachment:
         """Weak reference to the Trainer that was attached to. A script may free it after a failure."""
         self._classes: list[tuple[Library, type]] = []
         self._advised: set[str] = set()
+        self._saved = SavedModels(session)
 
     def install(self) -> None:
         hooks: dict[str, Callable[[ModuleType], None]] = {
@@ -150,6 +154,8 @@ class Attachment:
         }
         hooks[ACCELERATE] = self._wrap_accelerator
         hooks[OPTIMIZER] = self._watch_steps
+        hooks |= dict.fromkeys(MODELS, self._wrap_model)
+        self._session.saved_files = self._saved.files
         self._session.attaches = self._serves
         sys.meta_path.insert(0, _Finder(hooks))
         for name, hook in hooks.items():
@@ -187,6 +193,9 @@ class Attachment:
             log.event("attached", library=library.name, version=_version(library), what=what, off=FLAG)
         if self._trainer is None or self._trainer() is not trainer:
             self._session.training = _identity(library, trainer, ranks=self._session.world.size)
+        if library.method == "train" and "save_model" not in vars(trainer):
+            saves = self._saved.noting(trainer.save_model, "output_dir", usual=trainer.args.output_dir)
+            vars(trainer)["save_model"] = saves
         self._trainer, self._failed = weakref.ref(trainer), False
         try:
             return integration.run_attached(call, method)
@@ -238,6 +247,11 @@ class Attachment:
         if text not in self._advised:
             self._advised.add(text)
             log.event("advice", about="attach", text=text)
+
+    def _wrap_model(self, module: ModuleType) -> None:
+        kind = getattr(module, MODELS[module.__name__], None)
+        if kind is not None:
+            kind.save_pretrained = self._saved.noting(kind.save_pretrained, "save_directory")
 
     def _wrap_accelerator(self, module: ModuleType) -> None:
         kind = getattr(module, "Accelerator", None)

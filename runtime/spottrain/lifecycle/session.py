@@ -100,6 +100,8 @@ class Session:
         """Set by a custom loop: finishes it if it has done all its steps; returns whether it has."""
         self.complete: Callable[[], None] | None = None
         """Set once a result is stored whose job is done only with the script: marks the job as done."""
+        self.saved_files: Callable[[], Mapping[str, Path]] = dict
+        """Returns the files of the models that the script has saved after its training, by name."""
         self.lost_after_training = ""
         """What an interruption between the end of the training and the script's end loses, as a sentence."""
         self.attaches: Callable[[], bool] = lambda: False

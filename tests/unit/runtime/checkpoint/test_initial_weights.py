@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from spottrain.checkpoint.final_files import FinalFiles
 from spottrain.checkpoint.final_weights import FinalWeights
 from spottrain.checkpoint.initial_weights import InitialWeights
 from spottrain.checkpoint.manager import CheckpointManager
@@ -84,24 +84,14 @@ def test_final_weights_that_are_written_again_while_they_are_read_are_read_again
     save(it, 5)
     it.write_final(FinalWeights(filled(50.0)), 5)
     it.release(done=True)
-    later = attempt(store, 2)
+    later = FinalFiles(store, lambda act: act())
 
     def again() -> None:
-        later._clear_final()
-        _write_final(store, filled(60.0), 6)
+        later.write(FinalWeights(filled(60.0)), (), {"step": 6, "checkpoint": ""})
 
     store.act = again
     record = load(store, here := model())
     assert values(here) == {60.0} and record["step"] == 6
-
-
-def _write_final(store: Changing, tensors: dict[str, torch.Tensor], step: int) -> None:
-    weights, files = FinalWeights(tensors), []
-    for name, body in weights.files(first=True, keep=True):
-        store.upload(f"final/{name}", body)
-        files.append({"name": name, "bytes": len(body), "sha256": hashlib.sha256(body).hexdigest()})
-    facts = {"step": step, "files": files, "checkpoint": ""}
-    store.put("final/manifest.json", json.dumps(facts).encode())
 
 
 def test_what_a_store_refuses_names_the_setting(tmp_path: Path, told: Told) -> None:
