@@ -642,6 +642,8 @@ LOGS_PREFIX: Final = "logs/"
 PROFILES_PREFIX: Final = "profiles/"
 COMPILE_CACHE_PREFIX: Final = "compile-cache/"
 OUT_OF_MEMORY_PREFIX: Final = "out-of-memory/"
+SERIES_PREFIX: Final = "series/"
+"""Loss and speed over the steps, an object for each claim of the URI (`core.series`)."""
 CHUNK_BYTES: Final = 32 * 2**20
 """Unit of checksums, and minimum size of an upload part."""
 
@@ -666,6 +668,11 @@ def log_key(attempt: int, rank: int, number: int) -> str:
     return f"{LOGS_PREFIX}attempt-{attempt:06d}/rank-{rank:05d}/{number:06d}.log"
 
 
+def series_key(term: int) -> str:
+    """Key of the series of steps of the attempt that claimed the URI in this term."""
+    return f"{SERIES_PREFIX}t{term:06d}.jsonl.gz"
+
+
 def part_of_log(key: str) -> tuple[int, int, int] | None:
     """Returns attempt, rank and number of such a key; None if the key has another form."""
     found = re.fullmatch(rf"{LOGS_PREFIX}attempt-(\d+)/rank-(\d+)/(\d+)\.log", key)
@@ -677,7 +684,7 @@ FOLDER: Final = r"t(\d{6,})-s(\d{9,})-[^/]+/"
 OWN_KEYS: Final = re.compile(
     rf"({CHECKPOINTS_PREFIX}|{BLOBS_PREFIX}){FOLDER}.*|({LOGS_PREFIX}|{PROFILES_PREFIX})attempt-\d{{6,}}/.*"
     rf"|{COMPILE_CACHE_PREFIX}[0-9a-f]{{64}}(-[0-9a-f]{{64}}\.tar\.gz|\.json)"
-    rf"|{OUT_OF_MEMORY_PREFIX}[^/]+/(\d{{9}}|policy-[^/]+)\.json"
+    rf"|{OUT_OF_MEMORY_PREFIX}[^/]+/(\d{{9}}|policy-[^/]+)\.json|{SERIES_PREFIX}t\d{{6,}}\.jsonl\.gz"
 )
 
 

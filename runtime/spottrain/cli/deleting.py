@@ -21,12 +21,19 @@ from spottrain.contract import (
     LOGS_PREFIX,
     OUT_OF_MEMORY_PREFIX,
     PROFILES_PREFIX,
+    SERIES_PREFIX,
     is_own,
 )
 from spottrain.core.text import counted
 from spottrain.storage.base import Store
 
-BESIDE: Final = (LOGS_PREFIX, PROFILES_PREFIX, COMPILE_CACHE_PREFIX, OUT_OF_MEMORY_PREFIX)
+BESIDE: Final = (
+    LOGS_PREFIX,
+    PROFILES_PREFIX,
+    COMPILE_CACHE_PREFIX,
+    OUT_OF_MEMORY_PREFIX,
+    SERIES_PREFIX,
+)
 """Folders of a job's other objects."""
 
 

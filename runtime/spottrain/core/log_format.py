@@ -140,6 +140,7 @@ WARNINGS: Final[Mapping[str, str]] = {
     "uploader-died": "The upload process died: {error}; {next}",
     "upload-not-aborted": "Parts of an upload stay in the bucket: {key}[ ({upload})]: {error}",
     "prune-failed": "Old checkpoints were not deleted: {error}",
+    "series-not-written": "The series of steps was not written: {why}; {then}",
     "release-failed": "The checkpoint URI was not released: {error}",
     "head-check-failed": "HEAD could not be read: {error}",
     "bandwidth-not-measured": "The bandwidth to the store was not measured: {error}",

@@ -85,6 +85,8 @@ class ProgressFacts:
     """Shares of the time of the last steps, by the field names of `diagnostics.step_timer.Seconds`."""
     verdict: str = ""
     """The bottleneck, a `diagnostics.bottleneck.Name`."""
+    diagnosis: str = ""
+    """The whole sentence on it, with its fix."""
     utilisation: float | None = None
     """GPU utilisation by NVML, 0 to 1."""
     gpu_memory: float | None = None

@@ -118,6 +118,7 @@ class Monitor:
             mfu=found.mfu,
             flops_per_step=None if found.step_flops is None else float(found.step_flops),
             verdict="" if found.verdict is None else str(found.verdict.name),
+            diagnosis="" if found.verdict is None else found.verdict.text,
         )
         self.timer.restart()
 

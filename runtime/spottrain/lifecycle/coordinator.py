@@ -13,6 +13,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from typing import Any, Final, NoReturn
 
 import torch
@@ -27,6 +28,7 @@ from spottrain.checkpoint.upload import InProcessTransfer, ProcessTransfer, Tran
 from spottrain.contract import Env, Outcome, Reason
 from spottrain.core import log
 from spottrain.core.container import memory
+from spottrain.core.series import Attempt
 from spottrain.core.time_split import CHECKPOINT_STALL, OTHER, RESTORE, WAITING
 from spottrain.distributed.control_channel import ControlChannel, broadcast_facts, connect, receive_facts
 from spottrain.distributed.stop_agreement import GO_ON, Orders, StopAgreement, alone, led
@@ -41,6 +43,7 @@ from spottrain.lifecycle.save_interval import (
     SaveInterval,
     auto_seconds,
 )
+from spottrain.lifecycle.series_writer import SeriesWriter
 from spottrain.lifecycle.session import Session
 from spottrain.lifecycle.worker_signals import protect_all
 from spottrain.storage.base import Cancelled
@@ -75,6 +78,8 @@ class Coordinator:
         self.checkpoints: CheckpointManager | None = None
         self.control: ControlChannel | None = None
         self.agreement: StopAgreement = alone(lambda: session.preemption.stopping)
+        self.series: SeriesWriter | None = None
+        """On rank 0, once HEAD is claimed."""
         self.trained = 0.0
         """Seconds of training of all attempts so far."""
         self._trained_before = 0.0
@@ -106,7 +111,7 @@ class Coordinator:
                 session, session.store, transfer=self._transfer, control=self.control
             )
             self.checkpoints.saver.of_first = self.state.of_first
-            self.checkpoints.on_durable = self._report_budget
+            self.checkpoints.on_durable = self._after_commit
         session.unfinished = self._save_unfinished
         session.broken = self._end_broken_script
         protect_all()
@@ -136,6 +141,9 @@ class Coordinator:
             claim = self.checkpoints.claim()
         if claim.done:
             self._end_done_before(self.checkpoints)
+        if self.session.world.first:
+            self.series = SeriesWriter(self.checkpoints.store, claim.term, partial(self._attempt, claim.term))
+            self.session.at_end.append(self.series.close)
         return claim
 
     def _restore(self, claim: Claim) -> bool:
@@ -326,6 +334,30 @@ class Coordinator:
         )
 
     # --- measures -----------------------------------------------------------------------------------
+    def _after_commit(self) -> None:
+        self._report_budget()
+        if self.series is not None:
+            self.series.save()
+
+    def _attempt(self, term: int, outcome: Outcome | None) -> Attempt:
+        """Returns what the series of steps says of this attempt."""
+        session, facts = self.session, self.session.board.facts
+        return Attempt(
+            term=term,
+            job=session.run.job,
+            jobUID=session.run.job_uid,
+            number=session.attempt,
+            bornTime=session.born,
+            writtenTime=time.time(),
+            startStep=facts.start_step or 0,
+            totalSteps=facts.total_steps,
+            step=facts.step,
+            durableStep=facts.durable_step,
+            outcome=outcome or "",
+            diagnosis=facts.diagnosis,
+            timeSplit=session.board.time_split,
+        )
+
     def _after_first_steps(self) -> None:
         """Measures, beside the training, how long a save at a notice takes, and saves the compile cache."""
         if self.checkpoints is not None:

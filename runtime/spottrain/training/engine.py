@@ -21,12 +21,14 @@ from spottrain.checkpoint import plain_state
 from spottrain.checkpoint.kinds import CheckpointKind
 from spottrain.core import device as devices
 from spottrain.core import log
+from spottrain.core.series import Point
 from spottrain.core.time_split import WAITING
 from spottrain.core.training_spec import Profile
 from spottrain.diagnostics.monitor import Monitor, Phases
 from spottrain.distributed import process_group
 from spottrain.errors import CheckpointError, ConfigurationError, PeerLost, RunError, TrainingFailed
 from spottrain.lifecycle.coordinator import Coordinator
+from spottrain.lifecycle.series_writer import SeriesWriter
 from spottrain.lifecycle.session import RunEnded, Session
 from spottrain.techniques.trackers import Trackers
 
@@ -130,7 +132,13 @@ class Engine:
                     profile=self.session.run.training.profile or profile,
                     phases=phases,
                 )
-        self.metrics = MetricsLog(self.session, total_steps=total_steps, log_every=log_every, on_line=on_line)
+        self.metrics = MetricsLog(
+            self.session,
+            total_steps=total_steps,
+            log_every=log_every,
+            on_line=on_line,
+            series=self.coordinator.series,
+        )
         self.session.board.update(total_steps=total_steps or 0, state=state)
 
     # --- steps --------------------------------------------------------------------------------------
@@ -247,8 +255,9 @@ class MetricsLog:
         total_steps: int | None,
         log_every: int,
         on_line: Callable[[int, dict[str, float | None]], None],
+        series: SeriesWriter | None = None,
     ) -> None:
-        self._session, self._on_line = session, on_line
+        self._session, self._on_line, self._series = session, on_line, series
         self._total, self._every = total_steps, log_every
         self._restored = time.time()
         self.began = False
@@ -294,7 +303,24 @@ class MetricsLog:
         )
         if self._session.world.first:
             log.step(step, self._total, loss=loss, lr=rate, samples_per_second=speed, epoch=epoch)
+        if self._series is not None:
+            self._series.add(self._point(step, loss, rate, seconds))
         self.restart()
+
+    def _point(self, step: int, loss: float | None, rate: float | None, seconds: float) -> Point:
+        facts = self._session.board.facts
+        return Point(
+            step=step,
+            time=time.time(),
+            loss=loss,
+            steps=self._steps,
+            seconds=seconds,
+            samples=self._samples,
+            learningRate=rate,
+            mfu=facts.mfu,
+            gpuUtilisation=facts.utilisation,
+            gpuMemory=facts.gpu_memory,
+        )
 
 
 def require_finite(loss: float, step: int) -> None:

@@ -8,8 +8,8 @@ import pytest
 from spottrain.checkpoint.head.state import HeadState
 from spottrain.contract import OnExisting
 from spottrain.errors import RunError, Superseded
-from spottrain_cli.checkpoints.verbs import main
 
+from tests.support.command import checkpoints as main
 from tests.support.headcheckpoints import save
 from tests.support.sentences import Told
 from tests.unit.cli.conftest import Place
@@ -22,7 +22,8 @@ def test_all_of_the_job_goes_but_its_final_weights(place: Place, told: Told) -> 
     place.ended(1, 2, best=1, done=True)
     left = ["logs/attempt-000001/rank-00000/000001.log", "profiles/attempt-000001/rank-00000/x.top.txt"]
     left += [f"compile-cache/{'0a' * 32}.json", f"compile-cache/{'0a' * 32}-{'1b' * 32}.tar.gz"]
-    for key in ("final/model.safetensors", *left, "out-of-memory/a1/000000008.json"):
+    left += ["out-of-memory/a1/000000008.json", "series/t000001.jsonl.gz"]
+    for key in ("final/model.safetensors", *left):
         place.store.put_if_absent(key, b"x")
     place.store.put_if_absent("checkpoints/t000001-s000000009-orphan/shard", b"half")
     code, said, _ = place(*DELETE)
@@ -42,6 +43,7 @@ def test_what_is_not_of_spottrain_stays(place: Place) -> None:
         "profiles/mine.json",
         "compile-cache/notes.json",
         "out-of-memory/report.txt",
+        "series/notes.jsonl",
         "data/train.bin",
     ]
     for attempt in range(1, 8):
