@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .PHONY: help setup programs containers-preflight demo demo-local demo-containers cluster-up cluster-down reclaim restore lint format \
-	test-fast test test-chart test-heavy test-containers test-with bench wheel golden clean
+	docs test-fast test test-chart test-heavy test-containers test-with bench wheel release golden clean
 
 ifeq ($(PATH),)  # env -i: the shell finds programs by itself, and others that we start do not
 export PATH := /usr/local/bin:/usr/bin:/bin
@@ -75,16 +75,22 @@ test-with: setup ## X=karpenter, kueue, prometheus, torch, frameworks, native or
 bench: setup ## NAME=checkpoint, loop, scale ...: a benchmark, recorded in bench/RESULTS.md
 	@$(PY) -m bench $(NAME)
 
-wheel: setup ## dist/: the runtime for an image of your own, and the command line
-	rm -f dist/spottrain*.whl
+wheel: setup # dist/spottrain-VERSION-py3-none-any.whl: the runtime for an image of your own
+	rm -f dist/spottrain-*.whl
 	$(PY) -m hatchling build --target wheel --directory dist
-	cd cli && ../$(PY) -m hatchling build --target wheel --directory ../dist
+
+release: programs ## dist/VERSION: wheels, chart, bills of materials, checksums; PUSH=oci://... pushes the chart
+	@PYTHONPATH=dev $(PY) dev/release.py $(PUSH)
+
+docs: ## the site of docs/, in out/site: broken links and anchors end it with an error
+	$(SETUP) docs
+	NO_MKDOCS_2_WARNING=1 .docs/bin/mkdocs build
 
 golden: programs # renders the chart again into tests/chart/golden; read the diff
 	SPOTTRAIN_RENEW_GOLDEN=1 $(PYTEST) -q -n 0 tests/chart/test_golden.py
 
 clean: # removes what this checkout made (not the programs, which lie in ~/.cache/spottrain)
-	rm -rf .venv .tools .torch .frameworks dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv .docs out/site .tools .torch .frameworks dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
 containers-preflight: # before setup, which takes a while
 	@PYTHONPATH=dev python3 -m localcluster.preflight

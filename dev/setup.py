@@ -3,6 +3,7 @@ cluster.
 
     python3 dev/setup.py environment      .venv alone
     python3 dev/setup.py programs         both, side by side
+    python3 dev/setup.py docs             .docs alone, for the site
 
 Needs Python 3.11 and its standard library, nothing else. Says in the first seconds what cannot work, and why.
 """
@@ -35,12 +36,15 @@ UV_VERSION: Final = "0.13.9"
 
 def main(words: list[str]) -> int:
     wanted = words[0] if words else ""
-    if wanted not in ("environment", "programs"):
+    if wanted not in ("environment", "programs", "docs"):
         print(__doc__, file=sys.stderr)
         return 2
     names = binaries.DEMO_PROGRAMS if wanted == "programs" else frozenset()
     try:
-        prepare(names)
+        if wanted == "docs":
+            sync_docs(find_uv())
+        else:
+            prepare(names)
     except ClusterError as error:
         line(f"error: {error}")
         return 1
@@ -150,6 +154,13 @@ def sync(uv: Path) -> None:
     with Progress("Installing the locked Python packages (torch is most of it)", usual=PACKAGES_SECONDS):
         run(command, cwd=ROOT, env=binaries.uv_env(), timeout=3600)
     STAMP.write_text(fingerprint())
+
+
+def sync_docs(uv: Path) -> None:
+    """Installs what builds the site, in a folder of its own."""
+    command: list[str | Path] = [uv, "sync", "--frozen", "--quiet", "--only-group", "docs"]
+    env = binaries.uv_env() | {"UV_PROJECT_ENVIRONMENT": str(ROOT / ".docs")}
+    run([*command, "--python", sys.executable], cwd=ROOT, env=env, timeout=600)
 
 
 def is_synced() -> bool:

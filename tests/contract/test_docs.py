@@ -1,0 +1,73 @@
+"""Links, anchors and code blocks of the documentation, without the tool that builds the site."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from typing import Any
+
+import docsite
+import jsonschema
+import pytest
+import yaml
+
+from tests.support.pages import PAGES, ROOT, blocks, documents, manifests
+
+CRD = yaml.safe_load((ROOT / "crds" / "trainingjobs.yaml").read_text())
+VALUES = json.loads((ROOT / "charts" / "spottrain" / "values.schema.json").read_text())
+NAMES = [path.relative_to(ROOT).as_posix() for path in PAGES]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_link_of_a_page_leads_to_a_file_and_a_heading(name: str) -> None:
+    broken = []
+    for link in docsite.links_of(name, (ROOT / name).read_text()):
+        target = ROOT / link.path
+        if not target.is_file() or (
+            link.anchor and link.anchor not in docsite.anchors_of(target.read_text())
+        ):
+            broken.append(f"{link.path}#{link.anchor}".rstrip("#"))
+    assert not broken
+
+
+def test_each_page_is_in_the_navigation() -> None:
+    navigation = (ROOT / "mkdocs.yml").read_text().partition("\nnav:")[2]
+    pages = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
+    assert {page for page in pages if f" {page}\n" not in navigation} == set()
+
+
+def test_bash_parses_each_block_of_its_own() -> None:
+    for block in blocks():
+        if block.language == "bash":
+            done = subprocess.run(["bash", "-n"], input=block.text, capture_output=True, text=True)
+            assert not done.stderr, f"{block.place}: {done.stderr}"
+
+
+def strict(schema: Any) -> Any:
+    """The definition's schema as JSON schema, in which a field that it does not name is an error."""
+    if isinstance(schema, list):
+        return [strict(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    made = {key: strict(part) for key, part in schema.items()}
+    if "properties" in made and not made.get("x-kubernetes-preserve-unknown-fields"):
+        made.setdefault("additionalProperties", False)
+    if made.get("x-kubernetes-int-or-string"):
+        made.pop("type", None)
+    return made
+
+
+def test_each_job_is_one_that_the_definition_knows() -> None:
+    schema = strict(CRD["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"])
+    check = jsonschema.Draft7Validator(schema)
+    found = manifests("TrainingJob")
+    assert found
+    for place, job in found:
+        errors = [error.message for error in check.iter_errors(job["spec"])]
+        assert not errors, f"{place}: {errors}"
+
+
+def test_values_are_the_charts() -> None:
+    for block, values in [(block, found) for block, name, found in documents() if "values.yaml" in name]:
+        errors = [error.message for error in jsonschema.Draft7Validator(VALUES).iter_errors(values)]
+        assert not errors, f"{block.place}: {errors}"
