@@ -92,6 +92,12 @@ PROGRAMS: Final = (
     ),
     Program(name="helm", module="helm", package="helm.sh/helm/v4/cmd/helm", seconds=120),
     Program(name="helm3", module="helm3", package="helm.sh/helm/v3/cmd/helm", seconds=95),
+    Program(
+        name="registry",
+        module="registry",
+        package="github.com/distribution/distribution/v3/cmd/registry",
+        seconds=90,
+    ),
     Program(name="coredns", module="coredns", package=".", flags=_COREDNS_FLAGS, seconds=150),
     Program(name="kwok", module="kwok", package="sigs.k8s.io/kwok/cmd/kwok", seconds=160),
     Program(name="karpenter", module="karpenter", package="sigs.k8s.io/karpenter/kwok", seconds=400),
