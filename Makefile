@@ -49,7 +49,7 @@ lint: setup ## ruff, mypy --strict, import-linter
 	$(PY) -m mypy
 	.venv/bin/lint-imports
 
-format: setup ## let ruff rewrite the code
+format: setup # let ruff rewrite the code
 	$(PY) -m ruff check --fix $(SOURCES)
 	$(PY) -m ruff format $(SOURCES)
 
@@ -59,7 +59,7 @@ test-fast: setup ## unit and contract tests (3 minutes)
 test: programs ## all that needs no more than the demo does (10 minutes; 15 the first time)
 	@PYTHONPATH=dev $(PY) dev/run_tests.py
 
-test-chart: programs ## the chart, rendered and upgraded by Helm 3 and 4 (builds Helm 3 once, 2 minutes)
+test-chart: programs ## the chart by Helm 3 and 4, and a release (builds Helm 3 and a registry once, 4 minutes)
 	$(PYTEST) -n 2 --dist loadfile tests/chart
 
 test-heavy: programs ## what `make test` leaves out: compile, whole matrices, rarer cases, Google Cloud Storage (18 minutes)
