@@ -124,6 +124,10 @@ class Scene:
     def change(self, **spec: Any) -> None:
         self.kube.call("PATCH", jobs(self.namespace, self.job), {"spec": spec}, kind=MERGE)
 
+    def annotate(self, name: str, value: str) -> None:
+        change = {"metadata": {"annotations": {name: value}}}
+        self.kube.call("PATCH", jobs(self.namespace, self.job), change, kind=MERGE)
+
     def path(self, pod: Json) -> str:
         return f"/api/v1/namespaces/{self.namespace}/pods/{pod['metadata']['name']}"
 

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 import pytest
 from spottrain.contract import Outcome
 from spottrain_operator.api.validation import parse_status
-from spottrain_operator.names import DEADLINE_ANNOTATION, OUTCOME_FINALIZER
+from spottrain_operator.names import DEADLINE_ANNOTATION, INTERRUPT_ANNOTATION, OUTCOME_FINALIZER
 
 from tests.api.kube import MERGE, Json, Refused, jobs, wait_for
 from tests.api.scene import Scene
@@ -122,6 +122,32 @@ def test_a_notice_is_passed_on_and_the_successor_waits_behind_its_gate(scene: Sc
     scene.wait_condition("Succeeded", "True")
     assert "interruptionTime" not in scene.status()
     assert scene.counters() == (2, 0, 1)
+
+
+def test_an_annotation_of_the_job_interrupts_it_once_and_only_while_it_trains(scene: Scene) -> None:
+    scene.create()
+    pod = scene.wait_attempt(1)
+    scene.annotate(INTERRUPT_ANNOTATION, "early")
+    asked = wait_for("the answer", lambda: scene.status().get("interrupt"))
+    assert asked["request"] == "early" and "does not train" in asked["message"] and "attempt" not in asked
+    scene.bind(pod)
+    scene.see_runtime()
+    scene.wait_condition("Running", "True", "Training")
+    scene.annotate(INTERRUPT_ANNOTATION, "drill")
+    gone = wait_for(
+        "its deletion", lambda: (scene.pod(1) or {})["metadata"].get("deletionGracePeriodSeconds")
+    )
+    assert gone == pod["spec"]["terminationGracePeriodSeconds"], "that of a notice"
+    scene.end(pod, 75, word(Outcome.INTERRUPTED, step=9, durableStep=9, startStep=0, durableSeconds=0.5))
+    new = scene.wait_attempt(2)
+    status = scene.status()
+    assert status["interrupt"] == {"request": "drill", "attempt": 1} and scene.counters() == (2, 0, 0)
+    first = status["attempts"][0]
+    assert (first["cause"], first["signalToDurableSeconds"]) == ("InterruptRequested", "0.5")
+    scene.bind(new)
+    scene.end(new, 0, word(Outcome.DONE, startStep=9))
+    scene.wait_condition("Succeeded", "True")
+    assert scene.counters() == (2, 0, 0), "once"
 
 
 def test_a_deleted_node_takes_its_pod_with_it_at_once(scene: Scene) -> None:

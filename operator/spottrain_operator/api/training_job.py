@@ -30,6 +30,7 @@ STATE_LIMIT: Final = 63
 TIME_LIMIT: Final = 64
 URI_LIMIT: Final = 2048
 WARNING_LIMIT: Final = 1024
+INTERRUPT_LIMIT: Final = 64
 """Characters that the schema allows in a status. The API server would reject the whole status for one longer
 text, so texts from containers are cut on receipt."""
 
@@ -315,6 +316,8 @@ class AttemptRecord:
     start_step: int | None = None
     last_step: int | None = None
     durable_step: int | None = None
+    signal_to_durable_seconds: Decimal | None = None
+    """Between rank 0's first request to stop and its last step in the store; None where it did not save."""
     spent: Decimal = Decimal(0)
     """US dollars of its nodes."""
     unknown_seconds: Decimal = Decimal(0)
@@ -397,6 +400,18 @@ class GoodputStatus(TimeParts):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class InterruptStatus:
+    """What became of the last request for an interruption (policies/interrupt.py)."""
+
+    request: str = ""
+    """Value of the annotation, cut to INTERRUPT_LIMIT."""
+    attempt: int | None = None
+    """The attempt that was interrupted; None where none was."""
+    message: str = ""
+    """Why none was."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Status:
     observed_generation: int | None = None
     phase: str = ""
@@ -426,6 +441,7 @@ class Status:
     attempts: tuple[AttemptRecord, ...] = ()
     progress: ProgressStatus | None = None
     output: OutputStatus | None = None
+    interrupt: InterruptStatus | None = None
     cost: CostStatus | None = None
     goodput: GoodputStatus | None = None
 
@@ -520,6 +536,8 @@ class Job:
     """Name of the Kueue LocalQueue that must admit it, from its label; "" without one."""
     queue_priority: str = ""
     """Name of its WorkloadPriorityClass, from its label."""
+    interrupt: str = ""
+    """Value of its annotation `spottrain.io/interrupt`, cut to INTERRUPT_LIMIT."""
     old_status: Mapping[str, Any] | None = None
     """A status as version 0.3 wrote it, until this version has written it."""
 

@@ -15,6 +15,7 @@ from typing import Any, Final
 from spottrain_operator.api import gpus, injected, sync, template_rules, upgrade
 from spottrain_operator.api.node_pools import CapacityType, Pool, type_asked_for
 from spottrain_operator.api.training_job import (
+    INTERRUPT_LIMIT,
     AppliedDefaults,
     DeletionPolicy,
     Job,
@@ -27,6 +28,7 @@ from spottrain_operator.errors import InvalidSpec
 from spottrain_operator.names import (
     CHECKPOINTS_FINALIZER,
     DEFAULTS_CONFIG_MAP,
+    INTERRUPT_ANNOTATION,
     QUEUE_LABEL,
     QUEUE_PRIORITY_LABEL,
     TEAM_LABEL,
@@ -46,7 +48,7 @@ def parse_job(raw: Mapping[str, Any]) -> Job:
     old = written if upgrade.is_of_0_3(written) else None
     status = parse_status(upgrade.status_of_0_3(old) if old is not None else written)
     spec, invalid = _spec_or_sentence(raw.get("spec"), status.defaults)
-    labels = meta.get("labels") or {}
+    labels, annotations = meta.get("labels") or {}, meta.get("annotations") or {}
     key, version = identity(raw)
     return Job(
         key=key,
@@ -63,6 +65,7 @@ def parse_job(raw: Mapping[str, Any]) -> Job:
         team=labels.get(TEAM_LABEL, ""),
         queue=labels.get(QUEUE_LABEL, ""),
         queue_priority=labels.get(QUEUE_PRIORITY_LABEL, ""),
+        interrupt=annotations.get(INTERRUPT_ANNOTATION, "")[:INTERRUPT_LIMIT],
     )
 
 

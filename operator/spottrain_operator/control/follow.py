@@ -39,6 +39,7 @@ from spottrain_operator.policies import (
     gang,
     handover,
     hang,
+    interrupt,
     ledger,
     lifecycle,
     placement,
@@ -81,7 +82,7 @@ def settled(o: Observed, status: Status) -> tuple[Status, Bookkeeping]:
     status = handover.withdrawn(o, status)
     if o.job.deleting:
         return with_deletion(with_pods(status, o), o), o.books
-    status = replace(status, gate_until=handover.gate(o, status))
+    status = interrupt.answered(o, replace(status, gate_until=handover.gate(o, status)))
     return accounting.settled(o, _with_progress(o, status))
 
 

@@ -34,6 +34,7 @@ from spottrain_operator.policies import (
     gang,
     handover,
     hang,
+    interrupt,
     lifecycle,
     placement,
     restart,
@@ -240,6 +241,7 @@ def _reasons_to_stop(o: Observed) -> Iterator[Ending | None]:
     yield hang.stalled(o)
     if o.job.spec is None:  # what runs goes on
         return
+    yield interrupt.stops(o)
     yield handover.stops(o)
     yield handover.unreleased(o)
     yield from _useless_pods(o)

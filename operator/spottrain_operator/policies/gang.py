@@ -13,7 +13,7 @@ from typing import Final
 from spottrain_operator.api.observed import Ending, Observed, PodView
 from spottrain_operator.api.training_job import Status
 from spottrain_operator.names import Cause, cause_of
-from spottrain_operator.policies import sync
+from spottrain_operator.policies import interrupt, sync
 from spottrain_operator.policies.cause import ending_of, without_our_deletion
 from spottrain_operator.policies.pod_end import pod_ended
 
@@ -38,6 +38,7 @@ BY_OPERATOR: Final = frozenset(
         Cause.SUSPENDED,
         Cause.STALLED,
         Cause.MOVED,
+        Cause.INTERRUPT_REQUESTED,
         Cause.DEADLINE_EXCEEDED,
     }
 )
@@ -121,6 +122,8 @@ def verdict(o: Observed) -> Ending:
     cause = cause_of(record.stopping)
     first = Ending(cause=cause, evidence=record.evidence, charged=bool(record.charged), reason=record.reason)
     unknown = not isinstance(cause, Cause)  # decided by a newer operator
+    if cause is Cause.INTERRUPT_REQUESTED:
+        return replace(first, evidence=interrupt.outcome(o, first.evidence))
     if cause in BY_OPERATOR or unknown:
         return first
     endings = [*_vanishings(o), *(_named(without_our_deletion(p, o), o) for p in team(o))]

@@ -31,6 +31,7 @@ UNCOUNTED: Final = frozenset(
         Cause.START_FAILED,
         Cause.SUSPENDED,
         Cause.MOVED,
+        Cause.INTERRUPT_REQUESTED,
         Cause.DEADLINE_EXCEEDED,
     }
 )
@@ -40,11 +41,11 @@ UNEXPLAINED: Final = frozenset(
     {Cause.POD_REJECTED, Cause.SUPERSEDED, Cause.INTERRUPTED, Cause.SCHEDULING_TIMEOUT, Cause.START_FAILED}
 )
 """Endings that nobody requested: they may recur at once and without end, so they back off as well."""
-EXPLAINED: Final = frozenset({Cause.DONE, Cause.SPOT_NOTICE, Cause.REPLACED, Cause.SUSPENDED, Cause.MOVED})
-"""Endings that predict nothing about the next attempt, however early one comes."""
-REQUESTED: Final = frozenset({Cause.DONE, Cause.SUSPENDED})
-"""Of these, those that a person or the trainer decides. The others may recur without end: a node's notice, or
-a rule of the operator, may meet each next attempt too."""
+REQUESTED: Final = frozenset({Cause.DONE, Cause.SUSPENDED, Cause.INTERRUPT_REQUESTED})
+"""Endings that a person or the trainer decides."""
+EXPLAINED: Final = REQUESTED | {Cause.SPOT_NOTICE, Cause.REPLACED, Cause.MOVED}
+"""Endings that predict nothing about the next attempt, however early one comes. Those that nobody requested
+may recur without end: a node's notice, or a rule of the operator, may meet each next attempt too."""
 MAX_FAILED_STARTS: Final = 10
 """Limit of attempts in a row that could not be started; with the longest backoff about 90 minutes."""
 

@@ -91,7 +91,7 @@ def _observed_record(record: AttemptRecord, pods: Sequence[PodView], o: Observed
     )
     for pod in pods:
         if pod.rank == 0:
-            record = _of_first(record, pod, o)
+            record = _with_save_time(_of_first(record, pod, o), pod)
         if word := termination_message_of(pod):
             record = _with_steps(record, word.startStep, word.step, word.durableStep)
     record = replace(record, ranks=_different(record, pods))
@@ -117,6 +117,12 @@ def _of_first(record: AttemptRecord, pod: PodView, o: Observed) -> AttemptRecord
         instance_type=record.instance_type or node.instance_type,
         exit_code=pod.ended.exit_code if pod.ended else record.exit_code,
     )
+
+
+def _with_save_time(record: AttemptRecord, pod: PodView) -> AttemptRecord:
+    word = termination_message_of(pod)
+    seconds = _figure(word.durableSeconds) if word is not None else None
+    return replace(record, signal_to_durable_seconds=_or(record.signal_to_durable_seconds, seconds))
 
 
 def _different(record: AttemptRecord, pods: Sequence[PodView]) -> tuple[RankRecord, ...]:

@@ -55,6 +55,7 @@ def events_between(o: Observed, new: Status) -> tuple[Event, ...]:
     old = o.job.status
     found = [
         *_interrupted(old, new),
+        *_interrupt_requested(old, new),
         *_store_unreachable(old, new),
         *_attempt(old, new),
         *_lost(o, old, new),
@@ -93,6 +94,18 @@ def _interrupted(old: Status, new: Status) -> list[Event]:
         return []
     message = f"attempt {record.number}: {record.evidence}"
     return [Event(warning=True, reason=record.cause, message=message)]
+
+
+def _interrupt_requested(old: Status, new: Status) -> list[Event]:
+    """Says once what becomes of a request to interrupt the job."""
+    now, before = new.interrupt, old.interrupt
+    if now is None or (before is not None and before.request == now.request):
+        return []
+    record = new.record(now.attempt) if now.attempt is not None else None
+    if record is None:
+        return [Event(warning=True, reason=Reason.INTERRUPT_IGNORED, message=now.message)]
+    words = f"attempt {record.number} saves and ends: {record.evidence}"
+    return [Event(warning=False, reason=Cause.INTERRUPT_REQUESTED, message=words)]
 
 
 def _store_unreachable(old: Status, new: Status) -> list[Event]:

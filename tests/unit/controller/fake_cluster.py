@@ -619,6 +619,12 @@ class World:
         self.cluster.give_notice(node, seconds)
         await self.settle()
 
+    async def annotates(self, name: str, value: str) -> None:
+        job = self.cluster.jobs[KEY.name]
+        job["metadata"].setdefault("annotations", {})[name] = value
+        self.cluster._bump(job)
+        await self.settle()
+
     def pod(self, attempt: int, rank: int = 0) -> str:
         return pod_name(KEY.name, KEY.uid, attempt, rank)
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from spottrain.contract import Outcome
+from spottrain_operator.names import INTERRUPT_ANNOTATION
 
 from tests.builders import word
 from tests.unit.controller.fake_cluster import World, begun
@@ -102,6 +103,18 @@ async def refuses_its_configuration(w: World) -> None:
     await w.ends(w.pod(1), 64, word(Outcome.BAD_CONFIGURATION, reason="StoreDenied", message="403"))
 
 
+async def interrupted_on_request(w: World) -> None:
+    await w.begin()
+    w.pass_time(60)
+    w.saved[1] = 5
+    await w.annotates(INTERRUPT_ANNOTATION, "drill-1")
+    w.pass_time(5)
+    await w.ends(w.pod(1), 75, word(Outcome.INTERRUPTED, step=9, durableStep=9, startStep=0))
+    await w.binds(w.pod(2), "node-a")
+    w.pass_time(60)
+    await w.ends(w.pod(2), 0, word(Outcome.DONE, step=20, durableStep=20, startStep=9))
+
+
 STORIES: list[tuple[Story, dict[str, object], tuple[int, int, int, str]]] = [
     (reclaimed_with_notice, {}, (2, 0, 1, "Succeeded")),
     (node_vanishes, {}, (2, 0, 1, "Succeeded")),
@@ -109,6 +122,7 @@ STORIES: list[tuple[Story, dict[str, object], tuple[int, int, int, str]]] = [
     (deleted_by_hand, {}, (2, 0, 1, "Succeeded")),
     (done_during_the_notice, {}, (2, 0, 1, "Succeeded")),
     (refuses_its_configuration, {}, (1, 1, 0, "Failed")),
+    (interrupted_on_request, {}, (2, 0, 0, "Succeeded")),
     (returns_to_spot, {"capacity": SPOT_FIRST}, (4, 0, 0, "Succeeded")),
 ]
 

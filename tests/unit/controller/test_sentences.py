@@ -29,6 +29,7 @@ from tests.unit.controller import (
     test_data_cache,
     test_gangs,
     test_hardware,
+    test_interrupt,
     test_interruptions,
     test_job_defaults,
     test_kueue,
@@ -72,6 +73,7 @@ def scenes() -> Iterator[Observed]:
         test_kueue,
         test_cheapest,
         test_max_cost,
+        test_interrupt,
     ):
         yield from module.TOLD
 
