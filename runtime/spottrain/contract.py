@@ -744,6 +744,8 @@ DATA_CACHE_DIR: Final = "/var/cache/spottrain"
 """Default mount path of the data cache."""
 LIBRARY_HOMES: Final = {"HF_HOME": "huggingface", "TORCH_HOME": "torch"}
 """Environment variables for other libraries' download folders, and those folders' names in the data cache."""
+INTERRUPT_ANNOTATION: Final = "spottrain.io/interrupt"
+"""On a TrainingJob: each new value, of at most 64 characters, interrupts an attempt that trains, once."""
 DEADLINE_ANNOTATION: Final = "spottrain.io/termination-deadline"
 """RFC 3339 with fractional seconds; the downward-API file holds the same text."""
 SAVE_ADVISED_ANNOTATION: Final = "spottrain.io/save-advised"
