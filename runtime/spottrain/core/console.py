@@ -1,6 +1,7 @@
 """Writes log events to standard output; in a terminal, with a progress line that is redrawn in place.
 
-Nothing may be written behind the progress line. So in a terminal every line begins with a sequence that
+The progress line is on standard error, so it also shows where standard output goes to a file or a pipe.
+Nothing may be written behind it. So in a terminal every line begins with a sequence that
 clears the current one: the lines of this module, and those that other code of the process prints. That also
 holds for the other ranks of a launcher, which share the terminal and cannot see each other's lines. No
 control sequence is written to anything but a terminal.
@@ -19,10 +20,14 @@ from collections.abc import Callable
 from typing import Final, TextIO
 
 from spottrain.contract import LOG_FORMAT
-from spottrain.core.log_format import FORMATS, STEP, Event, chosen_format, event_of, text
+from spottrain.core.log_format import FORMATS, STEP, Event, chosen_format, event_of, text, wrapped
 
 CLEAR: Final = "\x1b[2K\x1b[G"
 """Clears the line and moves to its start. Without a `\\r`, at which Python would flush the begun line."""
+BAR: Final = "\u2501"  # a heavy line
+REST: Final = "\u2500"  # a light one
+PLAIN: Final = str.maketrans({BAR: "#", REST: "-"})
+"""For a terminal whose encoding has no such lines."""
 REDRAW_SECONDS: Final = 0.5
 LOCK_SECONDS: Final = 1.0
 """Seconds to wait at the process's end for a terminal that takes nothing (Ctrl-S, a dead connection)."""
@@ -54,7 +59,11 @@ class ConsoleHandler(logging.Handler):
         self._drawing = False
         """Whether there is a progress line, which then replaces the lines of steps."""
         self._shown = False
+        self._over = False
+        """Whether the run has ended, after which a person needs no more sentences but warnings."""
         self._fd = -1
+        self._lines = False
+        """Whether the terminal shows BAR and REST."""
         self._unfinished = ""
         """Written by other code since its last line break: nothing, `text`, or `bar` if there is a `\\r`."""
 
@@ -73,18 +82,25 @@ class ConsoleHandler(logging.Handler):
         if event.name == "end":
             self.close_progress()
         live = terminal and form is text
-        if live and self._drawing and event.name == STEP:
+        if live and not self._wanted_by_people(event):
             return
         line = self.format(record) if self.formatter else form(event, record.levelno)
         start = ""
         if live:
             start = "\n" if self._unfinished == "text" else CLEAR
+            line = wrapped(line, _columns(stream.fileno()))
         line = f"{start}{line}\n"
         try:
             stream.write(line)  # one write: a split line cannot be parsed
         except UnicodeEncodeError:
             stream.write(line.encode("ascii", "backslashreplace").decode())
         stream.flush()
+
+    def _wanted_by_people(self, event: Event) -> bool:
+        ended, self._over = self._over, self._over or event.name == "end"
+        if event.level < logging.WARNING and (ended or (self._drawing and event.name == STEP)):
+            return False
+        return event.for_people
 
     @property
     def on_terminal(self) -> bool:
@@ -94,16 +110,16 @@ class ConsoleHandler(logging.Handler):
 
     # --- in a terminal ----------------------------------------------------------------------------------
     def start_terminal(self, progress: Callable[[int], str] | None, *, shared: bool = False) -> None:
-        """Keeps the lines of all code of this process whole, if standard output is a terminal.
+        """Keeps the lines of all code of this process whole, if standard error is a terminal.
 
         `progress`: returns the progress line, of at most so many characters; None: another process shows it.
         It is shown until the event `end`. `shared`: other ranks write to the same terminal. Nothing changes
         where the log has another format than `text`.
         """
-        stream = sys.stdout
+        stream = sys.stderr
         if self._drawing or not is_terminal(stream) or _format(terminal=True) is not text:
             return
-        streams = {id(each): each for each in (stream, sys.stderr) if is_terminal(each)}  # may be one object
+        streams = {id(each): each for each in (sys.stdout, stream) if is_terminal(each)}  # may be one object
         for each in streams.values():
             if not self._clear_before_lines(each):
                 return
@@ -111,6 +127,7 @@ class ConsoleHandler(logging.Handler):
                 each.reconfigure(line_buffering=True, write_through=False)
         if progress is not None:
             self._drawing, self._fd = True, stream.fileno()
+            self._lines = stream.encoding.lower().replace("-", "") == "utf8"
             atexit.register(self.close_progress)
             draw = threading.Thread(target=self._redraw, args=[progress], daemon=True)
             draw.name = "spottrain-progress-line"
@@ -171,7 +188,8 @@ class ConsoleHandler(logging.Handler):
     def _draw(self, line: str) -> None:
         """Bypasses the stream's buffer, whose lock a thread must not hold while the interpreter ends."""
         if self._drawing and not self._unfinished and (line or self._shown) and os.isatty(self._fd):
-            os.write(self._fd, (CLEAR + line).encode("ascii", "replace"))
+            shown = line.encode() if self._lines else line.translate(PLAIN).encode("ascii", "replace")
+            os.write(self._fd, CLEAR.encode() + shown)
             self._shown = bool(line)
 
 
@@ -179,5 +197,9 @@ def _format(*, terminal: bool) -> Callable[[Event, int], str]:
     return FORMATS[chosen_format(os.environ.get(LOG_FORMAT, ""), terminal=terminal)]
 
 
+def _columns(fd: int) -> int:
+    return os.get_terminal_size(fd).columns or DEFAULT_WIDTH
+
+
 def _width(fd: int) -> int:
-    return (os.get_terminal_size(fd).columns or DEFAULT_WIDTH) - 1  # in the last column some terminals wrap
+    return _columns(fd) - 3  # in the last column some terminals wrap; and Ctrl-C appears as ^C

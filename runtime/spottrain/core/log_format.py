@@ -12,10 +12,13 @@ import json
 import logging
 import math
 import re
+import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final
+
+from spottrain.contract import ExitCode
 
 STEP: Final = "step"
 """The event of a training step's figures."""
@@ -25,6 +28,8 @@ STEP_DIGITS: Final = {"loss": ".9g", "lr": ".6g", "samples_per_second": ".1f"}
 LONGEST_VALUE: Final = 4096
 """Characters of a text in a line."""
 
+EXACT: Final = re.compile(r"-?\d+\.\d{5,}(e-?\d+)?")
+"""A figure with more digits than a person reads."""
 FIELD: Final = re.compile(r"\{(\w+)(?::(\w+))?\}")
 
 INFO: Final[Mapping[str, str]] = {
@@ -32,18 +37,20 @@ INFO: Final[Mapping[str, str]] = {
     # a run
     "launched": "Started {processes} of {world} processes",
     "restarted": "Restarting all {processes} processes (they ended with {codes})",
-    "start": "Training {job}, attempt {attempt}[, {world} ranks]. Checkpoints: {checkpoints}",
+    "start": "Training {job}, attempt {attempt}[, {world} ranks]; checkpoints: {checkpoints}",
     "progress-served": "Progress and metrics are served on port {port}",
-    "override": "{setting} is overridden: {rest}",
+    "override": "{setting}[ is {manifest}, not {script} as in the script]"
+    "[ is {checkpoint} in the checkpoint, {script} in the script]"
+    "[ is {ours}, not {script} as in the script][: {rest}]",
     "deterministic": "Deterministic mode, {threads} threads",
-    "device": "Training on {name} ({device}), torch {torch}",
+    "device": "Training on {name}, torch {torch}",
     "attached": "Attached to {library} {version} ({what}); {off} turns this off",
     "claimed": "Owns the checkpoint URI[; its newest checkpoint is of step {step}]",
-    "restored": "Resumed from step {step} in {seconds:duration} ({key})",
+    "restored": "Resumed from step {step} in {seconds:duration}",
     "initialized": "Initialized {tensors} tensors of the model from {source} in {seconds:duration}"
     "[; step {step}][; left out: {left_out}]",
     "new-rank": "{why}",
-    "first-step": "First step done, {startup:duration} after the start of the process",
+    "first-step": "First step done, {startup:duration} after the start",
     "emergency-budget": "A save at a notice takes {seconds:duration}[ of {grace:duration}][. {warning}]",
     "evaluated": "Evaluated step {step} in {seconds:duration}: {rest}",
     "saving": "Saving step {step}; the training waited {stall:duration}",
@@ -54,7 +61,7 @@ INFO: Final[Mapping[str, str]] = {
     "sent ({output})",
     "trained": "Trained {step} steps; the job is done when the script ends",
     "done": "Training is done after {step} steps[; weights: {output}]",
-    "end": "Ended ({outcome}, exit code {code})[: {message}]",
+    "end": "[{message}]",
     # a stop
     "abandoning": "Abandoning the upload of step {step} for a newer one",
     "released": "Released the checkpoint URI",
@@ -73,7 +80,7 @@ INFO: Final[Mapping[str, str]] = {
     # the store
     "store-reachable": "{store} responds again",
     # techniques
-    "precision": "Precision: {rest}",
+    "precision": "Precision[ {name}][ {chosen}][: {why}]",
     "loss-scale": "Loss scale: [{text}]{rest}",
     "batch-size": "Batch size: {rest}",
     "activation-checkpointing": "Activation checkpointing: {rest}",
@@ -87,8 +94,11 @@ INFO: Final[Mapping[str, str]] = {
     "loader-workers": "Using {workers} loader workers: {rest}",
     "step-skipped": "A step was skipped: {why}; the scale is now {scale}",
     # what is slow
-    "step-time": "A step took {step_seconds:duration} on average of {steps}; shares: {rest}",
-    "diagnosis": "{verdict}: {why}[ First: {first}]",
+    "step-time": "A step took {step_seconds:duration} on average[: {compute:percent} computing]"
+    "[, {data:percent} waiting for data][, {h2d:percent} copying to the device]"
+    "[, {communication:percent} exchanging gradients][, {checkpoint:percent} saving]"
+    "[, {other:percent} other]",
+    "diagnosis": "{why}[ First: {first}]",
     "machine-measured": "Measured this machine: {rest}",
     "peak-unknown": "The peak of {device} in {precision} is unknown: {next}",
     "flops-not-counted": "The FLOPs of a step were not counted: {why}; {next}",
@@ -145,13 +155,13 @@ WARNINGS: Final[Mapping[str, str]] = {
     "head-check-failed": "HEAD could not be read: {error}",
     "bandwidth-not-measured": "The bandwidth to the store was not measured: {error}",
     "no-checkpoints": "Nothing is saved: {why}",
+    "model-not-stored": "{folder} is in this pod alone: {why}",
     "no-last-checkpoint": "Step {step} is not saved: {why}",
     # trouble with processes
     "peer-lost": "Another rank is lost: {error}",
     "stalled": "No progress for {idle:duration} at step {step} ({state}): {why}",
     "cannot-restart": "The ranks cannot be restarted: {why}",
     "not-finished": "Not finished at step {step}: {why}",
-    "model-not-stored": "{folder} is in this pod alone: {why}",
     "grace-shortened": "{why}",
     "sigterm-will-not-arrive": "SIGTERM will not arrive here: {why}; {remedy}",
     "not-pinned": "{bytes:size} of staging memory could not be pinned (CUDA error {code}); copies are slower",
@@ -191,7 +201,28 @@ WARNINGS: Final[Mapping[str, str]] = {
 SENTENCES: Final = {**INFO, **WARNINGS}
 """Sentences by event. `[...]` is left out if a fact in it is absent; `{rest}` is all facts not named.
 
-Formats: `duration` of seconds, `size` of bytes, `left` until an RFC 3339 time."""
+Formats: `duration` of seconds, `size` of bytes, `percent` of a share, `left` until an RFC 3339 time. A share
+that would be 0% counts as absent."""
+DETAILS: Final = frozenset(
+    {
+        "claimed",
+        "done",
+        "emergency-budget",
+        "launched",
+        "machine-measured",
+        "progress-served",
+        "released",
+        "saving",
+        "trained",
+    }
+)
+"""Events that a terminal does not show, unless they are warnings: a person has no use for them, or another
+sentence says the same."""
+USUAL_ENDS: Final = (ExitCode.DONE, ExitCode.INTERRUPTED)
+"""Of ranks: their own sentences say the rest."""
+CTRL_C: Final = "SIGINT"
+INTERRUPTED: Final = "Interrupted: saving, then it stops, within {deadline:left}"
+"""In place of `sigterm` for Ctrl-C, which is no warning to the person who pressed it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -206,7 +237,21 @@ class Event:
 
     @property
     def level(self) -> int:
-        return logging.WARNING if self.name in WARNINGS or self.facts.get("warning") else logging.INFO
+        warns = self.name in WARNINGS and not self.by_ctrl_c
+        return logging.WARNING if warns or self.facts.get("warning") else logging.INFO
+
+    @property
+    def for_people(self) -> bool:
+        """Whether a person at a terminal is shown it. Rank 0 speaks for all, but for warnings."""
+        if self.level >= logging.WARNING:
+            return True
+        usual = self.facts.get("status", self.facts.get("code")) in USUAL_ENDS
+        detail = self.name in DETAILS or (self.name in ("rank-ended", "launcher-end") and usual)
+        return not (detail or self.facts.get("rank")) and bool(str(self))
+
+    @property
+    def by_ctrl_c(self) -> bool:
+        return self.name == "sigterm" and self.facts.get("source") == CTRL_C
 
     @property
     def known(self) -> dict[str, Any]:
@@ -272,17 +317,28 @@ def _value(value: object) -> object:
 def text(event: Event, level: int) -> str:
     """One line for people, with the local time of day."""
     rank = event.facts.get("rank")
-    whose = f"[rank {rank}] " if rank is not None else ""
+    whose = f"[rank {rank}] " if rank or (rank is not None and level >= logging.WARNING) else ""
     warning = "Warning: " if level >= logging.WARNING else ""
     return f"{datetime.fromtimestamp(event.at):%H:%M:%S} {whose}{warning}{' '.join(str(event).split())}"
+
+
+def wrapped(line: str, columns: int) -> str:
+    """Breaks a line for people between words. Its other rows begin below its sentence; paths stay whole."""
+    if len(line) <= columns:
+        return line
+    indent = " " * len("12:03:04 ")
+    return textwrap.fill(
+        line, columns, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
 
 
 def sentence(event: Event) -> str:
     """Returns the event in plain words."""
     template = SENTENCES.get(event.name, event.name.replace("-", " ").capitalize() + ": {rest}")
+    template = INTERRUPTED if event.by_ctrl_c else template
     facts = {key: value for key, value in event.known.items() if key != "rank"}
     named = {name for name, _ in FIELD.findall(template)}
-    rest = [f"{key.replace('_', ' ')} {_shown(value)}" for key, value in facts.items() if key not in named]
+    rest = [f"{_words_of(key)} {_shown(value)}" for key, value in facts.items() if key not in named]
     facts["rest"] = ", ".join(rest)
     pieces = re.split(r"\[(.*?)\]", template)
     pieces[1::2] = [piece if _known(facts, piece) else "" for piece in pieces[1::2]]
@@ -291,8 +347,15 @@ def sentence(event: Event) -> str:
     )
 
 
+def _words_of(key: str) -> str:
+    return key.removeprefix("eval_").replace("_", " ")
+
+
 def _known(facts: Mapping[str, object], piece: str) -> bool:
-    return all(facts.get(name, "") != "" for name, _ in FIELD.findall(piece))
+    return all(
+        facts.get(name, "") != "" and (form != "percent" or _shown(facts[name], form) != "0%")
+        for name, form in FIELD.findall(piece)
+    )
 
 
 def _shown(value: object, form: str | None = None, at: float = 0.0) -> str:
@@ -300,8 +363,12 @@ def _shown(value: object, form: str | None = None, at: float = 0.0) -> str:
         return duration(max(0.0, datetime.fromisoformat(value).timestamp() - at))
     if form == "duration" and isinstance(value, int | float):
         return duration(value)
+    if form == "percent" and value is not None:
+        return f"{float(str(value)):.0%}"
     if form == "size" and isinstance(value, int | float):
         return size(value)
+    if isinstance(value, str) and EXACT.fullmatch(value):
+        value = float(value)
     return f"{value:.5g}" if isinstance(value, float) else str(value)
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from spottrain.contract import Outcome, Reason
+from spottrain.contract import Outcome, Reason, TerminationMessage
 from spottrain.core.progress import ProgressFacts
 from spottrain.errors import RunError
 
@@ -131,6 +131,20 @@ def what_was_raised(error: BaseException, script: str) -> str:
     if isinstance(error, SyntaxError):
         place = f"{error.filename}:{error.lineno}"
     return f"{traceback.format_exception_only(error)[-1].strip()} ({place})"
+
+
+def what_is_saved(message: TerminationMessage) -> str:
+    """Returns what follows an error that was shown already: where the training stands; "" before it."""
+    if not message.step:
+        return ""
+    if not message.durableStep:
+        return f"Ended at step {message.step}; nothing is saved."
+    saved = (
+        "which is saved"
+        if message.durableStep == message.step
+        else f"and step {message.durableStep} is saved"
+    )
+    return f"Ended at step {message.step}, {saved}: the next start resumes there."
 
 
 def store_unreachable(facts: ProgressFacts, seconds: float) -> Ending:

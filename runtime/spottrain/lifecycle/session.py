@@ -305,7 +305,7 @@ class Session:
             return self.conclude(self.ending_of(error), shown=True)
         if not fault:
             self.broken_by_stop(error, script)  # its message comes first and stays
-        return self.conclude(endings.raised(error, script, fault))
+        return self.conclude(endings.raised(error, script, fault), shown=log.console.on_terminal)
 
     def ending_of(self, error: RunError) -> Ending:
         """A lost peer, or memory that was short, costs only the steps that no checkpoint has."""
@@ -365,7 +365,7 @@ class Session:
                 rank_reports.report_outcome(self.env, self.message.outcome)
                 self._write_message(self.message)  # first: writing to the log may block
                 if logged:
-                    self._log_end(self.message, "" if shown and log.console.on_terminal else None)
+                    self._log_end(self.message, endings.what_is_saved(self.message) if shown else None)
             outcome = self.message.outcome
         for each in self.at_end:
             with contextlib.suppress(Exception):  # the process ends in any case
@@ -377,7 +377,7 @@ class Session:
 
     @staticmethod
     def _log_end(message: TerminationMessage, text: str | None) -> None:
-        """Logs the end. `text`: replaces that of the message."""
+        """Logs the end. `text`: replaces that of the message; "" for none."""
         log.unhindered(
             "end",
             outcome=message.outcome,
@@ -386,7 +386,7 @@ class Session:
             step=message.step,
             durable_step=message.durableStep,
             durable_seconds=message.durableSeconds,
-            message=message.message if text is None else text,
+            message=(message.message if text is None else text) or None,
         )
 
     @property

@@ -182,11 +182,12 @@ def test_a_child_forked_while_a_line_is_written_can_write(capfd: pytest.CaptureF
 
 # --- in a terminal ------------------------------------------------------------------------------------------
 class Screen:
-    """A pseudo-terminal, which `handler` makes the standard output of this process."""
+    """A pseudo-terminal, which `handler` makes the standard output and error of this process."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.master, slave = pty.openpty()
         self.out = os.fdopen(slave, "w", buffering=1)
+        self.err = os.fdopen(os.dup(slave), "w", buffering=1)
         self._monkeypatch = monkeypatch
         monkeypatch.setattr(console, "REDRAW_SECONDS", 0.01)
         monkeypatch.setenv("TERM", "xterm")
@@ -196,6 +197,7 @@ class Screen:
     def handler(self) -> ConsoleHandler:
         """In the test, for pytest replaces standard output after the set-up."""
         self._monkeypatch.setattr(sys, "stdout", self.out)
+        self._monkeypatch.setattr(sys, "stderr", self.err)
         handler = ConsoleHandler()
         LOGGER.handlers[:] = [handler]
         return handler
@@ -214,6 +216,7 @@ class Screen:
 
     def close(self) -> None:
         self.out.close()
+        self.err.close()
         os.close(self.master)
 
 
@@ -235,19 +238,19 @@ def wait_for(screen: Screen, last: str) -> None:
 def test_the_progress_line_is_cleared_before_each_line_and_is_gone_at_the_end(shown: Screen) -> None:
     handler = shown.handler()
     handler.start_terminal(lambda width: f"at most {width}")
-    wait_for(shown, "at most 79")
-    log.event("released")
+    wait_for(shown, "at most 77")
+    log.event("compiled", graphs=2)
     print("printed")
     print("two\nlines")
     log.step(3, 9, loss=1.0)
-    wait_for(shown, "at most 79")
+    wait_for(shown, "at most 77")
     log.event("end", outcome="done", code=0, message="Trained.")
     assert shown.words() == [
-        "Released the checkpoint URI",
+        "Compiled 2 graphs",
         "printed",
         "two",
         "lines",
-        "Ended (done, exit code 0): Trained.",
+        "Trained.",
         "",
     ]
 
@@ -268,15 +271,15 @@ def test_the_progress_line_yields_to_a_line_that_is_not_whole_and_to_other_bars(
     print("loading", end="", flush=True)
     for _ in range(3):
         assert drawn.acquire(timeout=30)
-    log.event("released")
+    log.event("compiled", graphs=2)
     print("\rbar 10 %", end="", flush=True)
     print("\rbar 20 %", end="", flush=True)
     for _ in range(3):
         assert drawn.acquire(timeout=30)
     assert shown.rows()[-1] == "bar 20 %"
-    log.event("released")
+    log.event("compiled", graphs=2)
     handler.close_progress()
-    sentence = "Released the checkpoint URI"
+    sentence = "Compiled 2 graphs"
     assert shown.words() == ["loading", sentence, sentence, ""]
 
 
@@ -296,9 +299,37 @@ def test_no_control_sequence_where_the_terminal_knows_none_or_a_machine_reads(
     monkeypatch.setenv(name, value)
     handler = shown.handler()
     handler.start_terminal(lambda width: "progress")
-    log.event("released")
+    log.event("compiled", graphs=2)
     print("printed")
     assert len(shown.rows()) == 3 and "\x1b" not in shown.sent
+
+
+def test_a_terminal_shows_what_a_person_can_use_and_nothing_after_the_end_but_warnings(shown: Screen) -> None:
+    shown.handler()
+    log.event("machine-measured", launch_us=5.3851)
+    log.event("emergency-budget", seconds=2.0, warning="too small")
+    log.event("sigterm", source="SIGINT", deadline="2025-11-21T12:04:01.000Z")
+    log.event("end", outcome="badConfiguration", code=64)
+    log.event("compiled", graphs=2)
+    log.event("prune-failed", error="403")
+    assert shown.words() == [
+        "Warning: A save at a notice takes 2.0 s. too small",
+        "Interrupted: saving, then it stops, within 0 ms",
+        "Warning: Old checkpoints were not deleted: 403",
+        "",
+    ]
+
+
+def test_the_progress_line_is_shown_where_the_log_goes_to_a_file(
+    shown: Screen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handler = shown.handler()
+    monkeypatch.setattr(sys, "stdout", file := io.StringIO())
+    handler.start_terminal(lambda width: f"{console.BAR}{console.REST}")
+    log.step(1, 10, loss=2.0)
+    wait_for(shown, f"{console.BAR}{console.REST}")
+    handler.close_progress()
+    assert "step=1/10 loss=2" in file.getvalue() and "\x1b" not in file.getvalue()
 
 
 def test_one_object_as_both_standard_streams_is_wrapped_once(
@@ -376,6 +407,7 @@ def test_a_notebook_started_from_a_terminal_gets_every_line_in_its_cell(
     handler = shown.handler()
     cell = Cell(shown.out.fileno())
     monkeypatch.setattr(sys, "stdout", cell)
+    monkeypatch.setattr(sys, "stderr", Cell(shown.err.fileno()))
     handler.start_terminal(lambda width: "progress")
     log.step(1, 10, loss=2.0)
     print("printed")
