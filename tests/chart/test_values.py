@@ -581,3 +581,9 @@ def test_the_operator_leaves_a_lost_node_as_soon_as_its_trainers_do(objects: lis
     assert seconds(given) == dict.fromkeys(silence, 5)
     pod = find(given, "Deployment", "spottrain-operator")["spec"]["template"]["spec"]
     assert {"operator": "Exists"} in pod["tolerations"], "a person's own come as well"
+
+
+def test_the_dashboard_is_one_that_grafanas_sidecar_finds() -> None:
+    board = find(render("metrics.dashboard.enabled=true"), "ConfigMap", "spottrain-dashboard")
+    assert board["metadata"]["labels"]["grafana_dashboard"] == "1"
+    assert json.loads(board["data"]["spottrain.json"])["uid"] == "spottrain"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
@@ -30,7 +31,8 @@ from tests.support.ports import free_port
 
 __all__ = ["cluster", "installed", "lab"]
 ROOT: Final = Path(__file__).resolve().parents[2]
-ALERTS: Final = ROOT / "examples" / "alerts.yaml"
+DASHBOARD: Final = ROOT / "charts" / "spottrain" / "files" / "dashboard.json"
+ALERTS: Final = ROOT / "charts" / "spottrain" / "files" / "alerts.yaml"
 
 
 def missing(platform: str) -> str:
@@ -66,6 +68,13 @@ class Prometheus:
         found = self.query(expression)
         return float(found[0]["value"][1]) if found else 0.0
 
+    def had(self, expression: str, since: float) -> bool:
+        """Whether the expression has had a value since then (Unix seconds)."""
+        answer = self._get(
+            "/api/v1/query_range", query=expression, start=f"{since}", end=f"{time.time()}", step="2"
+        )
+        return bool(answer["data"]["result"])
+
     def names(self) -> set[str]:
         """Of all metrics that were scraped."""
         return set(self._get("/api/v1/label/__name__/values")["data"])
@@ -83,7 +92,7 @@ class Prometheus:
 def prometheus(
     lab: Lab, installed: Kubectl, cluster: Cluster, programs: Path, tmp_path: Path
 ) -> Iterator[Prometheus]:
-    """Scrapes each second, and evaluates examples/alerts.yaml."""
+    """Scrapes each second, and evaluates the chart's alert rules."""
     config = tmp_path / "prometheus.yml"
     config.write_text(yaml.safe_dump(_config(cluster, lab.kubectl.namespace)))
     port = free_port()

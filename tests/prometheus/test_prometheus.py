@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
+import time
 import urllib.request
 from pathlib import Path
 
@@ -11,12 +13,14 @@ import pytest
 from demo.kubectl import Kubectl
 from demo.target import SYSTEM_NAMESPACE
 
-from tests.prometheus.conftest import ALERTS, ROOT, Prometheus
+from tests.prometheus.conftest import ALERTS, DASHBOARD, ROOT, Prometheus
 from tests.support.lab import Lab, paced
 
 ROW = re.compile(r"^\| `(spottrain_\w+)` \| (\w+) \|", re.MULTILINE)
 ONLY_IN_TROUBLE = frozenset({"spottrain_ghosts_dropped_total"})
 """Counters with labels, or of what this run does not have: no series before the first event."""
+NOT_ON_A_CPU = {"GPU utilisation"}
+"""Panels of what this run does not have."""
 MEASURED = (
     "notice_to_signal",
     "signal_to_durable",
@@ -33,7 +37,22 @@ def documented() -> set[str]:
     return {name + ("_count" if kind == "histogram" else "") for name, kind in rows}
 
 
-def test_a_reclaim_is_told_to_prometheus(lab: Lab, prometheus: Prometheus) -> None:
+def panels() -> dict[str, list[str]]:
+    """The dashboard's queries by the panel's title, as Grafana would ask them."""
+    found = {}
+    for panel in json.loads(DASHBOARD.read_text())["panels"]:
+        queries = [target["expr"] for target in panel.get("targets", ())]
+        found[panel["title"]] = [
+            q.replace("$namespace", ".*").replace("$__rate_interval", "1m") for q in queries
+        ]
+    return {title: queries for title, queries in found.items() if queries}
+
+
+def test_a_reclaim_is_told_to_prometheus_and_each_panel_of_the_dashboard_shows_it(
+    lab: Lab, prometheus: Prometheus
+) -> None:
+    began = time.time()
+
     def counted(name: str) -> float:
         return prometheus.value(f"sum(spottrain_{name}_seconds_count)")
 
@@ -58,6 +77,10 @@ def test_a_reclaim_is_told_to_prometheus(lab: Lab, prometheus: Prometheus) -> No
     assert prometheus.value(source) >= 1
     wanted = documented() - ONLY_IN_TROUBLE
     lab.wait("every metric, the last with the next resync", lambda: wanted <= prometheus.names(), seconds=400)
+    empty = {
+        title for title, queries in panels().items() if not all(prometheus.had(q, began) for q in queries)
+    }
+    assert empty <= NOT_ON_A_CPU
 
 
 def test_the_alert_rules_are_loaded_and_evaluate(lab: Lab, prometheus: Prometheus) -> None:
