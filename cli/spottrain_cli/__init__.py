@@ -2,9 +2,11 @@
 
 app            the verbs; each is a thin function in commands/
 kubectl        the cluster, by the user's own kubectl
+cluster        TrainingJobs, read and changed by kubectl; jobs: a TrainingJob as read, pure
+timeline, overview, cost_report, cost_sums
+               what status, list and cost say of jobs, pure
 output         what is printed: tables for people, JSON and YAML for programs
 errors         exit codes
 checkpoints/   `spottrain checkpoints VERB URI`
-cost/          `spottrain cost`
 planner/       calculators of `spottrain plan`; no torch
 """

@@ -13,7 +13,8 @@ import typer
 from spottrain.errors import RunError
 
 from spottrain_cli import errors
-from spottrain_cli.commands import forwarded
+from spottrain_cli.commands import cost, forwarded, status
+from spottrain_cli.commands import list as list_
 
 HELP = "Train on spot GPUs as if nobody could take the GPUs away."
 EPILOG = (
@@ -48,6 +49,9 @@ def _spottrain(
 
 
 forwarded.add_to(app)
+app.command("list")(list_.list_jobs)
+app.command("status")(status.status)
+app.command("cost")(cost.cost)
 
 
 def main(argv: list[str], *, program: str = "spottrain") -> int:

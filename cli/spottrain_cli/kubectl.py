@@ -1,4 +1,4 @@
-"""Reads TrainingJobs with the user's own kubectl, which knows the cluster and its login plugins."""
+"""Runs the user's own kubectl, which knows the cluster and its login plugins, and reads what it says."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ import re
 import subprocess
 import sys
 import threading
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from spottrain.errors import RunError
+from spottrain_cli.errors import CommandError, NotFound, Unreachable, UsageError
 
 RESOURCE: Final = "trainingjobs.spottrain.io"
 STDIN: Final = "-"
@@ -21,10 +22,15 @@ TOTAL_SECONDS: Final = 600.0
 """A login plugin may wait for the user to sign in."""
 REST_SECONDS: Final = 1.0
 """For the last messages; a process that a login plugin has left may keep them open."""
-LOG_LINE: Final = re.compile(rb"[EWIF]\d{4} ")
-"""Begin of a line of klog, such as `E1126 07:57:21.123456   12345 memcache.go:265] ...`."""
-MAYBE_LOG: Final = re.compile(rb"|[EWIF](\d{0,4}|\d{4} .*)")
+LOG_LINE: Final = re.compile(rb"[EWIF]\d{4} |\t| >$")
+"""Begin of a line of klog, such as `E1126 07:57:21.123456   12345 memcache.go:265] ...`, or of its rest."""
+MAYBE_LOG: Final = re.compile(rb"|\t.*| >?|[EWIF](\d{0,4}|\d{4} .*)")
 """What may become such a line."""
+VERDICT: Final = re.compile(
+    rb"error: |Error from server|Error in configuration|The connection to the server |The TrainingJob "
+    rb"|Unable to connect to the server"
+)
+"""Begin of kubectl's last message; what follows belongs to it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,61 +48,126 @@ class Access:
         flags = [f"--{name}={value}" for name, value in given.items() if value]
         return [*flags, "--all-namespaces"] if self.all_namespaces else flags
 
+    def named(self, job: str) -> tuple[Access, str]:
+        """Returns access to the namespace of `NAMESPACE/NAME`, and NAME. Raises UsageError."""
+        namespace, slash, name = job.rpartition("/")
+        if not slash:
+            return self, job
+        if not namespace or not name or "/" in namespace:
+            raise UsageError(f"{job!r} names no job: write NAME or NAMESPACE/NAME")
+        if self.namespace not in ("", namespace):
+            raise UsageError(f"{job} is in namespace {namespace}: leave out --namespace {self.namespace}")
+        return replace(self, namespace=namespace), name
+
+    @property
+    def place(self) -> str:
+        if self.all_namespaces:
+            return "any namespace"
+        return f"namespace {self.namespace}" if self.namespace else "the current namespace"
+
 
 def get(access: Access, job: str = "", *, seconds: float = TOTAL_SECONDS) -> Any:
-    """Returns the decoded JSON of a TrainingJob, or of a list of them. kubectl's messages go to stderr.
+    """Returns the decoded JSON of a TrainingJob, or of a list of them. Raises CommandError."""
+    # The double dash keeps a name that begins with a dash from being a flag.
+    words = ["get", "--output=json", "--", RESOURCE, *([job] if job else [])]
+    shown = f"kubectl get {RESOURCE}" + (f" {job}" if job else "")
+    return decoded(run(access, *words, shown=shown, seconds=seconds), f"the output of `{shown}`")
 
-    The lines of its log do not: where no cluster answers, several come before the message that says so.
+
+def run(
+    access: Access, *words: str, given: str = "", shown: str = "", seconds: float = TOTAL_SECONDS
+) -> bytes:
+    """Returns what kubectl prints. Its questions and warnings go to stderr at once; its log does not.
+
+    Args:
+        access: The cluster and namespace.
+        words: Arguments, without those of `access`.
+        given: What kubectl reads from its standard input.
+        shown: The command in messages; by default with all its words.
+        seconds: Patience, in which a person may have to log in.
 
     Raises:
-        RunError: there is no kubectl, it failed, or what it printed is not JSON.
+        NotFound: There is no such object or namespace.
+        Unreachable: The cluster does not respond, refuses, or does not have spottrain.
+        UsageError: kubectl's configuration or the given object is not valid.
+        CommandError: kubectl failed for another reason.
     """
-    # The double dash keeps a name that begins with a dash from being a flag.
-    words = ["kubectl", *access.flags, f"--request-timeout={REQUEST_SECONDS}s", "get", "--output=json"]
-    command = [*words, "--", RESOURCE, *([job] if job else [])]
-    shown = f"kubectl get {RESOURCE}" + (f" {job}" if job else "")
+    command = ["kubectl", *access.flags, f"--request-timeout={REQUEST_SECONDS}s", *words]
+    shown = shown or " ".join(["kubectl", *words])
+    messages = Messages()
     try:
-        done = _run(command, seconds)
-    except FileNotFoundError as error:
-        raise RunError(
-            "kubectl is not on the PATH: install it, or run `kubectl get tj JOB -o json > job.json` where it "
-            "is, and give --file job.json"
-        ) from error
+        with messages as descriptor:
+            done = subprocess.run(
+                command,
+                input=given.encode(),
+                stdout=subprocess.PIPE,
+                stderr=descriptor,
+                check=False,
+                timeout=seconds,
+            )
     except OSError as error:
-        raise RunError(f"kubectl cannot be run: {error}; --file reads the job's JSON without it") from error
+        raise unrunnable(error) from error
     except subprocess.TimeoutExpired as error:
-        raise RunError(f"`{shown}` did not end within {seconds:g} s: is a login waiting for you?") from error
+        raise Unreachable(
+            f"`{shown}` did not end within {seconds:g} s: is a login waiting for you?"
+        ) from error
     if done.returncode:
-        raise RunError(f"`{shown}` ended with exit code {done.returncode}; its own message is above")
-    return decoded(done.stdout, f"the output of `{shown}`")
+        said = messages.verdict
+        raise (
+            failure(said, access)
+            if said
+            else CommandError(f"`{shown}` ended with exit code {done.returncode}")
+        )
+    return done.stdout
 
 
-def _run(command: list[str], seconds: float) -> subprocess.CompletedProcess[bytes]:
-    ours, theirs = os.pipe()
-    passing = threading.Thread(target=_pass_on, args=[ours], daemon=True)
-    passing.start()
-    try:
-        return subprocess.run(command, stdout=subprocess.PIPE, stderr=theirs, check=False, timeout=seconds)
-    finally:
-        os.close(theirs)
-        passing.join(REST_SECONDS)
+def unrunnable(error: OSError) -> CommandError:
+    if isinstance(error, FileNotFoundError):
+        return Unreachable("kubectl is not on the PATH: install it, and log in to your cluster with it")
+    return Unreachable(f"kubectl cannot be run: {error}")
 
 
-def _pass_on(descriptor: int) -> None:
-    """Copies kubectl's standard error to ours at once, without the lines of its log, unless that is all."""
-    begun, logged, passed = b"", b"", False
-    with open(descriptor, "rb", buffering=0) as source:
-        while chunk := source.read(65536):
-            *lines, begun = (begun + chunk).split(b"\n")
-            for line in lines:
-                if LOG_LINE.match(line):
-                    logged = line
-                else:
-                    passed = _write(line + b"\n")
-            if not MAYBE_LOG.fullmatch(begun):  # such as a question, which has no line break
-                passed, begun = _write(begun), b""
-    if rest := begun or (b"" if passed else logged):
-        _write(rest + b"\n")
+# --- what kubectl says --------------------------------------------------------------------------------
+class Messages:
+    """Copies kubectl's standard error to ours at once, but for its log and its last message."""
+
+    def __init__(self) -> None:
+        self.verdict = ""
+        """kubectl's last message, in one line; else the last line of its log where there is nothing else."""
+        self._ends = os.pipe()
+        self._passing = threading.Thread(target=self._pass_on, daemon=True)
+
+    def __enter__(self) -> int:
+        """Returns the descriptor for kubectl's standard error."""
+        self._passing.start()
+        return self._ends[1]
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._ends[1])
+        self._passing.join(REST_SECONDS)
+
+    def _pass_on(self) -> None:
+        begun, logged, last, passed = b"", b"", list[bytes](), False
+        with open(self._ends[0], "rb", buffering=0) as source:
+            while chunk := source.read(65536):
+                *lines, begun = (begun + chunk).split(b"\n")
+                for line in lines:
+                    if last or VERDICT.match(line):
+                        last.append(line)
+                    elif LOG_LINE.match(line):
+                        logged = line
+                    else:
+                        passed = _write(line + b"\n")
+                if not last and not MAYBE_LOG.fullmatch(begun) and not _may_be_verdict(begun):
+                    passed, begun = _write(begun), b""  # such as a question, which has no line break
+        rest = [*last, begun] if last or VERDICT.match(begun) else [begun] if begun else []
+        found = rest or ([] if passed else [logged])
+        self.verdict = " ".join(b" ".join(found).decode(errors="replace").split())
+
+
+def _may_be_verdict(begun: bytes) -> bool:
+    starts = (b"error: ", b"Error ", b"The ", b"Unable ")
+    return VERDICT.match(begun) is not None or any(start.startswith(begun) for start in starts)
 
 
 def _write(text: bytes) -> bool:
@@ -105,20 +176,76 @@ def _write(text: bytes) -> bool:
     return True
 
 
+NO_CLUSTER: Final = (
+    "kubectl knows no cluster: log in to one, or name its configuration by --kubeconfig or KUBECONFIG"
+)
+NOT_INSTALLED: Final = (
+    "this cluster has no TrainingJobs: spottrain is not installed in it, or kubectl's context is that "
+    "of another cluster; install the chart, or choose by --context"
+)
+RULES: Final[Sequence[tuple[str, type[CommandError], str]]] = (
+    (r"doesn't have a resource type|could not find the requested resource", Unreachable, NOT_INSTALLED),
+    (r'\(NotFound\): namespaces "(?P<it>[^"]*)" not found', NotFound, "there is no namespace {it}"),
+    (r"\(NotFound\): (?P<it>.*)", NotFound, "{it}"),
+    (
+        r"\(Forbidden\): (?P<it>.*)",
+        Unreachable,
+        "the cluster refuses it: {it}; ask its administrator for that right",
+    ),
+    (
+        r"\(Unauthorized\)|asked for the client to provide credentials",
+        Unreachable,
+        "the cluster does not accept your credentials: log in again, for they may have expired",
+    ),
+    (r"connection to the server localhost:8080 was refused", Unreachable, NO_CLUSTER),
+    (
+        r"connection to the server (?P<it>\S+) was refused",
+        Unreachable,
+        "the cluster at {it} refuses connections: does it run, and is it the one you mean (--context)?",
+    ),
+    (
+        r"Unable to connect to the server: (?P<it>.*?)( It looks like you are trying.*)?$",
+        Unreachable,
+        "the cluster could not be reached: {it}",
+    ),
+    (
+        r"Error in configuration: (?P<it>.*)|error: (?P<file>stat .*|error loading config file.*)",
+        UsageError,
+        "kubectl's configuration cannot be used: {it}",
+    ),
+    (r"Error from server \(\w+\): (?P<it>.*)|(?P<file>The TrainingJob .*)", UsageError, "{it}"),
+    (r"(error: )?(?P<it>.*)", CommandError, "kubectl: {it}"),
+)
+"""What kubectl says, what kind of an error it is, and our sentence."""
+
+
+def failure(said: str, access: Access) -> CommandError:
+    """Returns the error that kubectl's last message is. Pure."""
+    for pattern, kind, sentence in RULES:
+        if found := re.search(pattern, said):
+            groups = found.groupdict()
+            it = next((each for name in ("it", "file") if (each := groups.get(name))), "")
+            if access.context and kind is Unreachable:
+                sentence = f"context {access.context}: {sentence}"
+            return kind(sentence.replace("{it}", it.rstrip(".")))
+    raise AssertionError(said)  # the last rule matches everything
+
+
+# --- JSON -----------------------------------------------------------------------------------------------
 def read_file(name: str, source: str) -> Any:
-    """Returns the decoded JSON of a file, - for stdin. Raises RunError."""
+    """Returns the decoded JSON of a file, - for stdin. Raises UsageError."""
     try:
         text = sys.stdin.buffer.read() if name == STDIN else Path(name).read_bytes()
     except OSError as error:
-        raise RunError(f"{source} cannot be read: {error.strerror}") from error
+        raise UsageError(f"{source} cannot be read: {error.strerror}") from error
     return decoded(text, source)
 
 
 def decoded(text: bytes, source: str) -> Any:
-    """Raises RunError where the text is not JSON, or is nested too deeply to be read."""
+    """Raises UsageError where the text is not JSON, or is nested too deeply to be read."""
     try:
         return json.loads(text)
     except ValueError as error:  # UnicodeDecodeError too
-        raise RunError(f"{source} is not JSON: {error}") from error
+        raise UsageError(f"{source} is not JSON: {error}") from error
     except RecursionError:
-        raise RunError(f"{source} is no TrainingJob: its JSON is nested too deeply") from None
+        raise UsageError(f"{source} is no TrainingJob: its JSON is nested too deeply") from None

@@ -14,7 +14,7 @@ import pytest
 from localcluster import layout
 from localcluster.apiserver import ApiServer
 from spottrain.contract import Outcome, TerminationMessage, TimeSplit
-from spottrain_cli.cost.status import BUCKETS
+from spottrain_cli.jobs import BUCKETS
 
 from tests.api.kube import MERGE, Json, Kube, jobs, wait_for
 from tests.api.scene import OperatorProcess, Scene, job_body
@@ -70,14 +70,6 @@ def test_a_namespace_and_all_of_them_are_summed_by_team(kube: Kube, namespace: s
     assert {"known", "unknown"} <= {
         job["name"] for job in everywhere["jobs"] if job["namespace"] == namespace
     }
-
-
-def test_a_job_that_is_not_there_is_told_in_kubectl_s_own_words(namespace: str, command: Any) -> None:
-    ran: Ran = command("nobody", "-n", namespace)
-    theirs, ours = ran.stderr.splitlines()
-    assert ran.returncode == 1 and not ran.stdout
-    assert theirs == 'Error from server (NotFound): trainingjobs.spottrain.io "nobody" not found'
-    assert ours.startswith("spottrain: `kubectl get trainingjobs.spottrain.io nobody` ended with exit code 1")
 
 
 def test_a_namespace_without_jobs_says_so(namespace: str, command: Any) -> None:

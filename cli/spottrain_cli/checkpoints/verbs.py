@@ -33,6 +33,7 @@ from spottrain_cli.checkpoints.release import release
 from spottrain_cli.checkpoints.repairing import repair
 from spottrain_cli.checkpoints.storage_lifecycle import FEWEST_DAYS, lifecycle
 from spottrain_cli.checkpoints.verifying import ALL, verify
+from spottrain_cli.errors import CommandError
 
 if TYPE_CHECKING:
     Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -44,7 +45,7 @@ def main(argv: list[str]) -> int:
     try:
         answer: Answer = given.run(open_existing(given.uri, given.endpoint), given)
         _show(answer, as_json=given.output == "json")
-    except (RunError, Damaged) as error:
+    except (CommandError, RunError, Damaged) as error:
         print(f"spottrain: {error}", file=sys.stderr)
         return 1
     except BrokenPipeError:  # such as by `| head`

@@ -1,4 +1,4 @@
-"""Verbs that read their own arguments: those of the runtime, and plan, cost and checkpoints."""
+"""Verbs that read their own arguments: those of the runtime, and plan and checkpoints."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ RUNTIME = {
 }
 VERBS = {
     "plan": ("spottrain_cli.plan", "What a training needs and costs: time, memory, network, hardware."),
-    "cost": ("spottrain_cli.cost.command", "What a job, or a namespace's jobs, cost, saved and lost."),
     "checkpoints": ("spottrain_cli.checkpoints.verbs", "Inspect and manage checkpoints."),
 }
 UNREAD = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}

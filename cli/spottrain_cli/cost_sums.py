@@ -8,11 +8,11 @@ from datetime import datetime
 from decimal import Decimal
 from typing import Any, Final
 
-from spottrain.cli.output import Answer, table
 from spottrain.core.text import counted
 
-from spottrain_cli.cost.report import NOT_COUNTED, facts, lower_bound, node_hours
-from spottrain_cli.cost.status import JobCost, percent
+from spottrain_cli.cost_report import NOT_COUNTED, facts, node_hours
+from spottrain_cli.figures import lower_bound, table
+from spottrain_cli.jobs import Job, percent
 
 NO_TEAM: Final = "(no team)"
 DELETED: Final = "Jobs that were deleted are in no sum."
@@ -29,7 +29,7 @@ class Sum:
     """Whether every node-second of every job has a price."""
 
     @classmethod
-    def of(cls, jobs: Sequence[JobCost]) -> Sum:
+    def of(cls, jobs: Sequence[Job]) -> Sum:
         costs = [job.cost for job in jobs if job.cost is not None]
         unknown_jobs = sum(_unknown(job) for job in jobs)
         return cls(
@@ -60,31 +60,34 @@ class Sum:
         }
 
 
-def summary(jobs: Sequence[JobCost], *, where: str, now: datetime) -> Answer:
+def lines(jobs: Sequence[Job], *, where: str) -> list[str]:
     """Returns one line for each job and the sums. `where` names what was asked for."""
+    if not jobs:
+        return [f"There is no TrainingJob in {where}."]
     by_team = _by_team(jobs)
-    found: dict[str, Any] = {
+    found = [*table([*_rows(jobs, teams=bool(by_team))]), "", Sum.of(jobs).text]
+    found += [f"  team {team or NO_TEAM}, {Sum.of(own).text}" for team, own in by_team.items()]
+    return [*found, "", f"{DELETED} {NOT_COUNTED}"]
+
+
+def all_facts(jobs: Sequence[Job], *, now: datetime) -> dict[str, Any]:
+    return {
         "jobs": [facts(job, now=now) for job in jobs],
         "sum": Sum.of(jobs).facts,
-        "teams": [{"team": team} | Sum.of(own).facts for team, own in by_team.items()],
+        "teams": [{"team": team} | Sum.of(own).facts for team, own in _by_team(jobs).items()],
     }
-    if not jobs:
-        return Answer(facts=found, lines=[f"There is no TrainingJob in {where}."])
-    lines = [*table([*_rows(jobs, teams=bool(by_team))]), "", Sum.of(jobs).text]
-    lines += [f"  team {team or NO_TEAM}, {Sum.of(own).text}" for team, own in by_team.items()]
-    return Answer(facts=found, lines=[*lines, "", f"{DELETED} {NOT_COUNTED}"])
 
 
-def _by_team(jobs: Iterable[JobCost]) -> dict[str, list[JobCost]]:
+def _by_team(jobs: Iterable[Job]) -> dict[str, list[Job]]:
     """Returns the jobs of each team, those without one last; empty where no job has a team."""
-    found: dict[str, list[JobCost]] = {}
+    found: dict[str, list[Job]] = {}
     for job in jobs:
         found.setdefault(job.team, []).append(job)
     named = {team: found[team] for team in sorted(found) if team}
     return named | ({"": found[""]} if named and "" in found else {})
 
 
-def _rows(jobs: Sequence[JobCost], *, teams: bool) -> Iterator[list[str]]:
+def _rows(jobs: Sequence[Job], *, teams: bool) -> Iterator[list[str]]:
     namespaces = len({job.namespace for job in jobs}) > 1
     head = ["JOB", "PHASE", "SPENT", "WITHOUT A PRICE", "SAVING", "PAID GOODPUT"]
     yield [*["NAMESPACE"] * namespaces, *["TEAM"] * teams, *head]
@@ -92,7 +95,7 @@ def _rows(jobs: Sequence[JobCost], *, teams: bool) -> Iterator[list[str]]:
         yield [*[job.namespace] * namespaces, *[job.team or "-"] * teams, *_row(job)]
 
 
-def _row(job: JobCost) -> list[str]:
+def _row(job: Job) -> list[str]:
     if job.cost is None:
         spent = "unknown" if _unknown(job) else "-"
         return [job.name, job.phase or "-", spent, "-", "-", "-"]
@@ -104,6 +107,6 @@ def _row(job: JobCost) -> list[str]:
     return [job.name, job.phase or "-", spent, without, *rates]
 
 
-def _unknown(job: JobCost) -> bool:
+def _unknown(job: Job) -> bool:
     """Whether the job had nodes, and what was spent is not known."""
     return job.ran if job.cost is None else job.cost.spent is None

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from datetime import datetime
 from decimal import ROUND_FLOOR, Decimal
 from typing import Any, Final
 
-from spottrain.cli.output import Answer, table
 from spottrain.core.log_format import duration
 from spottrain.core.text import counted
 
-from spottrain_cli.cost.status import BUCKETS, Attempt, Cost, Goodput, JobCost, percent
+from spottrain_cli import jobs
+from spottrain_cli.figures import dollars, lower_bound, table
+from spottrain_cli.jobs import BUCKETS, Attempt, Cost, Goodput, Job, percent
+from spottrain_cli.timeline import stands
 
 NOT_COUNTED: Final = "Not counted: storage, requests, traffic between zones."
 HOUR: Final = Decimal(3600)
@@ -28,7 +29,7 @@ RESULT: Final = {"Succeeded": "", "Failed": ", without a result"}
 SO_FAR: Final = ", so far"
 
 
-def report(job: JobCost, *, now: datetime) -> Answer:
+def lines(job: Job, *, now: datetime) -> list[str]:
     """Returns the report. `now` ends the duration of an attempt that has its nodes and no end."""
     sections = [
         [_title(job)],
@@ -38,19 +39,10 @@ def report(job: JobCost, *, now: datetime) -> Answer:
         [*_saving(job)],
         [NOT_COUNTED],
     ]
-    lines = [line for section in sections if section for line in [*section, ""]][:-1]
-    return Answer(facts=facts(job, now=now), lines=lines)
+    return [line for section in sections if section for line in [*section, ""]][:-1]
 
 
 # --- text -----------------------------------------------------------------------------------------------
-def dollars(value: Decimal) -> str:
-    """Writes $1,234.50; what is below a cent with the digits that it has."""
-    sign, size = ("-" if value < 0 else ""), abs(value)
-    if 0 < size < Decimal("0.01"):
-        return f"{sign}${size.normalize():f}"
-    return f"{sign}${size:,.2f}"
-
-
 def node_hours(seconds: Decimal) -> str:
     hours = seconds / HOUR
     if hours < Decimal("0.01"):
@@ -72,14 +64,7 @@ def percents(parts: Sequence[Decimal]) -> list[Decimal]:
     return shares
 
 
-def lower_bound(spent: Decimal | None, *, known: bool) -> str:
-    """Writes what was spent; where prices are unknown, that it is more."""
-    if spent is None or (not known and not spent):
-        return "unknown"
-    return dollars(spent) if known else f"at least {dollars(spent)}"
-
-
-def _title(job: JobCost) -> str:
+def _title(job: Job) -> str:
     place = f" in namespace {job.namespace}" if job.namespace else ""
     counts = [counted(job.attempt, "attempt"), counted(job.interruptions, "interruption")]
     counts += [counted(job.failures, "failure")] if job.failures else []
@@ -88,7 +73,7 @@ def _title(job: JobCost) -> str:
 
 
 # --- what was spent -------------------------------------------------------------------------------------
-def _spent(job: JobCost) -> Iterator[str]:
+def _spent(job: Job) -> Iterator[str]:
     cost = job.cost
     if cost is None:
         yield _no_cost(job)
@@ -118,7 +103,7 @@ def _without_price(cost: Cost) -> str:
     return node_hours(cost.unknownSeconds) if cost.unknownSeconds else "some node-hours"
 
 
-def _no_cost(job: JobCost) -> str:
+def _no_cost(job: Job) -> str:
     if not job.ran:
         return "Nothing was spent yet: no node has had pods of the job."
     return (
@@ -128,7 +113,7 @@ def _no_cost(job: JobCost) -> str:
 
 
 # --- attempts -------------------------------------------------------------------------------------------
-def _attempts(job: JobCost, now: datetime) -> Iterator[str]:
+def _attempts(job: Job, now: datetime) -> Iterator[str]:
     if not job.attempts:
         return
     head = ["NO.", "NODES", "ZONE", "CAPACITY", "START", "DURATION", "END", "SPENT", "STEPS LOST"]
@@ -151,19 +136,10 @@ def _attempt(attempt: Attempt, now: datetime) -> list[str]:
         attempt.capacityType or "-",
         f"{attempt.startTime:%m-%d %H:%M}Z" if attempt.startTime else "-",
         "-" if seconds is None else duration(seconds),
-        _end(attempt),
+        attempt.cause or stands(attempt),
         lower_bound(attempt.spent, known=not attempt.unknownSeconds),
         "-" if lost is None else str(lost),
     ]
-
-
-def _end(attempt: Attempt) -> str:
-    """Says why it ended, or how it stands."""
-    if attempt.cause or not attempt.startTime:
-        return attempt.cause or "not started"
-    if attempt.stopping:
-        return f"stopping: {attempt.stopping}"
-    return "waiting for nodes" if attempt.waits else "running"
 
 
 def _seconds(attempt: Attempt, now: datetime) -> float | None:
@@ -178,7 +154,7 @@ def _minute(time: datetime) -> str:
 
 
 # --- where the time went --------------------------------------------------------------------------------
-def _time(job: JobCost) -> Iterator[str]:
+def _time(job: Job) -> Iterator[str]:
     if job.goodput is None:
         yield f"Where the time went: unknown. {_no_goodput(job)}"
         return
@@ -199,7 +175,7 @@ def _time(job: JobCost) -> Iterator[str]:
     yield from _goodputs(job.goodput)
 
 
-def _no_goodput(job: JobCost) -> str:
+def _no_goodput(job: Job) -> str:
     if not job.reports:
         return "The job's image reports nothing (checkpoint.mode Self)."
     if not job.attempt:
@@ -220,7 +196,7 @@ def _goodputs(goodput: Goodput) -> Iterator[str]:
 
 
 # --- saving ---------------------------------------------------------------------------------------------
-def _saving(job: JobCost) -> Iterator[str]:
+def _saving(job: Job) -> Iterator[str]:
     cost = job.cost
     if cost is None:
         return
@@ -236,7 +212,7 @@ def _saving(job: JobCost) -> Iterator[str]:
         yield "  Work that no checkpoint has yet counts in it, and may be lost."
 
 
-def _why_unknown(cost: Cost, job: JobCost) -> str:
+def _why_unknown(cost: Cost, job: Job) -> str:
     if not cost.known:
         return f"{_without_price(cost)} have no price"
     if job.goodput is None or percent(job.goodput.runtime) is None:
@@ -245,29 +221,14 @@ def _why_unknown(cost: Cost, job: JobCost) -> str:
 
 
 # --- for programs ---------------------------------------------------------------------------------------
-def facts(job: JobCost, *, now: datetime) -> dict[str, Any]:
+def facts(job: Job, *, now: datetime) -> dict[str, Any]:
     """Returns the job's figures: dollars, seconds and percentages as numbers; null is unknown."""
-    attempts = [
-        _plain(asdict(each)) | {"seconds": _seconds(each, now), "lostSteps": each.lost_steps}
-        for each in job.attempts
-    ]
-    found: dict[str, Any] = _plain(asdict(job)) | {"attempts": attempts, "notCounted": NOT_COUNTED}
+    found = jobs.facts(job) | {"notCounted": NOT_COUNTED}
+    for each, attempt in zip(found["attempts"], job.attempts, strict=True):
+        each["seconds"] = _seconds(attempt, now)
     if job.cost is not None:
-        found["cost"] |= {
-            "known": job.cost.known,
-            "saving": _plain(job.cost.known_saving),
-        }
+        found["cost"] |= {"known": job.cost.known, "saving": jobs.plain(job.cost.known_saving)}
     if job.goodput is not None:
         names = ("paid", "runtime", "scheduling")
-        found["goodput"] |= {name: _plain(percent(getattr(job.goodput, name))) for name in names}
+        found["goodput"] |= {name: jobs.plain(percent(getattr(job.goodput, name))) for name in names}
     return found
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Decimal):
-        return float(value)
-    if isinstance(value, datetime):
-        return value.isoformat().replace("+00:00", "Z")
-    if isinstance(value, dict):
-        return {name: _plain(each) for name, each in value.items()}
-    return value
