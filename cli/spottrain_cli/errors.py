@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Final
 
+from spottrain.contract import Reason
 from spottrain.errors import (
     BucketNotFound,
     ConfigurationError,
@@ -47,8 +48,10 @@ def exit_code_of(error: CommandError | RunError) -> int:
     match error:
         case CommandError():
             return error.exit_code
-        case BucketNotFound():
+        case BucketNotFound() | RunError(reason=Reason.CHECKPOINT_MISSING):
             return NotFound.exit_code
+        case RunError(reason=Reason.URI_IN_USE):
+            return CommandError.exit_code
         case StoreError():
             return Unreachable.exit_code
         case ConfigurationError():

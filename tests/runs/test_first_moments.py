@@ -128,7 +128,7 @@ def test_a_signal_before_the_first_import_of_the_command_is_held(
 
 
 def test_a_command_other_than_run_still_ends_at_a_signal(start: Start, tmp_path: Path) -> None:
-    (tmp_path / "sitecustomize.py").write_text(AT_IMPORT.replace("NAME", "spottrain_cli.checkpoints.verbs"))
+    (tmp_path / "sitecustomize.py").write_text(AT_IMPORT.replace("NAME", "spottrain_cli.app"))
     words = ["-m", "spottrain", "checkpoints", "list", "x"]
     start(WAITS, "env", *HELD, *words, PYTHONPATH=str(tmp_path)).ends(-signal.SIGTERM)
 

@@ -152,8 +152,8 @@ def test_two_ranks_do(lab: Lab, kind: str) -> None:
 @pytest.mark.heavy
 def test_of_a_run_that_is_not_done_it_is_the_newest_checkpoint_with_its_average(lab: Lab) -> None:
     base = lab.run(at="base", attempt=1, training=AVERAGE, env={"PAUSE": "0.05"}).until("step=9/").stopped()
-    file = lab.folder / "exported.safetensors"
-    words = ["export", str(lab.folder / "base"), "--to", str(file)]
+    file = lab.folder / "downloaded"
+    words = ["download", str(lab.folder / "base"), "--to", str(file)]
     lab.start(words, {}, verb="checkpoints").done()
     plain = lab.run(at="plain", attempt=1, env={Env.INIT_FROM: str(file)}).done()
     run = lab.run(attempt=1, env={Env.INIT_FROM: f"file://{lab.folder}/base"}).done()

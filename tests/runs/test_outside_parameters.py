@@ -8,10 +8,10 @@ import pytest
 import spottrain
 from spottrain.checkpoint.final_weights import digest
 from spottrain.contract import ExitCode
-from spottrain_cli.checkpoints.verbs import main
 
 from tests.runs.conftest import Lab
 from tests.runs.launched import Run
+from tests.support.command import checkpoints as main
 from tests.support.heavy import sample
 
 SCRIPT = """\
@@ -145,10 +145,10 @@ def test_the_digest_of_what_is_left_covers_the_loss(lab: Lab) -> None:
         f"extra.head.{name}": each for name, each in spottrain.load_weights(final, "extra.head").items()
     }
     assert digest(both) == run.digest
-    exported = lab.folder / "exported"
-    assert main(["export", str(lab.folder / "store"), "--to", str(exported)]) == 0
-    assert spottrain.load_weights(exported).keys() == {"weight", "bias"}
-    assert digest(spottrain.load_weights(exported, "extra.head")) == digest(
+    downloaded = lab.folder / "downloaded"
+    assert main(["download", str(lab.folder / "store"), "--to", str(downloaded)]) == 0
+    assert spottrain.load_weights(downloaded).keys() == {"weight", "bias"}
+    assert digest(spottrain.load_weights(downloaded, "extra.head")) == digest(
         spottrain.load_weights(final, "extra.head")
     )
 

@@ -9,10 +9,10 @@ import pytest
 import spottrain
 from spottrain.checkpoint.final_weights import digest
 from spottrain.contract import Env, ExitCode, Outcome, Reason
-from spottrain_cli.checkpoints.verbs import main
 
 from tests.runs.conftest import SCRIPT, Lab, says_again_that_it_is_done
 from tests.runs.launched import Run
+from tests.support.command import checkpoints as main
 from tests.support.heavy import sample
 
 

@@ -173,9 +173,11 @@ def test_weights_that_could_not_be_left_are_left_by_the_next_attempt(lab: Lab) -
 @pytest.mark.heavy
 def test_it_begins_from_the_checkpoint_of_a_run_that_is_not_done(lab: Lab) -> None:
     """Its head is tied to the embedding, so the Trainer's checkpoint has only one of them."""
-    loads = "from safetensors.torch import load_model\nload_model(theirs.model, 'base.safetensors')\n"
+    loads = (
+        "from safetensors.torch import load_model\nload_model(theirs.model, 'downloaded/model.safetensors')\n"
+    )
     stopped_at(lab, SCRIPT, 7, at="base", env={})
-    words = ["export", str(lab.folder / "base"), "--to", "base.safetensors"]
+    words = ["download", str(lab.folder / "base"), "--to", "downloaded"]
     lab.start(words, {}, verb="checkpoints").done()
     plain = lab.run(SCRIPT.replace("result =", f"{loads}result ="), at="plain", attempt=1).done()
     run = lab.run(SCRIPT, attempt=1, env={Env.INIT_FROM: str(lab.folder / "base")}).done()

@@ -12,8 +12,8 @@ from spottrain.checkpoint.head.state import HeadState
 from spottrain.contract import OnExisting
 from spottrain.errors import ConfigurationError
 from spottrain.storage.s3 import S3Store
-from spottrain_cli.checkpoints.verbs import main
 
+from tests.support.command import checkpoints as main
 from tests.support.headcheckpoints import save
 from tests.support.s3server import S3Server
 

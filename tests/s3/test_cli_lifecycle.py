@@ -17,9 +17,9 @@ from moto import mock_aws
 from spottrain.checkpoint.head.owner import ClaimPolicy, HeadOwner, Identity
 from spottrain.contract import OnExisting
 from spottrain.storage.s3 import S3Store
-from spottrain_cli.checkpoints.verbs import main
 
 from tests.support import s3server
+from tests.support.command import checkpoints as main
 from tests.support.headcheckpoints import Made, save
 
 BUCKET = "models"
@@ -132,7 +132,7 @@ def test_rules_of_the_old_form_are_left_alone_with_a_sentence(
     if "Prefix" not in before[0]:
         pytest.fail("moto no longer keeps the old form; this test needs another server")
     code, said = ran(capsys, "--apply")
-    assert code == 1 and "old form, without Filter (old)" in said
+    assert code == 2 and "old form, without Filter (old)" in said
     assert rules(client) == before
 
 
@@ -146,7 +146,7 @@ def test_a_change_of_the_rules_by_somebody_else_at_the_same_time_is_noticed(
     answers = iter([None, Rules(rules=(OTHERS,))])
     monkeypatch.setattr(S3Lifecycle, "rules", lambda self: next(answers) or read(self))
     code, said = ran(capsys, "--apply")
-    assert code == 1 and "differ from what was written" in said
+    assert code == 2 and "differ from what was written" in said
 
 
 # --- the tag ----------------------------------------------------------------------------------------
@@ -192,8 +192,8 @@ def test_too_few_days_for_the_class_and_a_store_without_rules_are_said(
 ) -> None:
     ended(store)
     code, said = ran(capsys, "--storage-class", "STANDARD_IA")
-    assert code == 1 and "after 30 days or more" in said
-    assert main(["lifecycle", str(tmp_path)]) == 1
+    assert code == 2 and "after 30 days or more" in said
+    assert main(["lifecycle", str(tmp_path)]) == 2
     assert "is not in S3" in capsys.readouterr().err
 
 
@@ -220,7 +220,7 @@ def test_an_archived_checkpoint_is_marked_in_the_list(
 
 
 @pytest.mark.parametrize(
-    "words", [("verify",), ("copy", "--to", "{tmp}/copy"), ("export", "--to", "{tmp}/m")]
+    "words", [("verify",), ("copy", "--to", "{tmp}/copy"), ("download", "--to", "{tmp}/m")]
 )
 def test_an_archived_checkpoint_says_how_to_restore_it(
     archived: str, tmp_path: Any, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]

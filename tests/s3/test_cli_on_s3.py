@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from spottrain.checkpoint.head.owner import HeadOwner, Identity
 from spottrain.storage.s3 import S3Store
-from spottrain_cli.checkpoints.verbs import main
 
+from tests.support.command import checkpoints as main
 from tests.support.headcheckpoints import save
 from tests.support.s3server import S3Server
 
@@ -33,7 +33,7 @@ def ran(server: S3Server, capsys: pytest.CaptureFixture[str], uri: str, *words: 
     return code, json.loads(said.out) if said.out else said.err
 
 
-def test_a_run_is_listed_verified_pruned_copied_and_exported(
+def test_a_run_is_listed_verified_pruned_copied_and_downloaded(
     store: S3Store, server: S3Server, bucket: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _, listed = ran(server, capsys, store.uri, "list")
@@ -51,7 +51,7 @@ def test_a_run_is_listed_verified_pruned_copied_and_exported(
     assert [e["step"] for e in listed["checkpoints"]] == [7, 3]
     assert listed["orphans"] == []
     assert ran(server, capsys, store.uri, "verify")[0] == 0
-    assert ran(server, capsys, store.uri, "export", "--to", str(tmp_path / "m"), "--step", "best")[0] == 0
+    assert ran(server, capsys, store.uri, "download", "--to", str(tmp_path / "m"), "--step", "best")[0] == 0
 
 
 def test_a_damaged_shard_on_the_server_is_found(
@@ -69,4 +69,4 @@ def test_a_bucket_that_is_not_there_is_a_sentence(
     store: S3Store, server: S3Server, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, said = ran(server, capsys, "s3://no-such-bucket-here/run", "list")
-    assert code == 1 and "the bucket does not exist" in said
+    assert code == 3 and "the bucket does not exist" in said

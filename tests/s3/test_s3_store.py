@@ -10,9 +10,9 @@ from spottrain.errors import BucketNotFound, StoreDenied, StoreUnavailable, Stor
 from spottrain.storage.base import AlreadyExists, Object
 from spottrain.storage.open import open_store
 from spottrain.storage.s3 import S3Store, checksum
-from spottrain_cli.checkpoints.verbs import main
 
 from tests.support import s3server, storepromises
+from tests.support.command import checkpoints as main
 from tests.support.faultproxy import Fault, FaultProxy, Plan, Request, Treatment, error
 from tests.support.headcheckpoints import save
 from tests.support.s3server import S3Server

@@ -1,4 +1,8 @@
-"""`spottrain checkpoints VERB URI`. Nothing here executes what it reads.
+"""`spottrain checkpoints VERB JOB|URI` (commands/checkpoints.py). Nothing here executes what it reads.
 
-verbs   arguments, output, exit codes; every other module is one verb
+source        the store of a job, or at a URI
+downloading   `download`: from a `model` and its `items` to a folder; `weights` joins what ranks have stored
+synced        folders that `spottrain sync` keeps, for `download` and `copy`
+
+Every other module is one verb.
 """

@@ -8,8 +8,9 @@ from typing import Any
 
 from spottrain.cli.output import Answer
 from spottrain.contract import LOGS_PREFIX, part_of_log
-from spottrain.errors import ConfigurationError
 from spottrain.storage.base import Store
+
+from spottrain_cli.errors import NotFound
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,11 +23,11 @@ class Printed:
 
 
 def logs(store: Store, *, attempt: int | None = None, rank: int | None = None) -> Answer:
-    """Returns the logs of all attempts and ranks, or of those named. Raises ConfigurationError if empty."""
+    """Returns the logs of all attempts and ranks, or of those named. Raises NotFound if there are none."""
     found = _found(store)
     chosen = [p for p in found if attempt in (None, p.attempt) and rank in (None, p.rank)]
     if not chosen:
-        raise ConfigurationError(_nothing(store, found, attempt, rank))
+        raise NotFound(_nothing(store, found, attempt, rank))
     facts = [{"attempt": p.attempt, "rank": p.rank, "parts": [*p.parts.values()]} for p in chosen]
     return Answer(facts={"uri": store.uri, "logs": facts}, body=_text(store, chosen))
 

@@ -15,7 +15,6 @@ RUNTIME = {
 }
 VERBS = {
     "plan": ("spottrain_cli.plan", "What a training needs and costs: time, memory, network, hardware."),
-    "checkpoints": ("spottrain_cli.checkpoints.verbs", "Inspect and manage checkpoints."),
 }
 UNREAD = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
 

@@ -149,6 +149,15 @@ def files_in(folder: Path) -> list[Path]:
     return [folder / name for name in names]
 
 
+def write_torch_file(paths: Iterable[Path], target: Path) -> None:
+    """Writes the tensors of safetensors files as one state_dict, by torch.save. Raises Damaged."""
+    found: dict[str, torch.Tensor] = {}
+    for path in paths:
+        file = SafetensorsFile(local_body(path))
+        found |= {name: each.clone() for name, each in file.read(file.tensors).items()}
+    torch.save(found, target)
+
+
 def torch_tensors(source: Path | bytearray | mmap.mmap, name: str) -> dict[str, torch.Tensor]:
     """Returns the tensors of a state_dict that torch.save has stored. Raises CheckpointError.
 

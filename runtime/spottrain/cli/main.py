@@ -100,9 +100,10 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _no_training(words: list[str]) -> int:
-    if words[:1] == ["inject"] or words[:2] == ["checkpoints", "delete"]:
+    others = importlib.util.find_spec("spottrain_cli") is not None
+    if words[:1] == ["inject"] or (words[:2] == ["checkpoints", "delete"] and not others):
         return int(importlib.import_module(f"spottrain.cli.{words[0]}").main(words[1:]))
-    if importlib.util.find_spec("spottrain_cli") is not None:
+    if others:
         return int(importlib.import_module("spottrain_cli.app").main(words))
     if words and not words[0].startswith("-"):
         here = f"{words[0]!r} is no command of the runtime ({', '.join([*TRAINS, *IN_PODS])})"

@@ -18,6 +18,8 @@ from spottrain.storage.open import open_store
 
 NEWEST: Final = "newest"
 BEST: Final = "best"
+KEPT: Final = 8
+"""Chunks in memory, for tensors of which several ranks have stored parts."""
 WIDTHS: Final = {
     "bool": ("BOOL", 1),
     "uint8": ("U8", 1),
@@ -44,7 +46,9 @@ def open_existing(uri: str, endpoint: str | None) -> Store:
     uri = given(uri, "URI")
     folder = folder_of(uri)
     if folder is not None and _absent(folder):
-        raise ConfigurationError(f"there is no folder {folder}; check the URI")
+        raise ConfigurationError(
+            f"there is no folder {folder}; check the URI", reason=Reason.CHECKPOINT_MISSING
+        )
     return open_there(uri, endpoint)
 
 
@@ -128,7 +132,7 @@ class Shards:
         self._key = key
         self._unit = manifest.chunk_bytes
         self._by_name = {shard.name: shard for shard in manifest.shards}
-        self._last: tuple[str, int, memoryview] | None = None
+        self._kept: dict[tuple[str, int], memoryview] = {}
 
     def chunk(self, shard: Shard, number: int) -> memoryview:
         """Reads one chunk. Raises Damaged if its checksum does not match."""
@@ -143,17 +147,21 @@ class Shards:
         return view
 
     def read(self, name: str, offset: int, count: int) -> bytearray:
-        """Reads `count` bytes from `offset`. Consecutive reads fetch no chunk twice."""
+        """Reads `count` bytes from `offset`. In order, of a few shards in turn, it fetches no chunk twice."""
         out = bytearray()
         while len(out) < count:
             number, start = divmod(offset + len(out), self._unit)
-            out += self._kept(name, number)[start : start + count - len(out)]
+            out += self._once(name, number)[start : start + count - len(out)]
         return out
 
-    def _kept(self, name: str, number: int) -> memoryview:
-        if self._last is None or self._last[:2] != (name, number):
-            self._last = (name, number, self.chunk(self._by_name[name], number))
-        return self._last[2]
+    def _once(self, name: str, number: int) -> memoryview:
+        found = self._kept.pop((name, number), None)
+        if found is None:
+            while len(self._kept) >= KEPT:
+                del self._kept[next(iter(self._kept))]
+            found = self.chunk(self._by_name[name], number)
+        self._kept[name, number] = found
+        return found
 
     def _fill(self, shard: Shard, number: int, view: memoryview) -> None:
         offset = number * self._unit

@@ -12,8 +12,8 @@ from spottrain.checkpoint.head.owner import ClaimPolicy, HeadOwner, Identity
 from spottrain.checkpoint.head.state import Entry, Head
 from spottrain.contract import OnExisting
 from spottrain.storage.open import open_store
-from spottrain_cli.checkpoints.verbs import main
 
+from tests.support.command import checkpoints as main
 from tests.support.headcheckpoints import save
 from tests.support.sentences import Sentences, renewing, told
 

@@ -9,8 +9,8 @@ import pytest
 from spottrain.checkpoint.head.state import BEST, HeadState
 from spottrain.contract import HEAD_KEY, OnExisting
 from spottrain.errors import RunError
-from spottrain_cli.checkpoints.verbs import main
 
+from tests.support.command import checkpoints as main
 from tests.support.headcheckpoints import save
 from tests.unit.cli.conftest import Place
 
@@ -104,11 +104,11 @@ def test_no_command_takes_checkpoints_without_head_for_nothing(place: Place, tmp
         ["prune", "--keep", "1", "--orphans", "--yes"],
         ["release", "--yes"],
         ["verify"],
-        ["export", "--to", str(tmp_path / "out")],
+        ["download", "--to", str(tmp_path / "out")],
         ["copy", "--to", str(tmp_path / "other")],
     ):
         code, _, err = place(*words)
-        assert code == 1 and "2 checkpoints (step 8, 4)" in err and "checkpoints repair" in err, words
+        assert code == 3 and "2 checkpoints (step 8, 4)" in err and "checkpoints repair" in err, words
     assert "checkpoints repair" in place("list").out and "orphans" not in place("list").out
     assert place.store.list("") == before
 
@@ -118,7 +118,7 @@ def test_nothing_is_copied_to_where_head_is_lost(place: Place, tmp_path: Path) -
     other = Place(tmp_path / "other", place._capsys)
     other.ended(1)
     code, _, err = other("copy", "--to", str(place.folder))
-    assert code == 1 and "no HEAD object" in err and place.store.get(HEAD_KEY) is None
+    assert code == 3 and "no HEAD object" in err and place.store.get(HEAD_KEY) is None
 
 
 def test_the_best_one_is_marked_again(place: Place) -> None:

@@ -107,19 +107,20 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path: (folder / path).read_bytes() for path, node in look(folder).items() if node.size}
 
 
-def test_export_writes_the_folder_and_claims_nothing(place: Place, tmp_path: Path) -> None:
+def test_a_download_writes_the_folder_and_claims_nothing(place: Place, tmp_path: Path) -> None:
     synced(place, tmp_path / "one", b"1", b"2" * 5000)
     before = place.store.get("HEAD")
     target = tmp_path / "out"
-    answer = place("export", "--to", str(target))
+    answer = place("download", "--to", str(target))
     assert (answer.code, answer.err) == (0, "") and "1 file of step 2" in answer.out
     assert contents(target) == {"file": b"2" * 5000} and before == place.store.get("HEAD")
-    assert place("export", "--step", "1", "--to", str(target)).code == 1, "it is there already"
-    assert place("export", "--step", "1", "--to", str(tmp_path / "old")).code == 0
+    assert place("download", "--step", "1", "--to", str(target)).code == 2, "it is there already"
+    assert place("download", "--step", "1", "--to", str(tmp_path / "old")).code == 0
     assert contents(tmp_path / "old") == {"file": b"1"}
+    assert place("download", "--to", str(tmp_path / "pt"), "--format", "pt").code == 2
     place.store.delete(sorted(blobs(place)))
-    answer = place("export", "--to", str(tmp_path / "damaged"))
-    assert answer.code == 1 and "cannot be exported" in answer.err
+    answer = place("download", "--to", str(tmp_path / "damaged"))
+    assert answer.code == 1 and "cannot be downloaded" in answer.err
     assert not [each for each in tmp_path.iterdir() if "damaged" in each.name]
 
 
