@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from localcluster.api import Cluster
-from localcluster.shell import ClusterError
+from localcluster.shell import ClusterError, write_json
 
 CHART: Final = Path(__file__).resolve().parents[2] / "charts" / "spottrain"
 NAMESPACE: Final = "spottrain-system"
 BUCKET: Final = "spottrain"
 SECRET: Final = "checkpoint-credentials"
+FACTS: Final = "cluster.json"
+"""Below the run folder."""
 DOLLARS_PER_HOUR: Final = 36
 """Made up: a cent a second, so that the cost of a run of a minute can be seen."""
 ON_DEMAND_DOLLARS_PER_HOUR: Final = 108
@@ -53,6 +55,21 @@ def install(cluster: Cluster, *more: str) -> None:
             f"helm could not install the chart: {done.stderr.strip()[-1500:]}\nThe operator's log ends:\n"
             + _operators_log(cluster)
         )
+    write_json(cluster.paths.run / FACTS, facts(cluster), mode=0o600)
+
+
+def facts(cluster: Cluster) -> dict[str, str]:
+    """What `spottrain rehearse` needs to know of it: to run jobs, to take nodes away, to read results."""
+    return {
+        "kubeconfig": str(cluster.kubeconfig),
+        "kubectl_path": str(cluster.kubectl.resolve()),
+        "control": str(cluster.paths.socket),
+        "endpoint": cluster.s3_endpoint,
+        "bucket": BUCKET,
+        "access_key": cluster.s3_access_key,
+        "secret_key": cluster.s3_secret_key,
+        "region": cluster.s3_region,
+    }
 
 
 def _operators_log(cluster: Cluster) -> str:
