@@ -16,7 +16,8 @@ KINDS: Final = {
     "PyTorchJob": ("kubeflow.org/v1",),
     "TrainJob": ("trainer.kubeflow.org/v1alpha1",),
 }
-RUNTIMES: Final = ("ClusterTrainingRuntime", "TrainingRuntime")
+RUNTIME: Final = "ClusterTrainingRuntime"
+"""Kind of a runtime, where a TrainJob names none."""
 SERVER_METADATA: Final = (
     "creationTimestamp",
     "generation",
@@ -142,15 +143,26 @@ def _gang_of(
         launched = bool(wishes.checkpoints and not wishes.sync_path)
         gang, template = pytorchjob.gang_of(fields, spec, name, launched=launched)
         return gang, template, []
-    wanted = fields.look("runtimeRef.name")
+    reference = fields.look("runtimeRef") or {}
+    wanted = (reference.get("kind", RUNTIME), reference.get("name"))
     used = [
         each
         for each in documents
-        if each.get("kind") in RUNTIMES and (each.get("metadata") or {}).get("name") == wanted
+        if each.get("apiVersion") in KINDS["TrainJob"]
+        and (each.get("kind"), (each.get("metadata") or {}).get("name")) == wanted
     ]
-    runtime = source.added(dict(used[0].get("spec") or {}), f"{used[0]['kind']}.spec") if used else None
+    runtime = _runtime(source.added(dict(used[0]), str(used[0]["kind"]))) if used else None
     gang, template = trainjob.gang_of(fields, runtime, spec, name, wishes.image)
     return gang, template, used[:1]
+
+
+def _runtime(document: Source) -> Source:
+    """Takes what tells a training runtime from others; returns its spec."""
+    for word in ("apiVersion", "kind", "metadata.name", "metadata.labels", "metadata.annotations"):
+        document.take(word)
+    for word in SERVER_METADATA:
+        document.take(f"metadata.{word}")
+    return document.part("spec")
 
 
 def _queue(source: Source, metadata: Json, spec: Json) -> None:
@@ -244,4 +256,5 @@ def _serves_pods(document: Mapping[str, Any], name: str) -> bool:
     spec = document.get("spec") or {}
     selector = spec.get("selector") or {} if isinstance(spec, dict) else {}
     names = [value for key, value in selector.items() if pod.JOB_NAME_KEYS.fullmatch(str(key))]
-    return document.get("kind") == "Service" and spec.get("clusterIP") == "None" and names == [name]
+    is_service = (document.get("apiVersion"), document.get("kind")) == ("v1", "Service")
+    return is_service and spec.get("clusterIP") == "None" and names == [name]

@@ -32,7 +32,10 @@ INDEX: Final = "JOB_COMPLETION_INDEX"
 def gang_of(source: Source, spec: Json, name: str) -> Gang:
     """Takes a Job's own fields; returns its pods as a gang. Without the pod template."""
     workers = _workers(source, spec)
-    indexed = source.take("completionMode") == "Indexed"
+    mode = source.take("completionMode")
+    if mode not in (None, "Indexed", "NonIndexed"):
+        source.lose("completionMode", f"{mode}: Kubernetes has Indexed and NonIndexed")
+    indexed = mode == "Indexed"
     if workers > 1 and not indexed:
         source.lose(
             "parallelism",
@@ -66,6 +69,7 @@ def _workers(source: Source, spec: Json) -> int:
         spec["suspend"] = True
     pods = parallelism or 1
     if completions is not None and completions < pods:
+        source.note("parallelism", f"{pods}: no more pods than completions, {completions}")
         return max(completions, 1)
     if completions is not None and completions > pods:
         source.lose(
@@ -100,4 +104,5 @@ def _failure_rules(source: Source) -> None:
 def _codes(codes: Any) -> str:
     if not isinstance(codes, dict):
         return str(codes)
-    return f"{codes.get('operator', 'In')} {codes.get('values', '')}"
+    where = f" of {codes['containerName']}" if "containerName" in codes else ""
+    return f"{codes.get('operator', 'In')} {codes.get('values', '')}{where}"

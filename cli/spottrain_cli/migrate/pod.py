@@ -40,6 +40,7 @@ INDEX_FIELDS: Final = re.compile(
     r"|jobset\.sigs\.k8s\.io/(job-)?global-replica-index)'\]"
 )
 JOB_NAME_FIELDS: Final = re.compile(rf"metadata\.labels\['{JOB_NAME_KEYS.pattern}'\]")
+ENDPOINT: Final = "--rdzv_endpoint=$(MASTER_ADDR):$(MASTER_PORT)"
 QUEUE_LABEL: Final = "kueue.x-k8s.io/queue-name"
 CAPACITY: Final = {
     ("karpenter.sh/capacity-type", "spot"): "Spot",
@@ -79,6 +80,8 @@ class Gang:
     """The same of any rank's."""
     variables: tuple[Json, ...] = ()
     """What the controller of the source sets in each pod, where the operator sets no such thing."""
+    endpoint: bool = False
+    """Whether the source's controller sets the endpoint of torchrun's rendezvous."""
     replaced: frozenset[str] = frozenset()
     """Variables that the template sets by hand, and that `variables` replace."""
 
@@ -232,7 +235,21 @@ def _renamed(spec: Json, gang: Gang) -> Json:
             for kind in ("command", "args"):
                 if container.get(kind):
                     container[kind] = [re.sub(gang.first, address, str(word)) for word in container[kind]]
+    if gang.endpoint:
+        _with_endpoint(trainer_of(spec["containers"]))
     return spec
+
+
+def _with_endpoint(trainer: Json) -> None:
+    """Gives torchrun its endpoint where the command names a rendezvous backend."""
+    words = [str(word) for kind in ("command", "args") for word in trainer.get(kind) or ()]
+    if any(re.match("--rdzv[-_]endpoint", word) for word in words):
+        return
+    for kind in ("command", "args"):
+        for at, word in enumerate(trainer.get(kind) or ()):
+            if re.match("--rdzv[-_]backend", str(word)):
+                trainer[kind] = [*trainer[kind][:at], ENDPOINT, *trainer[kind][at:]]
+                return
 
 
 def hosts_left(pod: Pod, gang: Gang) -> Iterator[str]:

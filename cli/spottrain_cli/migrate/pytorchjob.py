@@ -10,6 +10,7 @@ from spottrain_cli.migrate.pod import RANK_FIELD, Gang
 from spottrain_cli.migrate.source import Json, Rule, Source, apply, put, shown
 
 CONTROLLER: Final = "kubeflow.org/training-operator"
+ONE_TEMPLATE: Final = "all pods of a TrainingJob are alike, here as the Master"
 RUN_POLICY: Final = (
     Rule("activeDeadlineSeconds", to="activeDeadlineSeconds"),
     Rule("ttlSecondsAfterFinished", to="ttlSecondsAfterFinished"),
@@ -64,10 +65,12 @@ def gang_of(source: Source, spec: Json, name: str, *, launched: bool) -> tuple[G
     policy = source.part("runPolicy")
     _scheduling(policy, workers)
     apply(RUN_POLICY, policy, spec)
+    elastic_policy = source.look("elasticPolicy") is not None
     elastic = _elastic(source.part("elasticPolicy"), spec, workers)
+    policy_of_pods = main.look("restartPolicy")
     _restarts(main, spec)
     if counts["Master"] and counts["Worker"]:
-        _one_template(master, worker)
+        _one_template(master, worker, policy_of_pods)
     variables = _processes(processes) or elastic
     variables.append({"name": "PYTHONUNBUFFERED", "value": "1"})
     if counts["Master"] and not launched:  # with an elastic policy alone Kubeflow leaves these to torchrun
@@ -82,6 +85,7 @@ def gang_of(source: Source, spec: Json, name: str, *, launched: bool) -> tuple[G
         first=rf"\b{re.escape(name)}-{role}-0{end}",
         others=rf"\b{re.escape(name)}-(master|worker)-[0-9]+{end}",
         variables=tuple(variables),
+        endpoint=elastic_policy and workers > 1,
         replaced=frozenset({"RANK", "WORLD_SIZE"} if workers > 1 else ()),
     )
     return gang, main.part("template")
@@ -115,29 +119,34 @@ def _restarts(replica: Source, spec: Json) -> None:
         )
 
 
-def _one_template(master: Source, worker: Source) -> None:
+def _one_template(master: Source, worker: Source, policy: Any) -> None:
     """Takes the workers' template where it is the master's; each difference is lost."""
-    worker.take("restartPolicy")
-    ours = dict(_flat(master.mapping("template"), master))
-    theirs = dict(_flat(worker.mapping("template"), worker))
+    theirs_policy = worker.take("restartPolicy")
+    if theirs_policy != policy:
+        worker.lose("restartPolicy", f"{theirs_policy}, and of the Master {policy}: {ONE_TEMPLATE}")
+    ours = dict(_flat(master.look("template")))
+    theirs = dict(_flat(worker.take("template")))
     for path in sorted(theirs.keys() | ours.keys()):
-        if theirs.get(path) != ours.get(path) and not _of_rank(path):
-            said = shown(theirs[path]) if path in theirs else "absent"
+        if theirs.get(path) == ours.get(path) and not _of_rank(path):
+            continue
+        said = shown(theirs.get(path, "absent"))
+        if _of_rank(path):
+            worker.note(f"template.{path}", f"{said}: left out, because each pod gets its own")
+        else:
             worker.lose(
                 f"template.{path}",
-                f"{said}, and of the Master {shown(ours.get(path, 'absent'))}: all pods of "
-                "a TrainingJob have one template, here the Master's",
+                f"{said}, and of the Master {shown(ours.get(path, 'absent'))}: {ONE_TEMPLATE}",
             )
-    worker.take("template")
 
 
 def _of_rank(path: str) -> bool:
-    return path.endswith((".env[RANK]", ".env[WORLD_SIZE]", ".env[MASTER_ADDR]", ".env[MASTER_PORT]"))
+    return path.endswith(
+        tuple(f".env[{name}]" for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
+    )
 
 
-def _flat(template: Json, replica: Source) -> list[tuple[str, Any]]:
-    """Returns path and value of each leaf; lists of named things by their names."""
-    replica.keep("template", template)
+def _flat(template: Any) -> list[tuple[str, Any]]:
+    """Returns path and value of each leaf; lists of named things by their names, variables as one."""
 
     def of(value: Any, path: str) -> list[tuple[str, Any]]:
         if isinstance(value, dict) and value:

@@ -15,7 +15,7 @@ from spottrain_cli.errors import UsageError
 Json = dict[str, Any]
 
 NO_COUNTERPART: Final = "a TrainingJob has nothing like it"
-SHOWN: Final = 60
+SHOWN: Final = 160
 """Characters of a value that a note shows."""
 
 
@@ -154,10 +154,10 @@ def apply(rules: Sequence[Rule], source: Source, spec: Json) -> None:
             continue
         if rule.to:
             put(spec, rule.to, value)
-        elif rule.lost or (rule.only and value not in rule.only):
+        elif value not in rule.only if rule.only else not rule.note:
             source.lose(rule.path, f"{shown(value)}: {rule.lost or NO_COUNTERPART}")
         else:
-            source.note(rule.path, rule.note)
+            source.note(rule.path, f"{shown(value)}: {rule.note}")
 
 
 def put(fields: Json, path: str, value: Any) -> None:

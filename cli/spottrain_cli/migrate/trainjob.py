@@ -29,6 +29,17 @@ TRAIN_JOB: Final = (
         lost="only spottrain's operator runs a TrainingJob",
     ),
 )
+REFERENCE: Final = (
+    Rule(
+        "apiGroup",
+        only=("trainer.kubeflow.org",),
+        note="its own group",
+        lost="runtimes of another group are not known",
+    ),
+)
+ONCE: Final = (
+    Rule("replicas", only=(1,), note="once in each pod", lost="an initializer runs once in each pod"),
+)
 RUNTIME: Final = (
     Rule("podGroupPolicy.coscheduling.scheduleTimeoutSeconds", to="capacity.pendingTimeoutSeconds"),
     Rule(
@@ -51,8 +62,8 @@ def gang_of(source: Source, runtime: Source | None, spec: Json, name: str, image
     apply(TRAIN_JOB, source, spec)
     reference, trainer = source.part("runtimeRef"), source.part("trainer")
     named = str(reference.take("name") or "")
-    for word in ("apiGroup", "kind"):
-        reference.take(word)
+    apply(REFERENCE, reference, {})
+    named = " ".join(filter(None, [str(reference.take("kind") or ""), named]))
     if runtime is None:
         jobs = [_bare(source, reference, named)]
         nodes, processes = 1, None
@@ -72,13 +83,16 @@ def gang_of(source: Source, runtime: Source | None, spec: Json, name: str, image
     if not _container(template).get("image"):
         raise UsageError(
             f"spec.trainer has no image, and the runtime {named!r} is not in the file: add it, as printed by "
-            f"`kubectl get clustertrainingruntime {named} -o yaml`, after a line of ---, or give --image"
+            f"`kubectl get clustertrainingruntime -o yaml`, after a line of ---, or give --image"
         )
     count = trainer.take("numProcPerNode")
     processes = processes if count is None else count
     end = rf"(\.{re.escape(name)})?(\.[a-z0-9-]+(\.svc(\.cluster\.local)?)?)?\b"
+    wanted = trainer.whole("numNodes", least=1)
+    if runtime is not None and wanted is not None:
+        runtime.note("mlPolicy.numNodes", f"{nodes}: the TrainJob says {wanted}")
     gang = Gang(
-        workers=trainer.whole("numNodes", least=1) or nodes,
+        workers=wanted or nodes,
         job=name,
         trainer=_container(template)["name"],
         first=rf"\b{re.escape(name)}-{re.escape(step)}-0-0{end}",
@@ -106,7 +120,7 @@ def merged(base: Any, patch: Any) -> Any:
 
 # --- the runtime ------------------------------------------------------------------------------------------
 def _bare(source: Source, reference: Source, name: str) -> Source:
-    if name in BARE_RUNTIMES:
+    if name.rpartition(" ")[2] in BARE_RUNTIMES:
         reference.note(
             "name",
             f"{name}: taken as Kubeflow ships it, with torchrun's variables and nothing else; if yours "
@@ -116,7 +130,7 @@ def _bare(source: Source, reference: Source, name: str) -> Source:
         reference.lose(
             "name",
             f"{name}: the runtime is not in the file, so what it adds to the pods is not known; add it, "
-            f"as printed by `kubectl get clustertrainingruntime {name} -o yaml`, after a line of ---",
+            f"as printed by `kubectl get clustertrainingruntime -o yaml`, after a line of ---",
         )
     pod = {"spec": {"containers": [{"name": "node"}]}}
     return Source({"name": "node", "template": {"spec": {"template": pod}}}, "spec.runtimeRef", source.notes)
@@ -177,6 +191,9 @@ def _pod_template(main: Source, spec: Json) -> tuple[Json, str]:
             fields.note(name, "left out: numNodes says how many pods there are")
     fields.take("completionMode")
     template = fields.mapping("template")
+    restarts = spec.get("failurePolicy", {}).get("maxFailures")
+    if restarts is not None and (limit := fields.take("backoffLimit")) is not None:
+        fields.note("backoffLimit", f"{limit}: failurePolicy.maxFailures has the JobSet's {restarts}")
     job.gang_of(fields, spec, "")
     return template, fields.name("template")
 
@@ -190,7 +207,9 @@ def _metadata(source: Source, main: Source) -> Json:
         both.pop(STEP, None)
         if both:
             found[kind] = both
-            source.note(kind, "now on the pods, for there is no JobSet between the job and them")
+            source.note(
+                kind, f"{shown(both)}: now on the pods, for there is no JobSet between the job and them"
+            )
     return {"metadata": found} if found else {}
 
 
@@ -260,8 +279,9 @@ def _initialized(template: Json, wanted: Source, jobs: list[Source]) -> Json:
 
 def _with_initializer(template: Json, given: Source, replicated: Source) -> Json:
     step, name = _step_of(replicated), str(replicated.take("name"))
-    for word in ("replicas", "template.metadata.labels", "dependsOn"):
+    for word in ("template.metadata.labels", "dependsOn"):
         replicated.take(word)
+    apply(ONCE, replicated, {})
     pod = replicated.part("template.spec.template.spec")
     containers: list[Json] = pod.take("containers") or []
     if not containers:
@@ -269,6 +289,10 @@ def _with_initializer(template: Json, given: Source, replicated: Source) -> Json
     first = next((each for each in containers if each.get("name") == step), containers[0])
     uri, secret = given.take("storageUri"), given.take("secretRef")
     env = [{"name": "STORAGE_URI", "value": uri}] if uri else []
+    if uri and (
+        old := [each.get("value") for each in first.get("env") or () if each.get("name") == "STORAGE_URI"]
+    ):
+        pod.note("containers", f"STORAGE_URI {old[0]}: the TrainJob says {uri}")
     first["env"] = merged(merged(first.get("env") or [], env), given.take("env") or [])
     if secret:
         first["envFrom"] = [*(first.get("envFrom") or ()), {"secretRef": secret}]
