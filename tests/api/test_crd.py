@@ -42,6 +42,27 @@ def test_an_invalid_example_is_refused_with_the_words_it_names(kube: Kube, file:
     assert comment.removeprefix("# breaks: ") in str(refused.value)
 
 
+def test_kubectl_get_shows_how_far_a_job_is(kube: Kube, namespace: str) -> None:
+    kube.create_job(namespace, job_body("shown"))
+    progress = {"step": 120, "totalSteps": 500, "steps": "120/500", "remaining": "1h30m", "loss": "2.31"}
+    status = {"phase": "Running", "interruptions": 2, "progress": progress, "cost": {"saving": "61.7%"}}
+    path = jobs(namespace, "shown")
+    kube.call("PATCH", f"{path}/status", {"status": status}, kind=MERGE)
+    table = kube.call("GET", path, headers={"Accept": "application/json;as=Table;v=v1;g=meta.k8s.io"})
+    cells = zip(table["columnDefinitions"], table["rows"][0]["cells"], strict=True)
+    narrow = [(column["name"], cell) for column, cell in cells if not column["priority"]]
+    assert narrow[:-1] == [
+        ("Name", "shown"),
+        ("Phase", "Running"),
+        ("Step", "120/500"),
+        ("ETA", "1h30m"),
+        ("Loss", "2.31"),
+        ("Interruptions", 2),
+        ("Saved", "61.7%"),
+    ]
+    assert narrow[-1][0] == "Age"
+
+
 def test_defaults_are_filled_in(kube: Kube) -> None:
     spec = kube.create_job("default", job_body("defaults"), query=DRY)["spec"]
     assert spec["workers"] == 1 and spec["training"] == {} and not spec["suspend"]

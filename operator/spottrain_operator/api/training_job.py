@@ -354,6 +354,10 @@ class ProgressStatus:
     waiting_for: str = ""
     ignored_settings: str = ""
     """Fields of spec.training that the script's loop does not apply, separated by commas."""
+    steps: str = ""
+    """For display: `120/500`; with mode Sync `checkpoint 12`."""
+    remaining: str = ""
+    """For display: `eta_seconds` as `1h30m`."""
     poll_time: datetime | None = None
 
 

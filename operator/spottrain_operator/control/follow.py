@@ -58,6 +58,7 @@ from spottrain_operator.rendering import objects, trainer_pod
 from spottrain_operator.status.changes import (
     progress_due,
     with_back_fill,
+    with_display,
     with_pods,
     with_progress,
     with_silent_trainer,
@@ -83,7 +84,7 @@ def settled(o: Observed, status: Status) -> tuple[Status, Bookkeeping]:
     if o.job.deleting:
         return with_deletion(with_pods(status, o), o), o.books
     status = interrupt.answered(o, replace(status, gate_until=handover.gate(o, status)))
-    return accounting.settled(o, _with_progress(o, status))
+    return accounting.settled(o, with_display(_with_progress(o, status), o))
 
 
 def _with_progress(o: Observed, status: Status) -> Status:

@@ -29,7 +29,7 @@ from spottrain_operator.control.caches import is_ending
 from spottrain_operator.control.observe import Sources
 from spottrain_operator.control.work_queue import WorkQueue
 from spottrain_operator.errors import OperatorError
-from spottrain_operator.status.changes import progress_due, with_progress
+from spottrain_operator.status.changes import progress_due, with_display, with_progress
 from spottrain_operator.status.conditions import STOP_DELAY
 
 logger = logging.getLogger(__name__)
@@ -175,7 +175,8 @@ class Poller:
         pods = given.caches.pods.of(job.key)
         o = Observed(now=sample.at, job=job, pods=pods, default_pool=given.default_pool)
         try:
-            written = await patch_status(job, with_progress(job.status, o, sample), given.cluster)
+            status = with_display(with_progress(job.status, o, sample), o)
+            written = await patch_status(job, status, given.cluster)
         except OperatorError as error:
             logger.debug("%s: its progress is not written: %s", job.key, error)
         else:

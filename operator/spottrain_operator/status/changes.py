@@ -368,6 +368,31 @@ def with_final_word(status: Status, o: Observed, word: TerminationMessage | None
     return replace(status, progress=progress, output=output)
 
 
+def with_display(status: Status, o: Observed) -> Status:
+    """Sets what the columns of `kubectl get` show of progress: they print a field, and compute nothing."""
+    shown = status.progress
+    if shown is None:
+        return status
+    synced = o.job.spec is not None and o.job.spec.checkpoint.synced
+    if shown.step is None:
+        steps = ""
+    elif synced:
+        steps = f"checkpoint {shown.step}"
+    else:
+        steps = f"{shown.step}/{shown.total_steps}" if shown.total_steps else str(shown.step)
+    return replace(status, progress=replace(shown, steps=steps, remaining=_duration(shown.eta_seconds)))
+
+
+def _duration(seconds: Decimal | None) -> str:
+    """Returns a time in its two largest units, such as 2d3h or 1m30s; "" where none is left or known."""
+    left, parts = int(seconds or 0), list[str]()
+    for unit, size in (("d", 86400), ("h", 3600), ("m", 60), ("s", 1)):
+        count, left = divmod(left, size)
+        if count or parts:
+            parts.append(f"{count}{unit}" if count else "")
+    return "".join(parts[:2])
+
+
 def progress_due(status: Status, sample: Sample, interval: timedelta) -> bool:
     """Returns whether progress alone requires a write: a new state, a warning or an attempt's first step at
     once, further steps at intervals."""

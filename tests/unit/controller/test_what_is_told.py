@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from spottrain_operator.api.training_job import ProgressStatus, Status
 from spottrain_operator.control.actions import Plan
 from spottrain_operator.control.plan import plan
 from spottrain_operator.names import Condition
-from spottrain_operator.status.changes import progress_due
+from spottrain_operator.status.changes import progress_due, with_display
 
 from tests.builders import (
     NOW,
@@ -37,6 +38,28 @@ STOPPED = ended_pod(1, 75, **deleted())
 
 def at(seen: Sample, seconds: float) -> Sample:
     return replace(seen, at=after(seconds))
+
+
+# --- the columns of kubectl get --------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("known", "mode", "shown"),
+    [
+        ((120, 500, "5430.5"), "Runtime", ("120/500", "1h30m")),
+        ((120, None, "90061"), "Runtime", ("120", "1d1h")),
+        ((3, None, "3605"), "Sync", ("checkpoint 3", "1h")),
+        ((500, 500, "0"), "Runtime", ("500/500", "")),
+        ((None, None, "65"), "Self", ("", "1m5s")),
+    ],
+)
+def test_step_and_time_left_are_shown_as_one_reads_them(
+    known: tuple[int | None, int | None, str], mode: str, shown: tuple[str, str]
+) -> None:
+    step, total, left = known
+    progress = ProgressStatus(step=step, total_steps=total, eta_seconds=Decimal(left))
+    folder = {"syncPath": "/out"} if mode == "Sync" else {}
+    job = make_job(raw_spec(checkpoint={"uri": "s3://bucket/run", "mode": mode} | folder))
+    status = with_display(Status(progress=progress), make_observed(job=job))
+    assert status.progress and (status.progress.steps, status.progress.remaining) == shown
 
 
 # --- interruptions ---------------------------------------------------------------------------------------
