@@ -13,7 +13,7 @@ import typer
 from spottrain.errors import RunError
 
 from spottrain_cli import errors
-from spottrain_cli.commands import checkpoints, cost, forwarded, status
+from spottrain_cli.commands import checkpoints, cost, delete, forwarded, interrupt, status, stop, watch
 from spottrain_cli.commands import list as list_
 
 HELP = "Train on spot GPUs as if nobody could take the GPUs away."
@@ -52,6 +52,11 @@ forwarded.add_to(app)
 app.add_typer(checkpoints.app, name="checkpoints")
 app.command("list")(list_.list_jobs)
 app.command("status")(status.status)
+app.command("watch")(watch.watch)
+app.command("stop")(stop.stop)
+app.command("resume")(stop.resume)
+app.command("interrupt")(interrupt.interrupt)
+app.command("delete")(delete.delete)
 app.command("cost")(cost.cost)
 
 

@@ -92,6 +92,8 @@ class Attempt:
     startStep: int | None = None
     lastStep: int | None = None
     durableStep: int | None = None
+    signalToDurableSeconds: Decimal | None = None
+    """From the request to stop until its last step was in the store; None where it did not save."""
     spent: Decimal | None = None
     unknownSeconds: Decimal | None = None
 
@@ -136,6 +138,15 @@ class Progress:
             return _time(self.durableTime)
         except ValueError:
             return None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Interrupt:
+    """status.interrupt: what became of the last value of the job's annotation."""
+
+    request: str = ""
+    attempt: int | None = None
+    message: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -209,6 +220,7 @@ class Job:
 
     namespace: str
     name: str
+    uid: str = ""
     team: str = ""
     created: datetime | None = None
     deleted: datetime | None = None
@@ -239,6 +251,7 @@ class Job:
     conditions: tuple[Condition, ...] = ()
     attempts: tuple[Attempt, ...] = ()
     progress: Progress = Progress()
+    interrupt: Interrupt = Interrupt()
     cost: Cost | None = None
     goodput: Goodput | None = None
 
@@ -263,7 +276,10 @@ class Job:
 
     @property
     def current(self) -> Attempt | None:
-        return next((each for each in self.attempts if each.number == self.attempt), None)
+        return self.record(self.attempt)
+
+    def record(self, number: int) -> Attempt | None:
+        return next((each for each in self.attempts if each.number == number), None)
 
     @property
     def reason(self) -> str:
@@ -299,6 +315,7 @@ def job(document: Any, source: str) -> Job:
     return Job(
         namespace=namespace,
         name=name,
+        uid=_word(metadata, "uid", f"{where}: metadata"),
         team=_word(_table(metadata, "labels"), TEAM_LABEL, f"{where}: metadata.labels"),
         created=_optional(_time, metadata, "creationTimestamp", f"{where}: metadata"),
         deleted=_optional(_time, metadata, "deletionTimestamp", f"{where}: metadata"),
@@ -333,8 +350,8 @@ def _of_spec(spec: Mapping[str, Any], defaults: Mapping[str, Any], where: str) -
 
 def _of_status(status: Mapping[str, Any], where: str) -> dict[str, Any]:
     at = f"{where}: status"
-    parts = {name: status.get(name) for name in ("progress", "cost", "goodput")}
-    classes = {"progress": Progress, "cost": Cost, "goodput": Goodput}
+    classes = {"progress": Progress, "interrupt": Interrupt, "cost": Cost, "goodput": Goodput}
+    parts = {name: status.get(name) for name in classes}
     return {
         "phase": _word(status, "phase", at),
         **{

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from spottrain_cli.errors import UsageError
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
@@ -76,3 +78,13 @@ def coloured(line: Text) -> Text:
     for style, phases in STYLES.items():
         line.highlight_regex(rf"\b({phases})\b", style)
     return line
+
+
+def confirm(question: str, *, sure: bool) -> None:
+    """Asks for confirmation on standard error, unless `sure`. Raises UsageError without a yes."""
+    if sure:
+        return
+    if not sys.stdin.isatty():
+        raise UsageError("nothing was changed, because nobody could be asked; --yes confirms it in advance")
+    if not typer.confirm(question, err=True):
+        raise typer.Abort

@@ -129,7 +129,7 @@ def _rows(job: Job, now: datetime) -> Iterator[tuple[str, str]]:
     if job.attempts and (total := sum(each.seconds for each in known)):
         steps = sum(each.steps or 0 for each in known)
         again = f", {counted(steps, 'step')} of it done again" if steps else ""
-        yield "Lost", f"{duration(total)} between {counted(len(known), 'attempt')} and the next{again}"
+        yield "Lost", f"{duration(total)} by the end of {counted(len(known), 'attempt')}{again}"
     if job.cost is not None:
         saving = job.cost.known_saving
         more = (
@@ -208,7 +208,8 @@ def _place(attempt: Attempt) -> str:
 def _end(attempt: Attempt, lost: Loss | None) -> Iterator[str]:
     """Yields why it ended and what that cost, or how it stands."""
     if not attempt.cause:
-        yield ", ".join(filter(None, (stands(attempt), attempt.evidence)))
+        if attempt.startTime is not None:
+            yield ", ".join(filter(None, (stands(attempt), attempt.evidence)))
         return
     charged = "; counts as a failure" if attempt.charged else ""
     yield ": ".join(filter(None, (attempt.cause, attempt.evidence))) + charged

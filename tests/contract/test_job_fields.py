@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 from spottrain_cli import cluster, cost_report, jobs, kubectl, output, timeline
-from spottrain_cli.jobs import BUCKETS, Attempt, Condition, Cost, Goodput, Job, Progress
+from spottrain_cli.jobs import BUCKETS, Attempt, Condition, Cost, Goodput, Interrupt, Job, Progress
 from spottrain_operator import names
 from spottrain_operator.api.training_job import CheckpointMode
 
@@ -28,13 +28,14 @@ PLACES = [
     (Condition, STATUS["conditions"]["items"]["properties"]),
     (Attempt, STATUS["attempts"]["items"]["properties"]),
     (Progress, STATUS["progress"]["properties"]),
+    (Interrupt, STATUS["interrupt"]["properties"]),
     (Cost, STATUS["cost"]["properties"]),
     (Goodput, STATUS["goodput"]["properties"]),
 ]
 
 
 @pytest.mark.parametrize(
-    ("cls", "schema"), PLACES, ids=["conditions", "attempts", "progress", "cost", "goodput"]
+    ("cls", "schema"), PLACES, ids=["conditions", "attempts", "progress", "interrupt", "cost", "goodput"]
 )
 def test_every_field_that_is_read_is_in_the_crd_with_its_type(cls: type, schema: dict[str, Any]) -> None:
     for field in fields(cls):
@@ -45,7 +46,15 @@ def test_every_field_that_is_read_is_in_the_crd_with_its_type(cls: type, schema:
 
 
 def test_the_rest_of_the_job_that_is_read_is_in_the_crd() -> None:
-    ours = {"namespace", "name", "team", "created", "deleted", "output"}  # of metadata; status.output.uri
+    ours = {
+        "namespace",
+        "name",
+        "uid",
+        "team",
+        "created",
+        "deleted",
+        "output",
+    }  # of metadata; status.output.uri
     of_spec = {"workers", "suspend", "checkpoint", "limit", "deadline", "active_seconds", "ttl_seconds"}
     assert {field.name for field in fields(Job)} - ours - of_spec - {"deletes_checkpoints"} <= set(STATUS)
     spec = SCHEMA["spec"]["properties"]
@@ -75,5 +84,5 @@ def test_the_names_are_the_operator_s() -> None:
     assert set(cost_report.RESULT) == {jobs.SUCCEEDED, jobs.FAILED} == phases
     assert {jobs.SUSPENDED, jobs.INVALID} <= set(names.Phase)
     assert set("|".join(output.STYLES.values()).split("|")) == set(names.Phase)
-    assert names.Cause.DONE == str(timeline.DONE)
+    assert str(timeline.DONE) == names.Cause.DONE
     assert {*timeline.BAD, "Running"} <= set(names.Condition)
