@@ -153,11 +153,15 @@ def _read_command(argv: list[str]) -> Command:
     profile.add_flags(profiled)
     _add_flags(profiled)
     values = vars(parser.parse_args(argv))
+    given = {name: flag for name, flag in flags.items() if values[name] is not None}
+    os.environ.update({name: values[name] for name in given})
+    if values["code"]:
+        from spottrain.cli import code
+
+        code.enter(values["code"], os.environ)
     module = values["script"] if values["module"] else ""
     if module:
         values["script"] = _file_of_module(module)
-    given = {name: flag for name, flag in flags.items() if values[name] is not None}
-    os.environ.update({name: values[name] for name in given})
     with named_by_flags(given):
         if values["command"] == "profile":
             os.environ.update(profile.settings(values, os.environ, time.time()))
@@ -198,6 +202,8 @@ def _add_flags(parser: argparse.ArgumentParser) -> dict[str, str]:
         const="false",
         help=f"leave the Trainers of transformers and Lightning as they are [{Env.AUTO_ATTACH}=false]",
     )
+    code = "URI of the script's folder as `spottrain submit` has packed it; it becomes the working directory"
+    parser.add_argument("--code", metavar="URI", help=code)
     nproc = "number of processes in this pod, or auto (default): one per GPU, at least one"
     parser.add_argument("--nproc", default="auto", metavar="N", help=nproc)
     module = "SCRIPT is a module's name, as of python -m"
