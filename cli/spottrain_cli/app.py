@@ -13,8 +13,9 @@ import typer
 from spottrain.errors import RunError
 
 from spottrain_cli import errors
-from spottrain_cli.commands import checkpoints, cost, delete, forwarded, interrupt, status, stop, watch
+from spottrain_cli.commands import checkpoints, cost, forwarded, init
 from spottrain_cli.commands import list as list_
+from spottrain_cli.commands import delete, interrupt, rehearse, report, status, stop, watch
 
 HELP = "Train on spot GPUs as if nobody could take the GPUs away."
 EPILOG = (
@@ -50,6 +51,7 @@ def _spottrain(
 
 forwarded.add_to(app)
 app.add_typer(checkpoints.app, name="checkpoints")
+app.command("init", help=init.HELP)(init.init)
 app.command("list")(list_.list_jobs)
 app.command("status")(status.status)
 app.command("watch")(watch.watch)
@@ -58,6 +60,8 @@ app.command("resume")(stop.resume)
 app.command("interrupt")(interrupt.interrupt)
 app.command("delete")(delete.delete)
 app.command("cost")(cost.cost)
+app.command("report")(report.report)
+app.command("rehearse", epilog=rehearse.EXAMPLES)(rehearse.rehearse)
 
 
 def main(argv: list[str], *, program: str = "spottrain") -> int:
