@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 
 import pytest
+from spottrain.cli.output import WRONG_USAGE
 from spottrain.contract import NO_AZURE, Env, ExitCode, Outcome
 
 from tests.runs.conftest import SCRIPT, Lab, progress_of, served
@@ -24,7 +25,7 @@ def holding(lab: Lab, step: int, text: str) -> str:
 
 
 def test_a_script_that_is_not_there_is_named_with_the_folder_it_was_sought_in(lab: Lab) -> None:
-    missing = lab.start(["nowhere/train.py"], {}).ends(ExitCode.BAD_CONFIGURATION)
+    missing = lab.start(["nowhere/train.py"], {}).ends(WRONG_USAGE)
     assert missing.message.reason == "ScriptNotFound"
     assert "nowhere/train.py" in missing.message.message and str(lab.folder) in missing.message.message
 
@@ -33,10 +34,10 @@ def test_a_command_that_is_refused_says_why_once_and_has_the_message(lab: Lab) -
     (lab.folder / "train.py").touch()
     for words, says in (
         (["--nope", "train.py"], "--nope"),
-        (["--keep", "1", "train.py"], "--keep='1': must be a whole number, at least 2"),
+        (["--keep", "1", "train.py"], "--keep 1 must be a whole number, at least 2"),
         (["nowhere.py"], "nowhere.py is not a file"),
     ):
-        run = lab.start(words, {}).ends(ExitCode.BAD_CONFIGURATION)
+        run = lab.start(words, {}).ends(WRONG_USAGE)
         (line,) = [line for line in run.log.splitlines() if line.startswith("spottrain: ")]
         assert says in line and "event=" not in run.log and says in run.message.message
 

@@ -575,7 +575,7 @@ def test_after_a_deadline_that_took_nothing_away_the_end_stores_everything(
     [
         (("--when", "often"), "--when 'often' is not valid"),
         (("--", "no-such-program"), "cannot be started"),
-        (("--resume-args", "--resume", *shell("python train.py")), "would go to the shell"),
+        (("--resume-args", "--resume", *shell("python train.py")), "the shell would take the arguments"),
         *sample(
             [
                 (("--when", "marker=../x"), "must be a path below the folder"),
@@ -590,7 +590,7 @@ def test_after_a_deadline_that_took_nothing_away_the_end_stores_everything(
 )
 def test_bad_input_gets_a_sentence(place: Place, words: tuple[str, ...], sentence: str) -> None:
     code, output = place.run(*words)
-    assert code == 64 and sentence in output, output
+    assert code in (2, 64) and sentence in output, output
     assert place.told().outcome is Outcome.BAD_CONFIGURATION
 
 
@@ -603,7 +603,7 @@ def test_a_path_that_is_no_folder_gets_a_sentence(place: Place) -> None:
 def test_a_store_inside_the_folder_gets_a_sentence(place: Place) -> None:
     place.store = place.folder / "store"
     code, output = place.run(*shell("true"))
-    assert code == 64 and "lie in each other" in output, output
+    assert code == 2 and "lie in each other" in output, output
 
 
 def test_a_folder_with_files_of_a_person_is_left_alone(place: Place) -> None:

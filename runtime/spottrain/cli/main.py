@@ -22,11 +22,12 @@ import traceback
 from functools import partial
 from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import TracebackType
 from typing import NamedTuple, NoReturn
 
 from spottrain.cli import profile
 from spottrain.cli.last_line import LastLine
-from spottrain.cli.output import named_by_flags
+from spottrain.cli.output import exit_code_of_usage, named_by_flags
 from spottrain.contract import LOG_FORMAT, Env, OnExisting, Outcome, Reason
 from spottrain.core.process_start import process_start
 from spottrain.core.run_config import LOG_FORMATS, RunConfig
@@ -193,7 +194,12 @@ def _add_flags(parser: argparse.ArgumentParser) -> dict[str, str]:
     choices = {"--on-existing": [each.lower() for each in OnExisting], "--log-format": list(LOG_FORMATS)}
     for flag, name, metavar, text in flags:
         parser.add_argument(
-            flag, dest=name, metavar=metavar, choices=choices.get(flag), help=f"{text} [{name}]"
+            flag,
+            dest=name,
+            type=str.lower if flag in choices else str,
+            metavar=metavar,
+            choices=choices.get(flag),
+            help=f"{text} [{name}]",
         )
     parser.add_argument(
         attach.FLAG,
@@ -225,8 +231,8 @@ class _Version(argparse.Action):
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        self.print_usage(sys.stderr)
-        raise ConfigurationError(f"{message}; see {self.prog} --help")
+        words = message.replace("SCRIPT, ARGS", "SCRIPT")
+        raise ConfigurationError(f"{words}; see {self.prog} --help")
 
 
 def _require_script(command: Command) -> None:
@@ -289,13 +295,21 @@ def _run(command: Command) -> None:
 
 def _refused(session: Session, error: RunError) -> int:
     """Says what is wrong with the command, before anything was started."""
-    print(f"spottrain: {error}", file=sys.stderr)
-    return session.conclude(session.ending_of(error), logged=False)
+    show(error)
+    return exit_code_of_usage(session.conclude(session.ending_of(error), logged=False))
 
 
 def _failed(session: Session, error: BaseException, script: str) -> int:
-    show(error, lambda: traceback.print_exception(error))
+    show(error, lambda: traceback.print_exception(error.with_traceback(_of_script(error, script))))
     return session.fail(error, script)
+
+
+def _of_script(error: BaseException, script: str) -> TracebackType | None:
+    """Returns the traceback from the script on: what started it says nothing to its author."""
+    found = error.__traceback__
+    while found is not None and found.tb_frame.f_code.co_filename != script:
+        found = found.tb_next
+    return found or error.__traceback__
 
 
 def _exit_of_script(session: Session, exit_: SystemExit, last_line: str) -> int:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
+from spottrain.contract import Env
 from spottrain.errors import ConfigurationError
+
+WRONG_USAGE: Final = 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,6 +35,7 @@ def named_by_flags(given: Mapping[str, str]) -> Iterator[None]:
         words = str(error)
         for name in sorted(given, key=len, reverse=True):  # one name may begin with another
             flag = given[name]
+            words = re.sub(rf"{name}='([^']*)':", rf"{flag} \1", words)
             words = words.replace(name, flag).replace(f"{flag} ({flag})", flag)
         raise ConfigurationError(words, reason=error.reason) from error
 
@@ -59,3 +65,10 @@ def confirm(question: str, *, sure: bool) -> None:
         if sys.stdin.readline().strip().lower() in ("y", "yes"):
             return
     raise ConfigurationError("nothing was changed, because nobody confirmed it; --yes confirms it in advance")
+
+
+def exit_code_of_usage(code: int) -> int:
+    """Returns the exit code of a command that is refused: `code` in a job, where it tells the operator that a
+    restart would not help; else 2, as of every command.
+    """
+    return code if Env.JOB_UID in os.environ else WRONG_USAGE

@@ -5,14 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
 from collections.abc import MutableMapping, Sequence
 from typing import NoReturn
 
-from spottrain.cli.output import named_by_flags
+from spottrain.cli.output import exit_code_of_usage, named_by_flags
 from spottrain.contract import LOG_FORMAT, Env, OnExisting, SyncEnv
 from spottrain.core.run_config import LOG_FORMATS
 from spottrain.errors import ConfigurationError, RunError
+from spottrain.lifecycle.session import show
 from spottrain.sync.program import Program, Settings
 
 ABOUT = """Restores the newest checkpoint of a folder from a store, starts COMMAND, and uploads what it writes
@@ -26,8 +26,8 @@ def main(argv: Sequence[str]) -> int:
     try:
         command = read_command(argv, os.environ)
     except RunError as error:
-        print(f"spottrain: {error}", file=sys.stderr)
-        return int(Program(os.environ, ()).refuse(error))
+        show(error)
+        return exit_code_of_usage(Program(os.environ, ()).refuse(error))
     return Program(os.environ, command).run()
 
 
@@ -75,7 +75,6 @@ def when_of(text: str) -> str:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        self.print_usage(sys.stderr)
         raise ConfigurationError(f"{message}; see {self.prog} --help")
 
 

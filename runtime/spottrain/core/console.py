@@ -19,8 +19,9 @@ import time
 from collections.abc import Callable
 from typing import Final, TextIO
 
-from spottrain.contract import LOG_FORMAT
+from spottrain.contract import LOG_FORMAT, Env
 from spottrain.core.log_format import FORMATS, STEP, Event, chosen_format, event_of, text, wrapped
+from spottrain.core.text import without_manifest
 
 CLEAR: Final = "\x1b[2K\x1b[G"
 """Clears the line and moves to its start. Without a `\\r`, at which Python would flush the begun line."""
@@ -88,6 +89,7 @@ class ConsoleHandler(logging.Handler):
         start = ""
         if live:
             start = "\n" if self._unfinished == "text" else CLEAR
+            line = line if Env.JOB_UID in os.environ else without_manifest(line)
             line = wrapped(line, _columns(stream.fileno()))
         line = f"{start}{line}\n"
         try:

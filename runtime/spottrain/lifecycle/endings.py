@@ -42,22 +42,26 @@ def done(facts: ProgressFacts) -> Ending:
     return Ending(Outcome.DONE, text, Reason.EARLY_STOPPED if early else "")
 
 
-def done_before(uri: str, trained: int, *, total: int, wanted: int) -> Ending:
+def done_before(uri: str, trained: int, *, total: int, wanted: int, in_job: bool = True) -> Ending:
     """The job was done before this attempt.
 
     total: the job's configured last step, which early stopping may have cut short; 0: none configured.
     wanted: the last step that this attempt asks for; 0: none.
+    in_job: whether it runs as a TrainingJob.
     """
-    text = f"The job is done already: {trained} steps were trained, and its weights are at {uri}."
+    what = "job" if in_job else "training"
+    text = f"The {what} is done already: {trained} steps were trained, and its weights are at {uri}."
     if wanted <= max(total, trained):
-        return Ending(Outcome.DONE, f"{text} To train again, use another checkpoint URI.")
-    return Ending(
-        Outcome.DONE,
-        f"{text} {wanted} steps are requested now, but a job that is done does not train again. To continue "
-        "from its last checkpoint create a new job on this URI with checkpoint.onExisting: Resume; without "
-        "Kubernetes use spottrain checkpoints copy URI --to NEW, then start with --checkpoint NEW "
-        "--on-existing resume.",
+        again = "use another checkpoint URI" if in_job else "use another --checkpoint"
+        return Ending(Outcome.DONE, f"{text} To train again, {again}.")
+    way = (
+        "create a new job on this URI with checkpoint.onExisting: Resume."
+        if in_job
+        else "copy it with spottrain checkpoints copy URI --to NEW, then start with --checkpoint NEW "
+        "--on-existing resume."
     )
+    more = f"{wanted} steps are requested now, but a {what} that is done does not go on by itself."
+    return Ending(Outcome.DONE, f"{text} {more} To continue from its last checkpoint {way}")
 
 
 NO_STEP: Final = (

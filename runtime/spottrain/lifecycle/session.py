@@ -46,6 +46,7 @@ from spottrain.core.preemption import Preemption
 from spottrain.core.process_start import process_start
 from spottrain.core.profile_window import MADE as PROFILES_MADE
 from spottrain.core.profile_window import not_made
+from spottrain.core.text import without_manifest
 from spottrain.core.time_split import TimeSplitClock, before_this_process
 from spottrain.distributed.world import World
 from spottrain.errors import ConfigurationError, RunError
@@ -521,14 +522,15 @@ def _install(env: Mapping[str, str]) -> Preemption:
     return preemption
 
 
-def show(error: BaseException, usual: Callable[[], None]) -> None:
+def show(error: BaseException, usual: Callable[[], None] = lambda: None) -> None:
     """Prints an error to standard error: the text alone for a RunError, else as usual.
 
     Where the terminal is gone nothing is printed.
     """
     with contextlib.suppress(OSError, ValueError, AttributeError):
         if isinstance(error, RunError):
-            print(f"spottrain: {error}", file=sys.stderr)
+            words = str(error) if Env.JOB_UID in os.environ else without_manifest(str(error))
+            print(f"spottrain: {words}", file=sys.stderr)
         else:
             usual()
 

@@ -98,7 +98,7 @@ def test_the_version_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        (["--keep", "1"], "--keep='1': must be a whole number, at least 2"),
+        (["--keep", "1"], "--keep 1 must be a whole number, at least 2"),
         (["--training", "{"], "--training is not JSON"),
         (["--training", "[]"], "--training must be a JSON object"),
         (["--init-ignore", "head.*"], "--init-ignore"),

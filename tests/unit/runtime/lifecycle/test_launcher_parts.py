@@ -183,4 +183,5 @@ def test_the_last_parts_of_a_log_leave_a_second_of_the_notice(left: float, secon
 def test_a_job_that_is_done_says_how_many_steps_were_trained_and_how_to_train_more(
     trained: int, total: int, wanted: int, told: Told
 ) -> None:
-    told(done_before("u", trained, total=total, wanted=wanted).text)
+    for in_job in (True, False):
+        told(done_before("u", trained, total=total, wanted=wanted, in_job=in_job).text)
