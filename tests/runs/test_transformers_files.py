@@ -9,6 +9,7 @@ from spottrain.contract import ExitCode
 
 from tests.runs import foreign
 from tests.runs.conftest import Lab
+from tests.support.command import checkpoints
 
 pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
@@ -91,6 +92,26 @@ while not run.done:
 run.finish()
 read_back(model)
 """
+OWN_LOOP = """\
+model = GPT2LMHeadModel(GPT2Config(**NAMES))
+optimizer = torch.optim.AdamW(model.parameters())
+run = spottrain.Run(model=model, optimizer=optimizer, max_steps=2)
+while not run.done:
+    words = torch.randint(16, (2, 8))
+    model(words, labels=words).loss.backward()
+    optimizer.step()
+    run.step_completed()
+run.finish()
+read_back(model)
+"""
+CONTRADICTION = """\
+def contradict(config):
+    model = GPT2LMHeadModel(config)
+    model.generation_config.temperature = 0.5  # without do_sample
+    return model
+
+
+"""
 
 
 def test_from_pretrained_reads_the_final_model_and_its_tokenizer(lab: Lab) -> None:
@@ -111,8 +132,16 @@ def test_parameters_that_a_script_ties_by_hand_are_saved_too(lab: Lab) -> None:
     assert "read back True" in lab.run(HEAD + TIED_BY_HAND).done().log
 
 
-def test_from_pretrained_reads_the_model_of_a_loop_around_accelerate(lab: Lab) -> None:
-    assert "read back True" in lab.run(HEAD + ACCELERATE).done().log
+@pytest.mark.parametrize("script", [ACCELERATE, OWN_LOOP], ids=["accelerate", "own loop"])
+def test_from_pretrained_reads_the_model_of_a_loop_of_ones_own(lab: Lab, script: str) -> None:
+    assert "read back True" in lab.run(HEAD + script).done().log
+
+
+def test_what_the_library_refuses_to_save_is_said_and_loses_no_training(lab: Lab) -> None:
+    script = OWN_LOOP.replace("GPT2LMHeadModel(", "contradict(").replace("read_back(model)", "")
+    log = lab.run(HEAD + CONTRADICTION + script).done().log
+    assert "about=final-weights" in log and "GenerationConfig is not stored" in log
+    assert (lab.folder / "store/final/config.json").exists()
 
 
 # --- what the script saves by itself ----------------------------------------------------------------------
@@ -143,13 +172,32 @@ def test_a_model_that_the_script_saves_after_its_training_is_stored_with_what_li
     assert (lab.folder / "store/final/saved/notes.md").read_text() == "of the script"
 
 
-def test_another_model_than_the_trained_one_is_stored_as_the_script_saves_it(lab: Lab) -> None:
+def test_a_download_is_what_the_script_has_saved_for_from_pretrained(lab: Lab) -> None:
     lab.run(HEAD + SAVING + 'model.half().save_pretrained("output/half")\n').done()
-    found, final = saved(lab), lab.folder / "store/final"
+    found = saved(lab)
     assert found["model.safetensors"] == "model.safetensors"
     assert found["half/model.safetensors"] == "saved/half/model.safetensors"
-    half = final / found["half/model.safetensors"]
-    assert half.read_bytes() == (lab.folder / "output/half/model.safetensors").read_bytes()
+    assert checkpoints(["download", str(lab.folder / "store"), "--to", str(lab.folder / "got")]) == 0
+    log = lab.run(HEAD + READING, at="other").done().log
+    assert "True True" in log and "tokens [1]" in log
+
+
+READING = """\
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+
+def weights(folder):
+    return AutoModelForCausalLM.from_pretrained(folder).state_dict()
+
+
+def same(name):
+    here, there = weights(f"output{name}"), weights(f"got{name}")
+    return here.keys() == there.keys() and all(torch.equal(here[each], there[each]) for each in here)
+
+
+print(same(""), same("/half"), flush=True)
+print("tokens", AutoTokenizer.from_pretrained("got")("b").input_ids, flush=True)
+"""
 
 
 def test_a_model_that_is_saved_too_early_or_too_late_is_said_to_be_lost(lab: Lab) -> None:

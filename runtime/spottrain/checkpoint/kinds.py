@@ -5,15 +5,19 @@ The coordinator claims, commits and agrees with the other ranks in the same way 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
+
+import torch
 
 from spottrain.checkpoint.final_weights import require_room
 from spottrain.checkpoint.head.owner import Claim
 from spottrain.checkpoint.manager import CheckpointManager
 from spottrain.checkpoint.manifest import MODEL
+from spottrain.checkpoint.model_description import write_description
 from spottrain.checkpoint.reader import Want
 from spottrain.checkpoint.saver import Save
 from spottrain.checkpoint.selection import Restored
@@ -64,10 +68,14 @@ class CheckpointKind(Protocol):
 
 
 class StateCheckpoints:
-    """Tensors and plain values of `state`, copied into the staging buffer."""
+    """Tensors and plain values of `state`, copied into the staging buffer.
 
-    def __init__(self, state: TrainingState) -> None:
+    `model`: whose configuration is stored beside the final weights, if it is a model of Hugging Face's.
+    """
+
+    def __init__(self, state: TrainingState, model: torch.nn.Module) -> None:
         self.state = state
+        self._model = model
 
     def start(self, world: World) -> None: ...
 
@@ -86,7 +94,10 @@ class StateCheckpoints:
     def last_exists(self, manager: CheckpointManager, step: int) -> bool:
         return True
 
-    def final_files(self) -> Iterable[tuple[str, Path]]:
-        return ()
+    def final_files(self) -> Iterator[tuple[str, Path]]:
+        with tempfile.TemporaryDirectory() as folder:
+            write_description(self._model, None, Path(folder))
+            for path in sorted(Path(folder).rglob("*")):
+                yield path.relative_to(folder).as_posix(), path
 
     def close(self, world: World) -> None: ...

@@ -10,7 +10,7 @@ loader_position     plain DataLoaders in Lightning, resumed within an epoch
 trainer_position    Hugging Face's Trainer, resumed within an epoch
 pass_position       a pass over a loader of Accelerate, for the two that use it
 generators          random state that the batches of a loader follow from
-model_files         what `from_pretrained` reads, and models that safetensors refuses
+model_files         models that safetensors refuses
 saved_models        what a script saves of its model, into a folder of its pod
 attach              the same for scripts that know nothing of it
 """

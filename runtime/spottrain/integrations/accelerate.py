@@ -24,6 +24,7 @@ from spottrain.checkpoint import outside_parameters, plain_state
 from spottrain.checkpoint.kinds import TrainingState
 from spottrain.checkpoint.live_state import LiveState
 from spottrain.checkpoint.manifest import MODEL
+from spottrain.checkpoint.model_description import write_description
 from spottrain.checkpoint.model_watch import ModelWatch
 from spottrain.checkpoint.tree import Flattened, unflatten
 from spottrain.errors import ConfigurationError
@@ -253,4 +254,4 @@ class AccelerateRun(Loop):
         return plain_state.model_state(self._whole())
 
     def _describe(self, folder: Path) -> None:
-        model_files.write_description(self._whole(), None, folder)
+        write_description(self._whole(), None, folder)

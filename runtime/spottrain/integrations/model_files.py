@@ -1,38 +1,16 @@
-"""Files of a model as Hugging Face's libraries write and read them."""
+"""Models that safetensors refuses: which of them Hugging Face's libraries can still be made to save."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from spottrain.checkpoint import final_weights, plain_state
+from spottrain.checkpoint.model_description import has_adapter
 from spottrain.errors import ConfigurationError
-
-
-def write_description(model: torch.nn.Module, processing: Any, folder: Path) -> None:
-    """Writes what `from_pretrained` needs beside the weights: configuration, adapter, tokenizer.
-
-    A model that is no model of transformers or PEFT has none.
-
-    Args:
-        processing: tokenizer, image processor or the like; None if there is none.
-        folder: of its own.
-    """
-    inner: Any = plain_state.plain(model)
-    if has_adapter(inner):
-        inner.save_pretrained(folder)  # the adapter alone
-    elif _is_of(inner, "PreTrainedModel"):
-        inner.config.architectures = [type(inner).__name__.removeprefix("FSDP")]  # of FSDP2
-        inner.config.dtype = str(inner.dtype).removeprefix("torch.")
-        inner.config.save_pretrained(folder)
-        if inner.can_generate():
-            inner.generation_config.save_pretrained(folder)
-    if hasattr(processing, "save_pretrained"):
-        processing.save_pretrained(folder)
 
 
 def save_shared_tensors(trainer: Any) -> None:
@@ -79,14 +57,3 @@ def require_tensors(model: torch.nn.Module) -> None:
                 "safetensors file holds tensors only; keep it out of get_extra_state(), or make it a buffer"
             )
     final_weights.require_storable(plain_state.model_state(model))
-
-
-def has_adapter(model: Any) -> bool:
-    """Whether it is trained by an adapter of PEFT, which is saved without the rest."""
-    model = plain_state.plain(model)
-    return _is_of(model, "PeftModel") or getattr(model, "_hf_peft_config_loaded", False)
-
-
-def _is_of(model: torch.nn.Module, name: str) -> bool:
-    """Whether a class of that name is among its classes; the library may not be installed."""
-    return any(each.__name__ == name for each in type(model).__mro__)

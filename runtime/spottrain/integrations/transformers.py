@@ -32,6 +32,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from spottrain.checkpoint import outside_parameters
 from spottrain.checkpoint.kinds import TrainingState
+from spottrain.checkpoint.model_description import has_adapter, write_description
 from spottrain.core import device as devices
 from spottrain.core import log
 from spottrain.core.time_split import CHECKPOINT_STALL, DATA_WAIT, OTHER, PRODUCTIVE
@@ -507,7 +508,7 @@ class TransformersCallback(TrainerCallback):
         """Raises ConfigurationError unless the Trainer can save the model."""
         if model is None:
             return
-        if not model_files.has_adapter(model):
+        if not has_adapter(model):
             model_files.require_tensors(model)
         if self._trainer is None and model_files.shares_tensors(model):
             raise ConfigurationError(
@@ -519,7 +520,7 @@ class TransformersCallback(TrainerCallback):
         assert self._model is not None
         collator = getattr(self._trainer, "data_collator", None)
         processing = self._processing or getattr(collator, "tokenizer", None)
-        model_files.write_description(self._model, processing, folder)
+        write_description(self._model, processing, folder)
 
     def _finish(self, model: torch.nn.Module | None) -> None:
         assert model is not None, "the Trainer gives its callbacks the model"

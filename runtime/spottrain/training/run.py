@@ -143,7 +143,7 @@ class Run(Loop):
                 objects={name: each for name, each in self._objects.items() if not _is_scaler(name)},
                 loose=lambda: self._loose.values(),
             )
-        self._begin(StateCheckpoints(state), module, list(self._optimizers.values()))
+        self._begin(StateCheckpoints(state, self._model), module, list(self._optimizers.values()))
 
     @property
     def _loose(self) -> dict[str, torch.nn.Parameter]:

@@ -313,7 +313,9 @@ class Trainer:
             RunError: the run cannot go on, such as a checkpoint that does not match, or a NaN loss.
         """
         engine = self._engine
-        restored = engine.begin(StateCheckpoints(self.checkpoint_state()), total_steps=self.total_steps)
+        restored = engine.begin(
+            StateCheckpoints(self.checkpoint_state(), self.model), total_steps=self.total_steps
+        )
         with closing(iter(self.batches)) as steps, closing(engine), engine.failures():  # loader workers last
             self._begin(restored)
             if not self._train(steps):
