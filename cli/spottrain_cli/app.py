@@ -15,7 +15,7 @@ from spottrain.errors import RunError
 from spottrain_cli import errors
 from spottrain_cli.commands import checkpoints, cost, forwarded, init
 from spottrain_cli.commands import list as list_
-from spottrain_cli.commands import delete, interrupt, rehearse, report, status, stop, watch
+from spottrain_cli.commands import delete, interrupt, logs, rehearse, report, status, stop, watch
 
 HELP = "Train on spot GPUs as if nobody could take the GPUs away."
 EPILOG = (
@@ -55,6 +55,7 @@ app.command("init", help=init.HELP)(init.init)
 app.command("list")(list_.list_jobs)
 app.command("status")(status.status)
 app.command("watch")(watch.watch)
+app.command("logs")(logs.logs)
 app.command("stop")(stop.stop)
 app.command("resume")(stop.resume)
 app.command("interrupt")(interrupt.interrupt)

@@ -226,6 +226,8 @@ class Job:
     deleted: datetime | None = None
     """When somebody asked for its deletion."""
     workers: int = 1
+    gpus_per_worker: int = 1
+    """spec.gpusPerWorker, as many as ranks in a pod; 1 where it is silent."""
     suspend: bool = False
     checkpoint: Checkpoint = Checkpoint()
     limit: Decimal | None = None
@@ -331,6 +333,7 @@ def _of_spec(spec: Mapping[str, Any], defaults: Mapping[str, Any], where: str) -
     )
     return {
         "workers": _optional(_whole, spec, "workers", at) or 1,
+        "gpus_per_worker": _optional(_whole, spec, "gpusPerWorker", at) or 1,
         "suspend": spec.get("suspend") is True,
         "checkpoint": Checkpoint(
             uri=uri,

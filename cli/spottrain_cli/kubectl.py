@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -111,6 +111,7 @@ def run(
         raise Unreachable(
             f"`{shown}` did not end within {seconds:g} s: is a login waiting for you?"
         ) from error
+    messages.wait()
     if done.returncode:
         said = messages.verdict
         raise (
@@ -119,6 +120,27 @@ def run(
             else CommandError(f"`{shown}` ended with exit code {done.returncode}")
         )
     return done.stdout
+
+
+def stream(access: Access, *words: str) -> Iterator[bytes]:
+    """Yields the lines that kubectl prints, as they come, with their ends. Raises as `run`, at the end."""
+    messages = Messages()
+    try:
+        with messages as descriptor:
+            process = subprocess.Popen(
+                ["kubectl", *access.flags, *words], stdout=subprocess.PIPE, stderr=descriptor
+            )
+    except OSError as error:
+        raise unrunnable(error) from error
+    with process:
+        assert process.stdout is not None
+        try:
+            yield from process.stdout
+        finally:
+            process.kill()
+    messages.wait()
+    if process.returncode and (said := messages.verdict):
+        raise failure(said, access)
 
 
 def unrunnable(error: OSError) -> CommandError:
@@ -144,6 +166,9 @@ class Messages:
 
     def __exit__(self, *_: object) -> None:
         os.close(self._ends[1])
+
+    def wait(self) -> None:
+        """Waits for the last message of a kubectl that has ended."""
         self._passing.join(REST_SECONDS)
 
     def _pass_on(self) -> None:
