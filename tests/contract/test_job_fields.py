@@ -55,10 +55,11 @@ def test_the_rest_of_the_job_that_is_read_is_in_the_crd() -> None:
         "deleted",
         "output",
     }  # of metadata; status.output.uri
-    of_spec = {"workers", "suspend", "checkpoint", "limit", "deadline", "active_seconds", "ttl_seconds"}
-    assert {field.name for field in fields(Job)} - ours - of_spec - {"deletes_checkpoints"} <= set(STATUS)
+    of_spec = {"workers", "gpus_per_worker", "suspend", "checkpoint", "limit", "deadline"}
+    of_spec |= {"active_seconds", "ttl_seconds", "deletes_checkpoints"}
+    assert {field.name for field in fields(Job)} - ours - of_spec <= set(STATUS)
     spec = SCHEMA["spec"]["properties"]
-    assert {"activeDeadlineSeconds", "ttlSecondsAfterFinished", "deletionPolicy", "suspend"} <= set(spec)
+    assert {"activeDeadlineSeconds", "ttlSecondsAfterFinished", "gpusPerWorker", "suspend"} <= set(spec)
     capacity, own = spec["capacity"]["properties"], spec["checkpoint"]["properties"]
     assert "maxCostUSD" in capacity and "deadline" in capacity["cheapest"]["properties"]
     assert {"uri", "endpoint", "pathStyle", "encryption", "mode", "logs"} <= set(own)
