@@ -21,7 +21,7 @@ from spottrain_cli.report.markup import Markup, element, joined
 
 WIDTH, HEIGHT = 1000.0, 300.0
 """Of the coordinates of a plot, which the browser stretches."""
-APART: Final = 7.0
+APART: Final = 11.0
 """Least percentage of the width between two labels."""
 MOST_ROWS: Final = 100
 MOST_BREAKS: Final = 400
