@@ -24,6 +24,7 @@ from spottrain.storage.base import Store
 from spottrain_cli.checkpoints import synced
 from spottrain_cli.checkpoints.items import Item
 from spottrain_cli.checkpoints.model import ADAPTER, CONFIG, Model, damaged, find
+from spottrain_cli.checkpoints.source import Source
 from spottrain_cli.errors import CommandError, UsageError
 from spottrain_cli.output import console
 
@@ -40,11 +41,11 @@ FORMS: Final = (SAFETENSORS_FORM, PT_FORM)
 """Of the weights."""
 
 
-def run(store: Store, which: str, target: Path, form: str) -> Answer:
+def run(source: Source, which: str, target: Path, form: str) -> Answer:
     """Downloads what `which` names (see `model.find`), with a progress bar in a terminal."""
-    model = find(store, which)
+    model = find(source.store, which, source.job)
     with _progress(model) as on_bytes:
-        return download(store, model, target, form, on_bytes)
+        return download(source.store, model, target, form, on_bytes)
 
 
 @contextlib.contextmanager

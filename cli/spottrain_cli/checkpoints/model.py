@@ -25,6 +25,7 @@ from spottrain.sync.manifest import SyncManifest
 from spottrain_cli.checkpoints import synced, weights
 from spottrain_cli.checkpoints.items import Item, stored_object, stored_shard
 from spottrain_cli.errors import NotFound
+from spottrain_cli.jobs import Job
 
 FINAL: Final = "final"
 """Used in place of a step: what a run that is done has left."""
@@ -53,12 +54,19 @@ class Model:
     """What is worth knowing about it, as a sentence."""
 
 
-def find(store: Store, which: str) -> Model:
+def find(store: Store, which: str, job: Job | None = None) -> Model:
     """Returns the model of a step, or what `which` names; "" is the final weights, else the newest one.
+
+    `job`: whose it has to be.
 
     Raises NotFound, and CheckpointError if the checkpoint is damaged.
     """
     head, final = Walker(store).read(), _final_of(store)
+    if job is not None and head is not None and head.jobUID != job.uid:
+        raise NotFound(
+            f"job {job.ref} has saved nothing yet: what {store.uri} has is of job {head.job} (UID "
+            f"{head.jobUID}); to get that, give the URI"
+        )
     if which == FINAL or (not which and final is not None and (head is None or _done(head))):
         if final is None:
             raise NotFound(f"there are no final weights at {store.uri}: no run there has finished")

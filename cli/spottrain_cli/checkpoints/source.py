@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -18,12 +19,19 @@ from spottrain_cli.jobs import SELF, Job
 from spottrain_cli.kubectl import Access
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Source:
+    store: Store
+    job: Job | None = None
+    """None: a URI was given."""
+
+
 def is_uri(text: str) -> bool:
     """Whether it is a URI or a path; else it is a job's name."""
     return "://" in text or text.strip("\"' \t\n").startswith(("/", ".", "~"))
 
 
-def open_source(text: str, endpoint: str, access: Access) -> Store:
+def open_source(text: str, endpoint: str, access: Access) -> Source:
     """Opens the store at a URI, or that of a job. `endpoint`: in place of the job's.
 
     Raises:
@@ -32,18 +40,18 @@ def open_source(text: str, endpoint: str, access: Access) -> Store:
         RunError: As `open_store`.
     """
     if is_uri(text):
-        return open_existing(text, endpoint or None)
+        return Source(store=open_existing(text, endpoint or None))
     try:
         job = cluster.find(access, text)
     except CommandError as error:
         if Path(text).is_dir():
             raise type(error)(f"{error}; for the folder of that name write ./{text}") from None
         raise
-    return open_of_job(job, endpoint)
+    return Source(store=open_job(job, endpoint), job=job)
 
 
-def open_of_job(job: Job, endpoint: str = "") -> Store:
-    """Opens the store of a job that is read already. Raises as `open_source`."""
+def open_job(job: Job, endpoint: str = "") -> Store:
+    """Opens the store of a job's checkpoints. Raises as `open_source`."""
     _require_readable(job)
     endpoint = endpoint or job.checkpoint.endpoint
     if endpoint and not _resolves(endpoint):

@@ -17,7 +17,8 @@ from spottrain_cli.output import Format, FormatOption, print_facts
 
 if TYPE_CHECKING:
     from spottrain.cli.output import Answer
-    from spottrain.storage.base import Store
+
+    from spottrain_cli.checkpoints.source import Source
 
 app = typer.Typer(
     help="Get the model of a job; inspect and manage its checkpoints.",
@@ -76,8 +77,8 @@ def download(
         raise UsageError(f"--format {form}: use {' or '.join(downloading.FORMS)}")
     _require_folder(to)
 
-    def act(store: Store) -> Answer:
-        return downloading.run(store, step, to, form)
+    def act(at: Source) -> Answer:
+        return downloading.run(at, step, to, form)
 
     _run(where, endpoint, namespace, context, kubeconfig, output, act)
 
@@ -100,8 +101,8 @@ def list_(
     """
     from spottrain_cli.checkpoints.listing import listing
 
-    def act(store: Store) -> Answer:
-        return listing(store, now=time.time())
+    def act(at: Source) -> Answer:
+        return listing(at.store, now=time.time())
 
     _run(where, endpoint, namespace, context, kubeconfig, output, act)
 
@@ -131,8 +132,8 @@ def jobs(
     from spottrain_cli import kubectl
     from spottrain_cli.checkpoints import jobs_below
 
-    def act(store: Store) -> Answer:
-        found = jobs_below.find(store)
+    def act(at: Source) -> Answer:
+        found = jobs_below.find(at.store)
         if deleted and file:
             source = "the input" if file == kubectl.STDIN else file
             known = jobs_below.jobs_of(kubectl.read_file(file, source), source)
@@ -140,7 +141,7 @@ def jobs(
         elif deleted:
             every = access("", context, kubeconfig, all_namespaces=True)
             found = jobs_below.deleted_only(found, jobs_below.jobs_of(kubectl.get(every), "kubectl's answer"))
-        return jobs_below.listing(store, found, now=time.time())
+        return jobs_below.listing(at.store, found, now=time.time())
 
     _require_uri(prefix)
     _run(prefix, endpoint, "", context, kubeconfig, output, act)
@@ -165,8 +166,8 @@ def verify(
 
     _require_step(step, "newest", "best", "all")
 
-    def act(store: Store) -> Answer:
-        return verify(store, step)
+    def act(at: Source) -> Answer:
+        return verify(at.store, step)
 
     _run(where, endpoint, namespace, context, kubeconfig, output, act)
 
@@ -189,8 +190,8 @@ def logs(
     """
     from spottrain_cli.checkpoints.logs import logs
 
-    def act(store: Store) -> Answer:
-        return logs(store, attempt=attempt, rank=rank)
+    def act(at: Source) -> Answer:
+        return logs(at.store, attempt=attempt, rank=rank)
 
     _run(where, endpoint, namespace, context, kubeconfig, output, act)
 
@@ -226,9 +227,9 @@ def prune(
     """
     from spottrain_cli.checkpoints.pruning import prune
 
-    def act(store: Store) -> Answer:
+    def act(at: Source) -> Answer:
         return prune(
-            store,
+            at.store,
             keep=keep,
             verify=not no_verify,
             orphans=orphans,
@@ -263,8 +264,8 @@ def copy(
 
     _require_step(step, "newest", "best")
 
-    def act(store: Store) -> Answer:
-        return copy(store, open_there(to, to_endpoint or store.endpoint or None), step)
+    def act(at: Source) -> Answer:
+        return copy(at.store, open_there(to, to_endpoint or at.store.endpoint or None), step)
 
     _run(where, endpoint, namespace, context, kubeconfig, output, act)
 
@@ -286,8 +287,8 @@ def release(
     """
     from spottrain_cli.checkpoints.release import release
 
-    def act(store: Store) -> Answer:
-        return release(store, sure=yes)
+    def act(at: Source) -> Answer:
+        return release(at.store, sure=yes)
 
     _run(where, endpoint, namespace, context, kubeconfig, output, act)
 
@@ -308,7 +309,7 @@ def repair(
     """
     from spottrain_cli.checkpoints.repairing import repair
 
-    _run(where, endpoint, namespace, context, kubeconfig, output, repair)
+    _run(where, endpoint, namespace, context, kubeconfig, output, lambda at: repair(at.store))
 
 
 @app.command()
@@ -333,8 +334,8 @@ def delete(
     """
     from spottrain.cli.deleting import delete
 
-    def act(store: Store) -> Answer:
-        return delete(store, job_uid, earlier_jobs=earlier_jobs, sure=yes)
+    def act(at: Source) -> Answer:
+        return delete(at.store, job_uid, earlier_jobs=earlier_jobs, sure=yes)
 
     _run(where, endpoint, namespace, context, kubeconfig, output, act)
 
@@ -364,9 +365,9 @@ def lifecycle(
     if storage_class not in FEWEST_DAYS:
         raise UsageError(f"--storage-class {storage_class}: use one of {', '.join(sorted(FEWEST_DAYS))}")
 
-    def act(store: Store) -> Answer:
+    def act(at: Source) -> Answer:
         return lifecycle(
-            store, days=days, storage_class=storage_class, earlier_jobs=earlier_jobs, apply=apply
+            at.store, days=days, storage_class=storage_class, earlier_jobs=earlier_jobs, apply=apply
         )
 
     _run(where, endpoint, namespace, context, kubeconfig, output, act)
@@ -380,7 +381,7 @@ def _run(
     context: str,
     kubeconfig: str,
     output: Format,
-    act: Callable[[Store], Answer],
+    act: Callable[[Source], Answer],
 ) -> None:
     """Opens the store, acts, and prints the answer."""
     from spottrain.checkpoint.manifest import Damaged
