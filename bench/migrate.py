@@ -5,7 +5,11 @@ of the converter: each value of the source is changed in turn. Where neither the
 of it changes with it, that value was lost in silence. A real API server with our CRD, and the operator's own
 rules, must take each result.
 
-The last line is JSON: manifests, values, silent_losses, named_losses, without_silent_loss, accepted.
+Then an unchanged script goes to a cluster of process nodes, loses its node once, and its model comes to a
+folder (bench/to_model.py): commands and seconds.
+
+The last line is JSON: manifests, values, silent_losses, named_losses, without_any_loss, without_silent_loss,
+accepted, commands, seconds, attempts, steps_lost, files, from_pretrained.
 """
 
 from __future__ import annotations
@@ -23,6 +27,8 @@ from spottrain_cli.errors import CommandError
 from spottrain_cli.migrate.convert import Converted, Wishes, convert
 from spottrain_operator.api.validation import parse_spec
 from spottrain_operator.errors import InvalidSpec
+
+from bench import to_model
 
 Json = dict[str, Any]
 Path_ = tuple[str | int, ...]
@@ -138,7 +144,9 @@ def by_api_server(found: list[Converted]) -> list[str]:
 
 
 def main() -> int:
-    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter).parse_args()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--shapes-only", action="store_true", help="without the script and its cluster")
+    shapes_only = parser.parse_args().shapes_only
     read = [manifests.read(str(file)) for file in files()]
     found = [convert(documents, Wishes()) for documents in read]
     lost = [silent(documents, Wishes()) for documents in read]
@@ -157,8 +165,12 @@ def main() -> int:
         "without_silent_loss": sum(not each for each in lost),
         "accepted": sum(not why for why in refused),
     }
+    good = record["without_silent_loss"] == record["accepted"] == record["manifests"]
+    if not shapes_only:
+        record |= to_model.figures()
+        good = good and bool(record["from_pretrained"])
     print(json.dumps(record))
-    return 0 if record["without_silent_loss"] == record["accepted"] == record["manifests"] else 1
+    return 0 if good else 1
 
 
 if __name__ == "__main__":

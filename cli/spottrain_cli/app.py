@@ -15,7 +15,7 @@ from spottrain.errors import RunError
 from spottrain_cli import errors
 from spottrain_cli.commands import checkpoints, cost, forwarded, init
 from spottrain_cli.commands import list as list_
-from spottrain_cli.commands import delete, interrupt, logs, rehearse, report, status, stop, watch
+from spottrain_cli.commands import delete, interrupt, logs, rehearse, report, status, stop, submit, watch
 
 HELP = "Train on spot GPUs as if nobody could take the GPUs away."
 EPILOG = (
@@ -52,6 +52,7 @@ def _spottrain(
 forwarded.add_to(app)
 app.add_typer(checkpoints.app, name="checkpoints")
 app.command("init", help=init.HELP)(init.init)
+app.command("submit", help=submit.HELP)(submit.submit)
 app.command("list")(list_.list_jobs)
 app.command("status")(status.status)
 app.command("watch")(watch.watch)

@@ -31,7 +31,8 @@ LEFT_OUT: Final = frozenset({"__pycache__", "node_modules"})
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Packed:
     folder: Path
-    files: int
+    names: tuple[str, ...]
+    """Of its files, relative to the folder."""
     body: bytes
     digest: str
 
@@ -53,7 +54,7 @@ def pack(folder: Path) -> Packed:
             _add(archive, folder, name)
     packed = body.getvalue()
     digest = hashlib.sha256(packed).hexdigest()
-    return Packed(folder=folder, files=len(names), body=packed, digest=digest)
+    return Packed(folder=folder, names=tuple(names), body=packed, digest=digest)
 
 
 def send(packed: Packed, prefix: str, endpoint: str) -> str:

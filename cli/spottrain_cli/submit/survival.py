@@ -39,7 +39,7 @@ class Survival:
 SURVIVES: Final = {
     Keeper.LIBRARY: "After a reclaim the training goes on with the next step",
     Keeper.OWN: "After a reclaim the training goes on with the next step",
-    Keeper.NOBODY: "After a reclaim nothing is restored: the job fails rather than begin again",
+    Keeper.NOBODY: "Nothing survives a reclaim, and the job fails at its end: nobody says that it trained",
     Keeper.SYNC: "After a reclaim the newest whole checkpoint of the folder is restored",
     Keeper.IMAGE: "After a reclaim the command starts again, and restores what it has saved itself",
     Keeper.UNSEEN: "What survives a reclaim is not seen from here",
@@ -114,7 +114,7 @@ def _judged(root: str, name: str, path: str, line: int) -> Survival | None:
         return Survival(keeper=Keeper.OWN, evidence=f"{where} uses spottrain.{name}")
     if root in TRAINERS and name.endswith("Trainer"):
         words = (
-            f"{where} uses {root}'s {name}, to which the runtime attaches; the image needs {TRAINERS[root]}"
+            f"{where} uses {name} of {root}, to which the runtime attaches; the image needs {TRAINERS[root]}"
         )
         return Survival(keeper=Keeper.LIBRARY, evidence=words)
     return None
