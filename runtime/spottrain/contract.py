@@ -96,8 +96,7 @@ AZURE: Final = re.compile(
 )
 """Beginning of a URI, or of an endpoint, of Azure Blob Storage. The CRD has it too."""
 NO_AZURE: Final = (
-    "Azure Blob Storage cannot be used, because its protocol is not that of S3; on AKS use s3://bucket/prefix"
-    " with the endpoint of an S3 server, or file:///folder on a persistentVolumeClaim, such as Azure Files"
+    "Azure Blob Storage does not speak S3; on AKS use an S3 server, or file:///folder on Azure Files"
 )
 
 
@@ -182,7 +181,9 @@ class ExitCode(IntEnum):
     """Exit codes of `spottrain run`. Any other non-zero code counts as a failure."""
 
     DONE = 0
+    """Trained to the end; or the script ended by itself (the termination message says which)."""
     FAILED = 1
+    """The script raised, or a code of its own."""
     BAD_CONFIGURATION = 64
     """Permanent: a configuration or state that no restart can fix (EX_USAGE of sysexits.h)."""
     STORE_UNREACHABLE = 69
@@ -325,8 +326,7 @@ def loses_arguments(words: Sequence[str]) -> str:
 
 
 ARGUMENTS_OF_SHELL: Final = (
-    "the arguments would go to the shell and not to the program; write its command without a shell, or as "
-    """sh -c 'python train.py "$@"' sh"""
+    """the shell would take the arguments; leave it out, or write sh -c 'python train.py "$@"' sh"""
 )
 
 

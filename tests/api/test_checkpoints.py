@@ -37,7 +37,7 @@ def test_a_pod_with_a_ca_bundle_is_restricted_all_the_same(scene: Scene) -> None
 def test_a_folder_on_a_claim_is_accepted_for_spot_and_one_on_the_node_is_not(scene: Scene) -> None:
     scene.create(checkpoint={"uri": "file:///data/run"}, template=_template(emptyDir={}))
     refused = scene.wait_condition("Accepted", "False", "InvalidSpec")
-    assert "is on volume data (emptyDir), which does not outlive its node" in refused["message"]
+    assert "is on volume data (emptyDir), which ends with its node" in refused["message"]
     assert scene.pods() == [] and scene.status()["phase"] == "Invalid"
     on_claim = Scene(kube=scene.kube, namespace=scene.namespace, job=f"{scene.job}-claim")
     claim = {"claimName": "data"}

@@ -42,7 +42,7 @@ def test_so_it_does_where_the_container_alone_says_it(scene: Scene) -> None:
 def test_a_command_that_is_not_understood_makes_no_pod(scene: Scene) -> None:
     create(scene, "sh", "-c", "python train.py")
     refused = scene.wait_condition("Accepted", "False", "InvalidSpec")
-    told = "command is 'sh -c python train.py', of which the script is not known; with spec.runtime.inject"
+    told = "command is 'sh -c python train.py': no script is found; runtime.inject takes"
     assert told in refused["message"]
     assert scene.pods() == []
 

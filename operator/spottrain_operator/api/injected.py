@@ -25,11 +25,7 @@ ONE_RANK: Final = ("--nproc", "1")
 Under torchrun it is not needed, and torchrun takes it for an abbreviation of its own flag."""
 MODULE_FLAGS: Final = frozenset({"-m", "--module"})
 NO_SCRIPT_FLAGS: Final = frozenset({"--no-python", "--no_python", "--run-path", "--run_path"})
-UNDERSTOOD: Final = (
-    "with spec.runtime.inject it must be python [-u] SCRIPT, python [-u] -m MODULE, torchrun or "
-    "accelerate launch with [FLAGS] SCRIPT.py or [FLAGS] -m MODULE, or name the launcher itself: "
-    f"python {LAUNCHER} SCRIPT"
-)
+UNDERSTOOD: Final = "runtime.inject takes python, torchrun or accelerate launch (docs/own-image.md)"
 
 
 def words_of(trainer: Mapping[str, Any]) -> list[str]:
@@ -98,5 +94,5 @@ def problem(spec: TrainingJobSpec) -> str:
         )
     if not launched(words_of(trainer)):
         said = " ".join(words_of(trainer))[:80]
-        return f"{where} is {said!r}, of which the script is not known; {UNDERSTOOD}"
+        return f"{where} is {said!r}: no script is found; {UNDERSTOOD}"
     return ""

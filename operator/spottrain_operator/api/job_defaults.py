@@ -31,7 +31,7 @@ from spottrain_operator.errors import InvalidSpec
 from spottrain_operator.names import DEFAULTS_CONFIG_MAP
 
 POOLS_LIMIT: Final = 16
-SHOWN: Final = 200
+SHOWN: Final = 30
 _BUCKET: Final = r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]|gs://[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]"
 _NAME: Final = (r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?", 253, "the name of an object in the namespace")
 _RULES: Final = {
@@ -39,8 +39,7 @@ _RULES: Final = {
     "checkpoint_prefix": (
         rf"({_BUCKET}|file:///[^/?#\s]+)(/[^/?#\s]+)*/?",
         700,
-        "s3://bucket/prefix, gs://bucket/prefix or file:///folder, without // in the path, of at most 700 "
-        "characters",
+        "s3://bucket/prefix, gs://bucket/prefix or file:///folder, of at most 700 characters without //",
     ),
     "checkpoint_endpoint": (
         r"https?://[^/?#\s]+(/\S*)?",
@@ -81,7 +80,7 @@ def of_config_map(raw: Mapping[str, Any] | None, namespace: str, pools: Collecti
         pools: Names of the chart's pools.
     """
     data = (raw or {}).get("data") or {}
-    where = f"ConfigMap {DEFAULTS_CONFIG_MAP} of namespace {namespace}"
+    where = f"ConfigMap {namespace}/{DEFAULTS_CONFIG_MAP}"
     if unknown := sorted(data.keys() - KEYS.keys()):
         raise InvalidSpec(f"{where} has the unknown key {unknown[0]}; it may have: {', '.join(sorted(KEYS))}")
     values: dict[str, Any] = {KEYS[key]: str(text).strip() for key, text in data.items()}

@@ -228,13 +228,10 @@ class ChosenPool(Pool):
         """A sentence about what was not detected, and what to do; "" where all is known."""
         words = []
         if self.finds_labels and self.type is not CapacityType.ON_DEMAND and not self.labels:
-            offers = f"no node is labelled as {self.type} and no NodePool of Karpenter offers it"
-            words.append(f"{offers}, so pods may run on any node")
+            words.append(f"neither a node nor a NodePool is {self.type}, so pods may run on any node")
         if self.type is CapacityType.SPOT and self.found_platform is None and self.notice_seconds is None:
-            words.append(
-                f"no node has a cloud's label, so the grace is {self.window} s, the shortest of all clouds"
-            )
-        todo = "set platform or nodeSelector in spec.capacity.pools or in the chart's defaultPool"
+            words.append(f"the cloud is unknown, so the grace is {self.window} s")
+        todo = "set platform or nodeSelector in capacity.pools or the chart's defaultPool"
         return f"pool {self.name}: {'; '.join(words)}; {todo}" if words else ""
 
 

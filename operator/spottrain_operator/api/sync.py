@@ -98,15 +98,13 @@ def _pod_problems(spec: TrainingJobSpec) -> Iterator[str]:
     if others := [c["name"] for c in spec.pod["containers"] if c is not spec.trainer]:
         yield (
             "spec.template.spec.containers must have one container with checkpoint.mode Sync, and has "
-            f"{others[0]} too: the last upload begins when all have ended. Make the others initContainers "
-            "with restartPolicy: Always"
+            f"{others[0]} too; make the others initContainers with restartPolicy: Always (docs/sync.md)"
         )
     context = security_context(spec)
     if context.get("runAsNonRoot") and context.get("runAsUser") is None:
         yield (
             "spec.template.spec.securityContext.runAsUser must be set beside runAsNonRoot with "
-            "checkpoint.mode Sync: the sidecar runs as the same user, so that each can read and write the "
-            "other's files. Write the number of the image's user"
+            "checkpoint.mode Sync: write the number of the image's user, as whom the sidecar runs too"
         )
 
 
@@ -160,8 +158,8 @@ def _folder_problems(spec: TrainingJobSpec) -> Iterator[str]:
         needed = (*SIDECARS_FOLDERS, volumes.TMP_DIR, PODINFO_DIR, volumes.CA_DIR)
         for own in _in(volumes.clean(mount["mountPath"]), needed):
             yield (
-                f"{where} has {mount['mountPath']}, which the sidecar gets too because of spec.checkpoint, "
-                f"and there it hides {own}, which the sidecar needs; mount the volume at a folder of its own"
+                f"{where} has {mount['mountPath']}, which the sidecar mounts too, and there it hides {own}, "
+                "which the sidecar needs; mount the volume at a folder of its own"
             )
 
 

@@ -36,8 +36,8 @@ def _owned(spec: TrainingJobSpec) -> Iterator[str]:
             yield f"{POD}.{name} must be absent, because the operator sets it"
     if pod.get("nodeName"):
         yield (
-            f"{POD}.nodeName must be absent, because it places pods past the scheduler, also on a node that "
-            f"ends soon or takes no pods; name the node in {POD}.nodeSelector: {HOSTNAME_LABEL}"
+            f"{POD}.nodeName must be absent, because it places pods past the scheduler; name the node in "
+            f"{POD}.nodeSelector: {HOSTNAME_LABEL}"
         )
     names = [c["name"] for c in pod["containers"]]
     if len(names) > 1 and TRAINER_CONTAINER not in names:
@@ -141,14 +141,12 @@ def _checkpoint_folder(spec: TrainingJobSpec) -> Iterator[str]:
     ours = volumes.OWN_PATHS if volumes.read_only(trainer) else volumes.OWN_PATHS - volumes.READ_ONLY_PATHS
     nearest = max((at for at in {*mounts, *ours} if volumes.within(path, at)), key=len, default="")
     what = f"spec.checkpoint.uri {uri} is on"
-    todo = (
-        "spot capacity needs a persistentVolumeClaim or a network file system there, or an s3:// or gs:// URI"
-    )
+    todo = "spot capacity needs a persistentVolumeClaim there, or an s3:// or gs:// URI (docs/checkpoints.md)"
     name = mounts.get(nearest)
     if name is None:
-        yield f"{what} no volume of {where}, so it is lost with its node: {todo}"
+        yield f"{what} no volume of {where}: {todo}"
     elif name not in found:
         yield f"{what} volume {name}, which {POD}.volumes does not have"
     elif not volumes.DURABLE & found[name].keys():
         kind = next((kind for kind in found[name] if kind != "name"), "emptyDir")
-        yield f"{what} volume {name} ({kind}), which does not outlive its node: {todo}"
+        yield f"{what} volume {name} ({kind}), which ends with its node: {todo}"

@@ -169,10 +169,7 @@ def _other_capacity(spec: TrainingJobSpec) -> str:
 def place_problem(spec: TrainingJobSpec, status: Status) -> str:
     """Returns a sentence about a missing or unfit place of checkpoints, once defaults are filled in."""
     checkpoint = spec.checkpoint
-    where = (
-        f"set it, or checkpointPrefix in the ConfigMap {DEFAULTS_CONFIG_MAP} of the job's namespace or in "
-        "the chart's jobDefaults"
-    )
+    where = f"set it, or checkpointPrefix in ConfigMap {DEFAULTS_CONFIG_MAP} or in the chart's jobDefaults"
     if status.defaults is not None or status.attempt:  # nothing is filled in any more, and a URI is refused
         where = "this job was accepted without one, so create the job again with checkpoint.uri"
     if checkpoint.synced and not checkpoint.uri:

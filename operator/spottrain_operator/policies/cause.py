@@ -43,8 +43,7 @@ MAX_CHARACTERS: Final = 2000
 
 NO_MESSAGE: Final = "exit code 0, and no termination message of the spottrain runtime"
 NOT_DONE_SENTENCE: Final = (
-    f"{NO_MESSAGE} says that the training is done. The checkpoints are kept. Let the script return normally, "
-    "without os._exit() or exec, and continue in a new job with the same checkpoint.uri and "
+    f"{NO_MESSAGE} that the training is done; let the script return normally, and go on in a new job with "
     "checkpoint.onExisting: Resume"
 )
 

@@ -59,11 +59,9 @@ def state(o: Observed) -> tuple[Reason, str]:
     limit = f" until {rfc3339(until, timespec='seconds')}" if until is not None else ""
     if not o.cleanup_trouble:
         return Reason.DELETING_CHECKPOINTS, f"{begun}: pod {o.job.cleanup_name} deletes {what}"
-    retain = '{"spec":{"deletionPolicy":"Retain"}}'
-    patch = f"kubectl -n {o.job.key.namespace} patch trainingjob {o.job.key.name} --type merge -p '{retain}'"
     return Reason.CANNOT_DELETE_CHECKPOINTS, (
-        f"{what} cannot be deleted: {o.cleanup_trouble[:CUT]}. The operator retries{limit}, then leaves "
-        f"them. To let the job go now and keep them: {patch}"
+        f"{what} cannot be deleted; retried{limit}, then left (deletionPolicy Retain: at once); the error: "
+        f"{o.cleanup_trouble[:CUT]}"
     )
 
 
@@ -82,16 +80,16 @@ def gives_up(o: Observed) -> str:
             f"the error: {o.job.invalid[:CUT]}"
         )
     uri = o.job.spec.checkpoint.uri
-    by_hand = DELETE.format(uri=uri, uid=o.job.key.uid)
-    left = f"the checkpoints at {uri} are left; delete them with {by_hand}"
+    by_hand = f"delete them with {DELETE.format(uri=uri, uid=o.job.key.uid)}"
     if o.cleanup_refused:
-        return f"no pod can be created to delete them; {left}; the error: {o.cleanup_refused[:CUT]}"
+        error = o.cleanup_refused[:CUT]
+        return f"no pod can be created to delete the checkpoints; {by_hand}; the error: {error}"
     until = due(o)
     if until is None or o.now < until:
         return ""
     said = o.cleanup.message.strip()[-CUT:] if o.cleanup is not None else ""
     error = f"; the error: {said}" if said else ""
-    return f"they could not be deleted within {DEADLINE.seconds // 60} min; {left}{error}"
+    return f"the checkpoints could not be deleted within {DEADLINE.seconds // 60} min; {by_hand}{error}"
 
 
 def _last_known_uri(status: Status) -> str:

@@ -73,14 +73,11 @@ def doubt(o: Observed, stays_on_spot: str) -> str:
         o: The observation.
         stays_on_spot: Why the job must not use on-demand; "" where it may.
     """
-    said, limit = [], f"capacity.maxCostUSD ({_limit(o)})"
+    said = []
     if unknown(o):
-        said.append(
-            f"{limit} cannot be guaranteed, because node-seconds without a known price are not counted "
-            "(status.cost.unknownSeconds)"
-        )
+        said.append("node-seconds without a known price are not counted")
     if stays_on_spot:
-        said.append(f"because of {limit} the job does not use on-demand: {stays_on_spot}")
+        said.append(f"on-demand is not used, because {stays_on_spot}")
     if said and (unpriced(o) or stays_on_spot):
-        said.append("add the prices of the job's nodes to the operator's price list")
-    return "; ".join(said)
+        said.append("add prices (docs/cost.md)")
+    return f"capacity.maxCostUSD ({_limit(o)}): {'; '.join(said)}" if said else ""

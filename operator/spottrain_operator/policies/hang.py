@@ -18,7 +18,7 @@ LEAST_START: Final = 120
 """Minimum seconds until a trainer's first response: imports from a cold disk are not a hang."""
 
 
-LIMIT: Final = "failurePolicy.hangTimeoutSeconds, else by the measured step time"
+LIMIT: Final = "failurePolicy.hangTimeoutSeconds, or by the time of a step"
 UNANSWERED: Final = timedelta(seconds=30)
 """Minimum silence that counts as the trainer's fault; it is polled every 10 s, and a response may be lost."""
 
@@ -34,37 +34,37 @@ def stalled(o: Observed) -> Ending | None:
 def _words(o: Observed) -> str:
     sample = _sample(o)
     if sample is None:
-        return (
-            f"the trainer has not responded since its start, for longer than {LIMIT} allows (at least "
-            f"{LEAST_START} s)"
-        )
-    progress, when = sample.progress, f"{sample.at:%H:%M:%S} UTC"
-    idle, most = (progress.idleSeconds or 0.0), (progress.hangSeconds or 0.0)
-    limit = f"and the limit is {most:.0f} s ({LIMIT})"
-    if idle >= most:
-        return (
-            f"no progress since step {progress.step} ({progress.state}) for {idle:.0f} s, as polled at "
-            f"{when}, {limit}; its stack traces are in its log"
-        )
-    silent = (o.now - sample.at).total_seconds()
-    return (
-        f"the trainer has not responded since {when}, for {silent:.0f} s, {limit}; it was at step "
-        f"{progress.step} ({progress.state}). Its process is stopped or gets no processor time (SIGSTOP, a "
-        "debugger, a limit on CPU), or the network to it is cut; its stack traces are in its log if "
-        "it could still write them"
-    )
+        return f"the trainer has not responded since its start, {LEAST_START} s at least (limit: {LIMIT})"
+    progress, most = sample.progress, f"limit {sample.progress.hangSeconds or 0:.0f} s: {LIMIT}"
+    where = f"step {progress.step} ({progress.state})"
+    if _idle(sample):
+        return f"{_short(o, sample)} since {where} ({most}); its stack traces are in its log"
+    return f"{_short(o, sample)}, since {where} ({most}): it is stopped, or its network is cut"
+
+
+def _short(o: Observed, sample: Sample) -> str:
+    if _idle(sample):
+        return f"no progress for {sample.progress.idleSeconds or 0:.0f} s"
+    return f"the trainer has not responded for {(o.now - sample.at).total_seconds():.0f} s"
+
+
+def _idle(sample: Sample) -> bool:
+    """Returns whether the trainer itself reports that it is past its limit; otherwise it is silent."""
+    return (sample.progress.idleSeconds or 0.0) >= (sample.progress.hangSeconds or 0.0)
 
 
 def _hardware(o: Observed, ending: Ending) -> Ending | None:
     """Attributes a hang on known faulty hardware to the node, so that it is not charged."""
+    sample = _sample(o)
+    hang = _short(o, sample) if sample is not None else ending.evidence
     for pod in gang.team(o):
         node = o.nodes.get(pod.node)
         if pod.unhealthy or (node is not None and node.fault):
             why = pod.unhealthy or (node.fault if node is not None else "")
-            words = f"node {pod.node}: {why}; {ending.evidence}"
+            words = f"node {pod.node}: {why}; {hang}"
             return Ending(cause=Cause.NODE_FAULT, evidence=words, node=pod.node)
         if node is not None and not node.ready:
-            words = f"node {pod.node} is not ready {node.unready}; {ending.evidence}"
+            words = f"node {pod.node} is not ready {node.unready}; {hang}"
             return Ending(cause=Cause.NODE_LOST, evidence=words)
     return None
 

@@ -101,9 +101,9 @@ def exhausted(
     since = status.store_unreachable_time
     longest = timedelta(seconds=policy.store_outage_seconds)
     if ending.cause is Cause.STORE_UNREACHABLE and since is not None and now - since >= longest:
-        limit = f"failurePolicy.storeOutageSeconds is {policy.store_outage_seconds}"
-        known = f"the checkpoint store has not responded since {rfc3339(since)}, and {limit}"
-        return Reason.STORE_UNREACHABLE, known + last
+        limit = f"failurePolicy.storeOutageSeconds ({policy.store_outage_seconds})"
+        known = f"the checkpoint store has not responded since {rfc3339(since)}, for longer than {limit}"
+        return Reason.STORE_UNREACHABLE, f"{known}; status.attempts has its errors"
     if ending.charged and status.failures > policy.max_failures:
         many = f"failed {status.failures} time(s), and failurePolicy.maxFailures is {policy.max_failures}"
         return Reason.TOO_MANY_FAILURES, many + last
@@ -113,12 +113,11 @@ def exhausted(
         return None
     if status.interruptions > policy.max_interruptions:
         many = f"interrupted {status.interruptions} time(s), and failurePolicy.maxInterruptions is"
-        return Reason.TOO_MANY_INTERRUPTIONS, f"{many} {policy.max_interruptions}{last}"
+        return Reason.TOO_MANY_INTERRUPTIONS, f"{many} {policy.max_interruptions}; the last: {ending.cause}"
     if policy.max_no_progress is not None and status.no_progress > policy.max_no_progress:
         many = f"interrupted {status.no_progress} time(s) in a row before one more step was saved, and"
-        advice = "shorten checkpoint.interval, or use capacity that lives longer"
-        limit = f"failurePolicy.maxNoProgress is {policy.max_no_progress}; {advice}"
-        return Reason.NO_PROGRESS, f"{many} {limit}{last}"
+        limit = f"failurePolicy.maxNoProgress is {policy.max_no_progress}; the last: {ending.cause}"
+        return Reason.NO_PROGRESS, f"{many} {limit}; shorten checkpoint.interval"
     return None
 
 

@@ -135,6 +135,6 @@ def starts_over(o: Observed, status: Status, ending: Ending) -> str:
     if not managed(o) or attached(status) or status.state != NO_RUNTIME_STATE:
         return ""
     return (
-        f"attempt {status.attempt} was interrupted ({ending.evidence}) without a checkpoint and without a "
-        f"spottrain runtime, so the next one would start at step 0 again; {REMEDY}"
+        f"attempt {status.attempt} was interrupted ({ending.evidence}) without checkpoint and runtime, so "
+        f"the next one would start at step 0; {REMEDY}"
     )

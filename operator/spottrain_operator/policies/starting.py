@@ -111,8 +111,8 @@ def sentence(o: Observed, status: Status) -> str:
         return ""
     since = record.start_error_since if record is not None else None
     when = rfc3339((since or o.now) + _patience(o, found[1]), timespec="seconds")
-    what = "the job fails" if configuration(found[1]) else "the attempt is ended and retried"
-    return f"{words(*found)}; {what} at {when} unless it starts (failurePolicy.startTimeoutSeconds)"
+    what = "the job fails" if configuration(found[1]) else "it is tried again"
+    return f"{words(*found)}; {what} at {when} (failurePolicy.startTimeoutSeconds)"
 
 
 def slow_step(pod: PodView, o: Observed) -> str:

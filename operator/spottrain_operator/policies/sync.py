@@ -78,8 +78,6 @@ def _not_uploaded(pod: PodView, word: TerminationMessage | None) -> str:
     how = f" ({ended.reason}, exit code {ended.exit_code})" if ended is not None else ""
     said = f"; it said: {word.message}" if word is not None and word.message else ""
     return (
-        f"the script ended with exit code 0, and the sidecar ended{how} before the last checkpoint was in "
-        f"the store{said}. The next attempt restores the last one that is. The last upload has "
-        f"terminationGracePeriodSeconds ({pod.grace}) of the template: raise it if that is too short. "
-        "Other sidecars of the template use it first: they must end at SIGTERM"
+        f"exit code 0, and the sidecar ended{how} before the last checkpoint was in the store{said}; see "
+        "docs/sync.md, As a sidecar"
     )

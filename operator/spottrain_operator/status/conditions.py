@@ -118,7 +118,7 @@ def _accepted(status: Status, o: Observed, note: str = "") -> Verdict | None:
     if not o.admitted:
         return None  # not checked yet
     if cost := cost_limit.doubt(o, capacity.stays_on_spot(o, status)):
-        return True, Reason.PRICE_UNKNOWN, "; ".join(filter(None, (note, cost)))
+        return True, Reason.PRICE_UNKNOWN, cost
     return True, Reason.VALID, note or "the pod template passed a dry run"
 
 
@@ -279,14 +279,11 @@ def _node_not_ready(o: Observed, pod: PodView) -> Verdict:
     known = f"node {pod.node} of pod {pod.name} is not ready {o.nodes[pod.node].unready}"
     if pod.deleted is not None:
         until = rfc3339(pod.deleted + o.limits.dead_slack, timespec="seconds")
-        todo = f"the pod is being deleted, and counts as lost at {until} unless the node comes back"
+        todo = f"it counts as lost at {until} unless the node comes back"
     else:
         slack = o.limits.dead_slack.seconds
-        todo = (
-            f"Kubernetes deletes its pods after {NODE_SILENCE} s, and they count as lost {slack} s after "
-            "their grace period, unless the node comes back"
-        )
-    return False, Reason.NODE_NOT_READY, f"{known}: it is unknown whether its trainer runs; {todo}"
+        todo = f"it is deleted after {NODE_SILENCE} s, and counts as lost {slack} s after its grace period"
+    return False, Reason.NODE_NOT_READY, f"{known}; {todo}"
 
 
 def _ending(o: Observed, pod: PodView) -> Verdict:
@@ -299,7 +296,7 @@ def _ending(o: Observed, pod: PodView) -> Verdict:
     )
     if pod.rank == 0 and sample is not None and sample.at > asked + STOP_DELAY and _trains_on(sample, pod):
         still = f"at {sample.at:%H:%M:%S} UTC it still trained (step {sample.progress.step})"
-        return False, Reason.STILL_TRAINING, f"{words}; {still}, so it may not have received the signal"
+        return False, Reason.STILL_TRAINING, f"{words}; {still}: it may have missed the signal"
     return False, Reason.STOPPING, words
 
 
@@ -313,10 +310,7 @@ def edited(status: Status, o: Observed) -> str:
     end = next((c for c in ends if c is not None and c.status == "True"), None)
     if end is None or end.observed_generation in (None, o.job.generation):
         return ""
-    words = (
-        ", and is not started again: of its spec, which was changed since, only ttlSecondsAfterFinished and "
-        "deletionPolicy have an effect"
-    )
+    words = ", and a change of its spec does not start it again"
     uri = o.job.spec.checkpoint.uri if o.job.spec is not None else ""
     if not uri:
         return f"{words}. Create a new job"

@@ -195,9 +195,8 @@ def _ignored(old: Status, new: Status) -> list[Event]:
     if not now or now == before:
         return []
     message = (
-        f"the script's loop does not apply these fields of spec.training: {now.replace(',', ', ')}. "
-        "Name them in spottrain.job_settings(...) and use what it returns, or remove them from "
-        "spec.training (docs/own-loop.md). spottrain.Trainer applies all fields"
+        f"the script's loop does not apply these fields of spec.training: {now.replace(',', ', ')}; use "
+        "what spottrain.job_settings(...) returns for them, or remove them (docs/own-loop.md)"
     )
     return [Event(warning=True, reason=Reason.FIELDS_IGNORED, message=message)]
 

@@ -167,7 +167,7 @@ UNUSABLE: tuple[dict[str, str], ...] = (
 @pytest.mark.parametrize("data", UNUSABLE)
 def test_a_config_map_that_cannot_be_used_is_refused_by_the_name_of_its_key(data: dict[str, str]) -> None:
     (key,) = data
-    with pytest.raises(InvalidSpec, match=f"ConfigMap spottrain-defaults of namespace ns.*{key}"):
+    with pytest.raises(InvalidSpec, match=f"ConfigMap ns/spottrain-defaults.*{key}"):
         of_config_map(config_map(**data), "ns", ["a100"])
 
 

@@ -7,6 +7,7 @@ as a diff: `python -m tests.unit.controller.test_sentences` writes it anew.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,7 @@ from tests.unit.controller import (
 )
 from tests.unit.prices import test_wanted
 
+ROOT = Path(__file__).parents[3]
 PAGE = Path(__file__).parents[1] / "sentences.txt"
 
 
@@ -76,6 +78,21 @@ def scenes() -> Iterator[Observed]:
         test_interrupt,
     ):
         yield from module.TOLD
+
+
+LONGEST = 200
+"""Characters of a sentence; it names a page for the rest."""
+
+
+def spoken() -> Iterator[str]:
+    """Each condition, Event, cause and refusal as it is written, with all that it quotes."""
+    for observed in scenes():
+        made = plan(observed)
+        status = made.status or observed.job.status
+        yield from (condition.message for condition in status.conditions)
+        yield from (event.message for event in made.events)
+        yield from (text for record in status.attempts for text in (record.evidence, record.choice))
+    yield from (words for words in refusals() if not words.startswith("SPOTTRAIN_"))
 
 
 def told_of(observed: Observed) -> dict[str, str]:
@@ -126,6 +143,13 @@ def page() -> str:
 def test_the_sentences_are_those_that_a_person_has_read() -> None:
     written = PAGE.read_text().splitlines()
     assert page().splitlines() == written, "run: python -m tests.unit.controller.test_sentences"
+
+
+def test_a_sentence_is_short_and_names_pages_that_exist() -> None:
+    said = set(spoken())
+    assert [words for words in said if len(words) > LONGEST] == []
+    pages = {page for words in said for page in re.findall(r"docs/[-\w/]+\.md", words)}
+    assert pages and not [page for page in pages if not (ROOT / page).exists()]
 
 
 if __name__ == "__main__":
