@@ -14,7 +14,7 @@ from spottrain_operator.uninstall import uninstall
 
 from tests.support.helm import ROOT, Object, find, render
 
-SECURITY = ROOT / "docs" / "security.md"
+RIGHTS_PAGE = ROOT / "docs" / "reference" / "rights.md"
 
 Rights = set[tuple[str, str]]
 """(resource, verb); the resource with its API group, as kubectl writes it: deployments.apps"""
@@ -204,8 +204,8 @@ async def test_the_uninstall_hook_may_do_what_it_calls_and_everywhere(
 
 
 def rights_in_docs(account: str) -> Rights:
-    """The rights of an account by the table of docs/security.md: `resource verb verb; resource verb`."""
-    cells = [line.split("|")[1:-1] for line in SECURITY.read_text().splitlines() if line.startswith("| ")]
+    """The rights of an account by docs/reference/rights.md: `resource verb verb; resource verb`."""
+    cells = [line.split("|")[1:-1] for line in RIGHTS_PAGE.read_text().splitlines() if line.startswith("| ")]
     rules = [rule.split() for row in cells if row[0].strip() == account for rule in row[2].split(";")]
     return {(resource, verb) for resource, *verbs in rules for verb in verbs}
 
@@ -219,15 +219,13 @@ def rights_in_docs(account: str) -> Rights:
         ("test pod", "spottrain-test"),
     ],
 )
-def test_the_page_on_security_names_each_right_that_the_chart_grants(
+def test_the_page_on_rights_names_each_right_that_the_chart_grants(
     objects: list[Object], named: str, account: str
 ) -> None:
     assert rights_in_docs(named) == rights_of(objects, account)
 
 
-def test_the_page_on_security_names_what_comes_with_kueue(
-    objects: list[Object], queued: list[Object]
-) -> None:
+def test_the_page_on_rights_names_what_comes_with_kueue(objects: list[Object], queued: list[Object]) -> None:
     more = rights_of(queued, "spottrain-operator") - rights_of(objects, "spottrain-operator")
     assert rights_in_docs("operator, with Kueue") == more
     assert rights_in_docs("Kueue") == rights_of(queued, "kueue-controller-manager")

@@ -106,7 +106,7 @@ def test_a_zone_with_room_for_one_is_a_trap_unless_the_scheduler_knows_zones_of_
     wanted = [stage.add_gpu_node("right"), stage.add_gpu_node("right")]
     stage.start()
     if served == "gangs":
-        assert still_unbound(stage), "a known limit (docs/operator.md)"
+        assert still_unbound(stage), "a known limit (docs/cluster/nodes.md)"
     else:
         assert sorted(stage.wait_bound(2)) == wanted
 

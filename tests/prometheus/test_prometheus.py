@@ -1,4 +1,4 @@
-"""What Prometheus has after a real run with a reclaim is what docs/metrics.md says."""
+"""What Prometheus has after a real run with a reclaim is what docs/reference/metrics.md says."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MEASURED = (
 
 def documented() -> set[str]:
     """Of the operator."""
-    page = (ROOT / "docs" / "metrics.md").read_text().partition("## Each trainer")[0]
+    page = (ROOT / "docs" / "reference" / "metrics.md").read_text().partition("## Each trainer")[0]
     rows = ROW.findall(page)
     return {name + ("_count" if kind == "histogram" else "") for name, kind in rows}
 

@@ -51,7 +51,7 @@ def blocks() -> Iterator[Block]:
 
 
 def documents() -> Iterator[tuple[Block, str, Any]]:
-    """Each YAML document of a yaml block, and of what a shell block writes by `<<EOF`, its variables replaced.
+    """Each YAML document of a yaml block, and of what bash writes by `<<EOF`, its variables replaced.
 
     Yields the block, its title or the command that gets the text, and the document.
     """

@@ -7,7 +7,7 @@ counts a renewal from before its request, the others from after they have read i
 earlier than the others take over.
 
 The Lease cannot stop a request that is already on its way. What makes two writers harmless are the names,
-UIDs and versions that every write carries (docs/operator.md).
+UIDs and versions that every write carries (docs/architecture.md).
 """
 
 from __future__ import annotations
