@@ -14,13 +14,11 @@ if TYPE_CHECKING:
 
 EXAMPLES = """Examples:
 
-  make cluster-up                                        # once, in a checkout of spottrain
+  spottrain rehearse job.yaml
 
-  spottrain rehearse job.yaml                            # two reclaims at random moments
+  spottrain rehearse job.yaml --reclaims 5 --seed 7
 
-  spottrain rehearse job.yaml --reclaims 5 --seed 7      # the same five again
-
-  spottrain rehearse job.yaml --python .venv/bin/python  # for an image of your own
+  spottrain rehearse job.yaml --python .venv/bin/python   (for an image of your own)
 
 Exit codes: 0 survived, with no other results than without reclaims; 1 not, and it says why; 2 the manifest
 cannot be used; 4 no local cluster is up.

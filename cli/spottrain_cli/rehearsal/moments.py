@@ -23,7 +23,8 @@ class Pace:
     first: int
     """The first step that was seen."""
     step: int
-    total: int
+    total: int | None
+    """None where the loop has not told: all that is known is what it has done so far."""
     seconds: float
     """From `first` until `step`."""
 
@@ -33,8 +34,12 @@ class Pace:
 
     @property
     def whole(self) -> float:
-        """Seconds of the whole training."""
-        return self.seconds_of_step * self.total
+        """Seconds of the whole training, as far as it is known."""
+        return self.seconds_of_step * self.steps
+
+    @property
+    def steps(self) -> int:
+        return self.total or self.step
 
 
 def wanted_seconds(reclaims: int) -> float:
@@ -46,19 +51,19 @@ def fewer_steps(pace: Pace, reclaims: int) -> int | None:
     if pace.whole <= 2 * wanted_seconds(reclaims):
         return None
     least = LEAST_STEPS_OF_ATTEMPT * (reclaims + 1)
-    return min(pace.total, max(least, math.ceil(wanted_seconds(reclaims) / pace.seconds_of_step)))
+    return min(pace.steps, max(least, math.ceil(wanted_seconds(reclaims) / pace.seconds_of_step)))
 
 
 def too_short(pace: Pace, reclaims: int) -> str:
     """A sentence where the training ends before so many notices can reach it; else ""."""
     needed = NOTICE_REACHES_SECONDS * (reclaims + 1)
-    if pace.whole >= needed and pace.total > reclaims + 1:
+    if pace.whole >= needed and pace.steps > reclaims + 1:
         return ""
     steps = max(
         LEAST_STEPS_OF_ATTEMPT * (reclaims + 1), math.ceil(1.5 * needed / max(pace.seconds_of_step, 1e-6))
     )
     return (
-        f"{pace.total} steps took {pace.whole:.1f} s here, too short to be interrupted {reclaims} times; "
+        f"{pace.steps} steps took {pace.whole:.1f} s here, too short to be interrupted {reclaims} times; "
         f"give --max-steps {steps}, or fewer --reclaims"
     )
 
@@ -66,7 +71,7 @@ def too_short(pace: Pace, reclaims: int) -> str:
 def steps(pace: Pace, reclaims: int, chance: random.Random) -> list[int]:
     """After which steps a node is reclaimed, in order; early enough that the notice comes before the end."""
     margin = math.ceil(NOTICE_REACHES_SECONDS / max(pace.seconds_of_step, 1e-6))
-    last = max(reclaims, pace.total - 1 - min(margin, pace.total // 2))
+    last = max(reclaims, pace.steps - 1 - min(margin, pace.steps // 2))
     return sorted(chance.sample(range(1, last + 1), reclaims))
 
 

@@ -148,7 +148,7 @@ class Record:
     def pace(self, now: float) -> Pace | None:
         """None before two of the first attempt's steps were seen."""
         first = self.attempts.get(1)
-        if first is None or first.first_step_at is None or not first.total:
+        if first is None or first.first_step_at is None:
             return None
         assert first.step is not None
         assert first.first_seen is not None

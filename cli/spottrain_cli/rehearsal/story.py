@@ -16,6 +16,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+from spottrain.core.text import counted
+
 from spottrain_cli import manifests
 from spottrain_cli.errors import CommandError, UsageError
 from spottrain_cli.rehearsal import moments, results, verdict
@@ -111,8 +113,9 @@ class _Rehearsal:
             return record
         assert trial.pace is not None
         self.stage.cluster.kubectl("-n", self.stage.namespace, "delete", "tj", UNDISTURBED)
+        before = f"of {trial.pace.total}" if trial.pace.total else "of an unknown number"
         step = f"{trial.pace.seconds_of_step:.2g} s"
-        return self._of_steps(SHORT, trial.fewer, f"of {trial.pace.total}, a step takes {step} here")
+        return self._of_steps(SHORT, trial.fewer, f"{before}, a step takes {step} here")
 
     def _of_steps(self, name: str, steps: int, why: str) -> Record:
         """Raises UsageError where the loop does not apply maxSteps."""
@@ -121,10 +124,11 @@ class _Rehearsal:
         self.stage.say(f"training.maxSteps: {steps} ({why}), training.warmupSteps: {warmup}")
 
         def look(record: Record) -> bool:
-            total = next((a.total for a in record.in_order() if a.first_step_at is not None), None)
-            if total is not None and total > steps:
+            attempt = record.latest
+            total = max(attempt.total or 0, attempt.step or 0) if attempt is not None else 0
+            if total > steps:
                 pace = record.pace(time.time())
-                whole = f", about {pace.whole / 60:.0f} minutes" if pace is not None else ""
+                whole = f" or more, at {pace.seconds_of_step:.2g} s each" if pace is not None else ""
                 raise UsageError(
                     f"the script's loop does not apply spec.training.maxSteps: it trains {total} "
                     f"steps{whole}; shorten it by its own arguments, in a copy of the manifest"
@@ -191,7 +195,7 @@ class _Trial:
     fewer: int | None = None
 
     def __call__(self, record: Record) -> bool:
-        if self.pace is None:
+        if self.pace is None or self.pace.total is None:
             pace = record.pace(time.time())
             if pace is not None and pace.seconds >= PACE_SECONDS:
                 self.pace, self.fewer = pace, moments.fewer_steps(pace, self.reclaims)
@@ -218,7 +222,8 @@ def _here(options: Options, cluster: LocalCluster, uri: str, source: str) -> Her
 
 def _say_changes(made: Adapted, options: Options, say: Callable[[str], None]) -> None:
     say(
-        f"Rehearsal of {options.manifest} on nodes of this machine: {options.reclaims} reclaims, "
+        f"Rehearsal of {options.manifest} on nodes of this machine: "
+        f"{counted(options.reclaims, 'reclaim')}, "
         f"--seed {options.seed}"
     )
     say("What is not as in the manifest:")

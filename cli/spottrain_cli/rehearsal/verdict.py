@@ -127,7 +127,7 @@ def of_reclaimed(
         survived=not no,
         sentence=no or _survived(losses, equal, results[0], noisy),
         losses=losses,
-        total_steps=next((a.total for a in reversed(reclaimed.in_order()) if a.total), None),
+        total_steps=next((a.total or a.step for a in reversed(reclaimed.in_order()) if a.step), None),
         equal=equal,
         attempts=len(reclaimed.attempts),
         undisturbed_seconds=undisturbed.ended_at - undisturbed.began_at,

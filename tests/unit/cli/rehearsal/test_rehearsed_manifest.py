@@ -16,7 +16,7 @@ URI = "s3://local/rehearsals/1"
 def here(*files: str, python: str = "") -> Here:
     """A machine on which these files lie beside the manifest."""
     return Here(
-        name="job.yaml", uri=URI, endpoint="http://127.0.0.1:1", secret="keys", source="/tmp/c", python=python,
+        name="job.yaml", uri=URI, endpoint="http://127.0.0.1:1", secret="keys", python=python,
         beside=lambda path: path in files, on_machine=lambda path: path == "/data", seed=7,
     )  # fmt: skip
 
