@@ -352,8 +352,8 @@ class OtherRun:
             return of_files(files, part=FINAL_PREFIX, key=key, step=int(facts["step"]))
         except (Damaged, ValueError, KeyError, TypeError) as error:
             raise CheckpointError(
-                f"the final weights in {FINAL_PREFIX} are damaged ({error}); restore them, or export a "
-                "checkpoint (spottrain checkpoints export) and name that file",
+                f"the final weights in {FINAL_PREFIX} are damaged ({error}); restore them, or download "
+                "a checkpoint (spottrain checkpoints download --step N) and name that folder",
                 reason=Reason.CHECKPOINT_DAMAGED,
             ) from error
 

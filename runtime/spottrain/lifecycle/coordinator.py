@@ -475,10 +475,10 @@ class Coordinator:
         return uri, digest
 
     def _complete_with_script(self, uri: str, digest: str) -> None:
+        self._wait_for_store()
         if self.checkpoints is not None:
             self.checkpoints.meet()  # the script has to end on all ranks
         self.session.preemption.let_end(None)
-        self._wait_for_store()
         self._complete(uri, digest)
 
     def _conclude_rest(self, then: str) -> None:
