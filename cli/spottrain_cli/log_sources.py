@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from spottrain_cli.jobs import SELF, SYNC, Job
 
+WORKER = "worker"
 Stored = Mapping[tuple[int, int], Sequence[str]]
 """Keys of the parts that log capture has stored, in order, by attempt and rank."""
 
@@ -46,7 +47,7 @@ class Source:
 
     @property
     def name(self) -> str:
-        return f"{'worker' if self.pod is not None else 'rank'} {self.number}"
+        return f"{WORKER if self.pod is not None else 'rank'} {self.number}"
 
 
 def pods(document: Any) -> list[Pod]:
@@ -97,6 +98,34 @@ def _of_attempt(
     for pod in own:
         if worker in (None, pod.worker):
             yield Source(attempt=attempt, number=pod.worker, pod=pod)
+
+
+def startable(
+    found: Iterable[Source], shown: Collection[tuple[int, str]], running: Iterable[tuple[int, str]]
+) -> list[Source]:
+    """Returns the sources to begin with now: new ones, of no later attempt than those that run.
+
+    Pods print at the same time, and ranks are read from the store one after the other. An attempt that was
+    shown from its pods is not shown again from the store.
+    """
+    from_pods = {attempt for attempt, name in shown if name.startswith(WORKER)}
+    going = {attempt for attempt, _ in running}
+    new = [
+        each
+        for each in found
+        if (each.attempt, each.name) not in shown and (each.pod is not None or each.attempt not in from_pods)
+    ]
+    first = min(going or {each.attempt for each in new}, default=None)
+    ready = [each for each in new if each.attempt == first]
+    if any(each.pod is None for each in ready):
+        return [] if going else ready[:1]
+    return ready
+
+
+def history(found: Sequence[Source]) -> list[Source]:
+    """Returns the sources of the attempts before the first one that still prints."""
+    live = min((each.attempt for each in found if each.pod is not None and not each.pod.over), default=None)
+    return [each for each in found if live is None or each.attempt < live]
 
 
 def missing(job: Job, found: Sequence[Source], wanted: Wanted) -> str:

@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Final
 
 from spottrain.contract import LOGS_PREFIX, part_of_log
@@ -61,27 +62,16 @@ def read(
         raise reader.problem or NotFound(log_sources.nothing(job, reader.sources(job, Wanted()), wanted))
     if words := log_sources.missing(job, found, wanted):
         say(words)
-    if not following:
-        for source in found:
-            yield from reader.lines(source, alone=_alone(source, found))
-        return
-    shown = set[tuple[int, str]]()
-    for job in follow.states(access, ref, every=POLL_SECONDS, lost=lambda error: say(str(error))):
-        for sources in _by_attempt(reader.sources(job, wanted), shown):
-            shown |= {(each.attempt, each.name) for each in sources}
-            yield from reader.follow(sources)
-        if follow.code_of(job) is not None:
-            say(f"{job.ref} is {job.phase}")
-            return
+    past = log_sources.history(found) if following else found
+    for source in past:
+        yield from reader.lines(source, alone=_alone(source, found))
+    if following:
+        shown = {(source.attempt, source.name) for source in past}
+        yield from Follower(reader, wanted, shown, say).lines(access, ref)
 
 
 def _alone(source: Source, among: Sequence[Source]) -> bool:
     return sum(each.attempt == source.attempt for each in among) == 1
-
-
-def _by_attempt(found: Sequence[Source], shown: set[tuple[int, str]]) -> list[list[Source]]:
-    new = [each for each in found if (each.attempt, each.name) not in shown]
-    return [[each for each in new if each.attempt == number] for number in sorted({it.attempt for it in new})]
 
 
 class Reader:
@@ -91,6 +81,8 @@ class Reader:
         self._access = access.named(job.ref)[0]
         self._selector = f"{cluster.POD_SELECTOR},spottrain.io/job-uid={job.uid}"
         self._say = say
+        self._listed: tuple[int, str] | None = None
+        self._parts: Stored = {}
         self.problem: CommandError | RunError | None = None
         """Why the store cannot be read from here."""
         self._store = self._open(job, endpoint) if job.checkpoint.stores_logs else None
@@ -109,7 +101,11 @@ class Reader:
         self._say(f"the logs of pods that are gone cannot be read from here: {error}")
 
     def sources(self, job: Job, wanted: Wanted) -> list[Source]:
-        return log_sources.sources(job, self._stored(), self._pods(), wanted)
+        """Returns where to read. The store is listed again once the attempt or the phase is another one."""
+        pods = self._pods()  # first: a pod that goes has stored its lines before
+        if self._listed != (job.attempt, job.phase):
+            self._listed, self._parts = (job.attempt, job.phase), self._stored()
+        return log_sources.sources(job, self._parts, pods, wanted)
 
     def _pods(self) -> list[Pod]:
         try:
@@ -131,13 +127,16 @@ class Reader:
                 by_rank.setdefault(part[:2], {})[part[2]] = key
         return {each: [parts[number] for number in sorted(parts)] for each, parts in by_rank.items()}
 
-    # --- one source -----------------------------------------------------------------------------------------
     def lines(self, source: Source, *, alone: bool) -> Iterator[Line]:
         """Yields what is there of a source now."""
-        name = "" if alone else source.name
-        found = self._of_store(source.parts) if source.pod is None else self._of_pod(source.pod)
-        for body in found:
-            yield Line(attempt=source.attempt, source=name, body=body)
+        for body in self.of(source, following=False):
+            yield Line(attempt=source.attempt, source="" if alone else source.name, body=body)
+
+    def of(self, source: Source, *, following: bool) -> Iterator[bytes]:
+        """Returns the lines of a source; `following`: until it has ended. Raises CommandError or RunError."""
+        if source.pod is None:
+            return self._of_store(source.parts)
+        return self.until_over(source.pod) if following else self._of_pod(source.pod)
 
     def _of_store(self, parts: Sequence[str]) -> Iterator[bytes]:
         begun = b""
@@ -151,48 +150,19 @@ class Reader:
     def _of_pod(self, pod: Pod, *flags: str) -> Iterator[bytes]:
         yield from kubectl.stream(self._access, "logs", pod.name, f"--container={pod.container}", *flags)
 
-    # --- what is printed from now on ------------------------------------------------------------------------
-    def follow(self, sources: Sequence[Source]) -> Iterator[Line]:
-        """Yields the lines of one attempt's sources as they come, until all of them have ended."""
-        pods = [each for each in sources if each.pod is not None]
-        for source in (each for each in sources if each.pod is None):
-            yield from self.lines(source, alone=len(sources) == 1)
-        lines: queue.Queue[Line | None] = queue.Queue(maxsize=10_000)
-        for source in pods:
-            threading.Thread(
-                target=self._follow_pod, args=[source, len(sources) == 1, lines], daemon=True
-            ).start()
-        ended = 0
-        while ended < len(pods):
-            line = lines.get()
-            if line is None:
-                ended += 1
-            else:
-                yield line
-
-    def _follow_pod(self, source: Source, alone: bool, out: queue.Queue[Line | None]) -> None:
-        assert source.pod is not None
-        name = "" if alone else source.name
+    def until_over(self, pod: Pod) -> Iterator[bytes]:
+        """Yields a pod's lines as they come, through broken connections, and once more after its end."""
         had: deque[bytes] = deque(maxlen=TAIL_LINES)
-        try:
-            for body in self._until_over(source.pod, had):
-                had.append(body)
-                out.put(Line(attempt=source.attempt, source=name, body=body))
-        except (CommandError, OSError) as error:
-            self._say(f"attempt {source.attempt}, {source.name}: {error}")
-        finally:
-            out.put(None)
-
-    def _until_over(self, pod: Pod, had: deque[bytes]) -> Iterator[bytes]:
-        """Yields a pod's lines, through broken connections, and once more after its end."""
         over, told = pod.over, False
         while True:
             overlap = Overlap([*had])
-            tail = [f"--tail={TAIL_LINES}"] if had else []
+            flags = [f"--tail={TAIL_LINES}"] if had else []
+            flags += [] if over else ["--follow"]
             try:
-                for line in self._of_pod(pod, *tail, *([] if over else ["--follow"])):
-                    yield from overlap.take(line)
+                for line in chain.from_iterable(map(overlap.take, self._of_pod(pod, *flags))):
                     told = False
+                    had.append(line)
+                    yield line
                 yield from overlap.rest()
             except NotFound:
                 return
@@ -216,3 +186,61 @@ class Reader:
         except CommandError:
             return False
         return log_sources.pods({"items": [kubectl.decoded(said, "kubectl's answer")]})[0].over
+
+
+class Follower:
+    """Follows all attempts of a job, one after the other; of one attempt, all sources at once."""
+
+    def __init__(self, reader: Reader, wanted: Wanted, shown: set[tuple[int, str]], say: Say) -> None:
+        self._reader = reader
+        self._wanted = wanted
+        self._say = say
+        self._shown = shown
+        """Attempts and names of the sources that were begun."""
+        self._open: dict[tuple[int, str], Source] = {}
+        """Those that have not ended."""
+        self._lines: queue.Queue[tuple[Source, bytes | None]] = queue.Queue(maxsize=10_000)
+        """None: the source has ended."""
+
+    def lines(self, access: Access, ref: str) -> Iterator[Line]:
+        """Yields lines until the job has settled and all sources have ended."""
+        states = follow.states(access, ref, every=0, lost=lambda error: self._say(str(error)))
+        for job in states:
+            for source in log_sources.startable(
+                self._reader.sources(job, self._wanted), self._shown, self._open
+            ):
+                self._begin(source)
+            if follow.code_of(job) is not None and not self._open:
+                self._say(f"{job.ref} is {job.phase}")
+                return
+            yield from self._drain(POLL_SECONDS)
+
+    def _begin(self, source: Source) -> None:
+        self._shown.add((source.attempt, source.name))
+        self._open[source.attempt, source.name] = source
+        threading.Thread(target=self._pump, args=[source], daemon=True).start()
+
+    def _pump(self, source: Source) -> None:
+        try:
+            for body in self._reader.of(source, following=True):
+                self._lines.put((source, body))
+        except (CommandError, RunError) as error:
+            self._say(f"attempt {source.attempt}, {source.name}: {error}")
+        finally:
+            self._lines.put((source, None))
+
+    def _drain(self, seconds: float) -> Iterator[Line]:
+        """Yields what comes within `seconds`."""
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            try:
+                source, body = self._lines.get(timeout=left)
+            except queue.Empty:
+                return
+            if body is None:
+                del self._open[source.attempt, source.name]
+                if not self._open:
+                    return
+                continue
+            several = sum(attempt == source.attempt for attempt, _ in self._shown) > 1
+            yield Line(attempt=source.attempt, source=source.name if several else "", body=body)

@@ -115,9 +115,9 @@ def sentences(job: Job) -> Iterator[Condition]:
         yield from ends
         return
     for each in job.conditions:
-        if each.message and (
-            BAD.get(each.type) == each.status or (each.type == "Running" and job.phase != SUSPENDED)
-        ):
+        if job.phase == SUSPENDED and each.type in ("Running", "Scheduled"):
+            continue  # Suspended says it
+        if each.message and (each.type == "Running" or BAD.get(each.type) == each.status):
             yield each
 
 

@@ -12,7 +12,18 @@ from spottrain.contract import log_key
 from spottrain.storage.open import open_store
 from spottrain_cli import app
 from spottrain_cli.jobs import Job, jobs
-from spottrain_cli.log_sources import Overlap, Pod, Source, Wanted, missing, nothing, pods, sources
+from spottrain_cli.log_sources import (
+    Overlap,
+    Pod,
+    Source,
+    Wanted,
+    history,
+    missing,
+    nothing,
+    pods,
+    sources,
+    startable,
+)
 
 from tests.support.costs import ENDED, attempt, document
 from tests.support.sentences import Told
@@ -75,6 +86,36 @@ def test_a_pod_names_its_trainer_and_says_whether_it_is_over() -> None:
     ]
     assert pods(listed("terminated", **name))[0].over and not pods(listed("waiting", **name))[0].started
     assert pods(listed("running"))[0].container == "trainer"
+
+
+# --- in which order -------------------------------------------------------------------------------------
+def test_the_next_attempt_waits_for_the_one_before_and_the_pods_of_a_gang_print_together() -> None:
+    job = a_job()
+    gang = sources(job, {}, [pod(1), pod(1, 1), pod(2)], Wanted())
+    assert [each.name for each in startable(gang, set(), [])] == ["worker 0", "worker 1"]
+    late = startable(gang, {(1, "worker 0")}, [(1, "worker 0")])
+    assert [(each.attempt, each.name) for each in late] == [(1, "worker 1")]
+    both = {(1, "worker 0"), (1, "worker 1")}
+    assert startable(gang, both, [(1, "worker 1")]) == []
+    assert [each.attempt for each in startable(gang, both, [])] == [2]
+
+
+def test_what_was_shown_from_a_pod_is_not_shown_again_from_the_store() -> None:
+    found = sources(a_job(), STORED, [], Wanted())
+    assert [each.attempt for each in startable(found, {(1, "worker 0")}, [])] == [2]
+
+
+def test_ranks_in_the_store_come_one_after_the_other() -> None:
+    found = sources(a_job(), STORED, [], Wanted())
+    assert [each.name for each in startable(found, set(), [])] == ["rank 0"]
+    assert startable(found, {(1, "rank 0")}, [(1, "rank 0")]) == []
+    assert [each.name for each in startable(found, {(1, "rank 0")}, [])] == ["rank 1"]
+
+
+def test_the_history_ends_where_an_attempt_still_prints() -> None:
+    found = sources(a_job(), STORED, [pod(2, over=True), pod(3)], Wanted())
+    assert {each.attempt for each in history(found)} == {1, 2}
+    assert history(found[:-1]) == found[:-1]
 
 
 # --- what is said of what is not there ------------------------------------------------------------------
