@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -25,6 +26,8 @@ Json = dict[str, Any]
 KIND: Final = "TrainingJob"
 OTHER_KINDS: Final = ("Job", "PyTorchJob", "TrainJob")
 ACCEPTED: Final = "Accepted"
+TYPED: Final = re.compile(r'Invalid value: "(string|object|integer|boolean|number|array)": ')
+"""What the API server writes before the sentence of a rule: a type in place of the value."""
 LOOKED_AT_SECONDS: Final = 15.0
 """How long an operator may take to look at a new job."""
 POLL_SECONDS: Final = 0.5
@@ -50,7 +53,8 @@ def of_file(name: str) -> Submission:
             f"{name} holds a {others[0]['kind']}; `spottrain init {name}` makes a TrainingJob of it"
         )
     if len(found) != 1:
-        kinds = ", ".join(dict.fromkeys(str(each.get("kind")) for each in documents)) or "nothing"
+        named = dict.fromkeys(str(each.get("kind") or "an object without kind") for each in documents)
+        kinds = ", ".join(named) or "nothing"
         raise UsageError(f"{name} holds {kinds}, and submit takes one TrainingJob")
     if others:
         names = ", ".join(f"{each.get('kind')} {(each.get('metadata') or {}).get('name')}" for each in others)
@@ -154,7 +158,7 @@ def _create(access: Access, manifest: Json, *more: str) -> Json:
         said = kubectl.run(access, *words, given=json.dumps(manifest), shown="kubectl create")
     except CommandError as error:
         if "already exists" not in str(error):
-            raise
+            raise type(error)(TYPED.sub("", str(error))) from None
         name, place = (
             manifest["metadata"].get("name"),
             manifest["metadata"].get("namespace") or access.namespace,
