@@ -477,9 +477,18 @@ class Coordinator:
     def _complete_with_script(self, uri: str, digest: str) -> None:
         self._wait_for_store()
         if self.checkpoints is not None:
+            self._store_saved(self.checkpoints)
             self.checkpoints.meet()  # the script has to end on all ranks
         self.session.preemption.let_end(None)
         self._complete(uri, digest)
+
+    def _store_saved(self, checkpoints: CheckpointManager) -> None:
+        """Stores the models that the script has saved. A stop cuts it short, like the rest of the script."""
+        if self.session.world.first and (files := self.session.saved_files()):
+            began = time.time()
+            sent = checkpoints.final.add_saved(files)
+            uri = checkpoints.final_uri
+            log.event("model-stored", files=len(files), bytes=sent, output=uri, seconds=time.time() - began)
 
     def _conclude_rest(self, then: str) -> None:
         self.session.conclude(self.session.interrupted_after_training().then(then))
@@ -508,20 +517,11 @@ class Coordinator:
             uri = self.checkpoints.final_uri
             if self.session.compile_cache is not None:
                 self.session.compile_cache.save_if_changed()
-            self._store_saved(self.checkpoints)
         return uri, digest
 
     def _complete(self, uri: str, digest: str) -> None:
         """Releases HEAD as done: from here on nothing can be lost."""
         if self.checkpoints is not None:
-    def _store_saved(self, checkpoints: CheckpointManager) -> None:
-        """Stores the models that the script has saved. A stop cuts it short, like the rest of the script."""
-        if self.session.world.first and (files := self.session.saved_files()):
-            began = time.time()
-            sent = checkpoints.final.add_saved(files)
-            uri = checkpoints.final_uri
-            log.event("model-stored", files=len(files), bytes=sent, output=uri, seconds=time.time() - began)
-
             self.checkpoints.release(done=True)
             self.session.outage.patient = False
         self.clock.completed()
