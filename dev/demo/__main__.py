@@ -25,6 +25,7 @@ from localcluster.shell import ClusterError
 from demo.figures import attempts_table, digests_equal, figures, losses_equal, meaning
 from demo.kubectl import Kubectl, Watch
 from demo.record import JobRecord
+from demo.report import write_report
 from demo.target import ROOT, NotPossible, Target, open_target
 from demo.timeline import Timeline
 
@@ -101,6 +102,7 @@ def story(target: Target, timeline: Timeline) -> bool:
     print(f"\n{attempts_table(jobs['gpt']['status'])}\n", flush=True)
     equal = losses_equal(interrupted, alone) and digests_equal(interrupted, alone)
     print(meaning(figures(jobs["gpt"], interrupted, published), equal=equal), flush=True)
+    line(f"\nAll of it on one page, by `spottrain report gpt`: {write_report(target, 'gpt')}")
     return equal and jobs["gpt"]["status"]["phase"] == "Succeeded"
 
 

@@ -42,6 +42,8 @@ class Target:
     uri: str
     endpoint: str
     secret: str
+    keys: dict[str, str]
+    """Variables that give a person access to the bucket; empty where the user has it."""
     pool_of: Callable[[str | None], Raw]
     """The pool for a job that is to run on the named node, or on any."""
     notice_seconds: float
@@ -105,6 +107,7 @@ def _own_target(cluster: Cluster, *, uri: str, image: str, notice: float) -> Tar
         uri=uri,
         endpoint=cluster.s3_endpoint,
         secret=SECRET,
+        keys=install.keys(cluster),
         pool_of=local_pool,
         notice_seconds=notice,
         interrupt=lambda _pod, node: cluster.reclaim(node, notice),
@@ -194,6 +197,7 @@ def existing_target() -> Iterator[Target]:
         uri=ask("CHECKPOINT_URI", "Checkpoint URI (s3://bucket/prefix)").rstrip("/"),
         endpoint=os.environ.get("ENDPOINT", ""),
         secret=os.environ.get("CREDENTIALS_SECRET", ""),
+        keys={},
         pool_of=lambda _node: pool,
         notice_seconds=0,
         interrupt=delete_pod,

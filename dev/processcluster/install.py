@@ -96,9 +96,13 @@ def values(cluster: Cluster) -> list[str]:
 
 def credentials(cluster: Cluster) -> dict[str, Any]:
     """The Secret that jobs of a namespace need for the bucket."""
-    keys = {"AWS_ACCESS_KEY_ID": cluster.s3_access_key, "AWS_SECRET_ACCESS_KEY": cluster.s3_secret_key}
-    data = {name: base64.b64encode(value.encode()).decode() for name, value in keys.items()}
+    data = {name: base64.b64encode(value.encode()).decode() for name, value in keys(cluster).items()}
     return {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": SECRET}, "data": data}
+
+
+def keys(cluster: Cluster) -> dict[str, str]:
+    """Variables that give access to the bucket."""
+    return {"AWS_ACCESS_KEY_ID": cluster.s3_access_key, "AWS_SECRET_ACCESS_KEY": cluster.s3_secret_key}
 
 
 def environment(cluster: Cluster) -> dict[str, str]:

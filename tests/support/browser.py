@@ -72,7 +72,11 @@ function looked(frame, width) {{
       if (across > 1 && down > 2) overlaps.push(one.text + " / " + other.text);
     }}
   }});
-  return {{width, overlaps, faint, outside, texts: texts.length,
+  const plot = inside.querySelector("figure svg"), box = plot.getBoundingClientRect();
+  plot.dispatchEvent(new view.PointerEvent("pointermove", {{clientX: box.left + box.width / 2}}));
+  const pointed = inside.querySelector("figcaption span").textContent;
+  plot.dispatchEvent(new view.PointerEvent("pointerleave"));
+  return {{width, pointed, overlaps, faint, outside, texts: texts.length,
     sideways: root.scrollWidth - root.clientWidth,
     dark: view.matchMedia("(prefers-color-scheme: dark)").matches,
     charts: [...inside.querySelectorAll(".curve")].map(each => each.getBoundingClientRect().width)}};
@@ -97,6 +101,8 @@ class Look:
     outside: list[str]
     dark: bool
     charts: list[float]
+    pointed: str
+    """What a pointer in the middle of the first chart makes its caption say."""
 
 
 def chromium() -> str | None:

@@ -90,6 +90,10 @@ def _chart(title: str, figure: str, found: list[Column], axis: Axis, report: Rep
         element("path", class_="curve", d=_path(_places(found, steps, axis, "mean"))),
         viewBox=f"0 0 {WIDTH:g} {HEIGHT:g}",
         preserveAspectRatio="none",
+        data_last=f"{steps.high:.0f}",
+        data_low=repr(axis.low),
+        data_high=repr(axis.high),
+        data_log="1" if axis.logarithmic else None,
         role="img",
         aria_label=f"{title} over steps 0 to {steps.high:,.0f}; {figure}",
     )

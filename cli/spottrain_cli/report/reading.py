@@ -10,7 +10,7 @@ from spottrain.core.series import Series
 from spottrain.errors import RunError
 from spottrain.storage.base import Store
 
-from spottrain_cli.checkpoints.source import open_of_job
+from spottrain_cli.checkpoints.source import open_job
 from spottrain_cli.errors import CommandError
 from spottrain_cli.jobs import SELF, SYNC, Job
 
@@ -43,7 +43,7 @@ def read_of_job(job: Job, endpoint: str) -> tuple[list[Series], str]:
     if job.checkpoint.mode in (SELF, SYNC):
         return [], f"{LACK}: with checkpoint.mode {job.checkpoint.mode} the script's loop reports none"
     try:
-        found = read_series(open_of_job(job, endpoint))
+        found = read_series(open_job(job, endpoint))
     except (RunError, CommandError) as error:
         return [], f"{LACK}, for they cannot be read from here: {error}"
     if not any(series.attempt.jobUID == job.uid for series in found):

@@ -45,7 +45,7 @@ class Words(HTMLParser):
         assert self.open.pop() == tag
 
     def handle_data(self, data: str) -> None:
-        if "style" not in self.open and data.strip():
+        if not {"style", "script"} & {*self.open} and data.strip():
             self.texts.append(data.strip())
 
 
@@ -118,14 +118,14 @@ def test_no_text_of_a_job_becomes_markup() -> None:
     raw["metadata"]["name"] = HOSTILE
     text = page(of_job(jobs.job(raw, "a test"), scenes.all_series(), now=scenes.NOW, note=HOSTILE))
     words = Words(text)
-    assert not {"script", "img"} & words.names and HOSTILE in " ".join(words.texts)
-    assert "<script" not in text and "onerror=alert" in text  # as text
+    assert "img" not in words.names and HOSTILE in " ".join(words.texts)
+    assert text.count("<script") == 1 and "onerror=alert" in text  # as text
 
 
 def test_a_page_loads_nothing() -> None:
     text = page(of_scene())
     assert not re.search(r"https?://|@import|src=|href=", text)
-    assert "default-src" in text and "script-src" not in text and "viewport" in text
+    assert "default-src" in text and "viewport" in text
 
 
 def test_a_million_steps_in_a_hundred_attempts_take_less_than_2_mb() -> None:
@@ -211,7 +211,7 @@ def test_the_command_writes_a_file_and_again_but_not_over_another_one(
     assert app.main(["report", uri, "-o", "train.py"]) == 2
     assert app.main(["report", uri, "-o", "none/x.html"]) == 2
     assert app.main(["report", uri, "-o", "-", "--open"]) == 2
-    told(capsys.readouterr().err)
+    told(capsys.readouterr().err.strip())
 
 
 def test_a_uri_without_a_series_or_with_a_damaged_one_is_a_sentence(

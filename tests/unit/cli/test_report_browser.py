@@ -53,3 +53,4 @@ def test_a_page_can_be_read(made: object, scheme: int, tmp_path: Path) -> None:
         assert each.dark is (scheme == DARK) and each.texts > 50
         assert not (each.sideways or each.outside or each.overlaps or each.faint), each
         assert len(each.charts) == 2 and min(each.charts) > each.width / 4
+        assert each.pointed.startswith("step ") and ": about " in each.pointed
