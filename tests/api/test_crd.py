@@ -14,12 +14,14 @@ from spottrain_operator.names import API_VERSION
 
 from tests.api.kube import MERGE, Json, Kube, Refused, jobs
 from tests.api.scene import job_body
+from tests.support.pages import manifests
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "crds" / "examples"
 FILES = [*sorted((EXAMPLES / "valid").glob("*.yaml")), *sorted((ROOT / "examples").glob("*.yaml"))]
 VALID = [file for file in FILES if yaml.safe_load(file.read_text()).get("kind") == "TrainingJob"]
 INVALID = sorted((EXAMPLES / "invalid").glob("*.yaml"))
+IN_PAGES = manifests("TrainingJob")
 DRY = "fieldValidation=Strict&dryRun=All"
 
 
@@ -32,6 +34,12 @@ def test_the_job_on_the_first_screen_of_the_readme_is_accepted(kube: Kube) -> No
     block = (ROOT / "README.md").read_text().split("```yaml\n")[1].split("```")[0]
     assert len(block.splitlines()) < 25
     kube.create_job("default", yaml.safe_load(block), query=DRY)
+
+
+@pytest.mark.parametrize("job", [job for _, job in IN_PAGES], ids=[place for place, _ in IN_PAGES])
+def test_each_job_of_the_documentation_is_accepted(kube: Kube, job: Json) -> None:
+    job["metadata"].pop("namespace", None)
+    kube.create_job("default", job, query=DRY)
 
 
 @pytest.mark.parametrize("file", INVALID, ids=lambda f: f.stem)

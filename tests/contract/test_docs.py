@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from typing import Any
 
+import botocore.session
 import docsite
 import jsonschema
 import pytest
 import yaml
+from botocore import xform_name
 
 from tests.support.pages import PAGES, ROOT, blocks, documents, manifests
 
 CRD = yaml.safe_load((ROOT / "crds" / "trainingjobs.yaml").read_text())
 CHART = ROOT / "charts" / "spottrain"
+ACTIONS = {
+    "HeadObject": "s3:GetObject",
+    "ListObjectsV2": "s3:ListBucket",
+    "ListMultipartUploads": "s3:ListBucketMultipartUploads",
+    "DeleteObjects": "s3:DeleteObject",
+    **dict.fromkeys(("CreateMultipartUpload", "UploadPart", "CompleteMultipartUpload"), "s3:PutObject"),
+}
+"""What IAM calls the operations that have another name there."""
 NAMES = [path.relative_to(ROOT).as_posix() for path in PAGES]
 
 
@@ -65,6 +76,15 @@ def test_each_job_is_one_that_the_definition_knows() -> None:
     for place, job in found:
         errors = [error.message for error in check.iter_errors(job["spec"])]
         assert not errors, f"{place}: {errors}"
+
+
+def test_the_policy_for_a_bucket_on_aws_allows_what_the_runtime_asks_and_no_more() -> None:
+    model = botocore.session.get_session().get_service_model("s3")
+    called = set(re.findall(r'"([a-z0-9_]+)"', (ROOT / "runtime/spottrain/storage/s3.py").read_text()))
+    asked = {name for name in model.operation_names if xform_name(name) in called}
+    policies = [doc for block, name, doc in documents() if "policy.json" in name]
+    allowed = {action for policy in policies for rule in policy["Statement"] for action in rule["Action"]}
+    assert allowed == {ACTIONS.get(name, f"s3:{name}") for name in asked}
 
 
 def merged(below: Any, above: Any) -> Any:

@@ -27,6 +27,7 @@ from tests.karpenter.autoscaler import (
     hostname,
     zone,
 )
+from tests.support.pages import manifests
 
 SAVED = word(Outcome.INTERRUPTED, step=9, durableStep=9, startStep=0)
 STAMP = "karpenter.sh/nodeclaim-termination-timestamp"
@@ -205,3 +206,11 @@ def all_idle(autoscaler: Autoscaler, pool: str) -> bool:
 
 def first_deleted(scenes: list[Scene]) -> Scene | None:
     return next((s for s in scenes if (pod := s.pod(1)) is not None and deleted(s, pod)), None)
+
+
+def test_the_node_pool_of_the_page_on_eks_is_one_that_karpenter_knows(kube: Kube) -> None:
+    pools = manifests("NodePool")
+    assert pools
+    for _, pool in pools:
+        query = "fieldValidation=Strict&dryRun=All"
+        kube.call("POST", f"/apis/karpenter.sh/v1/nodepools?{query}", pool)
