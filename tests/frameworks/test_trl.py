@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from spottrain.contract import Env, Outcome
 
 from tests.runs.launched import Launched
+from tests.support.command import checkpoints
 from tests.support.examples import ROOT, Kind
 
 STEPS = 200
@@ -87,6 +88,10 @@ def test_the_adapter_and_its_tokenizer_lie_beside_the_final_weights(train: Train
     named = {name.replace(".default.", "."): each for name, each in weights.items() if ".lora_" in name}
     assert named.keys() == adapter.keys()
     assert all(torch.equal(named[name], each) for name, each in adapter.items())
+    got = tmp_path / "got"
+    assert checkpoints(["download", str(tmp_path / "store"), "--to", str(got)]) == 0
+    assert (got / "adapter_model.safetensors").exists() and (got / "tokenizer.json").exists()
+    assert not (got / "model.safetensors").exists(), "the base model is the person's own"
 
 
 def test_no_checkpoint_holds_the_frozen_base_model(train: Train, tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ class StateCheckpoints:
         return True
 
     def final_files(self) -> Iterator[tuple[str, Path]]:
-        with tempfile.TemporaryDirectory() as folder:
+        with tempfile.TemporaryDirectory(prefix=".spottrain-") as folder:
             write_description(self._model, None, Path(folder))
             for path in sorted(Path(folder).rglob("*")):
                 yield path.relative_to(folder).as_posix(), path

@@ -19,8 +19,10 @@ from spottrain.contract import HEAD_KEY
 from spottrain.core import log
 from spottrain.lifecycle.session import Session
 
-NO_MODEL: Final = re.compile(r"checkpoint-\d+|runs|\..*")
-"""Folders beside a model: the Trainer's checkpoints, TensorBoard's logs, ours."""
+NO_MODEL: Final = re.compile(r"checkpoint-\d+|\..*")
+"""Folders that are no model: the Trainer's checkpoints, and ours."""
+LOGS: Final = "runs"
+"""Folder beside a model, of TensorBoard."""
 CLOCK_SECONDS: Final = 1.0
 """A file system's clock may be so much behind."""
 DURING: Final = (
@@ -52,12 +54,13 @@ class SavedModels:
             result = method(*args, **kwargs)
             folder = signature.bind(*args, **kwargs).arguments.get(argument) or usual
             if folder is not None and self._session.world.first:
-                self._note(Path(folder).resolve(), began)
+                self.note(Path(folder).resolve(), began)
             return result
 
         return saving
 
-    def _note(self, folder: Path, began: float) -> None:
+    def note(self, folder: Path, began: float) -> None:
+        """Notes a folder that was saved to since `began`, in Unix seconds."""
         session = self._session
         if NO_MODEL.fullmatch(folder.name) or not folder.is_dir():
             return
@@ -96,6 +99,8 @@ def _files(folder: Path) -> Iterator[Path]:
         folders[:] = [
             each
             for each in folders
-            if not NO_MODEL.fullmatch(each) and not Path(place, each, HEAD_KEY).exists()  # a checkpoint URI
+            if each != LOGS
+            and not NO_MODEL.fullmatch(each)
+            and not Path(place, each, HEAD_KEY).exists()  # a checkpoint URI
         ]
         yield from (path for name in names if (path := Path(place, name)).is_file())
