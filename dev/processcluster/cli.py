@@ -112,10 +112,14 @@ def _down() -> int:
 
 def by_hand(cluster: Cluster) -> str:
     """How to go on at a prompt."""
-    config, programs = cluster.kubeconfig, layout.default_paths().bin
-    return f"""  export KUBECONFIG={shlex.quote(str(config))}
-  export PATH={shlex.quote(str(programs))}:$PATH
-  kubectl apply -f examples/gpt-local.yaml
-  kubectl get tj -w
-  kubectl logs -f -l spottrain.io/job=gpt --tail=-1
-  make reclaim NODE=spot-a   # its notice now, its end in 30 s; `make restore` brings a new one"""
+    programs = [layout.repository() / ".venv" / "bin", layout.default_paths().bin]
+    path = shlex.quote(":".join(map(str, programs)))
+    keys = " ".join(f"{name}={shlex.quote(value)}" for name, value in install.keys(cluster).items())
+    return f"""  export KUBECONFIG={shlex.quote(str(cluster.kubeconfig))}
+  export PATH={path}:$PATH
+  export {keys}
+  spottrain submit examples/gpt-local.yaml
+  spottrain watch gpt
+  make reclaim NODE=spot-a   # its notice now, its end in 30 s; `make restore` brings a new one
+  spottrain status gpt       # kubectl get tj; spottrain report gpt; spottrain logs gpt
+  spottrain checkpoints download gpt --to gpt-model"""
