@@ -7,6 +7,20 @@ timeline, overview, cost_report, cost_sums
                what status, list and cost say of jobs, pure
 output         what is printed: tables for people, JSON and YAML for programs
 errors         exit codes
+client         the Python client: `from spottrain_cli import Client`
 checkpoints/   `spottrain checkpoints VERB URI`
 planner/       calculators of `spottrain plan`; no torch
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from spottrain.core.lazy import names
+
+if TYPE_CHECKING:
+    from spottrain_cli.client import Client, JobFailed, JobHandle, Result, WaitTimeout
+
+__all__ = ["Client", "JobFailed", "JobHandle", "Result", "WaitTimeout"]
+
+__getattr__ = names("spottrain_cli", dict.fromkeys(__all__, "spottrain_cli.client"))

@@ -25,16 +25,16 @@ def states(
     *,
     every: float,
     lost: Callable[[CommandError], None] = ignore,
-    sleep: Callable[[float], None] = time.sleep,
+    limit: float | None = None,
 ) -> Iterator[Job]:
-    """Yields the job again and again.
+    """Yields the job again and again, until `limit`.
 
     Args:
         access: The cluster and namespace.
         ref: NAME or NAMESPACE/NAME.
         every: Seconds between two looks.
         lost: Called once at the begin of each outage, which may last: the cluster is asked on.
-        sleep: Waits.
+        limit: Time of time.monotonic(); None: without end.
 
     Raises:
         NotFound: There is no such job, or it was deleted meanwhile.
@@ -43,7 +43,10 @@ def states(
     yield cluster.find(access, ref)
     down = False
     while True:
-        sleep(every)
+        left = every if limit is None else min(every, limit - time.monotonic())
+        if left < 0:
+            return
+        time.sleep(left)
         try:
             job = cluster.find(access, ref)
         except NotFound as error:
