@@ -310,6 +310,9 @@ class Observed:
     annotated_at: Mapping[str, datetime] = field(default_factory=dict)
     """By UID of a pod of the current attempt: when this process first saw its deadline annotation, or first
     failed to write it. The pod's DELETE comes `Limits.annotation_lead` later."""
+    alone_since: datetime | None = None
+    """Since when this process has seen no pod of an earlier attempt that may still write checkpoints. By its
+    own clock, as the trainers' responses are; the times of pods are by others."""
     sync_image: str = ""
     """Image of the sidecar that uploads a folder (checkpoint.mode Sync)."""
     zoned: bool = True

@@ -58,6 +58,8 @@ class JobMemory:
     """By pod UID."""
     annotated_at: dict[str, datetime] = field(default_factory=dict)
     """By pod UID: when its deadline annotation was first seen, or could not be written."""
+    alone_since: datetime | None = None
+    """Since when no pod of an earlier attempt that may still write has been seen."""
     unread: frozenset[str] = frozenset()
     """Names of claims that could not be read in the last reconcile; each is logged once."""
     ungrouped: bool = False

@@ -119,6 +119,8 @@ async def observe(job: Job, given: Sources, now: datetime) -> Observed:
         prices=given.prices(),
         sync_image=given.sync_image,
     )
+    known.alone_since = None if handover.saving(o, job.status) else known.alone_since or now
+    o = replace(o, alone_since=known.alone_since)
     o = await _dry_run(o, cluster, memory)
     o = replace(o, heard=await _events(o, cluster, memory))
     o = replace(o, others=caches.pods.others_on(ledger.shared_nodes(o), job.key))

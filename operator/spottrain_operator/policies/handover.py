@@ -217,9 +217,8 @@ def _gate_opens(o: Observed) -> datetime | None:
     attempt has, or it has not ended."""
     before, sample = o.job.status.previous, o.sample.progress if o.sample is not None else None
     waits = sample is not None and (sample.attempt, sample.state) == (o.job.status.attempt, GATED_STATE)
-    if not waits or before is None or before.cause != Cause.MOVED or saving(o, o.job.status):
-        return None
-    return before.ended + OPENS if before.ended is not None else None
+    handed_over = before is not None and before.cause == Cause.MOVED
+    return o.alone_since + OPENS if waits and handed_over and o.alone_since is not None else None
 
 
 def over(asked: AttemptRecord, cause: Cause, words: str) -> AttemptRecord:

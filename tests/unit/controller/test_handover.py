@@ -136,9 +136,9 @@ def test_pods_that_wait_for_an_attempt_that_was_killed_before_it_released_are_ma
     for at in (130, 190):  # it may take all of its time
         told_at = replace(sample(attempt=2, state="Gated"), at=after(at))
         job.look("attempt=2 !deletes !stopping", saves, gated(), sample=told_at, at=at)
-    job.look("attempt=2 !stopping", killed, gated(), sample=told_at, at=190)
+    job.look("attempt=2 !stopping", killed, gated(), sample=told_at, at=190, alone_since=after(190))
     polled = replace(sample(attempt=2, state=state), at=after(196))
-    job.look(f"attempt=2 {expected}", gated(), sample=polled, at=196)
+    job.look(f"attempt=2 {expected}", gated(), sample=polled, at=196, alone_since=after(190))
 
 
 def test_a_request_without_a_node_is_given_up_for_the_next_pool_and_the_training_has_not_noticed() -> None:

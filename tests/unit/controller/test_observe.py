@@ -207,6 +207,21 @@ async def test_when_a_deadline_was_first_seen_is_remembered() -> None:
     assert (await _observed(w)).annotated_at == o.annotated_at == {pod.uid: seen}
 
 
+async def test_since_when_no_earlier_attempt_saves_is_by_this_processs_clock() -> None:
+    w = await _running()
+    since = (await _observed(w)).alone_since
+    assert since is not None
+    w.saved[1] = 9
+    await w.noticed("node-a", 100)
+    await w.after(2)
+    await w.after(2)
+    assert w.status.attempt == 2 and (await _observed(w)).alone_since is None
+    w.pass_time(10)
+    w.cluster.end(w.pod(1), 75)
+    await w.settle()
+    assert (await _observed(w)).alone_since == w.cluster.now
+
+
 async def test_events_and_their_absence_are_remembered_and_a_failure_is_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
