@@ -52,7 +52,7 @@ def init(
         typer.Option("--spot/--on-demand", help="Which nodes. Default: as the file says, else spot."),
     ] = None,
     accept_losses: Annotated[
-        bool, typer.Option(help="Write the manifest although something is lost.")
+        bool, typer.Option("--accept-losses", help="Write the manifest although something is lost.")
     ] = False,
 ) -> None:
     from spottrain_cli import manifests
@@ -83,8 +83,16 @@ def _of_script(
     file: str, name: str, image: str, gpus: int, bucket: str, sync_path: str, spot: bool | None
 ) -> str:
     from spottrain_cli.migrate import text
+    from spottrain_cli.submit import survival
     from spottrain_cli.submit.script import Script, manifest
 
+    if Path(file).is_file():
+        found = survival.of_files(file)
+        print(f"note: {found}", file=sys.stderr)
+    print(
+        f"note: the image must have {file}; `spottrain submit {file}` brings it along instead",
+        file=sys.stderr,
+    )
     script = Script(
         path=file,
         name=name,

@@ -1,4 +1,4 @@
-"""What of a script survives a reclaim, by what it and the modules beside it import. Pure: reads texts."""
+"""What of a script survives a reclaim, by what it and the modules beside it import."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import ast
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import Final
 
 
@@ -71,6 +72,13 @@ def of(script: str, texts: Mapping[str, str]) -> Survival:
         evidence=f"{script} has no Trainer of Hugging Face or Lightning, and nothing of spottrain",
         todo=LOOP,
     )
+
+
+def of_files(script: str) -> Survival:
+    """Returns the same of a script on this machine."""
+    folder = Path(script).parent
+    texts = {path.as_posix(): path.read_text(errors="replace") for path in folder.glob("*.py")}
+    return of(Path(script).as_posix(), texts)
 
 
 def reached(script: str, texts: Mapping[str, str]) -> list[str]:
