@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 from demo.kubectl import Kubectl
 from localcluster.api import Cluster
+from spottrain.contract import INTERRUPT_ANNOTATION
 
 from tests.nodes.conftest import new_lab
 from tests.support.lab import Lab, drawn_to
@@ -53,6 +54,24 @@ def test_a_uri_has_one_owner_and_a_job_applied_again_says_so_or_goes_on_as_it_wa
     lab.apply(lab.job("one", training={"maxSteps": 101}, checkpoint=uri | {"onExisting": "Resume"}))
     status = lab.wait_for_phase("Succeeded", name="one", seconds=240)
     assert status["attempts"][0]["startStep"] >= 12
+
+
+@pytest.mark.heavy
+def test_a_fire_drill_saves_and_the_next_attempt_goes_on_where_it_was(lab: Lab) -> None:
+    lab.apply(lab.slow_job("drilled"))
+    lab.wait_for_step(5, name="drilled", seconds=240)
+    lab.kubectl.run("annotate", "trainingjob", "drilled", f"{INTERRUPT_ANNOTATION}=once")
+    status = lab.wait_for_phase("Succeeded", name="drilled", seconds=240)
+    first, second = status["attempts"]
+    assert status["interrupt"] == {"request": "once", "attempt": 1}
+    assert (first["cause"], first["exitCode"], first["durableStep"]) == (
+        "InterruptRequested",
+        75,
+        second["startStep"],
+    )
+    assert second["startStep"] >= 5 and f"step {second['startStep']} was saved" in first["evidence"]
+    assert float(first["signalToDurableSeconds"]) > 0
+    assert (status.get("interruptions", 0), status.get("failures", 0)) == (0, 0)
 
 
 def test_a_node_that_vanishes_without_notice_costs_only_the_steps_since_the_last_checkpoint(lab: Lab) -> None:
