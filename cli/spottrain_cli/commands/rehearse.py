@@ -48,6 +48,7 @@ def rehearse(
     It runs on the local cluster of `make cluster-up`, undisturbed, then with reclaims at random moments.
     """
     import random
+    import signal
     import sys
 
     from spottrain_cli.rehearsal.story import Options, rehearse
@@ -61,6 +62,7 @@ def rehearse(
         seconds=timeout,
     )
     text = output is Format.TEXT
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what it has made is deleted at either signal
     verdict = rehearse(options, lambda line: print(line, file=None if text else sys.stderr, flush=True))
     if text:
         _show(verdict)

@@ -7,6 +7,8 @@ import random
 from dataclasses import dataclass
 from typing import Final
 
+from spottrain.core.text import counted
+
 NOTICE_REACHES_SECONDS: Final = 2.0
 """From the decision to reclaim until the trainer has stopped, at most: a training must not end meanwhile."""
 SECONDS_OF_ATTEMPT: Final = 10.0
@@ -63,8 +65,8 @@ def too_short(pace: Pace, reclaims: int) -> str:
         LEAST_STEPS_OF_ATTEMPT * (reclaims + 1), math.ceil(1.5 * needed / max(pace.seconds_of_step, 1e-6))
     )
     return (
-        f"{pace.steps} steps took {pace.whole:.1f} s here, too short to be interrupted {reclaims} times; "
-        f"give --max-steps {steps}, or fewer --reclaims"
+        f"{pace.steps} steps took {pace.whole:.1f} s here, too short for {counted(reclaims, 'reclaim')}; "
+        f"give --max-steps {steps}"
     )
 
 
@@ -86,6 +88,6 @@ def too_short_run(whole: float, reclaims: int) -> str:
     if whole >= needed:
         return ""
     return (
-        f"the job ran for {whole:.0f} s here, too short to be interrupted {reclaims} times; it needs "
-        f"{needed:.0f} s: let it train longer, or give fewer --reclaims"
+        f"the job ran for {whole:.0f} s here, too short for {counted(reclaims, 'reclaim')}; it needs "
+        f"{needed:.0f} s: let it train longer"
     )

@@ -254,6 +254,7 @@ def _clean_up(cluster: LocalCluster, namespace: str, here: Here) -> None:
             cluster.restore(node)
     for words in (
         ("-n", namespace, "delete", "tj", "--all"),
+        ("-n", namespace, "wait", "--for=delete", "pods", "--all", "--timeout=40s"),  # they may still save
         ("delete", "namespace", namespace, "--wait=false"),
     ):
         with suppress(CommandError):
