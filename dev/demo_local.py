@@ -119,6 +119,14 @@ def _rounded(seconds: float | None) -> float | None:
     return None if seconds is None else round(seconds, 3)
 
 
+def write_report(checkpoints: Path) -> Path:
+    file = ROOT / "out" / "demo-local-report.html"
+    file.parent.mkdir(exist_ok=True)
+    program = str(Path(sys.executable).with_name("spottrain"))
+    subprocess.run([program, "report", str(checkpoints), "-o", str(file)], stdout=subprocess.PIPE, check=True)
+    return file
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=24)
@@ -135,6 +143,7 @@ def main() -> int:
         first = demo.run(f"the same, interrupted after step {stop}", "parts", 1, stop_after=stop)
         second = demo.run("started again: attempt 2", "parts", 2)
         verdict = compare(whole, [first, second], chosen.steps)
+        print(f"--- both attempts on one page, by `spottrain report`: {write_report(folder / 'parts')}")
     print(json.dumps(verdict | {"seconds": round(time.monotonic() - began, 1)}))
     return 0 if verdict["outcome"] == "equal" else 1
 

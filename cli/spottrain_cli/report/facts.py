@@ -122,7 +122,7 @@ def of_job(job: Job, found: Sequence[Series], *, now: datetime, note: str = "") 
         step=job.progress.step,
         total=job.progress.totalSteps,
         word=steps_word(job),
-        loss=None if job.progress.loss is None else float(job.progress.loss),
+        loss=_loss(job) if (last := _last_loss(own)) is None else last,
         spans=tuple(spans),
         curves=tuple(series.points for series in own),
         breaks=_breaks(spans),
@@ -153,6 +153,10 @@ def _span(attempt: Attempt) -> Span:
         lost=lost,
         spent=attempt.spent,
     )
+
+
+def _loss(job: Job) -> float | None:
+    return None if job.progress.loss is None else float(job.progress.loss)
 
 
 def _unix(time: datetime | None) -> float | None:
@@ -189,16 +193,15 @@ def of_series(uri: str, found: Sequence[Series], *, now: float) -> Report:
     own = [series for series in cut(found) if series.attempt.jobUID == last.jobUID]
     whole = {series.attempt.term: series.points for series in found}
     spans = [_recorded(s.attempt, whole[s.attempt.term], over=s.attempt.term != last.term) for s in own]
-    points = own[-1].points
     return Report(
         title=last.job,
         state=spans[-1].cause or "Running, or killed",
         live=not last.outcome,
         made=now,
         sentences=(f"Checkpoints: {uri}",),
-        step=max(last.step, points[-1].step if points else 0),
+        step=last.step,
         total=last.totalSteps or None,
-        loss=next((point.loss for point in reversed(points) if point.loss is not None), None),
+        loss=_last_loss(own),
         spans=tuple(spans),
         curves=tuple(series.points for series in own),
         breaks=_breaks(spans),
@@ -247,6 +250,12 @@ def _breaks(spans: Sequence[Span]) -> tuple[Break, ...]:
         for one, after in pairwise(spans)
         if one.cause and after.start_step is not None
     )
+
+
+def _last_loss(found: Sequence[Series]) -> float | None:
+    """The status may be older: it has what the trainer said at the last poll."""
+    losses = (point.loss for series in reversed(found) for point in reversed(series.points))
+    return next((loss for loss in losses if loss is not None), None)
 
 
 def _diagnosis(found: Sequence[Series]) -> str:
