@@ -13,9 +13,23 @@ import typer
 from spottrain.errors import RunError
 
 from spottrain_cli import errors
-from spottrain_cli.commands import checkpoints, cost, forwarded, init
+from spottrain_cli.commands import (
+    checkpoints,
+    cost,
+    delete,
+    doctor,
+    forwarded,
+    init,
+    interrupt,
+    logs,
+    rehearse,
+    report,
+    status,
+    stop,
+    submit,
+    watch,
+)
 from spottrain_cli.commands import list as list_
-from spottrain_cli.commands import delete, interrupt, logs, rehearse, report, status, stop, submit, watch
 
 HELP = "Train on spot GPUs as if nobody could take the GPUs away."
 EPILOG = (
@@ -62,6 +76,7 @@ app.command("resume")(stop.resume)
 app.command("interrupt")(interrupt.interrupt)
 app.command("delete")(delete.delete)
 app.command("cost")(cost.cost)
+app.command("doctor")(doctor.doctor)
 app.command("report")(report.report)
 app.command("rehearse", epilog=rehearse.EXAMPLES)(rehearse.rehearse)
 
