@@ -144,26 +144,32 @@ def checked(access: Access, manifest: Json) -> Json:
         UsageError: The API server does not take it.
         CommandError: There is a job of this name, or as `kubectl.run`.
     """
-    return _create(access, manifest, "--dry-run=server")
+    return _create(access, manifest, "&dryRun=All")
 
 
 def create(access: Access, manifest: Json) -> Json:
     """Creates the TrainingJob. Raises as `checked`."""
-    return _create(access, manifest)
+    return _create(access, manifest, "")
 
 
-def _create(access: Access, manifest: Json, *more: str) -> Json:
-    words = ("create", *more, "--validate=strict", "--output=json", "--filename=-")
+def _create(access: Access, manifest: Json, query: str) -> Json:
+    """POSTs it: `kubectl create` asks the cluster for all of its definitions first."""
+    given = manifest["metadata"].get("namespace")
+    if given and access.namespace and access.namespace != given:
+        raise UsageError(
+            f"metadata.namespace is {given}, and --namespace {access.namespace}: leave one of them out"
+        )
+    namespace = given or cluster.namespace(access)
+    path = f"{cluster.PATH}/namespaces/{namespace}/trainingjobs?fieldValidation=Strict{query}"
+    words = ("create", f"--raw={path}", "--filename=-")
     try:
-        said = kubectl.run(access, *words, given=json.dumps(manifest), shown="kubectl create")
+        said = kubectl.run(
+            replace(access, namespace=""), *words, given=json.dumps(manifest), shown="kubectl create"
+        )
     except CommandError as error:
         if "already exists" not in str(error):
             raise type(error)(TYPED.sub("", str(error))) from None
-        name, place = (
-            manifest["metadata"].get("name"),
-            manifest["metadata"].get("namespace") or access.namespace,
-        )
-        ref = f"{place}/{name}" if place else name
+        ref = f"{namespace}/{manifest['metadata'].get('name')}"
         raise CommandError(
             f"there is a job {ref} already (`spottrain status {ref}`): take another name or delete it"
         ) from None
