@@ -119,6 +119,7 @@ def test_a_replacement_has_its_node_while_the_trainer_on_the_doomed_one_saves(
     scene.create(capacity=capacity("lone"))
     (pod,) = autoscaler.start(scene, 1, 1)
     scene.wait_condition("Running", "True")
+    scene.see_runtime()  # only our runtime waits at the gate
     autoscaler.delete_claim(autoscaler.claim_of(pod["spec"]["nodeName"])["metadata"]["name"])
     (again,) = autoscaler.start(scene, 2, 1)
     assert again["spec"]["nodeName"] != pod["spec"]["nodeName"]
