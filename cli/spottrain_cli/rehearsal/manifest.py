@@ -19,6 +19,8 @@ KIND: Final = "TrainingJob"
 RUNTIME_IMAGE: Final = "spottrain-runtime"
 EXAMPLES: Final = "/opt/spottrain/examples"
 """Folder of our runtime image that the process nodes have too."""
+INJECTED: Final = "/spottrain"
+"""Folder of the injected runtime (spec.runtime.inject)."""
 CODE_FOLDER: Final = "/rehearsal/code"
 SOURCE_FOLDER: Final = "/rehearsal/source"
 CODE: Final = "rehearsal-code"
@@ -34,7 +36,8 @@ SPEC_LEFT_OUT: Final = {
     "deletionPolicy": "a rehearsal deletes all that it makes",
     "dataCache": "the volume is not here",
 }
-FAILURE_POLICY_LEFT_OUT: Final = ("hangTimeoutSeconds", "startTimeoutSeconds")
+AT_FIRST_FAILURE: Final = {"maxFailures": 0, "startTimeoutSeconds": 60}
+"""Fields of failurePolicy: nobody waits for an image or a volume that will never be here."""
 CHECKPOINT_KEPT: Final = frozenset(
     {"mode", "syncPath", "syncWhen", "resumeArgs", "interval", "keep", "keepBest", "compileCache", "logs"}
 )
@@ -140,10 +143,10 @@ def adapted(job: Json, others: Sequence[Json], here: Here) -> Adapted:
     for key, why in SPEC_LEFT_OUT.items():
         changes.leave_out(spec, key, "spec", why)
     policy = spec["failurePolicy"] = dict(spec.get("failurePolicy") or {})
-    for key in FAILURE_POLICY_LEFT_OUT:
-        changes.leave_out(policy, key, "failurePolicy", SLOWER)
-    policy["maxFailures"] = 0
-    changes.say("failurePolicy.maxFailures: 0, a rehearsal ends at the first failure")
+    changes.leave_out(policy, "hangTimeoutSeconds", "failurePolicy", SLOWER)
+    policy |= AT_FIRST_FAILURE
+    said = ", ".join(f"{key} {value}" for key, value in AT_FIRST_FAILURE.items())
+    changes.say(f"failurePolicy: {said}, a rehearsal ends at the first failure")
     _size(spec, changes)
     _capacity(spec, notice, changes)
     _checkpoint(spec, mode, here, changes)
@@ -421,6 +424,8 @@ def _place(pod: Json, trainer: Json, here: Here) -> str | None:
         if word == "-m" and at + 1 < len(words) and _is_module(words[at + 1], here):
             return _working_folder(trainer)
         for script in SCRIPT.findall(word):
+            if script.startswith(f"{INJECTED}/"):
+                continue  # the launcher; the script follows
             if any(script.startswith(f"{folder}/") for folder in filled):
                 return None
             if not script.startswith("/"):

@@ -21,6 +21,8 @@ PROGRESS_SECONDS: Final = 0.5
 """For one response of a trainer."""
 SLACK_SECONDS: Final = 5.0
 """After a node's end, until what was on it has ended for the API server too."""
+WAITING_SECONDS: Final = 20.0
+"""From a job's start, after which it is said what it waits for."""
 LEAST_SECONDS: Final = 1.0
 """Of an attempt whose steps nobody sees, before its node is reclaimed."""
 
@@ -107,11 +109,13 @@ def _ask_trainer(record: Record) -> None:
 
 
 def _say_news(stage: Stage, record: Record, said: set[str]) -> None:
-    for attempt in record.in_order():
-        for text in _news(attempt):
-            if text not in said:
-                said.add(text)
-                stage.say(f"{record.name}: {text}")
+    texts = [text for attempt in record.in_order() for text in _news(attempt)]
+    if time.time() - record.began_at > WAITING_SECONDS and (why := record.waits):
+        texts.append(f"waits: {why}")
+    for text in texts:
+        if text not in said:
+            said.add(text)
+            stage.say(f"{record.name}: {text}")
 
 
 def _news(attempt: Attempt) -> list[str]:

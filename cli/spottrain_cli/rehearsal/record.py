@@ -141,6 +141,14 @@ class Record:
         accepted = self.condition("Accepted")
         return str(accepted.get("message", "")) if accepted.get("status") == "False" else ""
 
+    @property
+    def waits(self) -> str:
+        """Why no trainer runs; "" where one does, or has."""
+        if any(attempt.running_at is not None for attempt in self.in_order()):
+            return ""
+        kinds = ("Running", "Scheduled")
+        return next((str(text) for kind in kinds if (text := self.condition(kind).get("message"))), "")
+
     def seconds(self, now: float) -> float:
         """Of all its trainers' lives."""
         return sum(attempt.seconds(now) for attempt in self.in_order())

@@ -142,6 +142,7 @@ def test_an_image_of_ones_own_needs_a_python_of_this_machine() -> None:
         ({"command": ["python", "-m", "team.train"]}, ["team/train.py"], CODE_FOLDER),
         ({"command": ["sh", "-c", "exec python train.py"]}, ["train.py"], CODE_FOLDER),
         ({"args": ["--code", "s3://team/code/1.tar.gz", "train.py"]}, ["train.py"], CODE_FOLDER),
+        ({"command": ["python", "/spottrain/launch.py", "train.py"]}, ["train.py"], CODE_FOLDER),
     ],
 )
 def test_a_script_beside_the_manifest_is_where_the_container_looks_for_it(
