@@ -516,7 +516,14 @@ class World:
         """Whether trainers that run answer the poll of their progress."""
         self.saved: dict[int, int] = {}
         """By attempt: the step that its trainer reports as saved."""
+        self.ahead = 0.0
+        """Seconds by which the operator's clock is ahead of the API server's."""
         self._start()
+
+    @property
+    def now(self) -> datetime:
+        """By the operator's clock."""
+        return self.cluster.now + timedelta(seconds=self.ahead)
 
     def _start(self) -> None:
         self.caches = Caches()
@@ -530,7 +537,7 @@ class World:
             defaults=self.defaults,
             kueue=lambda: self.kueue,
         )
-        self.reconciler = Reconciler(sources=self.sources, now=lambda: self.cluster.now)
+        self.reconciler = Reconciler(sources=self.sources, now=lambda: self.now)
 
     async def look(self) -> object:
         """One reconcile on fresh caches."""
@@ -547,7 +554,7 @@ class World:
             if pod.rank == 0 and pod.running_since and pod.attempt == self.status.attempt:
                 step = self.saved.get(pod.attempt)
                 progress = Progress(state="Training", attempt=pod.attempt, step=step or 0, durableStep=step)
-                self.memory.of(KEY).sample = Sample(progress=progress, at=self.cluster.now)
+                self.memory.of(KEY).sample = Sample(progress=progress, at=self.now)
 
     async def settle(self) -> None:
         """Reconciles, restarting the operator where it crashes, until nothing more is written."""

@@ -11,6 +11,7 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from spottrain.contract import Outcome
+from spottrain_operator.names import INTERRUPT_ANNOTATION
 from spottrain_operator.policies.restart import UNCOUNTED
 
 from tests.builders import KEY, word
@@ -43,6 +44,8 @@ STEPS = st.one_of(
     st.tuples(st.just("delete"), st.none()),
     st.tuples(st.just("suspend"), st.booleans()),
     st.tuples(st.just("time"), st.sampled_from((1, 15, 200))),
+    st.tuples(st.just("clock"), st.sampled_from((0, -110, 110))),
+    st.tuples(st.just("drill"), st.sampled_from(("a", "b"))),
     st.tuples(st.just("crash"), st.tuples(st.integers(1, 4), st.booleans())),
     st.tuples(st.just("look"), st.none()),
     st.tuples(st.just("settle"), st.none()),
@@ -106,6 +109,15 @@ class History:
     async def _time(self, seconds: float) -> None:
         self.world.pass_time(seconds)
 
+    async def _clock(self, ahead: float) -> None:
+        """The operator's clock is set to another time than the API server's."""
+        self.world.ahead = ahead
+
+    async def _drill(self, request: str) -> None:
+        job = self.cluster.jobs[KEY.name]
+        job["metadata"].setdefault("annotations", {})[INTERRUPT_ANNOTATION] = request
+        self.cluster._bump(job)
+
     # --- the operator's ---
     async def _crash(self, how: tuple[int, bool]) -> None:
         writes, self.cluster.crash_after_effect = how
@@ -159,7 +171,7 @@ async def test_any_history_converges(
     if status.terminal:
         return
     # Time and a healthy node bring any job that is not ended to its end, and to nothing left behind.
-    world.cluster.crash_at = None
+    world.cluster.crash_at, world.ahead = None, 0.0
     world.cluster.nodes.clear()
     world.cluster.add_node("node-new")
     await history.do("suspend", False)
