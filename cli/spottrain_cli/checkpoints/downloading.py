@@ -209,9 +209,8 @@ def _write(item: Item, place: Path, on_bytes: OnBytes) -> None:
     place.parent.mkdir(parents=True, exist_ok=True)
     growing = place.with_name(place.name + ".part")
     with growing.open("wb") as file:
-        for piece in item.read():
-            file.write(piece)
-            on_bytes(len(piece))
+        for count in item.write(file):
+            on_bytes(count)
         file.flush()
         os.fsync(file.fileno())
     growing.rename(place)

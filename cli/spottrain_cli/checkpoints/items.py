@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Final
+from typing import BinaryIO, Final
 
 from spottrain.checkpoint.manifest import Damaged, Shard
 from spottrain.cli.reading import Shards
@@ -23,9 +23,9 @@ class Item:
 
     name: str
     bytes: int
-    read: Callable[[], Iterator[memoryview]]
-    """Yields the contents in order. Raises Damaged, at the latest after the last of them, if they are not as
-    they were stored."""
+    write: Callable[[BinaryIO], Iterator[int]]
+    """Writes the contents to an empty file, and yields the size of each part of them. Raises Damaged, at the
+    latest after the last one, if they are not as they were stored."""
 
 
 def stored_object(store: Store, key: str, name: str, size: int, sha256: str | None) -> Item:
@@ -40,27 +40,28 @@ def stored_object(store: Store, key: str, name: str, size: int, sha256: str | No
             raise Damaged(f"{key} is missing, or too short") from None
         return view
 
-    def read() -> Iterator[memoryview]:
+    def write(file: BinaryIO) -> Iterator[int]:
         total = hashlib.sha256()
-        for view in _ahead(part, -(-size // CHUNK_BYTES)):
+        for view in ahead(part, -(-size // CHUNK_BYTES)):
             total.update(view)
-            yield view
+            yield file.write(view)
         if sha256 is not None and total.hexdigest() != sha256:
             raise Damaged(f"{key} does not match its checksum")
 
-    return Item(name=name, bytes=size, read=read)
+    return Item(name=name, bytes=size, write=write)
 
 
 def stored_shard(shards: Shards, shard: Shard, name: str) -> Item:
     """Returns the file of a library that a shard of a checkpoint is."""
 
-    def read() -> Iterator[memoryview]:
-        return _ahead(lambda number: shards.chunk(shard, number), len(shard.chunks))
+    def write(file: BinaryIO) -> Iterator[int]:
+        for view in ahead(lambda number: shards.chunk(shard, number), len(shard.chunks)):
+            yield file.write(view)
 
-    return Item(name=name, bytes=shard.bytes, read=read)
+    return Item(name=name, bytes=shard.bytes, write=write)
 
 
-def _ahead(part: Callable[[int], memoryview], count: int) -> Iterator[memoryview]:
+def ahead(part: Callable[[int], memoryview], count: int) -> Iterator[memoryview]:
     """Yields parts in order, and reads the next ones meanwhile."""
     waiting: deque[Future[memoryview]] = deque()
     pool = ThreadPoolExecutor(CONNECTIONS)

@@ -7,15 +7,26 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from math import prod
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 from spottrain.checkpoint.head.state import Entry
-from spottrain.checkpoint.manifest import BESIDE, Manifest, StoredTensor, model_tensors, names_beside
+from spottrain.checkpoint.manifest import (
+    BESIDE,
+    Damaged,
+    Manifest,
+    Piece,
+    Shard,
+    StoredTensor,
+    model_tensors,
+    names_beside,
+)
 from spottrain.cli.reading import WIDTHS, Shards
 
-from spottrain_cli.checkpoints.items import Item
+from spottrain_cli.checkpoints.items import Item, ahead
 
 FILE: Final = "model.safetensors"
 ALIGNMENT: Final = 64
@@ -29,27 +40,25 @@ def weights_file(manifest: Manifest, shards: Shards, entry: Entry) -> Item | Non
     """
     weights = weights_of(manifest)
     header = _header(weights, entry, names_beside(manifest))
-
-    def read() -> Iterator[memoryview]:
-        yield memoryview(header)
-        for tensor in weights.values():
-            yield memoryview(assemble(tensor, shards))
-
     size = len(header) + sum(map(_bytes, weights.values()))
-    return Item(name=FILE, bytes=size, read=read) if weights else None
+
+    def write(file: BinaryIO) -> Iterator[int]:
+        yield file.write(header)
+        file.truncate(size)
+        file.flush()
+        for box, targets in _boxes(manifest, shards, _targets(weights, len(header))):
+            for target in targets:
+                for at, to, count in target.runs():
+                    os.pwrite(file.fileno(), box[at : at + count], to)
+                yield len(box)
+
+    return Item(name=FILE, bytes=size, write=write) if weights else None
 
 
 def weights_of(manifest: Manifest) -> dict[str, StoredTensor]:
-    """Returns the weights by name: wide types first, so that each tensor is aligned without gaps, and in the
-    order in which they are stored, so that nothing is read twice.
-    """
-
-    def place(item: tuple[str, StoredTensor]) -> tuple[Any, ...]:
-        name, tensor = item
-        first = min(((p.shard, p.offset) for p in tensor.pieces), default=("", 0))
-        return -WIDTHS[tensor.dtype][1], first, name
-
-    return dict(sorted(model_tensors(manifest).items(), key=place))
+    """Returns the weights by name, wide types first, so that each tensor is aligned without gaps."""
+    named = model_tensors(manifest)
+    return dict(sorted(named.items(), key=lambda item: (-WIDTHS[item[1].dtype][1], item[0])))
 
 
 def _bytes(tensor: StoredTensor) -> int:
@@ -70,35 +79,75 @@ def _header(weights: dict[str, StoredTensor], entry: Entry, beside: list[str]) -
     return len(text).to_bytes(8, "little") + text
 
 
-def assemble(tensor: StoredTensor, shards: Shards) -> bytearray:
-    """Returns the bytes of the whole tensor in row-major order, assembled from the pieces of all ranks."""
-    width = WIDTHS[tensor.dtype][1]
-    if len(tensor.pieces) == 1:
-        return shards.read(tensor.pieces[0].shard, tensor.pieces[0].offset, width * prod(tensor.shape))
-    whole = bytearray(width * prod(tensor.shape))
-    for piece in tensor.pieces:
-        box = shards.read(piece.shard, piece.offset, width * prod(piece.shape))
-        _place(memoryview(box), memoryview(whole), tensor.shape, piece.start, piece.shape, width)
-    return whole
+# --- from what the ranks have stored ----------------------------------------------------------------------
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Target:
+    """A piece of a tensor, and where that tensor begins in the file that is written."""
+
+    tensor: StoredTensor
+    piece: Piece
+    begin: int
+
+    @property
+    def bytes(self) -> int:
+        return WIDTHS[self.tensor.dtype][1] * prod(self.piece.shape)
+
+    def runs(self) -> Iterator[tuple[int, int, int]]:
+        """Yields what is contiguous in both: offset in the piece, offset in the file, and bytes."""
+        shape, start, part = self.tensor.shape, self.piece.start, self.piece.shape
+        if not self.bytes:
+            return
+        width = WIDTHS[self.tensor.dtype][1]
+        last = len(shape) - 1
+        while last > 0 and part[last] == shape[last]:
+            last -= 1
+        if last < 0:  # a number
+            yield 0, self.begin, width
+            return
+        strides = [width * prod(shape[d + 1 :]) for d in range(last + 1)]
+        run = part[last] * strides[last]
+        outer = itertools.product(*(range(n) for n in part[:last]))
+        for number, index in enumerate(outer):
+            at = sum((start[d] + i) * strides[d] for d, i in enumerate(index)) + start[last] * strides[last]
+            yield number * run, self.begin + at, run
 
 
-def _place(
-    box: memoryview,
-    whole: memoryview,
-    shape: tuple[int, ...],
-    start: tuple[int, ...],
-    part: tuple[int, ...],
-    width: int,
-) -> None:
-    """Copies a piece into the whole tensor, in runs that are contiguous in both."""
-    if not box:
-        return
-    last = len(shape) - 1
-    while last > 0 and part[last] == shape[last]:
-        last -= 1
-    strides = [width * prod(shape[d + 1 :]) for d in range(last + 1)]
-    run = part[last] * strides[last]
-    outer = itertools.product(*(range(n) for n in part[:last]))
-    for number, index in enumerate(outer):
-        at = sum((start[d] + i) * strides[d] for d, i in enumerate(index)) + start[last] * strides[last]
-        whole[at : at + run] = box[number * run : (number + 1) * run]
+Targets = dict[Piece, list[Target]]
+
+
+def _targets(weights: dict[str, StoredTensor], begin: int) -> Targets:
+    """Returns where each stored piece goes: of tied tensors to several places."""
+    found: Targets = {}
+    for tensor in weights.values():
+        for piece in tensor.pieces:
+            found.setdefault(piece, []).append(Target(tensor=tensor, piece=piece, begin=begin))
+        begin += _bytes(tensor)
+    return found
+
+
+def _boxes(manifest: Manifest, shards: Shards, targets: Targets) -> Iterator[tuple[bytearray, list[Target]]]:
+    """Yields each piece, shard by shard in the order of their bytes: each is read once. Raises Damaged."""
+    for shard in manifest.shards:
+        pieces = sorted((each for each in targets if each.shard == shard.name), key=lambda each: each.offset)
+        spans = [(each.offset, targets[each][0].bytes) for each in pieces]
+        for piece, box in zip(pieces, _in_order(shards, shard, manifest.chunk_bytes, spans), strict=True):
+            yield box, targets[piece]
+
+
+def _in_order(
+    shards: Shards, shard: Shard, unit: int, spans: Sequence[tuple[int, int]]
+) -> Iterator[bytearray]:
+    """Yields the bytes of spans (offset, size) of a shard, in the order of their offsets."""
+    numbers = sorted({n for at, size in spans for n in range(at // unit, -(-(at + size) // unit))})
+    chunks = zip(numbers, ahead(lambda i: shards.chunk(shard, numbers[i]), len(numbers)), strict=True)
+    number, chunk = -1, memoryview(b"")
+    for offset, size in spans:
+        box = bytearray()
+        while len(box) < size:
+            wanted, start = divmod(offset + len(box), unit)
+            while number < wanted:
+                number, chunk = next(chunks)
+            if number > wanted:
+                raise Damaged(f"pieces of tensors overlap in {shard.name}")
+            box += chunk[start : start + size - len(box)]
+        yield box

@@ -18,8 +18,6 @@ from spottrain.storage.open import open_store
 
 NEWEST: Final = "newest"
 BEST: Final = "best"
-KEPT: Final = 8
-"""Chunks in memory, for tensors of which several ranks have stored parts."""
 WIDTHS: Final = {
     "bool": ("BOOL", 1),
     "uint8": ("U8", 1),
@@ -125,14 +123,12 @@ def chunks_of(shard: Shard, manifest: Manifest) -> int:
 
 
 class Shards:
-    """The shards of one checkpoint. Only `chunk` is thread-safe."""
+    """The shards of one checkpoint. Thread-safe."""
 
     def __init__(self, store: Store, key: str, manifest: Manifest) -> None:
         self._store = store
         self._key = key
         self._unit = manifest.chunk_bytes
-        self._by_name = {shard.name: shard for shard in manifest.shards}
-        self._kept: dict[tuple[str, int], memoryview] = {}
 
     def chunk(self, shard: Shard, number: int) -> memoryview:
         """Reads one chunk. Raises Damaged if its checksum does not match."""
@@ -145,23 +141,6 @@ class Shards:
         for number in range(len(shard.chunks)):
             self._fill(shard, number, view[number * self._unit : (number + 1) * self._unit])
         return view
-
-    def read(self, name: str, offset: int, count: int) -> bytearray:
-        """Reads `count` bytes from `offset`. In order, of a few shards in turn, it fetches no chunk twice."""
-        out = bytearray()
-        while len(out) < count:
-            number, start = divmod(offset + len(out), self._unit)
-            out += self._once(name, number)[start : start + count - len(out)]
-        return out
-
-    def _once(self, name: str, number: int) -> memoryview:
-        found = self._kept.pop((name, number), None)
-        if found is None:
-            while len(self._kept) >= KEPT:
-                del self._kept[next(iter(self._kept))]
-            found = self.chunk(self._by_name[name], number)
-        self._kept[name, number] = found
-        return found
 
     def _fill(self, shard: Shard, number: int, view: memoryview) -> None:
         offset = number * self._unit

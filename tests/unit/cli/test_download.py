@@ -18,9 +18,8 @@ from safetensors.numpy import load_file
 from spottrain.checkpoint.final_files import FinalFiles
 from spottrain.checkpoint.final_weights import FinalWeights, digest, load_weights
 from spottrain.checkpoint.manifest import Damaged, Manifest, Piece, StoredTensor
-from spottrain.cli.reading import Shards
 from spottrain_cli.checkpoints.source import is_uri, unknown_here
-from spottrain_cli.checkpoints.weights import assemble, weights_of
+from spottrain_cli.checkpoints.weights import Target, weights_of
 from spottrain_cli.jobs import Job
 
 from tests.support.headcheckpoints import Made, sums
@@ -129,14 +128,13 @@ def test_pieces_of_any_cut_come_together_as_the_tensor_they_were(data: st.DataOb
         pieces.append(Piece(shard="s", offset=len(body), start=start, shape=sides))
         body += part.tobytes()
 
-    class InMemory(Shards):
-        def __init__(self) -> None: ...
-
-        def read(self, name: str, offset: int, count: int) -> bytearray:
-            return bytearray(body[offset : offset + count])
-
+    written = bytearray(whole.nbytes)
     tensor = StoredTensor(name="t", dtype="float32", shape=tuple(shape), pieces=tuple(pieces))
-    assert bytes(assemble(tensor, InMemory())) == whole.tobytes()
+    for piece in pieces:
+        for at, to, count in Target(tensor=tensor, piece=piece, begin=0).runs():
+            begin = piece.offset + at
+            written[to : to + count] = body[begin : begin + count]
+    assert bytes(written) == whole.tobytes()
 
 
 def test_where_the_weights_are_averaged_the_average_is_written_under_all_names() -> None:
