@@ -89,7 +89,7 @@ class LocalCluster:
         return {**os.environ, "KUBECONFIG": self.kubeconfig, "NO_PROXY": "*"}
 
     def kubectl(self, *words: str, stdin: str | None = None) -> str:
-        """Raises UsageError with kubectl's message where the API server refuses what was sent."""
+        """Raises UsageError where an object is refused, else CommandError, with kubectl's message."""
         try:
             done = subprocess.run(
                 [self.kubectl_path, *words],
@@ -104,9 +104,9 @@ class LocalCluster:
             raise Unreachable(f"`kubectl {words[0]}` failed on the local cluster: {error}") from error
         if done.returncode:
             refusal = " ".join(done.stderr.split())[-1500:]
-            raise (UsageError if stdin else CommandError)(
-                f"`kubectl {words[0]}` on the local cluster: {refusal}"
-            )
+            if stdin:
+                raise UsageError(f"the local cluster refuses the manifest: {refusal}")
+            raise CommandError(f"`kubectl {' '.join(words)}` on the local cluster: {refusal}")
         return done.stdout
 
     def items(self, *words: str) -> list[Json]:
