@@ -9,7 +9,7 @@ output         what is printed: tables for people, JSON and YAML for programs
 errors         exit codes
 client         the Python client: `from spottrain_cli import Client`
 checkpoints/   `spottrain checkpoints VERB URI`
-planner/       calculators of `spottrain plan`; no torch
+planner/       `spottrain plan`: calculators, and what each question answers; no torch
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ from spottrain_cli.commands import (
     init,
     interrupt,
     logs,
+    plan,
     rehearse,
     report,
     status,
@@ -65,6 +66,7 @@ def _spottrain(
 
 forwarded.add_to(app)
 app.add_typer(checkpoints.app, name="checkpoints")
+app.add_typer(plan.app, name="plan")
 app.command("init", help=init.HELP)(init.init)
 app.command("submit", help=submit.HELP)(submit.submit)
 app.command("list")(list_.list_jobs)

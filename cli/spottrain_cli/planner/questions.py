@@ -1,140 +1,36 @@
-"""`spottrain plan QUESTION`: arguments and output of the calculators in `spottrain_cli.planner`.
+"""What `spottrain plan` answers: a table, and below it the assumptions behind the figures.
 
-Each question prints a table and below it the assumptions behind the figures; `-o json` prints both for a
-program. Exit code 0: answered; 1: a sentence says why not; 2: invalid arguments.
+Each question is a function of what was given. It raises ConfigurationError where that is not enough.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
-import re
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
+from types import SimpleNamespace
 from typing import Any, Final
 
 from spottrain.cli.output import Answer, table
 from spottrain.core.gpu_catalogue import GPU, GPUS
-from spottrain.errors import ConfigurationError, RunError
+from spottrain.errors import ConfigurationError
 from spottrain.lifecycle.notice_budget import FULL_SHARE
 
 from spottrain_cli.planner import breakdown, checkpoint, communication, compute_optimal, hardware, memory
 from spottrain_cli.planner.compute_optimal import Allocation
 from spottrain_cli.planner.instances import Instance, instances
 from spottrain_cli.planner.transformer import MODELS, Transformer
+from spottrain_cli.planner.values import dollars, gigabytes, hours, short
 
-ABOUT: Final = "What a training needs and costs, before it runs. Needs no cluster and no torch."
-SCALES: Final = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12}
-SECONDS: Final = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 SHAPE: Final = ("layers", "hidden", "heads", "vocabulary", "sequence", "feed_forward", "kv_heads")
+TYPICAL_MFU: Final = {
+    "bf16": (0.4, "Llama 3 405B reached 38 to 43% on up to 16,384 H100 (Dubey et al. 2024, table 4)"),
+    "fp16": (0.21, "GPT-3 175B reached 21% on V100 (Chowdhery et al. 2022, table 3)"),
+}
+"""By the format in which a GPU trains, and its source."""
 
 
-def main(argv: list[str]) -> int:
-    given = _parser().parse_args(argv)
-    try:
-        answer: Answer = given.answer(given)
-    except RunError as error:
-        print(f"spottrain: {error}", file=sys.stderr)
-        return 1
-    print(json.dumps(answer.facts, indent=1) if given.output == "json" else "\n".join(answer.lines))
-    return 0
-
-
-# --- values ---------------------------------------------------------------------------------------------
-def amount(text: str) -> float:
-    """Parses 7B, 1.3e9, 500k or $50K. Raises ArgumentTypeError."""
-    match = re.fullmatch(r"\$?([0-9.]+(?:e[+-]?[0-9]+)?)([kmbgt]?)", text.strip().lower())
-    try:
-        value = float(match[1]) * SCALES[match[2]] if match else math.nan
-    except ValueError:
-        value = math.nan
-    if not (math.isfinite(value) and value > 0):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0, such as 7B, 1e21 or 500k")
-    return value
-
-
-def whole(text: str) -> int:
-    value = amount(text)
-    if value != int(value):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
-    return int(value)
-
-
-def share(text: str) -> float:
-    """Parses a share above 0 and at most 1."""
-    value = amount(text)
-    if value > 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a share between 0 and 1, such as 0.4")
-    return value
-
-
-def seconds(text: str) -> float:
-    """Parses 90s, 10m, 72h or 3d."""
-    match = re.fullmatch(r"([0-9.]+)(s|min|m|h|d)", text.strip().lower())
-    if match is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a time, such as 90s, 10m, 72h or 3d")
-    return amount(match[1]) * SECONDS[match[2]]
-
-
-def byte_rate(text: str) -> float:
-    """Parses bytes or bits per second: 500MB/s, 1.2GB/s, 25Gbit/s."""
-    match = re.fullmatch(r"([0-9.]+)\s*([kmgt])(b/s|bit/s)", text.strip().lower())
-    if match is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a rate, such as 500MB/s or 25Gbit/s")
-    return amount(match[1]) * SCALES[match[2]] / (8 if match[3] == "bit/s" else 1)
-
-
-def lever(text: str) -> breakdown.Lever:
-    """Parses NAME:hours=48/72, or NAME:hours=0.667 without the name if it is left out."""
-    match = re.fullmatch(r"(?:(.+):)?(price|hours|runs)=([0-9.]+)(?:/([0-9.]+))?", text.strip())
-    if match is None:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not a lever, such as bf16:hours=48/72, spot:price=0.36 or runs=20/24"
-        )
-    part = breakdown.Part(match[2])
-    if match[1] and not match[1].isprintable():
-        raise argparse.ArgumentTypeError(f"the name in {text!r} has a character that cannot be printed")
-    return breakdown.Lever(
-        name=match[1] or part.value, part=part, factor=amount(match[3]) / amount(match[4] or "1")
-    )
-
-
-def mfu(text: str) -> tuple[str, float]:
-    """Parses 0.4, or H100=0.4 for one kind of GPU."""
-    name, equals, value = text.rpartition("=")
-    if equals and name not in (*GPUS, "cpu"):
-        raise argparse.ArgumentTypeError(f"{name!r} is not known: use {', '.join(GPUS)} or cpu")
-    return name, share(value)
-
-
-def plain(value: float) -> str:
-    """Writes a number with three digits and its scale: 7.83 B."""
-    for limit, unit in ((1e12, " T"), (1e9, " B"), (1e6, " M"), (1e4, " k")):
-        if value >= limit:
-            return f"{value / limit if unit != ' k' else value / 1e3:.3g}{unit}"
-    return f"{value:.4g}"
-
-
-def gigabytes(value: float) -> str:
-    return f"{value / 1e9:.1f} GB" if value >= 1e8 else f"{value / 1e6:.1f} MB"
-
-
-def dollars(value: float | None) -> str:
-    if value is None:
-        return "unknown"
-    return f"${value:,.0f}" if value >= 100 else f"${value:,.2f}" if value >= 0.01 else f"${value:.2g}"
-
-
-def hours(value: float) -> str:
-    if value < 1:
-        return f"{60 * value:.2g} min"
-    return f"{value:,.1f} h" if value < 100 else f"{value:,.0f} h"
-
-
-# --- questions ------------------------------------------------------------------------------------------
-def compute(given: argparse.Namespace) -> Answer:
+def compute(given: SimpleNamespace) -> Answer:
     """How many parameters and tokens a budget is best spent on."""
     asked = None
     if given.params and given.tokens:
@@ -164,34 +60,34 @@ def compute(given: argparse.Namespace) -> Answer:
 def _allocation(name: str, row: Allocation) -> list[str]:
     return [
         name,
-        plain(row.parameters),
-        plain(row.tokens),
+        short(row.parameters),
+        short(row.tokens),
         f"{row.tokens_per_parameter:.0f}",
         f"{row.loss:.3f}",
     ]
 
 
-def _flops(given: argparse.Namespace, asked: Allocation | None) -> tuple[float, str]:
+def _flops(given: SimpleNamespace, asked: Allocation | None) -> tuple[float, str]:
     if asked is not None:
         return asked.flops, ""
     if given.flops:
         return given.flops, ""
-    if not (given.budget and given.gpu and given.mfu and given.price):
+    if not (given.budget and given.gpu and given.price):
         raise ConfigurationError(
             "the budget is not given: --flops 1e21, or --params 7B --tokens 500B, or money by "
-            "--budget 50k --gpu A100-80GB --price 2.2 --mfu 0.4 (dollars per GPU-hour)"
+            "--budget 50k --gpu A100-80GB --price 2.2 (dollars per GPU-hour)"
         )
-    gpu, rate = _gpu(given.gpu), _single_mfu(given)
+    gpu, (rate, _) = _gpu(given.gpu), _mfu(given)
     peak = gpu.flops[gpu.precision]
     gpu_hours = given.budget / given.price
     of_peak = f"{rate:.0%} of {peak / 1e12:g} TFLOP/s"
-    text = f": {plain(gpu_hours)} hours of {given.gpu} at ${given.price:g}, {of_peak}"
+    text = f": {short(gpu_hours)} hours of {given.gpu} at ${given.price:g}, {of_peak}"
     return gpu_hours * 3600 * peak * rate, text
 
 
-def time(given: argparse.Namespace) -> Answer:
+def time(given: SimpleNamespace) -> Answer:
     """Hours and money of a training on a number of GPUs."""
-    gpu, rate = _gpu(given.gpu), _single_mfu(given)
+    gpu, (rate, source) = _gpu(given.gpu), _mfu(given)
     flops, model = _training_flops(given)
     peak = gpu.flops[gpu.precision]
     paid = flops / (given.gpus * peak * rate) / 3600 / given.goodput
@@ -199,21 +95,21 @@ def time(given: argparse.Namespace) -> Answer:
     cost = None if price is None else paid * given.gpus * price
     rows = [
         ["FLOPs", f"{flops:.3g}"],
-        ["GPU-hours", plain(paid * given.gpus)],
+        ["GPU-hours", short(paid * given.gpus)],
         ["hours", hours(paid)],
         ["cost", dollars(cost)],
     ]
     notes = [
         model,
         f"MFU {rate:.0%} of {peak / 1e12:g} TFLOP/s ({gpu.precision}, dense; {gpu.source}).",
-        "The MFU is your input: spottrain logs the one it measures.",
+        f"{source} spottrain logs the one that it measures.",
         f"Goodput {given.goodput:.0%} of the paid time: what interruptions, start-up and saves leave.",
         origin,
     ]
     return _answer({"flops": flops, "hours": paid, "dollars": cost}, _pairs(rows), notes)
 
 
-def memory_of(given: argparse.Namespace) -> Answer:
+def memory_of(given: SimpleNamespace) -> Answer:
     """What a GPU holds, and the largest micro-batch, by mode."""
     gpu, model = _gpu(given.gpu), _model(given)
     precision = given.precision or gpu.precision
@@ -232,7 +128,7 @@ def memory_of(given: argparse.Namespace) -> Answer:
         rows.append([mode, gigabytes(need.fixed), gigabytes(sample), str(most or "does not fit")])
         facts[mode] = asdict(need) | {"fixed": need.fixed, "largest_micro_batch": most}
     lines = [
-        f"{plain(model.parameters)} parameters, {given.gpus} x {given.gpu} with {gigabytes(gpu.memory)}",
+        f"{short(model.parameters)} parameters, {given.gpus} x {given.gpu} with {gigabytes(gpu.memory)}",
         "",
     ]
     lines += table([["mode", "weights, gradients, optimizer", "per sample", "largest micro-batch"], *rows])
@@ -246,7 +142,7 @@ def memory_of(given: argparse.Namespace) -> Answer:
     return _answer({"parameters": model.parameters, "modes": facts}, lines, notes)
 
 
-def network(given: argparse.Namespace) -> Answer:
+def network(given: SimpleNamespace) -> Answer:
     """Seconds of the gradient exchange, the scaling efficiency, and the throughput."""
     gpu = _gpu(given.gpu)
     if given.gpus % given.nodes:
@@ -265,24 +161,24 @@ def network(given: argparse.Namespace) -> Answer:
         topology,
         mode="plain",
         accumulation=given.accumulation,
-        gradient_bytes=given.gradient_bytes,
+        gradient_bytes=int(given.gradient_bytes),
     )
     alone = communication.efficiency(given.step_seconds, exchange, hidden_share=0)
     beside = communication.efficiency(given.step_seconds, exchange, hidden_share=hidden)
     rows = [
-        ["all-reduce of", gigabytes(given.gradient_bytes * parameters)],
+        ["all-reduce of", gigabytes(int(given.gradient_bytes) * parameters)],
         ["seconds", f"{exchange:.4f}"],
         ["efficiency, nothing overlapped", f"{alone:.1%}"],
         ["efficiency, overlapped", f"{beside:.1%}"],
     ]
     ideal = None if given.samples_per_second is None else given.samples_per_second * given.gpus
     if ideal is not None:
-        rows.append(["samples/s, ideal", plain(ideal)])
-        rows.append(["samples/s, overlapped", plain(ideal * beside)])
+        rows.append(["samples/s, ideal", short(ideal)])
+        rows.append(["samples/s, overlapped", short(ideal * beside)])
     found = communication.advice(
         efficiency=beside,
         topology=topology,
-        gradient_bytes=given.gradient_bytes,
+        gradient_bytes=int(given.gradient_bytes),
         accumulation=given.accumulation,
     )
     notes = [
@@ -303,7 +199,7 @@ def network(given: argparse.Namespace) -> Answer:
     return _answer(facts, _pairs(rows), [*notes, *(f"To communicate less: {each}." for each in found)])
 
 
-def checkpoint_of(given: argparse.Namespace) -> Answer:
+def checkpoint_of(given: SimpleNamespace) -> Answer:
     """Size of a checkpoint, and whether it is saved within each cloud's notice."""
     size = checkpoint.size(_parameters(given), memory.OPTIMIZERS[given.optimizer])
     rows, facts, seconds_needed = [], {}, 0.0
@@ -323,7 +219,7 @@ def checkpoint_of(given: argparse.Namespace) -> Answer:
     return _answer({"bytes": size, "seconds": seconds_needed, "notices": facts}, lines, notes)
 
 
-def learning_rate(given: argparse.Namespace) -> Answer:
+def learning_rate(given: SimpleNamespace) -> Answer:
     """The learning rate for another batch size, and the warm-up."""
     from spottrain.techniques import lr_scaling
 
@@ -344,18 +240,19 @@ def learning_rate(given: argparse.Namespace) -> Answer:
     return _answer({"learning_rate": found, "warmup_steps": warmup}, _pairs(rows), notes)
 
 
-def choose(given: argparse.Namespace) -> Answer:
+def choose(given: SimpleNamespace) -> Answer:
     """The cheapest instances that meet a deadline or a budget, with the runners-up."""
     model = replace(_model(given), sequence=given.sequence) if given.sequence else _model(given)
     work = hardware.Workload(
         model=model,
         tokens=given.tokens,
         global_batch=given.batch,
-        mfu=dict(given.mfu),
+        mfu=dict(given.mfu or []) or {name: TYPICAL_MFU[gpu.precision][0] for name, gpu in GPUS.items()},
         optimizer=given.optimizer,
         startup_hours=given.startup / 3600,
     )
     wanted = [each for each in instances() if not given.cloud or each.cloud.lower() == given.cloud]
+    wanted = [each for each in wanted if given.mfu or each.gpu]  # no typical MFU of a CPU is known
     counts = [2**power for power in range(int(math.log2(given.max_nodes)) + 1)]
     every = hardware.options(work, wanted, nodes=counts, spot=given.spot, goodput=given.goodput)
     limit = None if given.deadline is None else given.deadline / 3600
@@ -363,22 +260,22 @@ def choose(given: argparse.Namespace) -> Answer:
     if not found:
         raise ConfigurationError(_nothing_found(every, limit, given.budget))
     head = ["instance", "cloud", "nodes", "devices", "mode", "micro x steps", "scaling", "hours", "cost"]
-    lines = [f"{plain(model.parameters)} parameters, {plain(work.tokens)} tokens, {work.steps} steps", ""]
+    lines = [f"{short(model.parameters)} parameters, {short(work.tokens)} tokens, {work.steps} steps", ""]
     lines += table([head, *(_option(each) for each in found[: given.top])])
     kind = "spot" if given.spot else "on-demand"
     notes = [
         f"Prices are {kind}, of the region and date in the catalogue (-o json); unknown is not free.",
         f"Start-up {hours(given.startup / 3600)}, then goodput {given.goodput:.0%} of the paid time. "
         "Waiting for capacity is not counted.",
-        f"{work.optimizer}; scaling by the model of `spottrain plan network`; every MFU is your input.",
+        f"{work.optimizer}; scaling by the model of `spottrain plan network`; {_mfu_words(given)}",
     ]
     return _answer({"options": [_option_facts(each) for each in found]}, lines, notes)
 
 
-def levers(given: argparse.Namespace) -> Answer:
+def levers(given: SimpleNamespace) -> Answer:
     """What levers on price, hours and runs bring one after the other."""
     first = breakdown.Bill(price=given.price * given.gpus, hours=given.hours / 3600, runs=given.runs)
-    bills = breakdown.breakdown(first, given.lever)
+    bills = breakdown.breakdown(first, given.lever or [])
     if not all(0 < bill.total < math.inf for bill in (first, *bills)):
         raise ConfigurationError(
             "the bill is too large or too small to compute: look for a slip in --price, --gpus, --hours, "
@@ -386,10 +283,10 @@ def levers(given: argparse.Namespace) -> Answer:
         )
     last = bills[-1] if bills else first
     rows = [
-        ["lever", "factor", "a run", "1 run" if given.runs == 1 else f"{plain(given.runs)} runs", "saved"]
+        ["lever", "factor", "a run", "1 run" if given.runs == 1 else f"{short(given.runs)} runs", "saved"]
     ]
     rows.append(["before", "", dollars(first.run), dollars(first.total), ""])
-    for each, before, after in zip(given.lever, [first, *bills], bills, strict=False):
+    for each, before, after in zip(given.lever or [], [first, *bills], bills, strict=False):
         saved = before.total - after.total
         text = dollars(saved) if saved >= 0 else f"-{dollars(-saved)}"
         factor = f"{each.part} x {each.factor:.3g}"
@@ -403,7 +300,9 @@ def levers(given: argparse.Namespace) -> Answer:
     ]
     facts = {
         "before": _bill_facts(first),
-        "levers": [asdict(each) | _bill_facts(bill) for each, bill in zip(given.lever, bills, strict=True)],
+        "levers": [
+            asdict(each) | _bill_facts(bill) for each, bill in zip(given.lever or [], bills, strict=True)
+        ],
         "saved_share": share_saved,
     }
     return _answer(facts, table(rows), notes)
@@ -458,19 +357,32 @@ def _gpu(name: str) -> GPU:
     return GPUS[name]
 
 
-def _single_mfu(given: argparse.Namespace) -> float:
-    rates: dict[str, float] = dict(given.mfu)
+def _mfu(given: SimpleNamespace) -> tuple[float, str]:
+    """Returns the model FLOP/s over the peak's, and where the figure is from."""
+    rates: dict[str, float] = dict(given.mfu or [])
     found = rates.get(given.gpu, rates.get(""))
-    if found is None:
+    if found is not None:
+        return found, "The MFU is your input;"
+    if rates:
         raise ConfigurationError(f"the MFU on {given.gpu} is not given: --mfu 0.4")
-    return found
+    usual, source = TYPICAL_MFU[_gpu(given.gpu).precision]
+    return usual, f"The MFU is a typical one: {source}; give --mfu for yours."
 
 
-def _parameters(given: argparse.Namespace) -> float:
+def _mfu_words(given: SimpleNamespace) -> str:
+    if given.mfu:
+        return "every MFU is your input."
+    figures = "; ".join(
+        f"{share:.0%} in {precision}: {source}" for precision, (share, source) in TYPICAL_MFU.items()
+    )
+    return f"the MFU is a typical one ({figures}); give --mfu for yours."
+
+
+def _parameters(given: SimpleNamespace) -> float:
     return given.params or _model(given).parameters
 
 
-def _training_flops(given: argparse.Namespace) -> tuple[float, str]:
+def _training_flops(given: SimpleNamespace) -> tuple[float, str]:
     if given.params:
         return (
             Allocation(parameters=given.params, tokens=given.tokens).flops,
@@ -479,11 +391,11 @@ def _training_flops(given: argparse.Namespace) -> tuple[float, str]:
     model = _model(given)
     return (
         model.flops_per_token * given.tokens,
-        f"{plain(model.parameters)} parameters; FLOPs with the products of attention.",
+        f"{short(model.parameters)} parameters; FLOPs with the products of attention.",
     )
 
 
-def _model(given: argparse.Namespace) -> Transformer:
+def _model(given: SimpleNamespace) -> Transformer:
     """Returns the model's shape: a known one, with the fields that are given replaced, or all given."""
     named = {name: value for name in SHAPE if (value := getattr(given, name)) is not None}
     if given.model:
@@ -501,7 +413,7 @@ def _model(given: argparse.Namespace) -> Transformer:
     return Transformer(**named, gated=given.gated, tied=not given.untied, biases=not given.gated)
 
 
-def _gpu_price(given: argparse.Namespace) -> tuple[float | None, str]:
+def _gpu_price(given: SimpleNamespace) -> tuple[float | None, str]:
     """Returns dollars per GPU-hour, and where they are from."""
     if given.price is not None:
         return given.price, f"${given.price:g} per GPU-hour is your input."
@@ -524,173 +436,3 @@ def _instance(name: str) -> Instance:
     if found is None:
         raise ConfigurationError(f"instance type {name!r} is not in the catalogue: give --gpu and --price")
     return found
-
-
-# --- arguments ------------------------------------------------------------------------------------------
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="spottrain plan", description=ABOUT)
-    questions = parser.add_subparsers(dest="question", required=True, metavar="QUESTION")
-
-    def question(
-        name: str, answer: Callable[[argparse.Namespace], Answer], *flags: str
-    ) -> argparse.ArgumentParser:
-        about = (answer.__doc__ or "").strip()
-        added = questions.add_parser(name, help=about[0].lower() + about[1:].rstrip("."), description=about)
-        for flag in flags:
-            added.add_argument(f"--{flag}", **FLAGS[flag])
-        added.add_argument("-o", "--output", choices=("text", "json"), default="text")
-        added.set_defaults(answer=answer)
-        return added
-
-    question("compute", compute, "flops", "params", "tokens", "budget", "gpu", "price", "mfu")
-    added = question(
-        "time", time, *MODEL, "tokens", "gpu", "gpus", "mfu", "price", "instance", "spot", "goodput"
-    )
-    _require(added, "tokens", "gpu", "mfu")
-    added = question("memory", memory_of, *MODEL[1:], "gpu", "gpus", "precision", "optimizer", "attention")
-    _require(added, "gpu")
-    added = question(
-        "network", network, *MODEL, "gpu", "gpus", "nodes", "step-seconds", "samples-per-second",
-        "accumulation", "gradient-bytes", "link", "network",
-    )  # fmt: skip
-    _require(added, "gpu", "gpus", "step-seconds")
-    added = question("checkpoint", checkpoint_of, *MODEL, "optimizer", "nodes", "bandwidth", "step-seconds")
-    _require(added, "bandwidth", "step-seconds")
-    added = question(
-        "learning-rate", learning_rate, "lr", "base-batch", "batch", "rule", "steps", "warmup-steps",
-        "warmup-epochs", "steps-per-epoch",
-    )  # fmt: skip
-    _require(added, "lr", "base-batch", "batch", "steps")
-    added = question(
-        "hardware", choose, *MODEL[1:], "tokens", "batch", "mfu", "optimizer", "deadline", "budget", "spot",
-        "goodput", "startup", "cloud", "max-nodes", "top",
-    )  # fmt: skip
-    _require(added, "tokens", "batch", "mfu")
-    _require(question("levers", levers, "price", "gpus", "hours", "runs", "lever"), "price", "hours")
-    return parser
-
-
-def _require(parser: argparse.ArgumentParser, *flags: str) -> None:
-    for action in parser._actions:
-        if any(f"--{flag}" in action.option_strings for flag in flags):
-            action.required = True
-
-
-MODEL: Final = (
-    "params", "model", "layers", "hidden", "heads", "vocabulary", "sequence", "feed-forward", "kv-heads",
-    "gated", "untied",
-)  # fmt: skip
-FLAGS: Final[dict[str, dict[str, Any]]] = {
-    "flops": {"type": amount, "metavar": "C", "help": "compute budget, such as 1e21"},
-    "params": {"type": amount, "metavar": "N", "help": "parameters, such as 7B"},
-    "tokens": {"type": amount, "metavar": "D", "help": "tokens of the whole training, such as 500B"},
-    "budget": {"type": amount, "metavar": "DOLLARS", "help": "money, such as 50k"},
-    "gpu": {"metavar": "NAME", "help": f"one of {', '.join(GPUS)}"},
-    "gpus": {"type": whole, "default": 1, "metavar": "N", "help": "GPUs in all (default 1)"},
-    "price": {"type": amount, "metavar": "DOLLARS", "help": "dollars per GPU-hour"},
-    "mfu": {
-        "type": mfu,
-        "action": "append",
-        "default": [],
-        "metavar": "[GPU=]SHARE",
-        "help": "model FLOP/s over peak FLOP/s of one GPU, such as 0.4, or H100=0.4; may be repeated",
-    },
-    "instance": {"metavar": "TYPE", "help": "instance type whose price counts, such as p4d.24xlarge"},
-    "spot": {"action": "store_true", "help": "the spot price instead of the on-demand price"},
-    "goodput": {
-        "type": share,
-        "default": 1.0,
-        "metavar": "SHARE",
-        "help": "useful share of the paid time (default 1: no interruption)",
-    },
-    "model": {"metavar": "NAME", "help": f"a known shape: {', '.join(MODELS)}"},
-    "layers": {"type": whole, "metavar": "N", "help": "transformer layers"},
-    "hidden": {"type": whole, "metavar": "N", "help": "width"},
-    "heads": {"type": whole, "metavar": "N", "help": "attention heads"},
-    "vocabulary": {"type": whole, "metavar": "N", "help": "tokens known"},
-    "sequence": {"type": whole, "metavar": "N", "help": "tokens of a sample"},
-    "feed-forward": {"type": whole, "metavar": "N", "help": "width of the MLP (default: 4 x hidden)"},
-    "kv-heads": {"type": whole, "metavar": "N", "help": "heads of keys and values (default: heads)"},
-    "gated": {"action": "store_true", "help": "a gated MLP without biases (SwiGLU), as Llama has"},
-    "untied": {"action": "store_true", "help": "the output layer is not the embedding"},
-    "precision": {
-        "choices": tuple(memory.ELEMENT),
-        "help": "default: bf16, or fp16 where the GPU has no bf16",
-    },
-    "optimizer": {"choices": tuple(memory.OPTIMIZERS), "default": "adamw", "help": "default: adamw"},
-    "attention": {
-        "choices": ("fused", "math"),
-        "default": "fused",
-        "help": "fused: scaled_dot_product_attention (default); math keeps the s x s scores",
-    },
-    "nodes": {"type": whole, "default": 1, "metavar": "N", "help": "nodes (default 1)"},
-    "step-seconds": {
-        "type": seconds,
-        "metavar": "TIME",
-        "help": "compute of one optimizer step, such as 0.5s",
-    },
-    "samples-per-second": {
-        "type": amount,
-        "metavar": "N",
-        "help": "throughput of one GPU alone: also answers that of all",
-    },
-    "accumulation": {
-        "type": whole,
-        "default": 1,
-        "metavar": "N",
-        "help": "micro-batches per step (default 1)",
-    },
-    "gradient-bytes": {
-        "type": int,
-        "choices": (4, 2),
-        "default": 4,
-        "help": "per parameter: 4 (default), or 2 with gradientCompression bf16",
-    },
-    "link": {
-        "type": byte_rate,
-        "metavar": "RATE",
-        "help": "GPU to GPU, one direction (default: the catalogue's)",
-    },
-    "network": {
-        "type": byte_rate,
-        "metavar": "RATE",
-        "help": "node to node, one direction, such as 100Gbit/s",
-    },
-    "bandwidth": {"type": byte_rate, "metavar": "RATE", "help": "one node to the store, such as 1GB/s"},
-    "lr": {"type": amount, "metavar": "RATE", "help": "the rate tuned for the base batch"},
-    "base-batch": {"type": whole, "metavar": "N", "help": "samples per step for which it was tuned"},
-    "batch": {"type": whole, "metavar": "N", "help": "samples of one optimizer step over all GPUs"},
-    "rule": {
-        "choices": ("linear", "sqrt"),
-        "default": "sqrt",
-        "help": "linear for SGD, sqrt for Adam (default)",
-    },
-    "steps": {"type": whole, "metavar": "N", "help": "optimizer steps of the training"},
-    "warmup-steps": {"type": whole, "metavar": "N", "help": "length of the warm-up"},
-    "warmup-epochs": {"type": amount, "metavar": "N", "help": "the same in epochs"},
-    "steps-per-epoch": {"type": whole, "metavar": "N", "help": "needed for --warmup-epochs"},
-    "deadline": {"type": seconds, "metavar": "TIME", "help": "paid time at most, such as 72h"},
-    "startup": {
-        "type": seconds,
-        "default": 300.0,
-        "metavar": "TIME",
-        "help": "paid before the first step: boot, image, compilation (default 5m)",
-    },
-    "cloud": {"choices": ("aws", "gcp", "azure"), "help": "default: all"},
-    "max-nodes": {"type": whole, "default": 16, "metavar": "N", "help": "default 16"},
-    "hours": {"type": seconds, "metavar": "TIME", "help": "paid time of a run, such as 72h"},
-    "runs": {
-        "type": amount,
-        "default": 1.0,
-        "metavar": "N",
-        "help": "runs, such as those of a year (default 1); one that is stopped at 60 %% of its hours is 0.6",
-    },
-    "lever": {
-        "type": lever,
-        "action": "append",
-        "default": [],
-        "metavar": "[NAME:]PART=FACTOR",
-        "help": "after / before of price, hours or runs: bf16:hours=48/72, spot:price=0.36; may be repeated",
-    },
-    "top": {"type": whole, "default": 10, "metavar": "N", "help": "rows to print (default 10)"},
-}
