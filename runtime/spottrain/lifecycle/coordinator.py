@@ -576,7 +576,9 @@ class Coordinator:
         self.session.board.update(
             state="Done", step=trained, durable_step=trained, total_steps=total or trained, output_uri=uri
         )
-        self.session.end(endings.done_before(uri, trained, total=total, wanted=self.total_steps or 0))
+        in_job = Env.JOB_UID in self.session.env
+        wanted = self.total_steps or 0
+        self.session.end(endings.done_before(uri, trained, total=total, wanted=wanted, in_job=in_job))
 
     def save_and_end(self) -> NoReturn:
         """Saves the newest step within the notice period, releases HEAD, and leaves through SystemExit."""
