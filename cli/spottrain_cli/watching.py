@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, Protocol
 
-from spottrain_cli import follow, progress_lines, timeline
+from spottrain_cli import follow, live, progress_lines, timeline
 from spottrain_cli.errors import CommandError
 from spottrain_cli.jobs import Job
 from spottrain_cli.kubectl import Access
@@ -40,7 +40,7 @@ def watch(access: Access, ref: str, *, every: float, form: Format = Format.TEXT)
         for job in follow.states(access, ref, every=POLL_SECONDS, lost=lost):
             for sentence in progress_lines.news(before, job):
                 view.say(sentence)
-            view.show(job)
+            view.show(live.newer(access, job))
             before = job
             if (code := follow.code_of(job)) is not None:
                 for event in timeline.next_events(job, datetime.now(UTC)):
