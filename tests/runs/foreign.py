@@ -15,6 +15,7 @@ from spottrain.contract import Env, ExitCode, Outcome
 
 from tests.runs.conftest import Lab
 from tests.runs.launched import Run
+from tests.runs.test_series import series_of
 from tests.support.zygote import Zygote
 
 LOADS = "load_state_dict(spottrain.load_weights(os.environ['BASE'] + '/final'))"
@@ -80,6 +81,8 @@ def stopped_and_killed(lab: Lab, vehicle: Vehicle, plain: Run, env: Mapping[str,
     assert min(second.losses) == 8 and min(third.losses) > 8
     assert first.losses | second.losses | third.losses == plain.losses
     assert third.digest == plain.digest == digest(spottrain.load_weights(lab.folder / FILE))
+    steps = [point.step for series in series_of(lab.folder / "store") for point in series.points]
+    assert steps == sorted(set(steps)) and {*first.losses, *third.losses} <= {*steps} <= {*plain.losses}
     assert third.message.outputURI and not list(lab.folder.glob(".spottrain-*")), "nothing is left behind"
     return third
 

@@ -13,6 +13,7 @@ from tests.runs.conftest import (
     Lab,
     weights_that_could_not_be_left_are_left_by_the_next_attempt,
 )
+from tests.runs.test_series import series_of
 from tests.support.heavy import sample
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_loop.py"
@@ -110,6 +111,8 @@ def test_a_loop_that_was_interrupted_inside_a_step_ends_with_the_same_weights(la
     assert first.losses | second.losses | third.losses == plain.losses
     assert third.digest == plain.digest
     assert _average(third.log) == _average(plain.log)
+    steps = [point.step for series in series_of(lab.folder / "store") for point in series.points]
+    assert steps == sorted(set(steps)) and {*first.losses, *third.losses} <= {*steps} <= {*plain.losses}
     weights = spottrain.load_weights(lab.folder / "store" / "final" / "model.safetensors")
     assert digest(weights) == plain.digest
 
