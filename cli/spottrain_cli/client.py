@@ -7,7 +7,7 @@
     for line in job.logs(follow=True):       # over interruptions, until it has ended
         print(line)
     result = job.result()                    # raises JobFailed where there is none
-    print(result.step, result.loss, result.spent)
+    print(result, result.loss)
     result.download("model")                 # for from_pretrained("model")
 
 It reads the cluster by the user's own kubectl. Every error is a `spottrain_cli.errors.CommandError`.
@@ -20,15 +20,17 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, Final
 
+from spottrain.core.text import counted
 from spottrain.errors import RunError
 
 from spottrain_cli import cluster, errors, follow, steering
 from spottrain_cli.errors import CommandError
+from spottrain_cli.figures import dollars
 from spottrain_cli.jobs import SUCCEEDED, Job
 from spottrain_cli.kubectl import Access
 
@@ -53,7 +55,7 @@ class WaitTimeout(CommandError):
 class Result:
     """What a job that succeeded has left. None: unknown."""
 
-    job: Job
+    job: Job = field(repr=False)
     step: int | None
     loss: float | None
     checkpoint_uri: str
@@ -62,7 +64,15 @@ class Result:
     spent: Decimal | None
     """US dollars; None where a price is unknown."""
     interruptions: int
-    _access: Access
+    _access: Access = field(repr=False)
+
+    def __str__(self) -> str:
+        figures = [f"{self.job.ref}: {self.job.phase}"]
+        figures += [f"step {self.step:,}"] if self.step is not None else []
+        figures += [f"loss {self.loss:.4g}"] if self.loss is not None else []
+        figures += [dollars(self.spent)] if self.spent is not None else []
+        figures += [counted(self.interruptions, "interruption")]
+        return f"{', '.join(figures)}; checkpoints at {self.checkpoint_uri or 'no URI'}"
 
     def download(self, to: str | os.PathLike[str], *, endpoint: str = "") -> Path:
         """Writes the model to a folder that from_pretrained reads, as `spottrain checkpoints download`.

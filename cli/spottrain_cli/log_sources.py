@@ -128,15 +128,19 @@ def history(found: Sequence[Source]) -> list[Source]:
     return [each for each in found if live is None or each.attempt < live]
 
 
-def missing(job: Job, found: Sequence[Source], wanted: Wanted) -> str:
-    """Says of which attempts that are over nothing is there, and why; "" where all are."""
+def missing(job: Job, found: Sequence[Source], wanted: Wanted, problem: str = "") -> str:
+    """Says of which attempts that are over nothing is there, and why; "" where all are.
+
+    `problem`: why the store cannot be read from here.
+    """
     there = {each.attempt for each in found}
     over = [each.number for each in job.attempts if each.startTime is not None and each.endTime is not None]
     gone = [str(each) for each in over if each not in there and wanted.attempt in (None, each)]
     if not gone:
         return ""
     what = f"attempt {gone[0]}" if len(gone) == 1 else f"attempts {', '.join(gone)}"
-    return f"there are no logs of {what}: the pods are gone, and {unstored(job)}"
+    why = f"the store cannot be read from here: {problem}" if problem else unstored(job)
+    return f"there are no logs of {what}: the pods are gone, and {why}"
 
 
 def unstored(job: Job) -> str:

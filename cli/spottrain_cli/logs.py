@@ -60,7 +60,7 @@ def read(
     found = reader.sources(job, wanted)
     if not found and not following:
         raise reader.problem or NotFound(log_sources.nothing(job, reader.sources(job, Wanted()), wanted))
-    if words := log_sources.missing(job, found, wanted):
+    if words := log_sources.missing(job, found, wanted, str(reader.problem or "")):
         say(words)
     past = log_sources.history(found) if following else found
     for source in past:
@@ -98,7 +98,6 @@ class Reader:
 
     def _give_up_store(self, error: CommandError | RunError) -> None:
         self.problem, self._store = error, None
-        self._say(f"the logs of pods that are gone cannot be read from here: {error}")
 
     def sources(self, job: Job, wanted: Wanted) -> list[Source]:
         """Returns where to read. The store is listed again once the attempt or the phase is another one."""

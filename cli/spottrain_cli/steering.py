@@ -24,18 +24,18 @@ Say = Callable[[str], None]
 
 
 # --- stop and resume ------------------------------------------------------------------------------------
-def stop(access: Access, ref: str) -> str:
+def stop(access: Access, ref: str) -> tuple[str, Job]:
     """Asks for a checkpoint and the end of all pods. Returns what happens now. Raises CommandError."""
     job = cluster.find(access, ref)
     _require_alive(job, "stopped")
     if job.suspend:
-        return f"{job.ref} is stopped already: `spottrain resume {job.ref}` continues it"
-    cluster.patch(access, ref, {"spec": {"suspend": True}})
+        return f"{job.ref} is stopped already: `spottrain resume {job.ref}` continues it", job
+    after = cluster.patch(access, ref, {"spec": {"suspend": True}})
     how = "its pods save a checkpoint and end" if job.current is not None else "no pod of it is created"
-    return f"{job.ref} stops: {how}. `spottrain resume {job.ref}` continues it"
+    return f"{job.ref} stops: {how}. `spottrain resume {job.ref}` continues it", after
 
 
-def resume(access: Access, ref: str) -> str:
+def resume(access: Access, ref: str) -> tuple[str, Job]:
     """Lets a stopped job go on. Returns from where. Raises CommandError."""
     job = cluster.find(access, ref)
     _require_alive(job, "resumed")
@@ -43,11 +43,11 @@ def resume(access: Access, ref: str) -> str:
         held = job.condition(SUSPENDED)
         if held is not None and held.status == "True":
             raise CommandError(f"{job.ref} was not stopped by a person: {held.message}")
-        return f"{job.ref} is not stopped: it is {job.phase or 'new'}"
-    cluster.patch(access, ref, {"spec": {"suspend": False}})
+        return f"{job.ref} is not stopped: it is {job.phase or 'new'}", job
+    after = cluster.patch(access, ref, {"spec": {"suspend": False}})
     saved = job.knownDurableStep
     begin = f"goes on from step {saved:,}" if saved is not None else "starts: it has no checkpoint yet"
-    return f"{job.ref} {begin}. `spottrain watch {job.ref}` shows it"
+    return f"{job.ref} {begin}. `spottrain watch {job.ref}` shows it", after
 
 
 def _require_alive(job: Job, what: str) -> None:

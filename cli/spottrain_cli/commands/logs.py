@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from spottrain_cli.commands.options import Context, Job, Kubeconfig, Namespace, access
+from spottrain_cli.output import Format, FormatOption
+
+if TYPE_CHECKING:
+    from spottrain_cli.logs import Line
 
 
 def logs(
@@ -23,6 +28,7 @@ def logs(
     namespace: Namespace = "",
     context: Context = "",
     kubeconfig: Kubeconfig = "",
+    output: FormatOption = Format.TEXT,
 ) -> None:
     """Print what all attempts and ranks of a job printed, in order, also of pods that are gone.
 
@@ -45,6 +51,15 @@ def logs(
         if last not in (None, line.attempt):
             print(f"==> attempt {line.attempt} <==", file=sys.stderr, flush=True)
         last = line.attempt
-        sys.stdout.buffer.write((f"{line.source}: ".encode() if line.source else b"") + line.body)
+        sys.stdout.buffer.write(_shown(line, output))
         if follow:
             sys.stdout.buffer.flush()
+
+
+def _shown(line: Line, form: Format) -> bytes:
+    """Returns the line as it was printed, or an object in a line, as an item of a list in YAML."""
+    if form is Format.TEXT:
+        return (f"{line.source}: ".encode() if line.source else b"") + line.body
+    text = line.body.decode(errors="replace").rstrip("\r\n")
+    found = json.dumps({"attempt": line.attempt, "source": line.source, "line": text})
+    return f"{'- ' if form is Format.YAML else ''}{found}\n".encode()

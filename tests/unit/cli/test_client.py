@@ -53,6 +53,8 @@ def test_a_result_is_waited_for_and_has_the_figures(cluster: Cluster) -> None:
     assert (result.step, result.loss, result.spent) == (5000, 2.25, Decimal("12.7"))
     assert (result.checkpoint_uri, result.output_uri) == ("s3://bucket/gpt", "s3://bucket/gpt/final/")
     assert result.job.ref == "ml/gpt" and result.interruptions == 1
+    said = "ml/gpt: Succeeded, step 5,000, loss 2.25, $12.70, 1 interruption; checkpoints at s3://bucket/gpt"
+    assert str(result) == said and "attempts=" not in repr(result)
 
 
 def test_a_cost_without_all_prices_is_unknown(cluster: Cluster) -> None:

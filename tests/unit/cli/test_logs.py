@@ -128,6 +128,10 @@ def test_logs_that_nobody_wanted_to_keep_are_named(told: Told) -> None:
     told(missing(a_job(logs="None"), [], Wanted()))
 
 
+def test_a_store_that_cannot_be_read_is_the_reason(told: Told) -> None:
+    told(missing(a_job(), [], Wanted(attempt=2), "bucket bucket: no credentials"))
+
+
 def test_attempts_that_run_or_never_started_are_not_missed() -> None:
     job = a_job(ENDED | {"attempts": [attempt(1) | RUNS, {"number": 2}]})
     assert missing(job, [], Wanted()) == ""
@@ -194,4 +198,7 @@ def test_the_logs_of_a_job_whose_pods_are_gone_come_from_its_store(
         assert app.main(["logs", "gpt", *follow]) == 0
         out, err = capfdbinary.readouterr()
         assert out == b"one\ntwo\nthree\n" and b"==> attempt 2 <==" in err
-    assert app.main(["logs", "gpt", "--attempt", "9"]) == 3
+    assert app.main(["logs", "gpt", "--attempt", "9"]) == 3 and capfdbinary.readouterr()
+    assert app.main(["logs", "gpt", "--attempt", "1", "-o", "json"]) == 0
+    found = [json.loads(line) for line in capfdbinary.readouterr().out.splitlines()]
+    assert found[0] == {"attempt": 1, "source": "", "line": "one"}
