@@ -104,7 +104,7 @@ def _pod_problems(spec: TrainingJobSpec) -> Iterator[str]:
     if context.get("runAsNonRoot") and context.get("runAsUser") is None:
         yield (
             "spec.template.spec.securityContext.runAsUser must be set beside runAsNonRoot with "
-            "checkpoint.mode Sync: write the number of the image's user, as whom the sidecar runs too"
+            "checkpoint.mode Sync: write the number of the image's user; the sidecar runs as that user too"
         )
 
 

@@ -73,11 +73,11 @@ def doubt(o: Observed, stays_on_spot: str) -> str:
         o: The observation.
         stays_on_spot: Why the job must not use on-demand; "" where it may.
     """
-    said = []
+    said, limit = [], f"capacity.maxCostUSD ({_limit(o)})"
     if unknown(o):
-        said.append("node-seconds without a known price are not counted")
+        said.append(f"{limit} is not guaranteed: node-seconds without a known price do not count")
     if stays_on_spot:
-        said.append(f"on-demand is not used, because {stays_on_spot}")
+        said.append(f"{'' if said else f'{limit}: '}on-demand is not used, because {stays_on_spot}")
     if said and (unpriced(o) or stays_on_spot):
         said.append("add prices (docs/cost.md)")
-    return f"capacity.maxCostUSD ({_limit(o)}): {'; '.join(said)}" if said else ""
+    return "; ".join(said)

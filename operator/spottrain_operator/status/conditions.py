@@ -279,10 +279,10 @@ def _node_not_ready(o: Observed, pod: PodView) -> Verdict:
     known = f"node {pod.node} of pod {pod.name} is not ready {o.nodes[pod.node].unready}"
     if pod.deleted is not None:
         until = rfc3339(pod.deleted + o.limits.dead_slack, timespec="seconds")
-        todo = f"it counts as lost at {until} unless the node comes back"
+        todo = f"the pod counts as lost at {until} unless the node comes back"
     else:
         slack = o.limits.dead_slack.seconds
-        todo = f"it is deleted after {NODE_SILENCE} s, and counts as lost {slack} s after its grace period"
+        todo = f"the pod is deleted after {NODE_SILENCE} s, and lost {slack} s after its grace period"
     return False, Reason.NODE_NOT_READY, f"{known}; {todo}"
 
 
