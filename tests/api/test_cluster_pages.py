@@ -31,7 +31,6 @@ case "$*" in
 esac
 """
 KUBECTL = """#!/bin/sh
-for word do shift; [ "$word" = --watch ] || set -- "$@" "$word"; done
 exec {bin}/kubectl --kubeconfig {config} "$@"
 """
 HELM = """#!/bin/sh
