@@ -76,26 +76,10 @@ def _show(verdict: Verdict) -> None:
 
     screen = console()
     if verdict.losses:
-        table = Table(
-            "reclaim",
-            "node",
-            "at step",
-            "cause",
-            "steps lost",
-            "saved in",
-            "trains again in",
-            box=None,
-        )
+        table = Table("reclaim", "node", "at step", "lost", "saved in", "trains again in", box=None)
         for number, loss in enumerate(verdict.losses, 1):
-            row = (
-                loss.reclaim.node,
-                loss.reclaim.step,
-                loss.cause,
-                loss.lost_steps,
-                loss.saved,
-                loss.resumed,
-            )
+            row = (loss.reclaim.node, loss.reclaim.step, loss.lost_steps, loss.saved, loss.resumed)
             table.add_row(str(number), *("-" if each in (None, "") else str(each) for each in row))
         screen.print()
         screen.print(table)
-    screen.print(f"\n{verdict.sentence[0].upper()}{verdict.sentence[1:]}.")
+    screen.print(f"\n{verdict.sentence[0].upper()}{verdict.sentence[1:].removesuffix('.')}.")
