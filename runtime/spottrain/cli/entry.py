@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from spottrain.core.startup_signals import hold_signals
+import sys
+
+from spottrain.core.startup_signals import hold_signals, release_signals
 
 
 def main() -> int:
     hold_signals()
+    from spottrain.cli import verbs
+
+    if not verbs.trains(sys.argv[1:]):  # without the imports of a training, which take longer than its own
+        release_signals()
+        return verbs.run_other(sys.argv[1:])
     from spottrain.cli.main import main
 
     return main()

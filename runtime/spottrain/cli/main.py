@@ -11,7 +11,6 @@ before any heavy import. Every exit writes the termination message.
 from __future__ import annotations
 
 import argparse
-import importlib
 import importlib.util
 import os
 import pkgutil
@@ -25,9 +24,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, NoReturn
 
-from spottrain.cli import profile
+from spottrain.cli import profile, verbs
 from spottrain.cli.last_line import LastLine
-from spottrain.cli.output import exit_code_of_usage, named_by_flags
+from spottrain.cli.output import WRONG_USAGE, exit_code_of_usage, named_by_flags
 from spottrain.contract import LOG_FORMAT, Env, OnExisting, Outcome, Reason
 from spottrain.core.process_start import process_start
 from spottrain.core.run_config import LOG_FORMATS, RunConfig
@@ -41,10 +40,6 @@ from spottrain.lifecycle.rendezvous import meet
 from spottrain.lifecycle.session import RunEnded, Session, leave, show, use
 from spottrain.lifecycle.topology import Gang, count_gpus
 
-TRAINS = ("run", "profile", "sync")
-"""Commands that end with a save, so signals are held from the start."""
-IN_PODS = ("inject", "checkpoints delete")
-"""The others that a pod needs. Every other verb is the command line's (spottrain_cli), which no pod has."""
 ABOUT = "Trains on spot capacity: saves before an interruption, and resumes from there."
 DESCRIPTION = """Runs a training script that saves a checkpoint before it is interrupted and resumes from it.
 Outside Kubernetes, Ctrl-C saves and stops; the same command resumes."""
@@ -66,9 +61,9 @@ class Command(NamedTuple):
 
 def main(argv: list[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else argv
-    if not words or words[0] not in TRAINS:
+    if not verbs.trains(words):
         release_signals()
-        return _no_training(words)
+        return verbs.run_other(words)
     hold_signals()  # blocked already, unless the caller is not `entry`
     if words[:1] == ["sync"]:
         from spottrain.cli import sync
@@ -100,22 +95,13 @@ def main(argv: list[str] | None = None) -> int:
     return _run_here(session, command)
 
 
-def _no_training(words: list[str]) -> int:
-    others = importlib.util.find_spec("spottrain_cli") is not None
-    if words[:1] == ["inject"] or (words[:2] == ["checkpoints", "delete"] and not others):
-        return int(importlib.import_module(f"spottrain.cli.{words[0]}").main(words[1:]))
-    if others:
-        return int(importlib.import_module("spottrain_cli.app").main(words))
-    if words and not words[0].startswith("-"):
-        here = f"{words[0]!r} is no command of the runtime ({', '.join([*TRAINS, *IN_PODS])})"
-        there = "the command line has the others: pip install 'spottrain[cli]'"
-        print(f"spottrain: {here}; {there}", file=sys.stderr)
-        return 2
+def show_help(words: list[str]) -> int:
+    """Shows the runtime's own help or version, where the command line is not installed."""
     try:
-        _read_command(words)  # --help, --version
+        _read_command(words)
     except ConfigurationError as error:
         print(f"spottrain: {error}", file=sys.stderr)
-    return 2
+    return WRONG_USAGE
 
 
 def _run_here(session: Session, command: Command) -> int:
