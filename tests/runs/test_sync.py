@@ -216,6 +216,7 @@ def test_a_program_that_saves_at_a_signal_loses_nothing(place: Place, number: si
     code, output = place.ended(process)
     assert code == 75, output
     assert place.told().outcome is Outcome.INTERRUPTED and place.told().durableStep == 1
+    assert place.told().durableSeconds is not None, "from the signal until it was stored"
 
 
 def test_a_program_that_dies_of_the_signal_with_unfinished_files_ends_with_79(place: Place) -> None:

@@ -365,8 +365,13 @@ class Program:
         return code
 
     def _message_of(self, ending: Ending) -> TerminationMessage:
+        signalled_at, stored = self.preemption.signalled_at, ending.outcome is Outcome.INTERRUPTED
         message = self._board.message(
-            ending.outcome, ending.text, reason=ending.reason, signalled_at=self.preemption.signalled_at
+            ending.outcome,
+            ending.text,
+            reason=ending.reason,
+            signalled_at=signalled_at,
+            durable_seconds=time.time() - signalled_at if stored and signalled_at is not None else None,
         )
         return replace(message, timeSplit=None)
 
