@@ -31,9 +31,15 @@ RECONCILE_LATENCY = Histogram(
 )
 RECONCILE_ERRORS = Counter("spottrain_reconcile_errors", "Reconciles that failed and are retried.")
 QUEUE_DEPTH = Gauge("spottrain_queue_depth", "Jobs that wait for a worker.")
-REQUESTS = Counter("spottrain_api_requests", "Requests to the API server.", ["verb", "code"])
+REQUESTS = Counter(
+    "spottrain_api_requests", "Requests to the API server. Code none: no answer.", ["verb", "code"]
+)
 ATTEMPTS_STARTED = Counter("spottrain_attempts_started", "Pods created.")
-GHOSTS = Counter("spottrain_ghosts_dropped", "Cached objects that a LIST did not contain.", ["kind"])
+GHOSTS = Counter(
+    "spottrain_ghosts_dropped",
+    "Cached objects that a LIST did not contain: no watch told of their end.",
+    ["kind"],
+)
 RESYNCS = Counter("spottrain_resyncs", "Complete LISTs of the jobs.")
 LEADER = Gauge("spottrain_leader", "1 while this process leads: the only one that writes.")
 RELISTS = Counter("spottrain_relists", "LISTs by an informer: kind, and why it listed.", ["kind", "reason"])
@@ -71,7 +77,8 @@ def _histogram(measure: Measure, words: str, buckets: Sequence[float], *labels: 
 MEASURED: Final[dict[Measure, Histogram | Counter]] = {
     Measure.NOTICE_TO_SIGNAL: _histogram(
         Measure.NOTICE_TO_SIGNAL,
-        "From the notice in the cloud's metadata until the trainer knew, by the clock of its node.",
+        "From the notice in the cloud's metadata until the trainer knew, by the clock of its node; for notices "
+        "that the agent has seen.",
         NOTICE_BUCKETS,
     ),
     Measure.SIGNAL_TO_DURABLE: _histogram(
@@ -86,7 +93,7 @@ MEASURED: Final[dict[Measure, Histogram | Counter]] = {
     ),
     Measure.INTERRUPTION_TO_TRAINING: _histogram(
         Measure.INTERRUPTION_TO_TRAINING,
-        "From an interruption until the job trained again.",
+        "From an interruption until the job trained again; of several in a row, from the first.",
         RESTART_BUCKETS,
     ),
     Measure.START_TO_STEP: _histogram(
@@ -97,7 +104,7 @@ MEASURED: Final[dict[Measure, Histogram | Counter]] = {
     ),
     Measure.INTERRUPTIONS: Counter(
         Measure.INTERRUPTIONS,
-        "Interruptions, by cause, by who announced them, and by capacity type.",
+        "Interruptions, by cause, by who announced them (AWS spot/instance-action), and by capacity type.",
         ["cause", "source", "capacity_type"],
     ),
     Measure.LOST_GPU_SECONDS: Counter(
