@@ -23,6 +23,7 @@ from spottrain_cli.commands import (
     interrupt,
     logs,
     plan,
+    profile,
     rehearse,
     report,
     status,
@@ -79,6 +80,7 @@ app.command("interrupt")(interrupt.interrupt)
 app.command("delete")(delete.delete)
 app.command("cost")(cost.cost)
 app.command("doctor")(doctor.doctor)
+app.command("profile")(profile.profile)
 app.command("report")(report.report)
 app.command("rehearse", epilog=rehearse.EXAMPLES)(rehearse.rehearse)
 
@@ -104,7 +106,14 @@ def main(argv: list[str], *, program: str = "spottrain") -> int:
 
 def kubectl_plugin() -> NoReturn:
     """`kubectl spottrain`."""
-    sys.exit(main(sys.argv[1:], program="kubectl spottrain"))
+    from spottrain.cli import verbs
+
+    words = sys.argv[1:]
+    if verbs.trains(words):
+        from spottrain.cli.main import main as train
+
+        sys.exit(train(words))
+    sys.exit(main(words, program="kubectl spottrain"))
 
 
 def kubectl_complete() -> NoReturn:

@@ -6,7 +6,6 @@ import typer
 
 RUNTIME = {
     "run": "Run a training script: saved before it is interrupted, resumed from there.",
-    "profile": "Run a training script and profile some of its steps.",
     "sync": "Keep a folder of any program's checkpoints in a store.",
     "inject": "Write the runtime to a folder, for an image that lacks it.",
 }
