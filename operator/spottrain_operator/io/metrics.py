@@ -104,7 +104,7 @@ MEASURED: Final[dict[Measure, Histogram | Counter]] = {
     ),
     Measure.INTERRUPTIONS: Counter(
         Measure.INTERRUPTIONS,
-        "Interruptions, by cause, by who announced them (AWS spot/instance-action), and by capacity type.",
+        "Interruptions, by cause, by source (such as AWS spot/instance-action) and by capacity type.",
         ["cause", "source", "capacity_type"],
     ),
     Measure.LOST_GPU_SECONDS: Counter(
