@@ -136,7 +136,7 @@ def submit(
     journey.send(submission)
     created = journey.create(where, submission.manifest)
     ref = f"{created['metadata']['namespace']}/{created['metadata']['name']}"
-    if output is not Format.TEXT:
+    if output is not Format.TEXT and not (wait or follow):
         out.print_facts(_readable(created), output)
     job = journey.looked_at(where, ref)
     if job is None:
@@ -148,7 +148,7 @@ def submit(
     if wait:
         from spottrain_cli import watching
 
-        raise typer.Exit(watching.watch(where, ref, every=30.0))
+        raise typer.Exit(watching.watch(where, ref, every=30.0, form=output))
 
 
 def _variables(given: list[str]) -> tuple[tuple[str, str], ...]:
