@@ -1,45 +1,94 @@
 """The `spottrain` command: its verbs, and what every error of theirs becomes.
 
-Each verb is a thin function in commands/ that imports what does the work only when it is called.
+Each verb is a thin function in commands/ that imports what does the work only when it is called. The module
+of a verb, too, is imported only for it, and for the help that lists all.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from typing import Annotated, NoReturn
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from typing import Annotated, Any, Final, NoReturn
 
 import typer
+import typer.main
 from spottrain.errors import RunError
+from typer.core import TyperGroup
 
 from spottrain_cli import errors
-from spottrain_cli.commands import (
-    checkpoints,
-    cost,
-    delete,
-    doctor,
-    forwarded,
-    init,
-    interrupt,
-    logs,
-    plan,
-    profile,
-    rehearse,
-    report,
-    status,
-    stop,
-    submit,
-    watch,
-)
-from spottrain_cli.commands import list as list_
 
+VERBS: Final = {
+    "run": "forwarded:run",
+    "sync": "forwarded:sync",
+    "inject": "forwarded:inject",
+    "init": "init:init",
+    "submit": "submit:submit",
+    "rehearse": "rehearse:rehearse",
+    "list": "list:list_jobs",
+    "status": "status:status",
+    "watch": "watch:watch",
+    "logs": "logs:logs",
+    "stop": "stop:stop",
+    "resume": "stop:resume",
+    "interrupt": "interrupt:interrupt",
+    "delete": "delete:delete",
+    "checkpoints": "checkpoints:app",
+    "cost": "cost:cost",
+    "report": "report:report",
+    "profile": "profile:profile",
+    "plan": "plan:app",
+    "doctor": "doctor:doctor",
+}
+"""Module in commands/, and its function or Typer. A module may have HELP in place of the function's
+docstring, EXAMPLES below its options, and SETTINGS of the command's context."""
 HELP = "Train on spot GPUs as if nobody could take the GPUs away."
 EPILOG = (
     "A JOB is NAME or NAMESPACE/NAME. A URI has ://, or is a path that begins with / or a dot. "
     "Exit codes: 0 done, 1 the answer is no, 2 wrong usage, 3 not found, 4 cluster or store unreachable."
 )
 
+
+class Commands(Mapping[str, Any]):
+    """The commands by name, each built when it is asked for."""
+
+    def __init__(self) -> None:
+        self._built: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._built:
+            self._built[name] = _built(name, *VERBS[name].split(":"))
+        return self._built[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(VERBS)
+
+    def __len__(self) -> int:
+        return len(VERBS)
+
+
+def _built(name: str, module: str, what: str) -> Any:
+    found = import_module(f"spottrain_cli.commands.{module}")
+    verb = getattr(found, what)
+    if isinstance(verb, typer.Typer):
+        group: Any = typer.main.get_group(verb)
+        group.name = name
+        return group
+    alone = typer.Typer(rich_markup_mode=None, add_completion=False)
+    help_, examples, settings = (getattr(found, each, None) for each in ("HELP", "EXAMPLES", "SETTINGS"))
+    alone.command(name, help=help_, epilog=examples, context_settings=settings)(verb)
+    return typer.main.get_command(alone)
+
+
+class Verbs(TyperGroup):
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        self.commands = Commands()  # type: ignore[assignment]
+
+
 app = typer.Typer(
+    cls=Verbs,
     help=HELP,
     epilog=EPILOG,
     no_args_is_help=True,
@@ -63,26 +112,6 @@ def _spottrain(
     ] = False,
 ) -> None:
     pass
-
-
-forwarded.add_to(app)
-app.add_typer(checkpoints.app, name="checkpoints")
-app.add_typer(plan.app, name="plan")
-app.command("init", help=init.HELP)(init.init)
-app.command("submit", help=submit.HELP)(submit.submit)
-app.command("list")(list_.list_jobs)
-app.command("status")(status.status)
-app.command("watch")(watch.watch)
-app.command("logs")(logs.logs)
-app.command("stop")(stop.stop)
-app.command("resume")(stop.resume)
-app.command("interrupt")(interrupt.interrupt)
-app.command("delete")(delete.delete)
-app.command("cost")(cost.cost)
-app.command("doctor")(doctor.doctor)
-app.command("profile")(profile.profile)
-app.command("report")(report.report)
-app.command("rehearse", epilog=rehearse.EXAMPLES)(rehearse.rehearse)
 
 
 def main(argv: list[str], *, program: str = "spottrain") -> int:

@@ -46,10 +46,6 @@ def rehearse(
     """Run a job on this machine while its nodes are reclaimed: does it survive, and with equal results?
 
     It runs on the local cluster of `make cluster-up`, undisturbed, then with reclaims at random moments.
-
-    \b
-      spottrain rehearse job.yaml
-      spottrain rehearse job.yaml --reclaims 4 --seed 7
     """
     import random
     import signal

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,9 +12,9 @@ from typing import Any
 import pytest
 import typer.main
 from spottrain_cli import errors
-from spottrain_cli.app import EPILOG, app, main
-from spottrain_cli.commands.forwarded import RUNTIME
+from spottrain_cli.app import EPILOG, VERBS, app, main
 
+RUNTIME = {name for name, place in VERBS.items() if place.startswith("forwarded")}
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "cli.md"
 
 
@@ -28,9 +30,10 @@ def leaves(command: Any, *above: str) -> Iterator[tuple[str, Any]]:
 ALL = dict(leaves(typer.main.get_command(app)))
 
 
-@pytest.mark.parametrize("name", sorted(ALL.keys() - RUNTIME.keys()))
+@pytest.mark.parametrize("name", sorted(ALL.keys() - RUNTIME))
 def test_the_help_of_a_verb_has_an_example(name: str) -> None:
-    examples = [line.strip() for line in (ALL[name].help or "").splitlines() if line.startswith("  ")]
+    shown = f"{ALL[name].help}\n{ALL[name].epilog}"
+    examples = [line.strip() for line in shown.splitlines() if line.startswith("  ")]
     assert any(f"spottrain {name}" in each for each in examples), examples
 
 
@@ -71,3 +74,13 @@ def test_a_slip_is_one_sentence_that_names_what_was_meant(
     assert main(words) == 2
     said = capsys.readouterr()
     assert says in said.err and said.err.count("\n") == 1 and not said.out
+
+
+def test_a_verb_imports_no_other_verb_and_no_torch() -> None:
+    code = (
+        "import sys\nfrom spottrain_cli.app import main\nmain(['list', '--help'])\n"
+        "heavy = {'torch', 'boto3', 'rich', 'yaml', 'spottrain.cli.main', 'spottrain_cli.commands.plan'}\n"
+        "sys.exit(str(sorted(heavy & sys.modules.keys()) or 0))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stderr.strip() == "0", done.stderr
