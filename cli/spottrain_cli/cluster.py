@@ -6,14 +6,16 @@ import contextlib
 import json
 from dataclasses import replace
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any, Final
 
 from spottrain_cli import jobs, kubectl
-from spottrain_cli.errors import CommandError, NotFound, UsageError
+from spottrain_cli.errors import CommandError, NotFound
 from spottrain_cli.jobs import Job
 from spottrain_cli.kubectl import RESOURCE, Access
 
 PATH: Final = "/apis/spottrain.io/v1alpha1"
+IN_POD: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 POD_SELECTOR: Final = "app.kubernetes.io/managed-by=spottrain,spottrain.io/role=trainer"
 """Label selector of trainer pods."""
 
@@ -67,13 +69,14 @@ def _list(access: Access) -> Any:
 
 
 def namespace(access: Access) -> str:
-    """Returns the namespace of kubectl's context, where none is given."""
+    """Returns the namespace of kubectl's context, or of the pod that this is, where none is given."""
     if access.namespace:
         return access.namespace
     words = ("config", "view", "--minify", "--output=jsonpath={..namespace}")
-    with contextlib.suppress(UsageError, CommandError):  # the next request says what is wrong
+    try:
         return kubectl.run(access, *words).decode().strip() or "default"
-    return "default"
+    except CommandError:  # the next request says what is wrong, unless this is a pod, as for kubectl itself
+        return IN_POD.read_text().strip() if IN_POD.is_file() else "default"
 
 
 def _check_namespace(access: Access) -> None:
