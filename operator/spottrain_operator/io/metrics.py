@@ -77,8 +77,7 @@ def _histogram(measure: Measure, words: str, buckets: Sequence[float], *labels: 
 MEASURED: Final[dict[Measure, Histogram | Counter]] = {
     Measure.NOTICE_TO_SIGNAL: _histogram(
         Measure.NOTICE_TO_SIGNAL,
-        "From the notice in the cloud's metadata until the trainer knew, by the clock of its node; for notices "
-        "that the agent has seen.",
+        "From the notice in the cloud's metadata, as the agent saw it, until the trainer knew.",
         NOTICE_BUCKETS,
     ),
     Measure.SIGNAL_TO_DURABLE: _histogram(
