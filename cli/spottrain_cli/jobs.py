@@ -45,6 +45,8 @@ T = TypeVar("T")
 
 def clean(text: str) -> str:
     """Returns the text with a question mark for each character that would act on a terminal."""
+    if text.isprintable():
+        return text
     return "".join(each if each.isprintable() else "?" for each in text)
 
 
