@@ -1,7 +1,8 @@
 """`spottrain checkpoints download`: writes a model to a local folder. It reads the store, and claims nothing.
 
-FOLDER.part    grows file by file; the same command goes on where it was cut off
-FOLDER         appears when all is in it
+FOLDER.part    grows file by file; the same command goes on where it was cut off. It is FOLDER/.part if there
+               is an empty FOLDER already, which may be a mount
+FOLDER         appears, or is filled, when all is there
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ SAFETENSORS: Final = "model.safetensors"
 PT: Final = "model.pt"
 SAFETENSORS_FORM: Final = "safetensors"
 PT_FORM: Final = "pt"
+PART: Final = ".part"
 OnBytes = Callable[[int], object]
 
 
@@ -44,6 +46,7 @@ FORMS: Final = (SAFETENSORS_FORM, PT_FORM)
 def run(source: Source, which: str, target: Path, form: str) -> Answer:
     """Downloads what `which` names (see `model.find`), with a progress bar in a terminal."""
     model = find(source.store, which, source.job)
+    target = target if target.name else Path(os.path.abspath(target))  # of a dot
     with _progress(model) as on_bytes:
         return download(source.store, model, target, form, on_bytes)
 
@@ -125,7 +128,7 @@ def _class_of(config: Path) -> str:
 
 # --- the folder -------------------------------------------------------------------------------------------
 def _require_free(target: Path) -> None:
-    if target.is_dir() and any(target.iterdir()):
+    if target.is_dir() and not {each.name for each in target.iterdir()} <= {PART, "lost+found"}:
         raise UsageError(f"{target} has other files, and nothing is overwritten: name another folder")
     if target.exists() and not target.is_dir():
         raise UsageError(f"{target} is a file: name a folder")
@@ -142,7 +145,8 @@ def _is_there(folder: Path, record: dict[str, Any]) -> bool:
 
 
 def _fill(model: Model, target: Path, record: dict[str, Any], form: str, on_bytes: OnBytes) -> None:
-    part = target.with_name(target.name + ".part")
+    filled = target.is_dir()
+    part = target / PART if filled else target.with_name(target.name + PART)
     with _begun(part, record):
         _require_room(part, model)
         for item in model.items:
@@ -155,7 +159,12 @@ def _fill(model: Model, target: Path, record: dict[str, Any], form: str, on_byte
             if path.is_file() and path.name != RECORD
         }
         _write_record(part, record | {"files": files})
-        part.rename(target)
+        if not filled:
+            part.rename(target)
+            return
+        for path in sorted(part.iterdir(), key=lambda each: each.name == RECORD):
+            path.rename(target / path.name)
+        part.rmdir()
 
 
 @contextlib.contextmanager
@@ -207,7 +216,7 @@ def _write(item: Item, place: Path, on_bytes: OnBytes) -> None:
         on_bytes(item.bytes)
         return
     place.parent.mkdir(parents=True, exist_ok=True)
-    growing = place.with_name(place.name + ".part")
+    growing = place.with_name(place.name + PART)
     with growing.open("wb") as file:
         for count in item.write(file):
             on_bytes(count)

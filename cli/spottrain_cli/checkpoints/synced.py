@@ -34,10 +34,22 @@ def folder_of(store: Store, entry: Entry) -> SyncManifest | None:
 
 
 def write(store: Store, entry: Entry, folder: SyncManifest, target: Path) -> Answer:
-    """Writes a stored folder to `target`, which appears when all is in it. Claims nothing.
+    """Writes a stored folder to `target`, which appears, or is filled, when all is there. Claims nothing.
 
     Raises Damaged.
     """
+    if target.is_dir():
+        with explained(target):
+            restore(store, folder, target, movable=lambda path: False)
+    else:
+        _write_new(store, folder, target)
+    files = counted(len(folder.files), "file")
+    facts = {"step": entry.step, "folder": str(target), "bytes": folder.size, "files": len(folder.files)}
+    line = f"{target}: {files} of step {entry.step}, {size(folder.size)}"
+    return Answer(facts=facts, lines=[line, *note(folder)])
+
+
+def _write_new(store: Store, folder: SyncManifest, target: Path) -> None:
     part = target.with_name(target.name + ".part")
     try:
         part.mkdir(parents=True)
@@ -49,10 +61,6 @@ def write(store: Store, entry: Entry, folder: SyncManifest, target: Path) -> Ans
             part.rename(target)
     finally:
         shutil.rmtree(part, ignore_errors=True)
-    files = counted(len(folder.files), "file")
-    facts = {"step": entry.step, "folder": str(target), "bytes": folder.size, "files": len(folder.files)}
-    line = f"{target}: {files} of step {entry.step}, {size(folder.size)}"
-    return Answer(facts=facts, lines=[line, *note(folder)])
 
 
 def copy(source: Store, folder: SyncManifest, target: Store, key: str) -> None:

@@ -261,6 +261,20 @@ def test_a_folder_with_other_files_is_refused_and_a_complete_one_is_left_as_it_i
     assert downloaded(source, tmp_path / "m", "--step", "5").code == 2, "another download"
 
 
+def test_an_empty_folder_is_filled_and_stays_the_one_that_it_was(
+    done: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be a mount, or where the person is."""
+    finish(done, tmp_path, "config.json")
+    (tmp_path / "m" / "lost+found").mkdir(parents=True)
+    inode = (tmp_path / "m").stat().st_ino
+    monkeypatch.chdir(tmp_path / "m")
+    assert downloaded(done, Path(".")).code == 0
+    assert names(tmp_path / "m") == ["config.json", "model.safetensors"]
+    assert (tmp_path / "m").stat().st_ino == inode
+    assert downloaded(done, tmp_path / "m").code == 0, "it is the same download"
+
+
 def test_a_damaged_checkpoint_makes_no_folder(source: Place, tmp_path: Path) -> None:
     damage(source, 9)
     code, _, err = downloaded(source, tmp_path / "m")

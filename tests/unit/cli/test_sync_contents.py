@@ -118,6 +118,9 @@ def test_a_download_writes_the_folder_and_claims_nothing(place: Place, tmp_path:
     assert place("download", "--step", "1", "--to", str(tmp_path / "old")).code == 0
     assert contents(tmp_path / "old") == {"file": b"1"}
     assert place("download", "--to", str(tmp_path / "pt"), "--format", "pt").code == 2
+    (tmp_path / "empty").mkdir()
+    assert place("download", "--to", str(tmp_path / "empty")).code == 0
+    assert contents(tmp_path / "empty") == {"file": b"2" * 5000}
     place.store.delete(sorted(blobs(place)))
     answer = place("download", "--to", str(tmp_path / "damaged"))
     assert answer.code == 1 and "cannot be downloaded" in answer.err
