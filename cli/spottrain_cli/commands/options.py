@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from spottrain_cli.kubectl import Access
+if TYPE_CHECKING:
+    from spottrain_cli.kubectl import Access
 
 Job = Annotated[str, typer.Argument(metavar="JOB", help="NAME or NAMESPACE/NAME.")]
 Namespace = Annotated[str, typer.Option("-n", "--namespace", help="Default: that of the context.")]
@@ -17,6 +18,8 @@ Yes = Annotated[bool, typer.Option("-y", "--yes", help="Do not ask for confirmat
 
 
 def access(namespace: str, context: str, kubeconfig: str, *, all_namespaces: bool = False) -> Access:
+    from spottrain_cli.kubectl import Access
+
     if namespace and all_namespaces:
         raise typer.BadParameter("leave out --namespace or --all-namespaces")
     return Access(namespace=namespace, context=context, kubeconfig=kubeconfig, all_namespaces=all_namespaces)
