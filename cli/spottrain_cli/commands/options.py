@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from spottrain_cli.errors import UsageError
+
 if TYPE_CHECKING:
     from spottrain_cli.kubectl import Access
 
@@ -21,5 +23,5 @@ def access(namespace: str, context: str, kubeconfig: str, *, all_namespaces: boo
     from spottrain_cli.kubectl import Access
 
     if namespace and all_namespaces:
-        raise typer.BadParameter("leave out --namespace or --all-namespaces")
+        raise UsageError("leave out --namespace or --all-namespaces")
     return Access(namespace=namespace, context=context, kubeconfig=kubeconfig, all_namespaces=all_namespaces)
