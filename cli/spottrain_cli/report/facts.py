@@ -108,10 +108,9 @@ class Report:
 # --- of a job -------------------------------------------------------------------------------------------
 def of_job(job: Job, found: Sequence[Series], *, now: datetime, note: str = "") -> Report:
     """Returns the report on a job. `note`: why there is no series of it, if that is so."""
-    own = [series for series in cut(found) if series.attempt.jobUID == job.uid]
+    own = [series for series in found if series.attempt.jobUID == job.uid]
     known = {attempt.number for attempt in job.attempts}
-    older = {s.attempt.number: _recorded(s.attempt, s.points, over=True) for s in own}
-    spans = [span for number, span in sorted(older.items()) if number not in known]
+    spans = [span for span in _recorded(own) if span.number not in known]
     spans += [_span(attempt) for attempt in job.attempts]
     return Report(
         title=job.ref,
@@ -124,7 +123,7 @@ def of_job(job: Job, found: Sequence[Series], *, now: datetime, note: str = "") 
         word=steps_word(job),
         loss=_loss(job) if (last := _last_loss(own)) is None else last,
         spans=tuple(spans),
-        curves=tuple(series.points for series in own),
+        curves=tuple(series.points for series in cut(own)),
         breaks=_breaks(spans),
         parts=_parts(job.goodput),
         allocated=_allocated(job.goodput),
@@ -190,9 +189,8 @@ def _notes(job: Job, spans: Sequence[Span], note: str) -> list[str]:
 def of_series(uri: str, found: Sequence[Series], *, now: float) -> Report:
     """Returns the report on the job that has used this checkpoint URI last."""
     last = max(found, key=lambda series: series.attempt.term).attempt
-    own = [series for series in cut(found) if series.attempt.jobUID == last.jobUID]
-    whole = {series.attempt.term: series.points for series in found}
-    spans = [_recorded(s.attempt, whole[s.attempt.term], over=s.attempt.term != last.term) for s in own]
+    own = [series for series in found if series.attempt.jobUID == last.jobUID]
+    spans = _recorded(own)
     return Report(
         title=last.job,
         state=spans[-1].cause or "Running, or killed",
@@ -203,17 +201,24 @@ def of_series(uri: str, found: Sequence[Series], *, now: float) -> Report:
         total=last.totalSteps or None,
         loss=_last_loss(own),
         spans=tuple(spans),
-        curves=tuple(series.points for series in own),
+        curves=tuple(series.points for series in cut(own)),
         breaks=_breaks(spans),
-        parts=_summed([series.attempt for series in own]),
+        parts=_summed([series.attempt for series in cut(own)]),
         nodes=False,
         diagnosis=_diagnosis(own),
         notes=("It is made from the checkpoint URI alone: it knows no nodes, prices or waits for nodes.",),
     )
 
 
-def _recorded(attempt: Recorded, points: Sequence[Point], *, over: bool) -> Span:
-    """Returns the attempt as its series has it. `over`: whether a later one has begun."""
+def _recorded(own: Sequence[Series]) -> list[Span]:
+    """Returns a job's attempts as their series have them."""
+    ordered = sorted(own, key=lambda series: series.attempt.term)
+    return [_span_of(series, over=series is not ordered[-1]) for series in ordered]
+
+
+def _span_of(series: Series, *, over: bool) -> Span:
+    """`over`: whether a later attempt has begun."""
+    attempt, points = series.attempt, series.points
     last = max([attempt.writtenTime, *(point.time for point in points)])
     cause = attempt.outcome[:1].upper() + attempt.outcome[1:] or (KILLED if over else "")
     kept = attempt.startStep if attempt.durableStep is None else attempt.durableStep
@@ -252,14 +257,14 @@ def _breaks(spans: Sequence[Span]) -> tuple[Break, ...]:
     )
 
 
-def _last_loss(found: Sequence[Series]) -> float | None:
+def _last_loss(own: Sequence[Series]) -> float | None:
     """The status may be older: it has what the trainer said at the last poll."""
-    losses = (point.loss for series in reversed(found) for point in reversed(series.points))
+    losses = (point.loss for series in reversed(cut(own)) for point in reversed(series.points))
     return next((loss for loss in losses if loss is not None), None)
 
 
-def _diagnosis(found: Sequence[Series]) -> str:
-    return next((each.attempt.diagnosis for each in reversed(found) if each.attempt.diagnosis), "")
+def _diagnosis(own: Sequence[Series]) -> str:
+    return next((each.attempt.diagnosis for each in reversed(cut(own)) if each.attempt.diagnosis), "")
 
 
 def headline(report: Report) -> str:

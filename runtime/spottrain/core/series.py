@@ -172,12 +172,12 @@ def _first(*values: float | None) -> float | None:
 
 
 def _short(point: Point) -> list[float | None]:
-    """Returns its values with as many digits as a chart shows; times to a hundredth of a second."""
-    values = point._replace(time=round(point.time, 2), seconds=round(point.seconds, 4))
-    return [
-        value if name == "time" or not isinstance(value, float) else float(f"{value:.7g}")
-        for name, value in values._asdict().items()
-    ]
+    """Returns its values with as many digits as a chart shows; the time to a hundredth of a second."""
+    return [point.step, round(point.time, 2), *map(_digits, point[2:])]
+
+
+def _digits(value: float | None) -> float | None:
+    return float(f"{value:.7g}") if isinstance(value, float) else value
 
 
 def _point(columns: Sequence[str], values: Sequence[Any]) -> Point:

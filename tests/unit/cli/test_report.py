@@ -18,6 +18,7 @@ from spottrain_cli.report.curves import Axis, Column, axis_of, columns
 from spottrain_cli.report.facts import Report, of_job, of_series
 from spottrain_cli.report.findings import findings
 from spottrain_cli.report.page import page
+from spottrain_cli.report.reading import read_of_job
 
 from tests.support import report_scenes as scenes
 from tests.support.sentences import Told
@@ -102,6 +103,10 @@ def test_no_step_is_on_the_page_twice_and_those_of_other_jobs_on_the_uri_are_not
     other = scenes.job()
     other["metadata"]["uid"] = "another"
     assert not of_job(jobs.job(other, "a test"), scenes.all_series(), now=scenes.NOW).points
+    later = scenes.series(4, 100, 300)
+    later = replace(later, attempt=replace(later.attempt, jobUID="another"))
+    found = [*scenes.all_series(), later]  # a job that went on from an old checkpoint takes nothing from it
+    assert of_job(jobs.job(scenes.job(), "a test"), found, now=scenes.NOW).points == report.points
 
 
 HOSTILE = "</title><script>alert(1)</script><img src=x onerror=alert(1)>\"'&"
@@ -225,3 +230,31 @@ def test_a_uri_without_a_series_or_with_a_damaged_one_is_a_sentence(
     damaged, empty, none = capsys.readouterr().err.splitlines()
     assert "t000001.jsonl.gz cannot be read" in damaged
     assert "no series of steps" in empty and "no folder" in none
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "why"),
+    [
+        ({"mode": "Sync", "uri": "s3://bucket/run"}, "with checkpoint.mode Sync"),
+        ({"mode": "Self"}, "with checkpoint.mode Self"),
+        ({}, "it has none"),
+        ({"uri": "/volume/of/its/pods"}, "mount it on this machine"),
+        ({"uri": "s3://bucket/run", "endpoint": "http://minio.none.invalid"}, "no address on this machine"),
+    ],
+)
+def test_a_job_whose_series_cannot_be_read_from_here_gets_a_page_that_says_why(
+    checkpoint: dict[str, Any], why: str
+) -> None:
+    raw = scenes.job()
+    raw["spec"]["checkpoint"] = checkpoint
+    job = jobs.job(raw, "a test")
+    found, note = read_of_job(job, "")
+    assert not found and why in note
+    assert note in shown(of_job(job, found, now=scenes.NOW, note=note))
+
+
+def test_a_job_whose_uri_has_another_jobs_series_alone_is_told_so(tmp_path: Path) -> None:
+    raw = scenes.job()
+    raw["metadata"]["uid"], raw["spec"]["checkpoint"] = "another", {"uri": stored(tmp_path)}
+    found, note = read_of_job(jobs.job(raw, "a test"), "")
+    assert not found and "no attempt has stored them" in note
