@@ -28,6 +28,7 @@ from spottrain.cli import profile, verbs
 from spottrain.cli.last_line import LastLine
 from spottrain.cli.output import WRONG_USAGE, exit_code_of_usage, named_by_flags
 from spottrain.contract import LOG_FORMAT, Env, OnExisting, Outcome, Reason
+from spottrain.core import log
 from spottrain.core.process_start import process_start
 from spottrain.core.run_config import LOG_FORMATS, RunConfig
 from spottrain.core.startup_signals import hold_signals, release_signals
@@ -295,7 +296,8 @@ def _of_script(error: BaseException, script: str) -> TracebackType | None:
     found = error.__traceback__
     while found is not None and found.tb_frame.f_code.co_filename != script:
         found = found.tb_next
-    return found or error.__traceback__
+    unread = isinstance(error, SyntaxError) and error.filename == script
+    return found if found or unread else error.__traceback__
 
 
 def _exit_of_script(session: Session, exit_: SystemExit, last_line: str) -> int:
@@ -314,5 +316,6 @@ def _exit_of_script(session: Session, exit_: SystemExit, last_line: str) -> int:
         show(exit_, lambda: print(exit_.code, file=sys.stderr))
     last = f" Its last line: {last_line}" if last_line and isinstance(exit_.code, int) else ""
     words = f"The script ended itself: sys.exit({exit_.code!r}).{last}"
-    session.conclude(Ending(Outcome.FAILED, words, Reason.SCRIPT_FAILED))
+    told = not isinstance(exit_.code, int) and log.console.on_terminal
+    session.conclude(Ending(Outcome.FAILED, words, Reason.SCRIPT_FAILED), shown=told)
     return code

@@ -110,6 +110,12 @@ class ConsoleHandler(logging.Handler):
         both = is_terminal(sys.stdout) and is_terminal(sys.stderr)
         return both and _format(terminal=True) is text
 
+    def on_stderr(self, line: str) -> str:
+        """Returns a line for standard error: broken between words if that is a terminal."""
+        if not is_terminal(sys.stderr):
+            return line
+        return wrapped(line, _columns(sys.stderr.fileno()), indent="")
+
     # --- in a terminal ----------------------------------------------------------------------------------
     def start_terminal(self, progress: Callable[[int], str] | None, *, shared: bool = False) -> None:
         """Keeps the lines of all code of this process whole, if standard error is a terminal.

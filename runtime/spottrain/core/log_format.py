@@ -39,9 +39,7 @@ INFO: Final[Mapping[str, str]] = {
     "restarted": "Restarting all {processes} processes (they ended with {codes})",
     "start": "Training {job}, attempt {attempt}[, {world} ranks]; checkpoints: {checkpoints}",
     "progress-served": "Progress and metrics are served on port {port}",
-    "override": "{setting}[ is {manifest}, not {script} as in the script]"
-    "[ is {checkpoint} in the checkpoint, {script} in the script]"
-    "[ is {ours}, not {script} as in the script][: {rest}]",
+    "override": "{setting}: {rest}",
     "deterministic": "Deterministic mode, {threads} threads",
     "device": "Training on {name}, torch {torch}",
     "attached": "Attached to {library} {version} ({what}); {off} turns this off",
@@ -220,6 +218,13 @@ DETAILS: Final = frozenset(
 sentence says the same."""
 USUAL_ENDS: Final = (ExitCode.DONE, ExitCode.INTERRUPTED)
 """Of ranks: their own sentences say the rest."""
+OVERRIDES: Final = (
+    "{setting} is {manifest}, not {script} as in the script",
+    "{setting} is {manifest}",
+    "{setting} is {checkpoint} in the checkpoint, {script} in the script",
+    "{setting} is {ours}, not {script} as in the script",
+)
+"""The first one counts whose facts an override has."""
 CTRL_C: Final = "SIGINT"
 INTERRUPTED: Final = "Interrupted: saving, then it stops, within {deadline:left}"
 """In place of `sigterm` for Ctrl-C, which is no warning to the person who pressed it."""
@@ -322,11 +327,10 @@ def text(event: Event, level: int) -> str:
     return f"{datetime.fromtimestamp(event.at):%H:%M:%S} {whose}{warning}{' '.join(str(event).split())}"
 
 
-def wrapped(line: str, columns: int) -> str:
+def wrapped(line: str, columns: int, *, indent: str = " " * len("12:03:04 ")) -> str:
     """Breaks a line for people between words. Its other rows begin below its sentence; paths stay whole."""
     if len(line) <= columns:
         return line
-    indent = " " * len("12:03:04 ")
     return textwrap.fill(
         line, columns, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
     )
@@ -334,8 +338,7 @@ def wrapped(line: str, columns: int) -> str:
 
 def sentence(event: Event) -> str:
     """Returns the event in plain words."""
-    template = SENTENCES.get(event.name, event.name.replace("-", " ").capitalize() + ": {rest}")
-    template = INTERRUPTED if event.by_ctrl_c else template
+    template = _template(event)
     facts = {key: value for key, value in event.known.items() if key != "rank"}
     named = {name for name, _ in FIELD.findall(template)}
     rest = [f"{_words_of(key)} {_shown(value)}" for key, value in facts.items() if key not in named]
@@ -345,6 +348,14 @@ def sentence(event: Event) -> str:
     return FIELD.sub(lambda found: _shown(facts.get(found[1]), found[2], event.at), "".join(pieces)).rstrip(
         ": "
     )
+
+
+def _template(event: Event) -> str:
+    if event.by_ctrl_c:
+        return INTERRUPTED
+    if event.name == "override":
+        return next((each for each in OVERRIDES if _known(event.known, each)), SENTENCES[event.name])
+    return SENTENCES.get(event.name, event.name.replace("-", " ").capitalize() + ": {rest}")
 
 
 def _words_of(key: str) -> str:

@@ -20,7 +20,13 @@ FIELD_OF_CHECKPOINT: Final = re.compile(
     rf"(?<![\w.])(?:spec\.)?checkpoint\.({'|'.join(sorted(FLAGS, key=len, reverse=True))})\b"
 )
 FIELD_OF_TRAINING: Final = re.compile(r"(?<![\w.])(?:spec\.)?training\.([a-z]\w*(?:\.[a-z]\w*)*)")
-POD_QUERY: Final = re.compile(r"none of its pods is left \(kubectl [^()]*\)")
+PHRASES: Final = (
+    (re.compile(r"none of its pods is left \(kubectl [^()]*\)"), "its process is gone"),
+    (re.compile(r"; a job that is applied again under the same name is another job"), ""),
+    (re.compile(r"set checkpoint\.credentialsSecretRef, "), "set "),
+    (re.compile(r"or give the service account a role"), "or run aws configure"),
+)
+"""What concerns pods and accounts of a cluster, and what stands for it elsewhere."""
 
 
 def counted(number: int, noun: str) -> str:
@@ -32,4 +38,6 @@ def without_manifest(words: str) -> str:
     """Returns a sentence for a run outside of Kubernetes: it names flags where a job has fields."""
     words = FIELD_OF_CHECKPOINT.sub(lambda found: FLAGS[found[1]], BOTH.sub(r"\1", words))
     words = FIELD_OF_TRAINING.sub(r"\1 in --training", words).replace("spec.training", "--training")
-    return POD_QUERY.sub("its process is gone", words)
+    for pattern, instead in PHRASES:
+        words = pattern.sub(instead, words)
+    return words

@@ -10,6 +10,7 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
+from difflib import get_close_matches
 from functools import cache
 from typing import Annotated, Any, Final, Literal, NamedTuple, get_args, get_type_hints
 
@@ -249,7 +250,9 @@ def _read(kind: Any, raw: object, path: str) -> Any:
     rules = _rules(kind)
     for name in raw:
         if name not in rules:
-            raise ConfigurationError(f"{path}.{name} is not a field; the fields are {', '.join(rules)}")
+            meant = "".join(f" (did you mean {each}?)" for each in get_close_matches(name, rules, n=1))
+            known = ", ".join(rules)
+            raise ConfigurationError(f"{path}.{name} is not a field{meant}; the fields are {known}")
     given = {name: value for name, value in raw.items() if value is not None}
     missing = [f.name for f in fields(kind) if f.default is MISSING and f.name not in given]
     if missing:

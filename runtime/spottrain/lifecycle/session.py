@@ -530,7 +530,7 @@ def show(error: BaseException, usual: Callable[[], None] = lambda: None) -> None
     with contextlib.suppress(OSError, ValueError, AttributeError):
         if isinstance(error, RunError):
             words = str(error) if Env.JOB_UID in os.environ else without_manifest(str(error))
-            print(f"spottrain: {words}", file=sys.stderr)
+            print(log.console.on_stderr(f"spottrain: {words}"), file=sys.stderr)
         else:
             usual()
 

@@ -51,6 +51,7 @@ COMMITTED = event("committed", step=120, seconds=1.8034, bytes=10_172_817, key="
         (event("logs-missing", of=0, bytes=0, why="w"), "0 B of the log of rank 0 are missing: w"),
         (event("override", setting="lr", manifest=0.1, script=2), "lr is 0.1, not 2 as in the script"),
         (event("override", setting="x", checkpoint=1, script=2), "x is 1 in the checkpoint, 2 in the script"),
+        (event("override", setting="x", manifest=0, script=None), "x is 0"),
         (event("override", setting="x", group=1, was=2), "x: group 1, was 2"),
         (
             event("step-time", step_seconds=0.002, compute="0.700", data="0.290", h2d="0.004", other="0.006"),

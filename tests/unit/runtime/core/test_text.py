@@ -19,6 +19,10 @@ from spottrain.core.text import without_manifest
         ("Make checkpoint.interval 4 times as long.", "Make --interval 4 times as long."),
         ("Set training.data.numWorkers to 2", "Set data.numWorkers in --training to 2"),
         ("or spec.training.maxSteps", "or maxSteps in --training"),
+        (
+            "set checkpoint.credentialsSecretRef, AWS_ACCESS_KEY_ID, or give the service account a role",
+            "set AWS_ACCESS_KEY_ID, or run aws configure",
+        ),
         ("spec.training sets these", "--training sets these"),
         (
             "if none of its pods is left (kubectl get pods -A -l a/b=c), spottrain",
