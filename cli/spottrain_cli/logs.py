@@ -128,8 +128,11 @@ class Reader:
 
     def lines(self, source: Source, *, alone: bool) -> Iterator[Line]:
         """Yields what is there of a source now."""
-        for body in self.of(source, following=False):
-            yield Line(attempt=source.attempt, source="" if alone else source.name, body=body)
+        try:
+            for body in self.of(source, following=False):
+                yield Line(attempt=source.attempt, source="" if alone else source.name, body=body)
+        except NotFound:  # since the pods were listed
+            self._say(f"the pod of attempt {source.attempt}, {source.name}, is gone, and so are its logs")
 
     def of(self, source: Source, *, following: bool) -> Iterator[bytes]:
         """Returns the lines of a source; `following`: until it has ended. Raises CommandError or RunError."""
