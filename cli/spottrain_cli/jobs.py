@@ -6,7 +6,7 @@ A figure that is absent is None: an unknown price or time is not zero.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
 from functools import cache
@@ -480,7 +480,7 @@ def read(cls: type[T], raw: Any, where: str) -> T:
 # --- for programs ---------------------------------------------------------------------------------------
 def facts(job: Job) -> dict[str, Any]:
     """Returns what is known of a job as JSON has it: numbers, RFC 3339 times, null where unknown."""
-    found: dict[str, Any] = plain(asdict(job))
+    found: dict[str, Any] = plain(job)
     for each, attempt in zip(found["attempts"], job.attempts, strict=True):
         each["lostSteps"] = attempt.lost_steps
     return found | {"reason": job.reason}
@@ -491,8 +491,8 @@ def plain(value: Any) -> Any:
         return float(value)
     if isinstance(value, datetime):
         return value.isoformat().replace("+00:00", "Z")
-    if isinstance(value, dict):
-        return {name: plain(each) for name, each in value.items()}
+    if is_dataclass(value):
+        return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, list | tuple):
         return [plain(each) for each in value]
     return value

@@ -28,4 +28,5 @@ def list_jobs(
     where = access(namespace, context, kubeconfig, all_namespaces=all_namespaces)
     jobs = cluster.all_jobs(where)
     lines = overview.lines(jobs, where=where.place, now=datetime.now(UTC), width=width())
-    show(lines, overview.as_facts(jobs), output)
+    facts = None if output is Format.TEXT else overview.as_facts(jobs)
+    show(lines, facts, output)

@@ -25,4 +25,5 @@ def status(
     from spottrain_cli.output import show, width
 
     found = cluster.find(access(namespace, context, kubeconfig), job)
-    show(timeline.status(found, now=datetime.now(UTC), width=width()), timeline.facts(found), output)
+    lines = timeline.status(found, now=datetime.now(UTC), width=width())
+    show(lines, timeline.facts(found), output)
