@@ -19,6 +19,8 @@ from spottrain.core.run_config import name_of
 from spottrain.core.training_spec import Training
 from spottrain.errors import ConfigurationError
 
+KINETO, SILENT = "KINETO_LOG_LEVEL", "99"
+"""By which torch.profiler's own library writes nothing to the terminal."""
 ABOUT = """Runs a training script and profiles some of its steps with torch.profiler. Without --checkpoint the
 run ends after these steps and uses a folder of its own; with it, the run is like any other."""
 
@@ -42,7 +44,7 @@ def settings(values: Mapping[str, Any], env: Mapping[str, str], now: float) -> d
     Raises ConfigurationError.
     """
     window = Window(**{name: _steps(name, values[name]) for name in ("wait", "warmup", "active")})
-    found = {PROFILE: window.to_json()}
+    found = {PROFILE: window.to_json(), KINETO: env.get(KINETO, SILENT)}
     if not env.get(Env.CHECKPOINT_URI):
         moment = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now))
         found[Env.CHECKPOINT_URI] = f"profiles/{name_of(values['script'])}-{moment}"

@@ -28,6 +28,7 @@ from typing import Any, Final
 import torch
 
 from spottrain.core import log
+from spottrain.core.log_format import duration
 from spottrain.core.profile_window import MADE, Window, chosen, profile_key, require_window
 from spottrain.core.training_spec import Profile
 from spottrain.diagnostics.bottleneck import Measurements, advice, diagnose, utilised
@@ -36,6 +37,8 @@ from spottrain.lifecycle.session import Session
 from spottrain.storage.base import Store
 
 TOP: Final = 20
+BRIEF, NAME_WIDTH = 10, 48
+"""Rows and the longest name in a terminal."""
 LAST_SECONDS: Final = 60.0
 """Longest wait of `close` for a profile that is being stored, in seconds."""
 LOADER: Final = "enumerate(DataLoader)"
@@ -177,7 +180,8 @@ class Profiler:
             trace = path.read_bytes()
         text = f"{first}\n\n{table}\n" if first else f"{table}\n"
         if self._rank == 0:
-            print(text, flush=True)
+            shown = brief(averages, gpu=self._device is not None) if log.console.on_terminal else text
+            print(shown, flush=True)
         parts = {path.name: trace, f"{stem}.top.txt": text.encode()}
         self._storing = threading.Thread(
             target=self._keep, args=(parts,), name="spottrain-profile", daemon=True
@@ -225,6 +229,18 @@ def of_run(
         device=device,
         facts=facts,
     )
+
+
+def brief(averages: Iterable[Any], *, gpu: bool) -> str:
+    """Returns the operations that take longest, in columns that a terminal has room for."""
+    took = "self_device_time_total" if gpu else "self_cpu_time_total"
+    rows = sorted(((float(getattr(each, took)), each) for each in averages), key=lambda row: -row[0])
+    whole = sum(time for time, _ in rows) or 1.0
+    lines = [
+        f"{time / whole:6.1%} {duration(time / 1e6):>9} {each.count:>7}  {each.key[:NAME_WIDTH]}"
+        for time, each in rows[:BRIEF]
+    ]
+    return "\n".join([f"{'share':>6} {'time':>9} {'calls':>7}  operation", *lines])
 
 
 def kernel_seconds(events: Iterable[Any]) -> float:
