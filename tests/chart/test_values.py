@@ -309,11 +309,13 @@ def test_replicas_come_to_different_nodes_where_more_than_one_can_take_them(obje
     assert spread["labelSelector"] == find(objects, "Deployment", "spottrain-operator")["spec"]["selector"]
 
 
-def test_the_install_of_the_readme_leaves_no_image_without_its_registry() -> None:
+def test_the_install_of_the_documentation_leaves_no_image_without_its_registry() -> None:
     """And it builds each image that a job, or `helm test`, then pulls."""
-    install = (ROOT / "README.md").read_text().partition("## Use it on your cluster")[2].partition("```\n")[0]
+    page = (ROOT / "docs" / "cluster" / "install.md").read_text()
+    install = page.partition("## Images and chart")[2].partition("```\n")[0]
+    install = re.sub(r"[\"$]", "", install.partition("export REGISTRY=")[2].partition("\n")[2])
     given = re.findall(r"--set (\S+)=(\S+)", install)
-    assert given and "docker build --target $image -t REGISTRY/spottrain-$image" in install
+    assert given and "docker build --target image --tag REGISTRY/spottrain-image" in install
     built = install.partition("for image in ")[2].partition(";")[0].split()
     changed = render(*(f"{name}={json.dumps(value)}" for name, value in given))
     containers = [c for t in pod_templates(changed).values() for c in t["spec"]["containers"]]
