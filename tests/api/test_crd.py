@@ -30,12 +30,6 @@ def test_a_valid_example_is_accepted(kube: Kube, file: Path) -> None:
     kube.create_job("default", yaml.safe_load(file.read_text()), query=DRY)
 
 
-def test_the_job_on_the_first_screen_of_the_readme_is_accepted(kube: Kube) -> None:
-    block = (ROOT / "README.md").read_text().split("```yaml\n")[1].split("```")[0]
-    assert len(block.splitlines()) < 25
-    kube.create_job("default", yaml.safe_load(block), query=DRY)
-
-
 @pytest.mark.parametrize("job", [job for _, job in IN_PAGES], ids=[place for place, _ in IN_PAGES])
 def test_each_job_of_the_documentation_is_accepted(kube: Kube, job: Json) -> None:
     job["metadata"].pop("namespace", None)
