@@ -13,7 +13,7 @@ import math
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import closing, contextmanager
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 import torch
 
@@ -242,6 +242,10 @@ class Engine:
             trackers.close(self.session.outcome)
 
 
+LINE_SECONDS: Final = 5.0
+"""Least time between two logged lines of steps, unless the script asks for a line of every step."""
+
+
 class MetricsLog:
     """Logs a line every `log_every` steps, and updates the progress board at every step.
 
@@ -259,6 +263,7 @@ class MetricsLog:
     ) -> None:
         self._session, self._on_line, self._series = session, on_line, series
         self._total, self._every = total_steps, log_every
+        self._logged = float("-inf")
         self._restored = time.time()
         self.began = False
         """Whether this attempt has done a step."""
@@ -301,7 +306,7 @@ class MetricsLog:
         self._session.board.update(
             loss=loss, samples_per_second=speed, steps_per_second=self._steps / seconds
         )
-        if self._session.world.first:
+        if self._session.world.first and self._wanted(step):
             log.step(step, self._total, loss=loss, lr=rate, samples_per_second=speed, epoch=epoch)
         if self._series is not None:
             self._series.add(self._point(step, loss, rate, seconds))
@@ -321,6 +326,15 @@ class MetricsLog:
             gpuUtilisation=facts.utilisation,
             gpuMemory=facts.gpu_memory,
         )
+
+    def _wanted(self, step: int) -> bool:
+        """Whether to log the line: short steps would fill the log. A script that wants every step gets it."""
+        now = time.monotonic()
+        soon = now - self._logged < LINE_SECONDS
+        if soon and self._every > 1 and step != self._total:
+            return False
+        self._logged = now
+        return True
 
 
 def require_finite(loss: float, step: int) -> None:
