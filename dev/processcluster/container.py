@@ -69,8 +69,10 @@ class Container:
         paths, given = self._paths(image), self._environment()
         environment = self._translated(image, given, paths)
         environment |= {marks.CLUSTER: str(self.pod.node.site), marks.CONTAINER: self.mark}
+        names = self.pod.node.names
         command, args = (
-            [translated(word, paths) for word in self._words(part, given)] for part in ("command", "args")
+            [names.resolved(translated(word, paths)) for word in self._words(part, given)]
+            for part in ("command", "args")
         )
         words = [*(command or image.entrypoint), *args]
         folder = translated(self.raw["workingDir"], paths) if "workingDir" in self.raw else self.pod.root
