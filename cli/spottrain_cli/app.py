@@ -128,6 +128,8 @@ def main(argv: list[str], *, program: str = "spottrain") -> int:
     except BrokenPipeError:  # such as by `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except SystemExit as left:  # Typer's own answer to a broken pipe, and the end of a completion
+        return left.code if isinstance(left.code, int) and left.code != 1 else 0
     except KeyboardInterrupt:
         return errors.INTERRUPTED
     return code if isinstance(code, int) else 0
