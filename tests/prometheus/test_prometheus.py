@@ -19,7 +19,7 @@ from tests.support.lab import Lab, paced
 ROW = re.compile(r"^\| `(spottrain_\w+)` \| (\w+) \|", re.MULTILINE)
 ONLY_IN_TROUBLE = frozenset({"spottrain_ghosts_dropped_total"})
 """Counters with labels, or of what this run does not have: no series before the first event."""
-NOT_ON_A_CPU = {"GPU utilisation"}
+NOT_ON_A_CPU = {"GPU utilisation", "Model FLOP utilisation"}
 """Panels of what this run does not have."""
 MEASURED = (
     "notice_to_signal",
