@@ -96,7 +96,8 @@ AZURE: Final = re.compile(
 )
 """Beginning of a URI, or of an endpoint, of Azure Blob Storage. The CRD has it too."""
 NO_AZURE: Final = (
-    "Azure Blob Storage does not speak S3; on AKS use an S3 server, or file:///folder on Azure Files"
+    "Azure Blob Storage does not speak S3; on AKS use an S3 server, or file:///folder on an NFS share of "
+    "Azure Files"
 )
 
 
