@@ -7,8 +7,8 @@ end. No error here ends a run: the kernels are compiled again, in this attempt o
     compile-cache/{key}.json               the current archive, its checksum, what it was compiled for
     compile-cache/{key}-{sha256}.tar.gz    the files; named by content, so that concurrent writers never mix
 
-**An archive is code.** Anyone who can write the prefix can run code in the pod (docs/cluster/security.md). So it is
-read only from the job's own URI, never from the URI that a job starts from.
+**An archive is code.** Anyone who can write the prefix can run code in the pod (docs/cluster/security.md). So
+it is read only from the job's own URI, never from the URI that a job starts from.
 """
 
 from __future__ import annotations
