@@ -96,6 +96,7 @@ def test_a_reader_takes_columns_that_it_does_not_know() -> None:
         Series(attempt=attempt(), points=(Point(step=1, time=1.0, loss="<b>"),)).to_bytes(),  # type: ignore[arg-type]
         Series(attempt=attempt(), points=(Point(step=1, time=1.0, loss=float("nan")),)).to_bytes(),
     ],
+    ids=["empty", "no gzip", "no line", "a list", "format 2", "a column alone", "cut off", "a text", "NaN"],
 )
 def test_another_content_is_a_value_error(body: bytes) -> None:
     with pytest.raises(ValueError):
