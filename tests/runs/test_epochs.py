@@ -349,7 +349,7 @@ def loss_of(model, batch):
 
 def listings() -> dict[str, str]:
     """The loops of the page, by what only one of them has."""
-    found = re.findall(r"```python\n(.*?)```", DOCS.read_text().split("### Settings of the job")[0], re.S)
+    found = re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.S)
     marks = {
         "steps": "in place of",
         "epochs": "run.epochs(",

@@ -1,4 +1,4 @@
-"""docs/own-loop.md, "Every technique": each cell of the table is tried, with a manifest and without."""
+"""docs/job-settings.md, "Every technique": each cell of the table is tried, with a manifest and without."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from spottrain.training.run import Run
 
 from tests.support.sentences import Told
 
-DOCS = Path(__file__).resolve().parents[4] / "docs" / "own-loop.md"
+DOCS = Path(__file__).resolve().parents[4] / "docs" / "job-settings.md"
 CODE = re.compile(r"`([^`]+)`")
 STEP = re.compile(r"and `step`, which is `([^`]+)`")
 MANIFEST = {
@@ -40,7 +40,7 @@ MANIFEST = {
 
 
 def section() -> str:
-    return DOCS.read_text().split("### Every technique")[1].split("\n\n## ")[0]
+    return DOCS.read_text().split("## Every technique")[1].split("\n\n## ")[0]
 
 
 def rows() -> dict[str, tuple[str, list[str]]]:
