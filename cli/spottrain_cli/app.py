@@ -1,7 +1,7 @@
 """The `spottrain` command: its verbs, and what every error of theirs becomes.
 
 Each verb is a thin function in commands/ that imports what does the work only when it is called. The module
-of a verb, too, is imported only for it, and for the help that lists all.
+of a verb, too, is imported only for it.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ from typer.core import TyperGroup
 from spottrain_cli import errors
 
 VERBS: Final = {
-    "run": "forwarded:run",
-    "sync": "forwarded:sync",
-    "inject": "forwarded:inject",
-    "init": "init:init",
-    "submit": "submit:submit",
-    "rehearse": "rehearse:rehearse",
-    "list": "list:list_jobs",
-    "status": "status:status",
-    "watch": "watch:watch",
-    "logs": "logs:logs",
-    "stop": "stop:stop",
-    "resume": "stop:resume",
-    "interrupt": "interrupt:interrupt",
-    "delete": "delete:delete",
-    "checkpoints": "checkpoints:app",
-    "cost": "cost:cost",
-    "report": "report:report",
-    "profile": "profile:profile",
-    "plan": "plan:app",
-    "doctor": "doctor:doctor",
+    "run": ("forwarded:run", "Run a training script, here or in a pod."),
+    "sync": ("forwarded:sync", "Keep a folder of any program's checkpoints."),
+    "inject": ("forwarded:inject", "Write the runtime to a folder."),
+    "init": ("init:init", "Write the manifest of a job, from a script or a Job."),
+    "submit": ("submit:submit", "Send a training to the cluster."),
+    "rehearse": ("rehearse:rehearse", "Run a job here while its nodes are taken away."),
+    "list": ("list:list_jobs", "List jobs."),
+    "status": ("status:status", "Show how a job stands, and its attempts."),
+    "watch": ("watch:watch", "Watch a job until it ends."),
+    "logs": ("logs:logs", "Print what a job has printed, in all attempts."),
+    "stop": ("stop:stop", "Stop a job: it saves, and gives its nodes back."),
+    "resume": ("stop:resume", "Resume a job that was stopped."),
+    "interrupt": ("interrupt:interrupt", "Interrupt a job, as a fire drill."),
+    "delete": ("delete:delete", "Delete a job."),
+    "checkpoints": ("checkpoints:app", "Get the model; manage checkpoints."),
+    "cost": ("cost:cost", "Show what jobs cost, saved and lost."),
+    "report": ("report:report", "Write how a job went to one HTML page."),
+    "profile": ("profile:profile", "Show where the time of a step goes."),
+    "plan": ("plan:app", "Say what a training needs, before it runs."),
+    "doctor": ("doctor:doctor", "Check cluster, rights, bucket and a job."),
 }
-"""Module in commands/, and its function or Typer. A module may have HELP in place of the function's
-docstring, EXAMPLES below its options, and SETTINGS of the command's context."""
+"""Of each verb the module in commands/ with its function or Typer, and what it does. A module may
+have HELP in place of the function's docstring, EXAMPLES below its options, and SETTINGS of the context."""
 HELP = "Train on spot GPUs as if nobody could take the GPUs away."
 EPILOG = (
     "A JOB is NAME or NAMESPACE/NAME. A URI has ://, or is a path that begins with / or a dot. "
@@ -58,7 +58,7 @@ class Commands(Mapping[str, Any]):
 
     def __getitem__(self, name: str) -> Any:
         if name not in self._built:
-            self._built[name] = _built(name, *VERBS[name].split(":"))
+            self._built[name] = _built(name, *VERBS[name][0].split(":"))
         return self._built[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -85,6 +85,11 @@ class Verbs(TyperGroup):
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
         self.commands = Commands()  # type: ignore[assignment]
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Lists all verbs without importing one."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, about) for name, (_, about) in VERBS.items()])
 
 
 app = typer.Typer(

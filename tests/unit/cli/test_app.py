@@ -14,7 +14,7 @@ import typer.main
 from spottrain_cli import errors
 from spottrain_cli.app import EPILOG, VERBS, app, main
 
-RUNTIME = {name for name, place in VERBS.items() if place.startswith("forwarded")}
+RUNTIME = {name for name, (place, _) in VERBS.items() if place.startswith("forwarded")}
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "cli.md"
 
 
