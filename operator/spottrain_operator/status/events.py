@@ -196,7 +196,7 @@ def _ignored(old: Status, new: Status) -> list[Event]:
         return []
     message = (
         f"the script's loop does not apply these fields of spec.training: {now.replace(',', ', ')}; use "
-        "what spottrain.job_settings(...) returns for them, or remove them (docs/own-loop.md)"
+        "what spottrain.job_settings(...) returns for them, or remove them (docs/job-settings.md)"
     )
     return [Event(warning=True, reason=Reason.FIELDS_IGNORED, message=message)]
 

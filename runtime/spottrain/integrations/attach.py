@@ -91,7 +91,7 @@ NAMES: Final = re.compile(r"\b(transformers|trl|lightning|pytorch_lightning)\b.*
 NO_LOOP: Final = (
     "Accelerate has no training loop to attach to: nothing of this script is saved at a notice. If it "
     "resumes by itself from a folder, keep that folder with spottrain sync or checkpoint.mode Sync "
-    "(docs/sync.md); if not, put AccelerateRun around its loop (docs/own-loop.md)"
+    "(docs/sync.md); if not, put AccelerateRun around its loop (docs/libraries.md)"
 )
 SECOND: Final = (
     "the script trains a second time. Only its first training is saved: after an interruption the second one "
@@ -108,12 +108,12 @@ AFTER_FAILED_LOST: Final = (
 NOTHING: Final = "it is not attached to, and nothing is saved at a notice"
 UNUSED: Final = (
     "the script imports the callback of {integration}, and this Trainer does not use it, so nothing is saved "
-    "at a notice. Use it (docs/own-loop.md), or do not import it"
+    "at a notice. Use it (docs/libraries.md), or do not import it"
 )
 OVERRIDDEN: Final = (
     "{name}.{method} trains by itself and does not call {method} of {library}, which spottrain run attaches "
     "to: nothing is saved at a notice. Call super().{method}() in it, or put spottrain.Run around its loop "
-    "(docs/own-loop.md)"
+    "(docs/libraries.md)"
 )
 SEARCH: Final = (
     "a hyperparameter search is not saved, nor a training after it, because after an interruption the search "
@@ -368,7 +368,7 @@ def _unfit(library: Library) -> str:
     return (
         f"{library.name} {found} is not attached to, so nothing is saved at a notice: it has to be at least "
         f"{least} and below {below} (tested: {library.tested}). Install such a version, or use the callback "
-        f"of {library.integration} (docs/own-loop.md)"
+        f"of {library.integration} (docs/libraries.md)"
     )
 
 

@@ -5,7 +5,7 @@
     import spottrain          # then spottrain.techniques.lr_scaling.scaled(...), without a second import
 
 Each technique works alone. Names and modules are loaded on first use. docs/techniques.md says when to use
-each of them and when not. docs/own-loop.md has a short example of each.
+each of them and when not. docs/job-settings.md has a short example of each.
 """
 
 from __future__ import annotations
