@@ -75,7 +75,7 @@ def test_what_cannot_be_deleted_is_said_and_retain_lets_the_job_go(scene: Scene)
     assert cleaning["spec"]["containers"][0]["image"].startswith("spottrain-sync")
     scene.report_waiting(cleaning, "CreateContainerConfigError", 'secret "s3" not found')
     said = scene.wait_condition("Running", "False", "CannotDeleteCheckpoints")
-    assert 'secret "s3" not found' in said["message"] and '"deletionPolicy":"Retain"' in said["message"]
+    assert 'secret "s3" not found' in said["message"] and "deletionPolicy Retain: at once" in said["message"]
     wait_for("the Event", lambda: [e for e in events(scene) if e["reason"] == "CannotDeleteCheckpoints"])
     scene.change(deletionPolicy="Retain")
     gone(scene)

@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from spottrain.cli.output import WRONG_USAGE
 from spottrain.contract import Env, ExitCode, Outcome
 from spottrain.lifecycle.launcher import Ended, gravest
 
@@ -248,7 +249,6 @@ def test_orphans_are_reaped_and_no_process_of_a_rank_is_left_behind(lab: Lab) ->
     [
         ("0", {}, "--nproc 0 must be auto or a whole number, at least 1"),
         ("2", {"RANK": "1", "WORLD_SIZE": "2"}, "--nproc 2: RANK=1 is set, so another launcher has started"),
-        ("1", {"RANK": "1"}, "WORLD_SIZE is not set, but RANK=1"),
         ("2", {Env.WORKERS: "2", Env.WORKER_INDEX: "2"}, "SPOTTRAIN_WORKER_INDEX=2 is not below"),
         ("1", {Env.WORKERS: "2", Env.WORKER_INDEX: "0"}, "must be host:port of pod 0"),
     ],
@@ -256,8 +256,13 @@ def test_orphans_are_reaped_and_no_process_of_a_rank_is_left_behind(lab: Lab) ->
 def test_what_cannot_be_a_gang_is_refused_in_a_sentence(
     lab: Lab, nproc: str, env: dict[str, str], says: str
 ) -> None:
-    run = start(lab, WAITS, nproc, **env).ends(ExitCode.BAD_CONFIGURATION)
+    run = start(lab, WAITS, nproc, **env).ends(WRONG_USAGE)
     assert says in run.message.message and "Traceback" not in run.log
+
+
+def test_a_rank_without_its_number_of_ranks_is_refused_in_a_sentence(lab: Lab) -> None:
+    run = start(lab, WAITS, "1", RANK="1").ends(ExitCode.BAD_CONFIGURATION)
+    assert "WORLD_SIZE is not set, but RANK=1" in run.message.message and "Traceback" not in run.log
 
 
 @pytest.mark.parametrize("nproc", [1, 2])

@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from spottrain.contract import Env, ExitCode, Outcome
+from spottrain.cli.output import WRONG_USAGE
+from spottrain.contract import Env, Outcome
 
 from tests.runs.conftest import SCRIPT, Lab
 
@@ -116,7 +117,7 @@ def test_a_packages_own_main_has_the_packages_name(lab: Lab) -> None:
 )
 def test_a_module_that_is_not_there_is_named_and_nothing_is_imported(lab: Lab, name: str) -> None:
     package(lab, SCRIPT, init="print('imported')")
-    run = lab.start(["-m", name], {}).ends(ExitCode.BAD_CONFIGURATION)
+    run = lab.start(["-m", name], {}).ends(WRONG_USAGE)
     assert run.message.reason == "ScriptNotFound" and "imported" not in run.log
     assert f"-m {name}: there is no such module" in run.message.message
     assert str(lab.folder) in run.message.message and not (lab.folder / "checkpoints").exists()

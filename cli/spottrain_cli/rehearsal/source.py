@@ -6,6 +6,8 @@ import io
 import tarfile
 from pathlib import Path
 
+from spottrain.core.archives import extract
+
 from spottrain_cli.submit.pack import pack
 
 
@@ -13,4 +15,4 @@ def copy_beside(manifest: Path, to: Path) -> None:
     """Copies what lies beside the manifest. Raises UsageError where it is too large."""
     packed = pack(manifest.parent)
     with tarfile.open(fileobj=io.BytesIO(packed.body)) as archive:
-        archive.extractall(to, filter="data")
+        extract(archive, to)

@@ -18,6 +18,7 @@ from typing import Final
 
 from spottrain.cli.reading import open_there
 from spottrain.contract import Env
+from spottrain.core.archives import extract
 from spottrain.errors import ConfigurationError
 
 NAME: Final = re.compile(r"([0-9a-f]{64})\.tar\.gz")
@@ -43,15 +44,12 @@ def enter(uri: str, env: Mapping[str, str]) -> None:
 
 def unpack(body: bytes, folder: Path, uri: str) -> None:
     """Writes what an archive holds to `folder`, which appears whole. Raises ConfigurationError."""
-    if not hasattr(tarfile, "data_filter"):
-        raise ConfigurationError("--code needs Python 3.11.4 or newer, which unpacks archives safely")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent, ignore_cleanup_errors=True) as made:
             new = Path(made) / "new"
             with tarfile.open(fileobj=io.BytesIO(body), mode="r:gz") as archive:
-                archive.extractall(new, filter="data")  # nothing outside of the folder, no devices, no owners
-            new.mkdir(exist_ok=True)  # of an empty archive
+                extract(archive, new)
             if not folder.is_dir():  # another rank was faster
                 new.rename(folder)
     except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
