@@ -90,7 +90,7 @@ class Kube:
                 content = reply.read().decode()
             except BaseException as error:
                 connection.close()
-                if connection is connections[-1] or not isinstance(error, ConnectionError):
+                if connection is connections[-1] or not isinstance(error, (ConnectionError, ssl.SSLEOFError)):
                     raise
             else:
                 self._idle.append(connection)
