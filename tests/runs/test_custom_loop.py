@@ -274,7 +274,8 @@ def test_bad_input_is_one_sentence(lab: Lab) -> None:
 def test_the_example_goes_on_under_ddp(lab: Lab) -> None:
     script, env = EXAMPLE.read_text(), {"STEPS": "1500"}
     plain = lab.run(script, nproc=2, at="plain", attempt=1, interval="1h", env=env).done()
-    first = lab.run(script, nproc=2, attempt=1, interval="1h", env=env).until("event=emergency-budget").stopped()
+    trains = lab.run(script, nproc=2, attempt=1, interval="1h", env=env).until("event=emergency-budget")
+    first = trains.stopped()
     assert first.message.outcome is Outcome.INTERRUPTED and first.message.durableStep == first.message.step
     second = lab.run(script, nproc=2, attempt=2, interval="1h", env=env).done()
     assert second.digest == plain.digest
