@@ -16,8 +16,6 @@ from spottrain_cli.kubectl import RESOURCE, Access
 
 PATH: Final = "/apis/spottrain.io/v1alpha1"
 IN_POD: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
-POD_SELECTOR: Final = "app.kubernetes.io/managed-by=spottrain,spottrain.io/role=trainer"
-"""Label selector of trainer pods."""
 
 
 def find(access: Access, ref: str) -> Job:
@@ -90,7 +88,7 @@ def _check_namespace(access: Access) -> None:
 
 
 def patch(access: Access, ref: str, change: dict[str, Any]) -> Job:
-    """Merges a change into a job. Returns it as it is then. Raises as `find`."""
+    """Merges a change into a job. Returns the changed job. Raises as `find`."""
     access, name = access.named(ref)
     words = ("patch", "--type=merge", f"--patch={json.dumps(change)}", "--output=json", "--", RESOURCE, name)
     try:

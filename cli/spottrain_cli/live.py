@@ -15,6 +15,7 @@ from spottrain_cli import kubectl
 from spottrain_cli.errors import CommandError
 from spottrain_cli.jobs import Job, Progress
 from spottrain_cli.kubectl import Access
+from spottrain_cli.pods import trainer_container
 
 LINES: Final = 40
 PATIENCE: Final = 10.0
@@ -38,9 +39,8 @@ def newer(access: Access, job: Job) -> Job:
 
 @cache
 def _container(access: Access, pod: str) -> str:
-    annotation = ".metadata.annotations.spottrain\\.io/trainer-container"
-    found = kubectl.run(access, "get", "pod", pod, f"--output=jsonpath={{{annotation}}}", seconds=PATIENCE)
-    return found.decode().strip() or "trainer"
+    found = kubectl.run(access, "get", "pod", pod, "--output=json", seconds=PATIENCE)
+    return trainer_container(kubectl.decoded(found, "kubectl's answer"))
 
 
 def updated(progress: Progress, lines: Iterable[str]) -> Progress:

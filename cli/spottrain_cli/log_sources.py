@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from spottrain_cli.jobs import SELF, SYNC, Job
+from spottrain_cli.pods import ATTEMPT_LABEL, RANK_LABEL, trainer_container, trainer_state
 
 WORKER = "worker"
 Stored = Mapping[tuple[int, int], Sequence[str]]
@@ -56,16 +57,14 @@ def pods(document: Any) -> list[Pod]:
 
 
 def _pod(item: Mapping[str, Any]) -> Pod:
-    metadata, status = item["metadata"], item.get("status") or {}
-    container = (metadata.get("annotations") or {}).get("spottrain.io/trainer-container", "trainer")
-    statuses = status.get("containerStatuses") or []
-    state = next((each.get("state") or {} for each in statuses if each.get("name") == container), {})
-    over = "terminated" in state or status.get("phase") in ("Succeeded", "Failed")
+    metadata, state = item["metadata"], trainer_state(item)
+    phase = (item.get("status") or {}).get("phase")
+    over = "terminated" in state or phase in ("Succeeded", "Failed")
     return Pod(
         name=metadata["name"],
-        attempt=int(metadata["labels"]["spottrain.io/attempt"]),
-        worker=int(metadata["labels"]["spottrain.io/rank"]),
-        container=container,
+        attempt=int(metadata["labels"][ATTEMPT_LABEL]),
+        worker=int(metadata["labels"][RANK_LABEL]),
+        container=trainer_container(item),
         started="running" in state or "terminated" in state,
         over=over,
     )

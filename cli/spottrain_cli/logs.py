@@ -20,6 +20,7 @@ from spottrain_cli.errors import CommandError, NotFound, Unreachable
 from spottrain_cli.jobs import Job
 from spottrain_cli.kubectl import Access
 from spottrain_cli.log_sources import Overlap, Pod, Source, Stored, Wanted
+from spottrain_cli.pods import JOB_UID_LABEL, TRAINERS
 
 POLL_SECONDS: Final = 2.0
 TAIL_LINES: Final = 5000
@@ -79,7 +80,7 @@ class Reader:
 
     def __init__(self, access: Access, job: Job, endpoint: str, say: Say) -> None:
         self._access = access.named(job.ref)[0]
-        self._selector = f"{cluster.POD_SELECTOR},spottrain.io/job-uid={job.uid}"
+        self._selector = f"{TRAINERS},{JOB_UID_LABEL}={job.uid}"
         self._say = say
         self._listed: tuple[int, str] | None = None
         self._parts: Stored = {}

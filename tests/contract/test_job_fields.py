@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
-from spottrain_cli import cluster, cost_report, jobs, kubectl, output, timeline
+from spottrain_cli import cluster, cost_report, jobs, kubectl, output, pods, timeline
 from spottrain_cli.jobs import BUCKETS, Attempt, Condition, Cost, Goodput, Interrupt, Job, Progress
 from spottrain_operator import names
 from spottrain_operator.api.training_job import CheckpointMode
@@ -79,7 +79,9 @@ def test_the_parts_of_the_time_are_those_that_the_crd_names_as_adding_up() -> No
 def test_the_names_are_the_operator_s() -> None:
     assert (jobs.GROUP, jobs.KIND) == (names.GROUP, names.KIND)
     assert kubectl.RESOURCE == f"{names.PLURAL}.{names.GROUP}" == CRD["metadata"]["name"]
-    assert f"/apis/{names.API_VERSION}" == cluster.PATH and cluster.POD_SELECTOR == names.POD_SELECTOR
+    assert f"/apis/{names.API_VERSION}" == cluster.PATH and pods.TRAINERS == names.POD_SELECTOR
+    labels = ("JOB_LABEL", "JOB_UID_LABEL", "ATTEMPT_LABEL", "RANK_LABEL", "TRAINER_ANNOTATION")
+    assert [getattr(pods, name) for name in labels] == [getattr(names, name) for name in labels]
     assert jobs.TEAM_LABEL == names.TEAM_LABEL
     phases = {names.Phase.SUCCEEDED, names.Phase.FAILED}
     assert set(cost_report.RESULT) == {jobs.SUCCEEDED, jobs.FAILED} == phases

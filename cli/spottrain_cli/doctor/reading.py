@@ -14,7 +14,7 @@ from spottrain.core.uri import folder_of
 from spottrain.errors import RunError
 from spottrain.storage.open import open_store
 
-from spottrain_cli import cluster, kubectl, manifests
+from spottrain_cli import cluster, kubectl, manifests, pods
 from spottrain_cli.doctor.seen import Answer, Json, Seen, Store, table
 from spottrain_cli.errors import CommandError, NotFound, Unreachable, UsageError
 from spottrain_cli.jobs import KIND
@@ -94,13 +94,13 @@ def _job(access: Access, name: str) -> Json:
 # --- the cluster ----------------------------------------------------------------------------------------
 def _with_cluster(access: Access, found: Seen) -> Seen:
     everywhere = replace(access, namespace="")
-    of_job = f",spottrain.io/job={found.name}" if found.name and not found.file else ""
+    of_job = f",{pods.JOB_LABEL}={found.name}" if found.name and not found.file else ""
     asked: dict[str, Callable[[], Answer]] = {
         "api": lambda: _raw(access, cluster.PATH),
         "parts": lambda: _list(everywhere, "deployments,daemonsets", "-A", f"-l{PARTS}"),
         "nodes": lambda: _list(everywhere, "nodes"),
         "defaults": lambda: _list(access, "configmap", "spottrain-defaults"),
-        "pods": lambda: _list(access, "pods", f"-l{cluster.POD_SELECTOR}{of_job}"),
+        "pods": lambda: _list(access, "pods", f"-l{pods.TRAINERS}{of_job}"),
         **{right: lambda right=right: _may(access, right) for right in RIGHTS},  # type: ignore[misc]
     }
     if found.file:

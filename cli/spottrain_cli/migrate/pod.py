@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from spottrain_cli.migrate.source import Json, Rule, Source, apply, shown
+from spottrain_cli.pods import JOB_LABEL, RANK_LABEL
 
 TRAINER: Final = "trainer"
 GANG_VARIABLES: Final = frozenset(
@@ -16,7 +17,7 @@ GANG_VARIABLES: Final = frozenset(
     for prefix in ("", "PET_")
 )
 """Set by the operator in each pod of a gang; refused in a template."""
-RANK_FIELD: Final = {"fieldRef": {"fieldPath": "metadata.labels['spottrain.io/rank']"}}
+RANK_FIELD: Final = {"fieldRef": {"fieldPath": f"metadata.labels['{RANK_LABEL}']"}}
 """Number of the pod in its gang, by the downward API."""
 GPUS: Final = re.compile(
     r"nvidia\.com/(gpu|gpu[.-].+|mig-.+)|amd\.com/(gpu|.+_nps[0-9]+)|gpu\.intel\.com/(i915|xe)|habana\.ai/.+"
@@ -225,7 +226,7 @@ def _renamed(spec: Json, gang: Gang) -> Json:
             return [of(inner) for inner in value]
         if isinstance(value, str):
             value = INDEX_FIELDS.sub(RANK_FIELD["fieldRef"]["fieldPath"], value)
-            return JOB_NAME_FIELDS.sub("metadata.labels['spottrain.io/job']", value)
+            return JOB_NAME_FIELDS.sub(f"metadata.labels['{JOB_LABEL}']", value)
         return value
 
     spec = of(spec)
@@ -273,9 +274,7 @@ def _texts(value: Any) -> Iterator[str]:
 def _selector(labels: Any) -> Any:
     if not isinstance(labels, dict):
         return labels
-    return {
-        ("spottrain.io/job" if JOB_NAME_KEYS.fullmatch(key) else key): value for key, value in labels.items()
-    }
+    return {(JOB_LABEL if JOB_NAME_KEYS.fullmatch(key) else key): value for key, value in labels.items()}
 
 
 def _container_names(spec: Json, main: str) -> Json:

@@ -12,6 +12,7 @@ from typing import Any, Final
 from spottrain.contract import PROGRESS_PORT, Progress
 
 from spottrain_cli.errors import UsageError
+from spottrain_cli.pods import JOB_LABEL, TRAINERS
 from spottrain_cli.rehearsal.local_cluster import LocalCluster, Watch
 from spottrain_cli.rehearsal.record import Attempt, Reclaim, Record
 
@@ -54,7 +55,7 @@ def to_end(stage: Stage, job: Json, look: Look) -> Record:
     watches = [
         Watch(
             stage.cluster,
-            ["pods", *scope, "-l", f"spottrain.io/job={name},spottrain.io/role=trainer"],
+            ["pods", *scope, "-l", f"{TRAINERS},{JOB_LABEL}={name}"],
             lambda pod: record.on_pod(pod, time.time()),
         ),
         Watch(stage.cluster, ["tj", *scope, f"--field-selector=metadata.name={name}"], record.on_job),

@@ -8,12 +8,10 @@ from typing import Any, Final
 
 from spottrain.contract import Progress, TerminationMessage
 
+from spottrain_cli.pods import ATTEMPT_LABEL, RANK_LABEL, trainer_state
 from spottrain_cli.rehearsal.moments import Pace
 
 Json = dict[str, Any]
-ATTEMPT_LABEL: Final = "spottrain.io/attempt"
-RANK_LABEL: Final = "spottrain.io/rank"
-TRAINER_ANNOTATION: Final = "spottrain.io/trainer-container"
 SYNC_CONTAINER: Final = "spottrain-sync"
 
 
@@ -167,15 +165,12 @@ class Record:
 
 
 def _containers(attempt: Attempt, pod: Json, now: float) -> None:
-    name = (pod["metadata"].get("annotations") or {}).get(TRAINER_ANNOTATION, "trainer")
-    status = pod.get("status") or {}
-    states = {each["name"]: each.get("state") or {} for each in status.get("containerStatuses") or []}
-    state = states.get(name) or {}
+    state = trainer_state(pod)
     if ("running" in state or "terminated" in state) and attempt.running_at is None:
         attempt.running_at = now
     if "terminated" in state and attempt.ended_at is None:
         attempt.ended_at, attempt.exit_code = now, state["terminated"].get("exitCode")
-    for each in status.get("initContainerStatuses") or []:
+    for each in (pod.get("status") or {}).get("initContainerStatuses") or []:
         if each["name"] == SYNC_CONTAINER:
             state = each.get("state") or {}
     if text := (state.get("terminated") or {}).get("message"):
