@@ -68,6 +68,16 @@ def clock(time: datetime, now: datetime) -> str:
     return f"{time:%m-%d %H:%M}Z" if time.year == now.year else f"{time:%Y-%m-%d %H:%M}Z"
 
 
+def size(number: int) -> str:
+    """Formats bytes in binary units with three digits."""
+    amount = float(number)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if amount < 1000:
+            return f"{amount:.3g} {unit}"
+        amount /= 1024
+    return f"{amount:.3g} TiB"
+
+
 def table(rows: Sequence[Sequence[str]], *, right: Iterable[int] = ()) -> list[str]:
     """Aligns columns, those of `right` to the right. The first row is the heading."""
     ends, widths = set(right), [max(map(len, column)) for column in zip(*rows, strict=True)]

@@ -137,7 +137,7 @@ def lines(profile: Profile | None, last: Attempt | None, *, name: str) -> list[s
 
 
 def _of_profile(profile: Profile, name: str) -> list[str]:
-    from spottrain.cli.output import table
+    from spottrain_cli.figures import table
 
     when = profile.made.strftime("%Y-%m-%d %H:%M UTC")
     rows = [[each.share, each.time, str(each.calls), each.name] for each in profile.operations]

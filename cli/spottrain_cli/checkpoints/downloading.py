@@ -18,7 +18,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 from spottrain.checkpoint.manifest import Damaged
-from spottrain.cli.output import Answer, size
+from spottrain.cli.output import Answer
 from spottrain.core.text import counted
 from spottrain.storage.base import Store
 
@@ -27,6 +27,7 @@ from spottrain_cli.checkpoints.items import Item
 from spottrain_cli.checkpoints.model import ADAPTER, CONFIG, Model, damaged, find
 from spottrain_cli.checkpoints.source import Source
 from spottrain_cli.errors import CommandError, UsageError
+from spottrain_cli.figures import size
 from spottrain_cli.output import console
 
 RECORD: Final = ".spottrain-download.json"

@@ -18,12 +18,14 @@ from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
 from spottrain.checkpoint.head.state import Head, HeadState
-from spottrain.cli.output import Answer, size, table
+from spottrain.cli.output import Answer
 from spottrain.contract import HEAD_KEY
 from spottrain.core.log_format import duration
 from spottrain.core.uri import is_path
 from spottrain.errors import CheckpointError, ConfigurationError, RunError
 from spottrain.storage.base import Store
+
+from spottrain_cli.figures import size, table
 
 DEPTH: Final = 2
 ASKING: Final = 16

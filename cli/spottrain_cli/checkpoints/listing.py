@@ -16,13 +16,15 @@ from spottrain.checkpoint.head.admin import leftovers
 from spottrain.checkpoint.head.owner import Walker, without_head
 from spottrain.checkpoint.head.state import Entry, Head, folder_of
 from spottrain.checkpoint.manifest import Damaged
-from spottrain.cli.output import Answer, size, table
+from spottrain.cli.output import Answer
 from spottrain.contract import BLOBS_PREFIX, CHECKPOINTS_PREFIX, MANIFEST_NAME, is_own
 from spottrain.core.log_format import duration
 from spottrain.core.text import counted
 from spottrain.errors import CheckpointError
 from spottrain.storage.base import Stat, Store
 from spottrain.sync.checkpoints import manifest_or_none
+
+from spottrain_cli.figures import size, table
 
 ASKING: Final = 16
 """Concurrent requests for the sizes of objects."""

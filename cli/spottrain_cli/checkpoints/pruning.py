@@ -12,7 +12,7 @@ from spottrain.checkpoint.head.admin import Pruning, leftovers, prunable, requir
 from spottrain.checkpoint.head.owner import Walker, without_head
 from spottrain.checkpoint.head.state import Entry, Head
 from spottrain.cli import contents
-from spottrain.cli.output import Answer, confirm, size
+from spottrain.cli.output import Answer, confirm
 from spottrain.contract import CHECKPOINTS_PREFIX
 from spottrain.core.text import counted
 from spottrain.errors import ConfigurationError
@@ -20,6 +20,7 @@ from spottrain.storage.base import Store
 
 from spottrain_cli.checkpoints.listing import Inventory, look
 from spottrain_cli.checkpoints.verifying import OK, problems_of
+from spottrain_cli.figures import size
 
 
 def prune(

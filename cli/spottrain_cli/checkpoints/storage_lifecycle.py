@@ -14,13 +14,14 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
 from spottrain.checkpoint.head.state import folder_of
-from spottrain.cli.output import Answer, size
+from spottrain.cli.output import Answer
 from spottrain.contract import CHECKPOINTS_PREFIX
 from spottrain.core.text import counted
 from spottrain.errors import ConfigurationError
 from spottrain.storage.base import KeyMissing, Store
 
 from spottrain_cli.checkpoints.listing import Inventory, look
+from spottrain_cli.figures import size
 
 TAG: Final = "spottrain"
 COLD: Final = "cold"

@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Final
 
 from spottrain.checkpoint.head.state import Entry
-from spottrain.cli.output import Answer, size
+from spottrain.cli.output import Answer
 from spottrain.contract import MANIFEST_NAME, blobs_of
 from spottrain.core.text import counted
 from spottrain.errors import ConfigurationError
 from spottrain.storage.base import Store
 from spottrain.sync.manifest import OtherKind, SyncManifest, digest_of, read_manifest
 from spottrain.sync.restore import explained, read_content, restore
+
+from spottrain_cli.figures import size
 
 AT_END: Final = (
     "It was stored when its program had ended, and the exit code is not known here: if the program was "

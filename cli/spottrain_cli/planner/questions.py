@@ -11,11 +11,12 @@ from dataclasses import asdict, replace
 from types import SimpleNamespace
 from typing import Any, Final
 
-from spottrain.cli.output import Answer, table
+from spottrain.cli.output import Answer
 from spottrain.core.gpu_catalogue import GPU, GPUS
 from spottrain.errors import ConfigurationError
 from spottrain.lifecycle.notice_budget import FULL_SHARE
 
+from spottrain_cli.figures import table
 from spottrain_cli.planner import breakdown, checkpoint, communication, compute_optimal, hardware, memory
 from spottrain_cli.planner.compute_optimal import Allocation
 from spottrain_cli.planner.instances import Instance, instances

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -38,22 +38,6 @@ def named_by_flags(given: Mapping[str, str]) -> Iterator[None]:
             words = re.sub(rf"{name}='([^']*)':", rf"{flag} \1", words)
             words = words.replace(name, flag).replace(f"{flag} ({flag})", flag)
         raise ConfigurationError(words, reason=error.reason) from error
-
-
-def size(number: int) -> str:
-    """Formats bytes in binary units with three digits."""
-    amount = float(number)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if amount < 1000:
-            return f"{amount:.3g} {unit}"
-        amount /= 1024
-    return f"{amount:.3g} TiB"
-
-
-def table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Aligns columns. The first row is the heading."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
 
 
 def confirm(question: str, *, sure: bool) -> None:
