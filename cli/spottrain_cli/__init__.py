@@ -3,6 +3,8 @@
 app            the verbs; each is a thin function in commands/
 kubectl        the cluster, by the user's own kubectl
 cluster        TrainingJobs, read and changed by kubectl; jobs: a TrainingJob as read, pure
+pods           the pods of a job: labels, and which container trains
+figures        how steps, dollars, times and bytes are written
 timeline, overview, cost_report, cost_sums
                what status, list and cost say of jobs, pure
 output         what is printed: tables for people, JSON and YAML for programs

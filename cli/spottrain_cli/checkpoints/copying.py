@@ -10,13 +10,14 @@ from spottrain.checkpoint.head.owner import Walker, fresh_nonce, remains
 from spottrain.checkpoint.head.state import Entry, require_head_of
 from spottrain.checkpoint.manifest import Damaged
 from spottrain.cli.output import Answer
-from spottrain.cli.reading import Shards, choose, head_of, manifest_of
+from spottrain.cli.reading import head_of
 from spottrain.contract import CHUNK_BYTES, MANIFEST_NAME, Reason, blobs_of, checkpoint_key
 from spottrain.errors import CheckpointError, ConfigurationError, StoreError
 from spottrain.storage.base import Store
 from spottrain.sync.manifest import SyncManifest
 
 from spottrain_cli.checkpoints import synced
+from spottrain_cli.checkpoints.reading import Shards, choose, manifest_of
 from spottrain_cli.figures import size
 
 

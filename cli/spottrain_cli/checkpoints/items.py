@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from typing import BinaryIO, Final
 
 from spottrain.checkpoint.manifest import Damaged, Shard
-from spottrain.cli.reading import Shards
 from spottrain.contract import CHUNK_BYTES
 from spottrain.storage.base import KeyMissing, Store, Truncated
+
+from spottrain_cli.checkpoints.reading import Shards
 
 CONNECTIONS: Final = 8
 

@@ -16,7 +16,6 @@ from typing import Any, Final
 from spottrain.checkpoint.head.owner import Walker, without_head
 from spottrain.checkpoint.head.state import Entry, Head, HeadState
 from spottrain.checkpoint.manifest import FOLDER, Damaged, Manifest
-from spottrain.cli.reading import Shards, choose, manifest_of
 from spottrain.contract import FINAL_PREFIX, MANIFEST_NAME, Reason
 from spottrain.errors import CheckpointError
 from spottrain.storage.base import Store
@@ -24,6 +23,7 @@ from spottrain.sync.manifest import SyncManifest
 
 from spottrain_cli.checkpoints import synced, weights
 from spottrain_cli.checkpoints.items import Item, stored_object, stored_shard
+from spottrain_cli.checkpoints.reading import Shards, choose, manifest_of
 from spottrain_cli.errors import NotFound
 from spottrain_cli.jobs import Job
 

@@ -11,13 +11,13 @@ from typing import Any
 from spottrain.checkpoint.head.admin import Pruning, leftovers, prunable, require_idle
 from spottrain.checkpoint.head.owner import Walker, without_head
 from spottrain.checkpoint.head.state import Entry, Head
-from spottrain.cli import contents
 from spottrain.cli.output import Answer, confirm
 from spottrain.contract import CHECKPOINTS_PREFIX
 from spottrain.core.text import counted
 from spottrain.errors import ConfigurationError
 from spottrain.storage.base import Store
 
+from spottrain_cli.checkpoints import contents
 from spottrain_cli.checkpoints.listing import Inventory, look
 from spottrain_cli.checkpoints.verifying import OK, problems_of
 from spottrain_cli.figures import size

@@ -18,7 +18,6 @@ from spottrain.checkpoint.head.owner import fresh_nonce, whole_of, without_head
 from spottrain.checkpoint.head.state import BEST, Entry, Head, beyond, folder_of
 from spottrain.checkpoint.manifest import Damaged
 from spottrain.cli.output import Answer
-from spottrain.cli.reading import manifest_of
 from spottrain.contract import (
     CHECKPOINTS_PREFIX,
     FINAL_PREFIX,
@@ -32,6 +31,7 @@ from spottrain.errors import CheckpointError, ConfigurationError
 from spottrain.storage.base import AlreadyExists, KeyMissing, PreconditionFailed, Store
 from spottrain.sync.checkpoints import manifest_or_none
 
+from spottrain_cli.checkpoints.reading import manifest_of
 from spottrain_cli.checkpoints.verifying import DAMAGED, checked, lines_of
 
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 from spottrain.checkpoint.head.state import Entry
 from spottrain.checkpoint.manifest import Damaged, Manifest, Shard
 from spottrain.cli.output import Answer
-from spottrain.cli.reading import Shards, choose, head_of, manifest_of
+from spottrain.cli.reading import head_of
 from spottrain.contract import CHUNK_BYTES, Reason
 from spottrain.core.text import counted
 from spottrain.errors import CheckpointArchived, CheckpointError
@@ -17,6 +17,7 @@ from spottrain.storage.base import Store
 from spottrain.sync.manifest import read_manifest
 from spottrain.sync.restore import damage
 
+from spottrain_cli.checkpoints.reading import Shards, choose, manifest_of
 from spottrain_cli.figures import size
 
 ALL: Final = "all"

@@ -24,9 +24,9 @@ from spottrain.checkpoint.manifest import (
     model_tensors,
     names_beside,
 )
-from spottrain.cli.reading import WIDTHS, Shards
 
 from spottrain_cli.checkpoints.items import Item, ahead
+from spottrain_cli.checkpoints.reading import WIDTHS, Shards
 
 FILE: Final = "model.safetensors"
 ALIGNMENT: Final = 64

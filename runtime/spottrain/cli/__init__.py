@@ -4,7 +4,7 @@ entry, verbs  whose a verb is: the runtime's, or that of spottrain_cli, if it is
 main          `spottrain run` and `spottrain profile SCRIPT`
 sync          `spottrain sync`
 inject        `spottrain inject FOLDER`; it copies launch, which starts `spottrain run` from that folder
-checkpoints   `spottrain checkpoints delete URI`, by deleting, reading and contents
+checkpoints   `spottrain checkpoints delete URI`, by deleting and reading
 
 Nothing here executes what it reads.
 """

@@ -11,7 +11,6 @@ from typing import Final
 from spottrain.checkpoint.head.admin import Deleting, leftovers, require_ended
 from spottrain.checkpoint.head.owner import Walker, whole_checkpoints
 from spottrain.checkpoint.head.state import Head, folder_of, require_head_of
-from spottrain.cli.contents import named
 from spottrain.cli.output import Answer, confirm
 from spottrain.cli.reading import head_of
 from spottrain.contract import (
@@ -26,6 +25,7 @@ from spottrain.contract import (
 )
 from spottrain.core.text import counted
 from spottrain.storage.base import Store
+from spottrain.sync.checkpoints import named_by
 
 BESIDE: Final = (
     LOGS_PREFIX,
@@ -61,7 +61,7 @@ def delete(store: Store, job_uid: str = "", *, earlier_jobs: bool = False, sure:
     walker.change(Deleting(job_uid=job_uid, earlier_jobs=earlier_jobs, only_idle=only_idle))
     head = head_of(store)
     doomed = [key for key in keys if folder_of(key) not in head.keys]
-    needed = named(store, head)
+    needed = named_by(store, head, {})
     contents = [key for key in stored if key not in needed]
     doomed = sorted({*doomed, *leftovers(keys, head)}) + rest + contents
     store.delete(doomed)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from spottrain.checkpoint.head.owner import Walker
-from spottrain.checkpoint.head.state import Head, HeadState
+from spottrain.checkpoint.head.state import HeadState
 from spottrain.contract import BLOBS_PREFIX, is_own
 from spottrain.storage.base import Store
-from spottrain.sync.blobs import Named, unnamed
+from spottrain.sync.blobs import unnamed
 from spottrain.sync.checkpoints import named_by
 
 
@@ -19,8 +19,4 @@ def unused(store: Store) -> list[str]:
     head = Walker(store).read() if keys else None
     if head is None:
         return keys
-    return unnamed(keys, named(store, head), below=head.term + (head.state is not HeadState.ACTIVE))
-
-
-def named(store: Store, head: Head) -> Named:
-    return named_by(store, head, {})
+    return unnamed(keys, named_by(store, head, {}), below=head.term + (head.state is not HeadState.ACTIVE))
