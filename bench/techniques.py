@@ -2,18 +2,16 @@
 
     --part techniques       each technique beside plain training
     --part data             loader workers, where reading a sample takes 40 ms
-    --part loader-memory    what a loader worker comes to hold of the data set, estimated and found
     --part verdicts         trainings that are slow for one known reason, and what the diagnosis says of them
 
-Each technique is a process of its own (two, where ranks exchange gradients) that trains the same GPT with
+Each technique is a process of its own (two, for two ranks) that trains the same GPT with
 `spottrain.Trainer`, in rounds, so that what the machine does to one it does to all; the first steps (which
 compile, and open files) are not timed. Memory is the most that was resident, less what was before the model
 was made. A CPU's figures say nothing about a GPU.
 
 The last line is JSON: by technique the seconds of a step (median over rounds of the median step) and MiB, and
-both as ratios to the technique's `base` (plain; for gradient compression, two ranks without it); for
-microBatchSize auto the size that was found, and what the trial took: seconds to the first step, less those of
-plain. Of loader workers MiB, and the estimate's processor seconds; of verdicts the share of right ones.
+both as ratios to the technique's `base`; for microBatchSize auto the size that was found, and what the trial
+took: seconds to the first step, less those of plain. Of verdicts the share of right ones.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ from pathlib import Path
 from typing import Any, Final
 
 ROOT: Final = Path(__file__).resolve().parents[1]
-PARTS: Final = ("techniques", "data", "loader-memory", "verdicts")
+PARTS: Final = ("techniques", "data", "verdicts")
 BATCH: Final = 16
 PLAIN: Final = "plain"
 TWO: Final = "2 ranks"
@@ -74,7 +72,6 @@ TECHNIQUES: Final[dict[str, Technique]] = {
     "clipping": Technique(training={"clipGradNorm": 1.0}),
     "2 loader workers": Technique(training={"data": {"numWorkers": 2}}),
     TWO: Technique(ranks=2),
-    "2 ranks, gradients in bf16": Technique(training={"gradientCompression": "bf16"}, ranks=2, base=TWO),
     # bf16, compile, every 2nd, accumulation, fused AdamW, average, clipping, workers
     "all that go together": Technique(
         training={
@@ -101,7 +98,6 @@ DATA: Final[dict[str, Technique]] = {
 LEFT_OUT: Final = {
     "tf32": "on a CPU it is fp32",
     "pinMemory, compileMode reduce-overhead and max-autotune": "for a GPU",
-    "gradientCompression powerSGD": "it begins at step 1000, long after a run of this file has ended",
     "earlyStopping, warm-up, learningRateScaling": "they change what is trained, not what a step costs",
 }
 
@@ -232,8 +228,6 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, help="of each technique (2; of loader workers 3)")
     parser.add_argument("--steps", type=int, help="that are timed (8; of loader workers 40)")
     parser.add_argument("--seeds", type=int, default=5, help="sizes of each slow training")
-    parser.add_argument("--method", choices=("fork", "spawn"), default="fork", help="of loader-memory")
-    parser.add_argument("--kinds", nargs="*", default=[], help="of loader-memory; default: all")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--warm", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--sample-ms", type=float, default=0.0, help=argparse.SUPPRESS)
@@ -244,10 +238,6 @@ def main() -> None:
     about: dict[str, Any] = {"device": "cpu", "processor": platform.machine(), "threads": 1}
     if options.part == "verdicts":
         figures = verdicts(options.seeds)
-    elif options.part == "loader-memory":
-        from bench.loader_memory import measure
-
-        figures = {**measure(options.method, options.kinds)}
     elif options.part == "data":
         figures = about | {"techniques": compared(DATA, options.rounds or 3, options.steps or 40)}
     else:

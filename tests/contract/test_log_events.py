@@ -17,7 +17,6 @@ IN_VARIABLES = {
     "preemption.py": ("sigterm", "deadline", "stop"),
     "outage_report.py": ("waiting-for-store", "store-unreachable"),
     "cache.py": ("compile-cache-restored", "compile-cache-saved"),
-    "worker_memory.py": ("advice", "loader-memory"),
 }
 """Names of events that a call in these files has in a variable."""
 

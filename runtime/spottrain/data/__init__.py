@@ -4,8 +4,6 @@
     shuffle.py         the order of an epoch
     dataloader.py      the loader of map-style datasets; its workers ignore SIGTERM
     worker_count.py    how many loader workers are needed, by measurement
-    worker_memory.py   whether the workers' copies of the dataset fit into memory
-    worker_copies.py   estimated size of one copy
     source.py          makes a `Source` from the `train_dataset` argument
     map_style.py       `Batches`: a map-style dataset as an endless stream of optimizer steps
     iterable.py        `StreamBatches`: the same for any `Resumable` (StatefulDataLoader, streaming datasets)

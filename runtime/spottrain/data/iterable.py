@@ -20,7 +20,6 @@ from spottrain.data.adapters import resumable, samples_in
 from spottrain.data.dataloader import seeded
 from spottrain.data.plan import Position, Step, Stream, of_checkpoint
 from spottrain.data.shuffle import mix
-from spottrain.data.worker_memory import WorkerMemoryLimit
 from spottrain.errors import CheckpointError, ConfigurationError
 from spottrain.lifecycle.worker_signals import end_at_exit, end_workers, protect, signals_held
 
@@ -66,7 +65,6 @@ class StreamBatches:
             smaller. None with several ranks: the loader must be endless, because ranks do not see each
             other's end. A number: optimizer steps per epoch on every rank; further batches are dropped.
         seed: seeds the random state while the loader runs; the script's own is restored after each call.
-        local_ranks: ranks in this container, which share its memory.
 
     Raises:
         ConfigurationError: a number is below 1, or the loader cannot be resumed.
@@ -83,7 +81,6 @@ class StreamBatches:
         ranks: int = 1,
         steps_per_epoch: int | None = None,
         seed: int = 0,
-        local_ranks: int = 1,
     ) -> None:
         if accumulation < 1 or (steps_per_epoch is not None and steps_per_epoch < 1):
             raise ConfigurationError(
@@ -93,8 +90,6 @@ class StreamBatches:
         self.accumulation, self.rank, self.ranks = accumulation, rank, ranks
         self.steps_per_epoch, self.seed = steps_per_epoch, seed
         self.num_workers: int = getattr(loader, "num_workers", 0) or 0  # some loaders have None
-        held, context = (getattr(loader, name, None) for name in ("dataset", "multiprocessing_context"))
-        self._room = WorkerMemoryLimit(held, ranks=local_ranks, context=context)
         self._place = _Place()
         self._base: tuple[Any, _Place] = _MISSING, self._place
         self._behind = 0
@@ -114,7 +109,6 @@ class StreamBatches:
         A step's micro-batches are all fetched before the first is yielded: their number sets their weight.
         """
         protect(self.loader)
-        self._room.warn(self.num_workers)
         try:
             place = self._resume()
             while True:

@@ -16,7 +16,6 @@ from spottrain.core import log
 from spottrain.data import worker_count as measuring
 from spottrain.data.dataloader import Collate, load
 from spottrain.data.plan import Dataset, Plan, Position, Step, Stream
-from spottrain.data.worker_memory import WorkerMemoryLimit
 from spottrain.lifecycle.worker_signals import end_workers
 
 
@@ -29,12 +28,11 @@ class Batches:
         dataset: map-style dataset.
         plan: assigns samples to steps.
         num_workers: loader processes. "auto" times the first steps without workers. Then it starts as many as
-            are needed, limited by `cores` and `room`.
+            are needed, limited by `cores`.
         collate_fn: makes a batch of a list of samples; None: torch's `default_collate`.
         pin_memory: as of torch's DataLoader.
         prefetch_factor: micro-batches that each worker fetches ahead; None: torch's default, 2.
         cores: CPU cores of this rank; None: as cgroups or the machine say.
-        room: checks that the workers' copies of the dataset fit into memory; None: a new one.
         clock: returns seconds; must wait for the device.
     """
 
@@ -50,14 +48,12 @@ class Batches:
         pin_memory: bool = False,
         prefetch_factor: int | None = None,
         cores: float | None = None,
-        room: WorkerMemoryLimit | None = None,
         clock: Callable[[], float] = devices.device_clock,
     ) -> None:
         self.dataset, self.plan = dataset, plan
         self.num_workers = num_workers if isinstance(num_workers, int) else 0
         self.collate_fn, self.pin_memory, self.prefetch_factor = collate_fn, pin_memory, prefetch_factor
         self.position = Position()
-        self._room = room or WorkerMemoryLimit(dataset, collate_fn)
         self._clock = clock
         available = measuring.cores() if cores is None else cores
         self._trial = (
@@ -77,7 +73,6 @@ class Batches:
     def _until_change(self) -> Stream:
         """Yields from the position on, until the plan or the number of workers changes."""
         plan, num_workers = self.plan, self.num_workers
-        self._room.warn(num_workers)
         asked, given = tee(plan.steps(self.position))  # one order of an epoch in memory, not two
         stream = load(
             self.dataset,
@@ -108,10 +103,8 @@ class Batches:
         trial = self._trial
         if trial is None or (found := trial.step()) is None:
             return
-        workers = self._room.most(found)
-        wanted = found if workers != found else None  # `WorkerMemoryLimit` logs the reason
-        log.event("loader-workers", workers=workers, wanted=wanted, **trial.figures)
-        self.num_workers, self._trial = workers, None
+        log.event("loader-workers", workers=found, **trial.figures)
+        self.num_workers, self._trial = found, None
 
     def resized(self, micro_batch_size: int) -> None:
         """Changes the micro-batch size from the next step on; the order of samples stays.

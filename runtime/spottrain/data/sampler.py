@@ -33,7 +33,6 @@ from spottrain.data import worker_count as measuring
 from spottrain.data.dataloader import Collate, FetchRequest, Repeatable, as_it_is, request
 from spottrain.data.plan import Dataset, Plan, Position, Step
 from spottrain.data.sampler_order import SamplerOrder
-from spottrain.data.worker_memory import WorkerMemoryLimit
 from spottrain.distributed.world import World
 from spottrain.errors import ConfigurationError
 from spottrain.lifecycle.session import existing
@@ -357,12 +356,10 @@ class Loader(DataLoader[Any]):
         protect(self)
         self.requests = requests
         requests.taken = 0
-        context, ranks = self.multiprocessing_context, requests.world.local_size
-        self._room = WorkerMemoryLimit(dataset, collate_fn, name="the dataset", ranks=ranks, context=context)
         if isinstance(num_workers, str):
             self.num_workers = 0
             self._timeout, self.timeout = self.timeout, 0.0  # torch refuses one without workers
-            available = measuring.cores(local_ranks=ranks)
+            available = measuring.cores(local_ranks=requests.world.local_size)
             self._trial = measuring.WorkerTrial(clock=clock, available=available)
 
     def __iter__(self) -> Any:
@@ -386,8 +383,6 @@ class Loader(DataLoader[Any]):
     def _batches(self, steps: Iterator[Step]) -> Any:
         if self._trial is not None:
             return self._measured(self._trial, steps)
-        if getattr(self, "_iterator", None) is None:  # else its workers already run
-            self._room.warn(self.num_workers)
         return self._pass(steps)
 
     def _pass(self, steps: Iterator[Step]) -> Any:
@@ -402,7 +397,6 @@ class Loader(DataLoader[Any]):
         for step in given:
             found = trial.step()
             if found is not None:
-                found = self._room.most(found)
                 log.event("loader-workers", workers=found, **trial.figures)
                 self._trial, self.num_workers = None, found
                 del asked, stream  # else `tee` keeps all that `given` yields for them
@@ -477,7 +471,7 @@ def loader(
             Its random numbers follow from `seed` and the epoch.
         batch_sampler: refused.
         num_workers: loader processes of this rank. "auto": as many as the first steps show are needed,
-            limited by this rank's cores and memory.
+            limited by this rank's cores.
         collate_fn: makes a batch of a list of samples; None: torch's `default_collate`.
         pin_memory: whether batches are copied to pinned memory.
         drop_last: leave out an epoch's last optimizer step if it is smaller than a global batch. Otherwise

@@ -9,7 +9,6 @@ from spottrain.data.iterable import StreamBatches
 from spottrain.data.map_style import Batches
 from spottrain.data.plan import Plan, Source
 from spottrain.data.worker_count import cores
-from spottrain.data.worker_memory import WorkerMemoryLimit
 from spottrain.distributed.world import World
 from spottrain.errors import ConfigurationError
 
@@ -42,7 +41,6 @@ def source(
             seed=seed,
             rank=world.rank,
             ranks=world.size,
-            local_ranks=world.local_size,
         )
     plan = Plan(
         size=size_of(train_dataset, "train_dataset"),
@@ -62,7 +60,6 @@ def source(
         pin_memory=pin_memory,
         prefetch_factor=prefetch_factor,
         cores=cores(local_ranks=world.local_size),
-        room=WorkerMemoryLimit(train_dataset, collate_fn, ranks=world.local_size),
     )
 
 

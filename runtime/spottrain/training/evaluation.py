@@ -21,7 +21,6 @@ from spottrain.core import device as devices
 from spottrain.core import log
 from spottrain.core.time_split import PRODUCTIVE
 from spottrain.data import Dataset, Plan, Position, load
-from spottrain.data.worker_memory import WorkerMemoryLimit
 from spottrain.distributed.process_group import Earliest, give_buffers, of_first, total
 from spottrain.distributed.world import World
 from spottrain.lifecycle.coordinator import Coordinator
@@ -64,23 +63,17 @@ class Evaluation:
     """Returns the Unix time, in seconds, at which this rank must have ended."""
     alive: Callable[[], None] = lambda: None
     """Heartbeat, sent after each batch."""
-    room: WorkerMemoryLimit = field(init=False)
-    """Checks whether the memory suffices for `workers`."""
     deadline: float = field(default=math.inf, init=False)
     """Earliest deadline of all ranks in Unix seconds, if a stop cut the evaluation short."""
     _stream: Iterator[Any] | None = field(default=None, init=False)
     """Kept after a run is cut short: worker shutdown takes time that the save needs."""
-
-    def __post_init__(self) -> None:
-        ranks = self.world.local_size
-        self.room = WorkerMemoryLimit(self.dataset, self.collate, name="eval_dataset", ranks=ranks)
 
     def resize(self, *, micro_batch_size: int | None, workers: int | None) -> None:
         """Takes the sizes that the training has found by trial; None: unchanged."""
         if micro_batch_size is not None:
             self.batch_size = micro_batch_size
         if workers is not None:
-            self.workers = self.room.most(workers)
+            self.workers = workers
 
     def run(self, model: torch.nn.Module, stopping: Callable[[], bool]) -> dict[str, float] | None:
         """Returns means over the samples of the set; None if a stop cut it short."""
@@ -101,7 +94,6 @@ class Evaluation:
         steps = list(islice(self._plan().steps(Position()), self._plan().steps_per_epoch))
         sums: dict[str, torch.Tensor] = {}
         counted = 0.0
-        self.room.warn(self.workers)
         self._stream = load(self.dataset, iter(steps), num_workers=self.workers, collate_fn=self.collate)
         asked: Earliest | None = None
         for step in steps:
