@@ -1,7 +1,7 @@
 """Judges a scene by what lies in the store and in the records of the script, not by what the runtime says.
 
-The reader of checkpoints is one of its own: it knows docs/checkpoints.md and the bytes, and works on the
-files below a folder store or below the S3 server's own folder. `runs.py` judges what became of the runs.
+The reader of checkpoints is one of its own: it knows docs/checkpoint-format.md and the bytes, and works on
+the files below a folder store or below the S3 server's own folder. `runs.py` judges what became of the runs.
 """
 
 from __future__ import annotations

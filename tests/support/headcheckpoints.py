@@ -1,4 +1,4 @@
-"""Checkpoints of format 2 made by hand, from docs/checkpoints.md alone: no code of the saving side is in it.
+"""Checkpoints of format 2 made by hand, from docs/checkpoint-format.md: no code of the saving side is in it.
 
 Used by the tests of `spottrain checkpoints`.
 """

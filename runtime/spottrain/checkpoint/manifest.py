@@ -1,4 +1,4 @@
-"""The contents of a checkpoint's `manifest.json`; docs/checkpoints.md is the reference.
+"""The contents of a checkpoint's `manifest.json`; docs/checkpoint-format.md is the reference.
 
 This module does not import torch.
 """

@@ -93,7 +93,7 @@ def test_a_copy_onto_itself_is_refused(source: Place) -> None:
 
 
 def test_the_reader_in_the_documentation_reads_a_checkpoint(source: Place) -> None:
-    page = (Path(__file__).parents[3] / "docs" / "checkpoints.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "checkpoint-format.md").read_text()
     names: dict[str, Any] = {}
     exec(page.split("```python\n")[1].split("```")[0], names)
     model = names["read"](source.folder / source.entry(9).key)
