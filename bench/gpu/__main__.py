@@ -9,7 +9,7 @@ leaves what was measured. The order is that of the goals:
     saves        the copy of a save beside one into pinned memory; what a training loses by each save: ours,
                  torch.save, torch's distributed checkpoint
     verdict      trainings that are slow for one known reason, what is said of them, and what NVML saw
-    nccl         one rank: start, all_reduce, DDP with compressed gradients, FSDP2
+    nccl         one rank: start, all_reduce, DDP, FSDP2
     loops        a loop of one's own, Hugging Face's Trainer and Lightning, stopped and resumed: final weights
                  against an undisturbed run's (with transformers, accelerate and lightning)
     techniques   precision, micro-batch auto, activation checkpointing, compile and its modes

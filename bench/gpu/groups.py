@@ -400,8 +400,7 @@ def mean_square(model: torch.nn.Module, batch: torch.Tensor) -> torch.Tensor:
 
 # --- nccl -----------------------------------------------------------------------------------------------
 def nccl(size: Size, clock: Clock) -> None:
-    """One rank with NCCL: how it starts, its collectives, DDP with compressed gradients, FSDP2's state."""
-    from spottrain.techniques.gradient_compression import attach
+    """One rank with NCCL: how it starts, its collectives, DDP, FSDP2's state."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
     from torch.nn.parallel import DistributedDataParallel
@@ -416,12 +415,10 @@ def nccl(size: Size, clock: Clock) -> None:
         reduced = best(lambda: dist.all_reduce(numbers), 10)
         tell(nccl={"all_reduce_ms": round(1000 * reduced, 3), "mib": numbers.nbytes // 2**20})
         batch = Windows(size.shape, size.micro).rows.long().to(DEVICE)
-        for kind in ("none", "bf16", "powerSGD"):
-            with clock.case(f"nccl, DDP {kind}") as there:
-                if there:
-                    model = DistributedDataParallel(GPT(size.shape).to(DEVICE))
-                    attach(model, kind, start_step=2)
-                    tell(nccl={f"ddp {kind}": {"step_ms": steps_of(model, batch)}})
+        with clock.case("nccl, DDP") as there:
+            if there:
+                model = DistributedDataParallel(GPT(size.shape).to(DEVICE))
+                tell(nccl={"ddp": {"step_ms": steps_of(model, batch)}})
         with clock.case("nccl, FSDP2") as there:
             if there:
                 whole = GPT(size.shape).to(DEVICE)

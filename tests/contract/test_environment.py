@@ -55,7 +55,6 @@ TRAINING: dict[str, Any] = {
     "warmupSteps": 5,
     "clipGradNorm": 1.0,
     "emaDecay": 0.999,
-    "gradientCompression": "bf16",
     "earlyStopping": {
         "metric": "accuracy",
         "mode": "max",

@@ -79,7 +79,7 @@ NOISE = {"NOISE": "0.1"}
 SLOW = {"PAUSE": "0.05"}
 KINDS = {"DDP": {}, "FSDP2": {"SHARD": "1"}}
 TECHNIQUES = {
-    "DDP": {"emaDecay": 0.9, "gradientCompression": "bf16", "microBatchSize": "auto"},
+    "DDP": {"emaDecay": 0.9, "microBatchSize": "auto"},
     "FSDP2": {
         "emaDecay": 0.9,
         "optimizer": {"name": "sgd", "learningRate": 0.01, "momentum": 0.9},

@@ -35,7 +35,6 @@ PRELOADED: Final = (
     "spottrain.distributed.process_group",
     "spottrain.storage.s3",
     "torch._dynamo",
-    "torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook",
     "torch.distributed.device_mesh",
     "torch.distributed.fsdp",
 )

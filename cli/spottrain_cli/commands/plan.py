@@ -84,7 +84,7 @@ FLAGS: Final[dict[str, Flag]] = {
     "step-seconds": Flag(seconds, "Compute of one optimizer step, such as 0.5s.", "TIME"),
     "samples-per-second": Flag(amount, "Throughput of one GPU alone: also answers that of all.", "N"),
     "accumulation": Flag(whole, "Micro-batches per step.", "N", "1"),
-    "gradient-bytes": Flag(("4", "2"), "Per parameter; 2 with gradientCompression bf16.", default="4"),
+    "gradient-bytes": Flag(("4", "2"), "Per parameter; 2 where DDP or FSDP sends bf16.", default="4"),
     "link": Flag(byte_rate, "GPU to GPU, one direction; default: the catalogue's.", "RATE"),
     "network": Flag(byte_rate, "Node to node, one direction, such as 100Gbit/s.", "RATE"),
     "bandwidth": Flag(byte_rate, "One node to the store, such as 1GB/s.", "RATE"),

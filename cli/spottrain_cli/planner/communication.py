@@ -96,7 +96,7 @@ def advice(*, efficiency: float, topology: Topology, gradient_bytes: int, accumu
         return []
     found = []
     if gradient_bytes > 2:
-        found.append("send gradients as bf16 (training.gradientCompression): half of the bytes")
+        found.append("send gradients as bf16 (a communication hook of DDP): half of the bytes")
     found.append(
         f"accumulate more micro-batches than {accumulation} per step (a greater globalBatchSize): the "
         "exchange happens once per step"

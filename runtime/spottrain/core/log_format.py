@@ -87,7 +87,6 @@ INFO: Final[Mapping[str, str]] = {
     "optimizer": "Optimizer {name}[ is not fused: {why}]",
     "learning-rate": "Learning rate: {rest}",
     "ema": "Moving average of the weights: {rest}",
-    "compression": "Gradient compression: {rest}",
     "early-stopping": "Stopping early at step {step}: {why}",
     "loader-workers": "Using {workers} loader workers: {rest}",
     "step-skipped": "A step was skipped: {why}; the scale is now {scale}",

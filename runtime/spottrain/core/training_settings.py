@@ -10,7 +10,6 @@ from typing import Any, Final, Literal
 
 from spottrain.core import log
 from spottrain.core.training_spec import (
-    POWER_SGD_FP16,
     ActivationCheckpointing,
     Data,
     EarlyStoppingSpec,
@@ -30,7 +29,6 @@ MADE: Final = ("optimizer", "trackers")
 """Settings that a script passes as ready-made objects. Code that replaces them logs it."""
 OFF: Final[Mapping[str, Any]] = {
     "activation_checkpointing": ActivationCheckpointing(),
-    "gradient_compression": "none",
 }
 """Meaning of None, for settings of which None is not a value."""
 NEEDED: Final = (
@@ -68,7 +66,6 @@ class Settings:
     warmup_fraction: float | None = None
     clip_grad_norm: float | None = None
     ema_decay: float | None = None
-    gradient_compression: str = "none"
     early_stopping: EarlyStoppingSpec | None = None
     num_workers: int | Literal["auto"] = 0
     prefetch_factor: int | None = None
@@ -85,8 +82,6 @@ class Settings:
         given = [name for name in WARM_UPS if getattr(self, name) is not None]
         if len(given) > 1:
             raise ConfigurationError(f"Trainer: {' and '.join(given)} exclude each other; give only one")
-        if (self.precision, self.gradient_compression) == ("fp16", "powerSGD"):
-            raise ConfigurationError(POWER_SGD_FP16)
 
     def given(self) -> dict[str, Any]:
         """Returns the settings that are not None, by name."""

@@ -21,12 +21,6 @@ AUTO: Final = "auto"
 PRECISIONS: Final = ("auto", "bf16", "fp16", "fp32", "tf32")
 OPTIMIZERS: Final = ("adamw", "sgd", "adafactor")
 
-POWER_SGD_FP16: Final = (
-    "powerSGD with fp16 is refused: with a loss scale some gradients overflow by design, and an "
-    "infinite one would stay in the error feedback forever; use bf16 or fp32 (auto is fp16 on a GPU "
-    "without bf16), or bf16 compression"
-)
-
 Auto = Literal["auto"]
 
 
@@ -199,7 +193,6 @@ class Training:
     warmupFraction: _Share | None = None
     clipGradNorm: _AboveZero | None = None
     emaDecay: Annotated[float | None, _number("a number above 0 and below 1", lambda v: 0 < v < 1)] = None
-    gradientCompression: Annotated[str | None, _one_of("none", "bf16", "powerSGD")] = None
     earlyStopping: EarlyStoppingSpec | None = None
     data: Data | None = None
     profile: Profile | None = None
@@ -285,8 +278,6 @@ def _contradictions(it: Training) -> Iterator[str]:
         )
     if it.compileMode is not None and not it.compile:
         yield "compileMode has no effect unless compile is true; set it, or leave compileMode out"
-    if (it.precision, it.gradientCompression) == ("fp16", "powerSGD"):
-        yield POWER_SGD_FP16
     yield from _contradictions_of_parts(it)
 
 

@@ -222,25 +222,22 @@ def _swinging(facts: Measurements) -> str:
 
 
 def _communication(facts: Measurements, size: float) -> Verdict:
-    rarer = "exchange gradients less often: raise globalBatchSize and keep microBatchSize."
-    if facts.use.sharded:
-        fix = f"{rarer} Or reduce in bf16: FSDP2's MixedPrecisionPolicy(reduce_dtype=...)."
-        fix = fix[0].upper() + fix[1:]
-        basis = "with half as many exchanges, so half the wait"
-    elif facts.use.gradient_compression == "none":
-        fix = f"Set training.gradientCompression to bf16, which halves the bytes sent, or {rarer}"
-        basis = "with half the bytes, so half the wait"
-    else:
-        fix = f"The gradients are compressed already: {rarer}"
-        basis = "with half as many exchanges, so half the wait"
+    in_bf16 = (
+        "FSDP2's MixedPrecisionPolicy(reduce_dtype=...)"
+        if facts.use.sharded
+        else "torch's bf16_compress_hook on a DistributedDataParallel of your own"
+    )
     return Verdict(
         name=Name.COMMUNICATION,
         sentence=(
             f"Ranks wait for the exchange of gradients {size:.0%} of the time, with nothing left to compute."
         ),
-        fix=fix,
+        fix=(
+            "Exchange gradients less often: raise globalBatchSize and keep microBatchSize. Or reduce them in "
+            f"bf16: {in_bf16}."
+        ),
         gain=recommendations.faster(size / 2),
-        basis=basis,
+        basis="with half as many exchanges, or half the bytes, so half the wait",
     )
 
 

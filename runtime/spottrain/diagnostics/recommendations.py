@@ -26,9 +26,8 @@ class InUse:
     precision: str = "fp32"
     compile: bool = False
     compile_mode: str = "default"
-    gradient_compression: str = "none"
     sharded: bool = False
-    """Whether the model uses FSDP2, which has no hook for gradient compression."""
+    """Whether the model uses FSDP2, which has no communication hooks."""
     whole_share: bool = False
     """Whether a micro-batch is the rank's whole share of the global batch, so it cannot grow alone."""
     drop_last: bool = False

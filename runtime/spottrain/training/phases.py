@@ -92,7 +92,6 @@ class TrainerPhases:
             precision=self.precision,
             compile=settings.compile,
             compile_mode=settings.compile_mode,
-            gradient_compression=settings.gradient_compression,
             sharded=self._sharded,
             whole_share=ours is not None and ours.plan.accumulation == 1,
             drop_last=settings.drop_last,

@@ -27,7 +27,6 @@ from spottrain.errors import ConfigurationError
 from spottrain.lifecycle.session import Session, current
 from spottrain.techniques.early_stopping import EarlyStopping
 from spottrain.techniques.ema import EMA
-from spottrain.techniques.gradient_compression import Compression
 from spottrain.techniques.trackers import Trackers
 from spottrain.training import job_settings
 from spottrain.training.extra_state import AveragePosition, Values, adapted, final_weights
@@ -38,7 +37,7 @@ from spottrain.training.position import has_state
 ONLY: Final = "main"
 """Name of a single optimizer."""
 SCALER: Final = "scaler"
-TECHNIQUES: Final = (EMA, EarlyStopping, Compression, Trackers)
+TECHNIQUES: Final = (EMA, EarlyStopping, Trackers)
 """Techniques that the manifest may switch on or off between two attempts."""
 
 
@@ -50,8 +49,8 @@ class Run(Loop):
     of Python, NumPy, torch and the current GPU is saved for each rank.
 
     A None in a dict, and `scaler=None`, mean "not used": the checkpoint's state of that name is dropped. A
-    scaler or a technique (EMA, EarlyStopping, Trackers, compression) without state in the checkpoint starts
-    fresh. Both are logged.
+    scaler or a technique (EMA, EarlyStopping, Trackers) without state in the checkpoint starts fresh. Both
+    are logged.
 
     Args:
         model: a module, wrapped or not, or a dict of several.
@@ -63,9 +62,9 @@ class Run(Loop):
         data: the source of the batches, if it keeps its position: `spottrain.data.loader`, a DataLoader over
             a sampler of `spottrain.data`, torchdata's StatefulDataLoader, or any object with a state.
         extra: further state, by name. Its values must be equal on all ranks, except random generators.
-            Objects with state_dict() and load_state_dict(). If one also has own_state_dict(), as the result
-            of `gradient_compression.attach` has, that part is saved per rank; both parts are passed to
-            load_state_dict(state, own), where own is None on a new rank.
+            Objects with state_dict() and load_state_dict(). If one also has own_state_dict(), that part is
+            saved per rank; both parts are passed to load_state_dict(state, own), where own is None on a new
+            rank.
             Modules, such as an average of the weights: stored like the model.
             An `EMA` of the whole model: it becomes the final weights.
             A `spottrain.EarlyStopping`: its reason is reported if training ends early.

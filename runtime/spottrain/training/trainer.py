@@ -41,12 +41,11 @@ from spottrain.distributed import process_group
 from spottrain.distributed.dtensor import any_sharded
 from spottrain.errors import ConfigurationError, RunError
 from spottrain.lifecycle.session import Session, current
-from spottrain.techniques import accumulation, compilation, gradient_compression, schedules
+from spottrain.techniques import accumulation, compilation, schedules
 from spottrain.techniques import precision as precisions
 from spottrain.techniques.dry_run import rehearsal
 from spottrain.techniques.early_stopping import EarlyStopping
 from spottrain.techniques.ema import EMA
-from spottrain.techniques.gradient_compression import Compression
 from spottrain.techniques.memory_fit import MemoryFit, OOMHistory
 from spottrain.techniques.trackers import Tracker, Trackers, run_id
 from spottrain.training import components
@@ -60,7 +59,6 @@ from spottrain.training.script_functions import checked_loss, checked_metrics, c
 Loss = Callable[[torch.nn.Module, Any], torch.Tensor]
 Metrics = Callable[[torch.nn.Module, Any], Mapping[str, Any]]
 Weighing = Callable[[list[tuple[Any, float]]], list[tuple[Any, float]]]
-COMPRESSION: Final = "compression"
 POLL_SHARE: Final = 0.1
 """Share of the notice that the training thread may wait for data; then another thread saves."""
 
@@ -124,7 +122,6 @@ class Trainer:
         activation_checkpointing: "none", "all", k for every k-th block, classes, or "auto": the least that
             fits into memory.
         ema_decay: decay of an average of the weights, which replaces them in evaluations and at the end.
-        gradient_compression: "none", "bf16" or "powerSGD", between ranks of DDP.
         early_stopping: a `spottrain.EarlyStopping`, or its patience in evaluations.
         eval_every: optimizer steps between evaluations; None: once per epoch. The end is always evaluated.
         log_every: optimizer steps between two log lines.
@@ -178,7 +175,6 @@ class Trainer:
         compile_mode: str = "default",
         activation_checkpointing: str | int | type | Sequence[Any] | ActivationCheckpointing | None = "none",
         ema_decay: float | None = None,
-        gradient_compression: str = "none",
         early_stopping: EarlyStopping | int | None = None,
         eval_every: int | None = None,
         log_every: int = 10,
@@ -226,8 +222,6 @@ class Trainer:
         self.intact = False
         """Whether, within a step, the state is still that after the previous step."""
         self.last_loss = torch.tensor(0.0)
-        self.saved_compression: tuple[Any, Any] | None = None
-        """State in the checkpoint: shared, and this rank's own."""
         named = {plain_state.OPTIMIZER: self.optimizer}
         self._made = plain_state.group_names(self.model, self.optimizer)
         self._live = LiveState({MODEL: self.model}, named, getattr(self.batches, "dataset", None))
@@ -525,7 +519,6 @@ class Trainer:
             EMA_STATE: None if self.ema is None else self.ema.state_dict(),
             "schedule": self.schedule.state_dict(),
             "scaler": self.scaler.state_dict(),
-            COMPRESSION: self.compression.state_dict(),
             "data": None if self.batches.per_rank else self.batches.state_dict(),
             "progress": {
                 "step": self.step,
@@ -543,7 +536,6 @@ class Trainer:
             "random": self.waiting or devices.random_state(),
             "loss": float(self.last_loss),
             "data": self.batches.state_dict() if self.batches.per_rank else None,
-            COMPRESSION: self.compression.own_state_dict(),
             "live": self._live.state(),
         }
 
@@ -564,7 +556,7 @@ class Trainer:
                 self.scaler.load_state_dict(tree["scaler"])
         except (ValueError, KeyError) as error:
             raise self._engine.incompatible(f"its schedule does not fit ({error})") from error
-        self._load_techniques(tree, own, new_rank)
+        self._load_techniques(tree)
         self.batches.load_state_dict(own["data"] if self.batches.per_rank else tree["data"])
         progress = tree["progress"]
         self.step = progress["step"]
@@ -575,12 +567,10 @@ class Trainer:
         self.memory_fit.saved_memory_limit = progress.get("micro_batch_room")
         self._engine.restore_random(None if new_rank else own["random"], self.step)
 
-    def _load_techniques(self, tree: dict[str, Any], own: dict[str, Any], new_rank: bool) -> None:
+    def _load_techniques(self, tree: dict[str, Any]) -> None:
         """Restores techniques. The checkpoint may be older than one, or from a run without it."""
         if self.ema is not None:
             self._load_average(self.ema, tree.get(EMA_STATE))
-        if tree.get(COMPRESSION) is not None:  # loaded in _assemble, which makes DDP
-            self.saved_compression = (tree[COMPRESSION], None if new_rank else own.get(COMPRESSION))
         if tree["progress"].get("trackers") is not None:
             self.trackers.load_state_dict(tree["progress"]["trackers"])
 
@@ -596,7 +586,7 @@ class Trainer:
 
     # --- parts --------------------------------------------------------------------------------------
     def _assemble(self) -> None:
-        """Makes what needs the restored model: replica, gradient compression, compiled model."""
+        """Makes what needs the restored model: replica and compiled model."""
         world, settings = self.session.world, self.settings
         self._weighing = self._make_weighing()
         self._timer = self._start()
@@ -604,9 +594,9 @@ class Trainer:
         self._replica = Replica(self.model, self._given, world, self.device, deterministic=deterministic)
         if self.ema is not None and not self.ema.updated:
             self.ema.begin()  # only now do all ranks have rank 0's weights
-        self.compression = self._compress_gradients()
-        if self.saved_compression is not None:
-            self.compression.load_state_dict(*self.saved_compression)
+        ddp = plain_state.replica(self._replica.outer)
+        if ddp is not None and not ddp._comm_hooks:  # the script's own hook stays
+            ddp.register_comm_hook(None, self._timer.timed())
         self._compiled: Any = self._replica.outer
         if settings.compile:
             self._compiled = compilation.compiled(self._replica.outer, settings.compile_mode)
@@ -679,21 +669,6 @@ class Trainer:
         )
         assert self._engine.monitor is not None
         return self._engine.monitor.timer
-
-    def _compress_gradients(self) -> Compression:
-        """Sets how ranks exchange gradients, and times it."""
-        outer, kind = self._replica.outer, self.settings.gradient_compression
-        around: Callable[..., Any] = self._timer.timed
-        ddp = plain_state.replica(outer)
-        if kind == "none" and ddp is not None and not ddp._comm_hooks:
-            ddp.register_comm_hook(None, around())
-        return gradient_compression.attach(
-            outer,
-            kind,
-            start_step=gradient_compression.start(self.total_steps, self.schedule.warmup_steps),
-            precision=self.precision.name,
-            around=around,
-        )
 
     def _make_weighing(self) -> Weighing | None:
         """Returns what weighs the micro-batches of a step by `loss_weight`; None: weighed by samples."""

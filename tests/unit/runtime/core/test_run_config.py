@@ -41,7 +41,6 @@ IN_A_POD: dict[str, str] = {
         '{"optimizer": {"lr": 1}}',
         '{"optimizer": {"learningRate": 1}}',
         '{"optimizer": {"name": "adamw", "momentum": 0.9}}',
-        '{"precision": "fp16", "gradientCompression": "powerSGD"}',
         '{"earlyStopping": {}}',
         '{"data": {"numWorkers": "many"}}',
         '{"activationCheckpointing": {"policy": "every"}}',

@@ -88,7 +88,6 @@ BAD: dict[str, list[Any]] = {
     "activation_checkpointing": ["some", 0, ActivationCheckpointing(policy="evry")],
     "early_stopping": [0, spottrain.EarlyStopping(patience=1.5)],  # type: ignore[arg-type]
     "profile": [{"wait": 1}, Profile(active=0)],
-    "gradient_compression": ["topk"],
     "learning_rate_scaling": [
         LearningRateScaling(rule="linear", baseBatchSize="256"),  # type: ignore[arg-type]
         LearningRateScaling(rule="cubic", baseBatchSize=256),
@@ -109,22 +108,6 @@ def refused(**arguments: Any) -> str:
     with pytest.raises(ConfigurationError) as error:
         settings(**arguments)
     return of_error(error.value)
-
-
-@pytest.mark.parametrize("of_loop", [False, True])
-@pytest.mark.parametrize(
-    ("manifest", "arguments"),
-    [
-        ("{}", {"precision": "fp16", "gradient_compression": "powerSGD"}),
-        ('{"precision": "fp16"}', {"gradient_compression": "powerSGD"}),
-        ('{"gradientCompression": "powerSGD"}', {"precision": "fp16", "gradient_compression": "none"}),
-    ],
-)
-def test_fp16_with_power_sgd_is_refused_whoever_says_the_one_or_the_other(
-    manifest: str, arguments: dict[str, Any], of_loop: bool, told: Told
-) -> None:
-    told(lambda: settings(manifest, of_loop=of_loop, **arguments))
-    settings(gradient_compression="powerSGD", precision="bf16", of_loop=of_loop)
 
 
 def test_numbers_of_numpy_are_numbers() -> None:
@@ -149,8 +132,8 @@ def test_activation_checkpointing_may_be_said_shortly(given: Any, means: Activat
 
 @pytest.mark.parametrize("of_loop", [False, True])
 def test_none_is_off(of_loop: bool) -> None:
-    it = settings(activation_checkpointing=None, gradient_compression=None, of_loop=of_loop)
-    assert it.activation_checkpointing == ActivationCheckpointing() and it.gradient_compression == "none"
+    it = settings(activation_checkpointing=None, of_loop=of_loop)
+    assert it.activation_checkpointing == ActivationCheckpointing()
     manifest = '{"activationCheckpointing": {"policy": "all"}}'
     assert settings(manifest, activation_checkpointing=None).activation_checkpointing.policy == "all"
 

@@ -171,7 +171,6 @@ FIXES: list[tuple[InUse, dict[str, Any]]] = [
     (InUse(), {"h2d": 5}),
     (InUse(pin_memory=True), {"h2d": 5}),
     (InUse(), {"communication": 5}),
-    (InUse(gradient_compression="bf16"), {"communication": 5}),
     (InUse(sharded=True), {"communication": 5}),
     (InUse(), {"checkpoint": 5}),
     (InUse(interval_auto=True), {"checkpoint": 5}),
