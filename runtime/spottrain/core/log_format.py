@@ -189,7 +189,6 @@ WARNINGS: Final[Mapping[str, str]] = {
     "profile-cut-short": "The profile lacks {steps_missing} steps: {why}",
     # the data cache
     "data-cache-without-locks": "The data cache {folder} has no locks: {why}",
-    "data-cache-lock-ignored": "The lock {path} is ignored: {why}",
     "data-cache-not-writable": "The data cache {folder} is not writable: {why}",
     # the compile cache
     "compile-cache-not-saved": "The compile cache was not saved: {why}",

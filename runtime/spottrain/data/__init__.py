@@ -10,8 +10,7 @@
     adapters.py        `Skipping`, `Streaming`: make a plain loader or a MosaicML one `Resumable`
     sampler.py         `Sampler`, `BatchSampler`, `loader`: for custom loops with a DataLoader
     download_cache.py  `spottrain.cached`: downloads once for all attempts. No torch
-    cache_locks.py     locks for filling the cache; detects folders left by dead processes
-    cache_volume.py    how the cache's volume is mounted; syncs a folder to it before it is published
+    cache_volume.py    the lock for filling a folder of the cache; syncs it before it is published
 
 `Batches` and `StreamBatches` are both a `Source`:
 

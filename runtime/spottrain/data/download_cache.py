@@ -6,7 +6,7 @@ Works without a Trainer; standard library only. The folder is on the job's data 
 on a laptop in the user's cache folder:
 
     <cache>/imagenet-64                           complete: put here by one rename
-    <cache>/.spottrain/imagenet-64.lock           locked while a process fills it (cache_locks.py)
+    <cache>/.spottrain/imagenet-64.lock           locked while a process fills it (cache_volume.py)
     <cache>/.spottrain/imagenet-64.6f1e/          being filled, or left by a killed process
 """
 
@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Final
 from spottrain.contract import LIBRARY_HOMES
 from spottrain.core import log
 from spottrain.core.run_config import data_cache_folder
-from spottrain.data import cache_locks, cache_volume
+from spottrain.data import cache_volume
 from spottrain.errors import ConfigurationError, DataCacheFull
 
 if TYPE_CHECKING:
@@ -76,15 +76,15 @@ def cached(name: str, make: Callable[[Path], object]) -> Path:
         # Lazy: it imports much more than a cache hit needs.
         from spottrain.lifecycle.signal_scope import interruptible
 
-        with interruptible() as session, _turn(private / f"{name}.lock", name, session) as reach:
+        with interruptible() as session, _turn(private / f"{name}.lock", name, session) as alone:
             with os.scandir(root):  # else an NFS client may not see a new folder for a while
                 pass
             if _whole(path):
                 return _hit(path)
-            if reach is cache_locks.LockScope.ALL:
+            if alone:
                 _remove_leftovers(private, name)
             with _told(session):
-                return _filled(path, private / _draft(name, reach), make)
+                return _filled(path, private / _draft(name, alone), make)
 
 
 def _checked(name: str) -> str:
@@ -119,14 +119,17 @@ def _hit(path: Path) -> Path:
 
 # --- lock ---------------------------------------------------------------------------------------------
 @contextlib.contextmanager
-def _turn(lock: Path, name: str, session: Session | None) -> Iterator[cache_locks.LockScope]:
-    """Holds the lock. Waiting for it sends heartbeats, and can be interrupted like any data preparation."""
+def _turn(lock: Path, name: str, session: Session | None) -> Iterator[bool]:
+    """Holds the lock; yields whether it excludes all nodes.
+
+    Waiting for it sends heartbeats, and can be interrupted like any data preparation.
+    """
     waiting = False
 
     def wait() -> None:
         nonlocal waiting
         if not waiting:
-            log.event("data-cache-waiting", name=name, why="another process downloads it")
+            log.event("data-cache-waiting", name=name, why=f"another process downloads it, and holds {lock}")
             waiting = True
         if session is not None:
             session.board.heartbeat.beat()
@@ -134,8 +137,8 @@ def _turn(lock: Path, name: str, session: Session | None) -> Iterator[cache_lock
 
     with contextlib.ExitStack() as stack:
         with _writable(lock.parent.parent):
-            reach = stack.enter_context(cache_locks.held(lock, wait))
-        yield reach
+            alone = stack.enter_context(cache_volume.locked(lock, wait))
+        yield alone
 
 
 @contextlib.contextmanager
@@ -161,10 +164,10 @@ def _filled(path: Path, draft: Path, make: Callable[[Path], object]) -> Path:
     began = time.monotonic()
     _begin(draft)
     try:
-        with _room_for(path), cache_volume.syncing(draft) as sync:
+        with _room_for(path):
             make(draft)
             made = time.monotonic()
-            files, size = sync()
+            files, size = cache_volume.sync_tree(draft)
             synced = time.monotonic() - made
             own = _published(draft, path)
     except BaseException:
@@ -220,9 +223,9 @@ def _published(draft: Path, path: Path) -> bool:
     return True
 
 
-def _draft(name: str, reach: cache_locks.LockScope) -> str:
+def _draft(name: str, alone: bool) -> str:
     """Name of the draft folder. Without a lock on all nodes it is longer, so that it is never removed."""
-    return f"{name}.{secrets.token_hex(8 if reach is cache_locks.LockScope.ALL else 12)}"
+    return f"{name}.{secrets.token_hex(8 if alone else 12)}"
 
 
 def _remove_leftovers(private: Path, name: str) -> None:
