@@ -33,6 +33,13 @@ def test_package_chart_images_and_examples_have_one_version() -> None:
         assert set(tags) <= {"checkout" if local else version}, page
 
 
+def test_the_readmes_install_takes_the_images_that_a_release_pushes() -> None:
+    registry = re.findall(r'"REGISTRY" \{ default = "(.+)" \}', (ROOT / "docker-bake.hcl").read_text())[0]
+    assert (
+        f"--set image.operator.repository={registry}/spottrain-operator" in (ROOT / "README.md").read_text()
+    )
+
+
 def test_nobody_who_writes_a_job_is_answered_with_a_regular_expression() -> None:
     assert "pattern:" not in CRD.read_text(), "a rule with a message says what to write"
 
