@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -367,11 +368,12 @@ class OtherRun:
 
         def whole() -> bytearray:
             body = bytearray(size)
-            view = memoryview(body)
+            chunks = [memoryview(body)[at : at + CHUNK_BYTES] for at in range(0, size, CHUNK_BYTES)]
+            read, starts = hashlib.sha256(), range(0, size, CHUNK_BYTES)
             with ThreadPoolExecutor(CONNECTIONS) as pool:
-                starts = range(0, size, CHUNK_BYTES)
-                list(pool.map(lambda at: self._fill(name, at, view[at : at + CHUNK_BYTES]), starts))
-            if hashlib.sha256(body).hexdigest() != digest:
+                for chunk, _ in zip(chunks, pool.map(partial(self._fill, name), starts, chunks), strict=True):
+                    read.update(chunk)  # while later ones arrive
+            if read.hexdigest() != digest:
                 raise Damaged(f"{name} does not match its checksum")
             return body
 

@@ -27,6 +27,10 @@ from spottrain.distributed.dtensor import Box
 from spottrain.storage.base import KeyMissing, Store, Truncated
 
 CONNECTIONS: Final = 8
+"""Requests of this process that read chunks at once."""
+CHECKING: Final = 4
+"""Chunks that may be hashed meanwhile: without SHA instructions that takes about as long as a transfer."""
+_TRANSFERS: Final = threading.BoundedSemaphore(CONNECTIONS)
 
 Want = Callable[[StoredTensor], Box | None]
 """Returns the part of a stored tensor that a rank needs; None means the whole tensor."""
@@ -106,8 +110,8 @@ def _copy_chunk(store: Store, key: str, manifest: Manifest, shard: Shard, number
 
 
 def _in_parallel(reads: Iterable[Callable[[], None]]) -> None:
-    """Runs the reads, CONNECTIONS at a time, which bounds the memory. Raises the first one's error."""
-    with ThreadPoolExecutor(CONNECTIONS) as pool:
+    """Runs the reads in few threads, which bounds the memory. Raises the first one's error."""
+    with ThreadPoolExecutor(CONNECTIONS + CHECKING) as pool:
         futures = [pool.submit(read) for read in reads]
         try:
             for future in futures:
@@ -136,7 +140,8 @@ def fetch_chunk(
 ) -> None:
     """Reads and verifies chunk `number` into `buffer`, which has the chunk's length. Raises Damaged."""
     try:
-        store.read_into(key + shard.name, number * manifest.chunk_bytes, buffer)
+        with _TRANSFERS:  # not while it is hashed, so that each connection goes on with the next chunk
+            store.read_into(key + shard.name, number * manifest.chunk_bytes, buffer)
     except KeyMissing:
         raise Damaged(f"{shard.name} is missing") from None
     except Truncated as error:

@@ -16,6 +16,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from io import FileIO
 from pathlib import Path
 from typing import BinaryIO, Final
@@ -41,6 +42,8 @@ PRIVATE: Final = ".spottrain"
 LOCK: Final = "lock"
 STALE_SECONDS: Final = 86400.0
 """Age in seconds from which a temporary file is abandoned."""
+WRITERS: Final = 4
+"""Chunks of one upload that are written and hashed at once."""
 HOPELESS: Final = {errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL, errno.ENOSYS, errno.ENOTSUP}
 """Errors of a folder that can never be written, so retries will not help."""
 
@@ -89,12 +92,19 @@ class FolderStore:
         digests: list[str] = []
 
         def write(file: BinaryIO) -> None:
-            for start in range(0, len(view), self._chunk_bytes):
-                if cancelled():
-                    raise Cancelled(key)
+            def written(start: int) -> str:
                 chunk = view[start : start + self._chunk_bytes]
-                file.write(chunk)
-                digests.append(hashlib.sha256(chunk).hexdigest())
+                _write_at(file.fileno(), chunk, start)
+                return hashlib.sha256(chunk).hexdigest()
+
+            pool = ThreadPoolExecutor(WRITERS, thread_name_prefix="spottrain-write")
+            try:
+                for digest in pool.map(written, range(0, len(view), self._chunk_bytes)):
+                    if cancelled():
+                        raise Cancelled(key)
+                    digests.append(digest)
+            finally:
+                pool.shutdown(cancel_futures=True)
 
         self._publish(key, write, _absent)
         return digests
@@ -278,6 +288,14 @@ class FolderStore:
             ) from error
         except OSError as error:
             raise StoreUnavailable(f"{where}: {error.strerror or error}") from error
+
+
+def _write_at(file: int, view: memoryview, offset: int) -> None:
+    begin, end = offset, offset + len(view)
+    while offset < end:
+        offset += os.pwrite(file, view[offset - begin :], offset)
+    if hasattr(os, "posix_fadvise"):  # has the kernel write it to the disk now, not all of it at the fsync
+        os.posix_fadvise(file, begin, end - begin, os.POSIX_FADV_DONTNEED)
 
 
 def _writes(body: Body) -> Callable[[BinaryIO], None]:
