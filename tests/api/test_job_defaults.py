@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 from localcluster.apiserver import ApiServer
-from spottrain.checkpoint.head.state import Claiming, Identity, Releasing, Tenure
+from spottrain.checkpoint.head.state import Claiming, Identity, Lease, Releasing
 from spottrain.contract import Outcome
 from spottrain.contract import Reason as ContractReason
 from spottrain.errors import ConfigurationError
@@ -47,7 +47,7 @@ def what_the_runtime_says(before: Json, after: Json) -> str:
         except ConfigurationError as error:
             return str(error)
         assert head is not None
-        head = Releasing(tenure=Tenure(who=who, term=head.term), done=True).decide(head, "other")
+        head = Releasing(lease=Lease(who=who, term=head.term), done=True).decide(head, "other")
     raise AssertionError("the second claim was not refused")
 
 

@@ -10,7 +10,7 @@ from spottrain.checkpoint.head.compare_and_swap import Finished, Put, Step, begi
 from spottrain.checkpoint.head.state import Claiming, Identity, beyond
 from spottrain.errors import RunError
 
-from tests.support.headrules import Violation, check_tenures, demand
+from tests.support.headrules import Violation, check_leases, demand
 from tests.support.headworld import NAMES, Ids, Process, Rules, Scenario, Store, World, whole
 
 State = tuple[int, ...]
@@ -44,7 +44,7 @@ class Explorer:
         self._landings: dict[tuple[int, int], int] = {}
         self._alone: set[tuple[int, int]] = set()
         self._claimable: set[Store] = set()
-        self._tenured: set[State] = set()
+        self._leased: set[State] = set()
         self.came: dict[State, tuple[State | None, str, str]] = {}
         """State -> the one before it, who moved, and how."""
 
@@ -153,10 +153,10 @@ class Explorer:
     # --- what must hold in a state ----------------------------------------------------------------
     def _check(self, state: State) -> None:
         people = state[FIXED:]
-        if people not in self._tenured:
-            self._tenured.add(people)
+        if people not in self._leased:
+            self._leased.add(people)
             processes: list[Process] = [self.processes.things[i] for i in people]
-            check_tenures([p.tenure for p in processes if p.tenure is not None])
+            check_leases([p.lease for p in processes if p.lease is not None])
         for number in people:
             if (number, state[0]) not in self._alone:
                 self._alone.add((number, state[0]))

@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnContext
 from typing import Final
 
-from spottrain.checkpoint.head.owner import HeadOwner, Identity, Walker
+from spottrain.checkpoint.head.owner import HeadClient, HeadOwner, Identity
 from spottrain.checkpoint.head.state import Entry, Head
 from spottrain.contract import HEAD_KEY
 from spottrain.errors import RunError
@@ -93,8 +93,8 @@ def racer(pipe: Connection, bucket: str, prefix: str, endpoint: str) -> None:
 
 def _race(start: Start, store: S3Store) -> Finish:
     who = Identity(job_uid="uid", job="race", attempt=start.attempt)
-    walker = Walker(store, sleep=lambda seconds: time.sleep(seconds * FASTER))
-    owner = HeadOwner(store, who, walker=walker)
+    head_client = HeadClient(store, sleep=lambda seconds: time.sleep(seconds * FASTER))
+    owner = HeadOwner(store, who, client=head_client)
     committed: list[str] = []
     time.sleep(start.delay)
     try:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from spottrain.checkpoint.head.admin import COPIED, REPAIRED
-from spottrain.checkpoint.head.state import BEST, Entry, Head, HeadState, Tenure
+from spottrain.checkpoint.head.state import BEST, Entry, Head, HeadState, Lease
 from spottrain.contract import term_of_key
 from spottrain.errors import RunError, Superseded
 
@@ -105,9 +105,9 @@ def _check_claim(old: Head, new: Head) -> None:
         demand(old.state is not HeadState.ACTIVE, "HEAD was taken from another job while active")
 
 
-def check_finished(phase: str, tenure: Tenure, entry: Entry | None, head: Head | None) -> None:
+def check_finished(phase: str, lease: Lease, entry: Entry | None, head: Head | None) -> None:
     """A process that believes it has claimed, committed or released is right."""
-    demand(head is not None and tenure.covers(head), f"{phase}: it believes to own HEAD, and does not")
+    demand(head is not None and lease.covers(head), f"{phase}: it believes to own HEAD, and does not")
     assert head is not None
     if phase == "release":
         demand(head.state in (HeadState.RELEASED, HeadState.DONE), "it believes HEAD released, and it is not")
@@ -129,12 +129,12 @@ def check_start(first: Head | None, claimed: Head, whole: Iterable[str]) -> None
     demand(not overlooked, f"a run starts over beside {len(overlooked)} checkpoints")
 
 
-def check_end(phase: str, tenure: Tenure | None, error: RunError, head: Head | None) -> None:
+def check_end(phase: str, lease: Lease | None, error: RunError, head: Head | None) -> None:
     """A process that believes to be superseded is right."""
-    if isinstance(error, Superseded) and tenure is not None:
-        demand(head is None or not tenure.covers(head), f"{phase}: it believes to be superseded, and is not")
+    if isinstance(error, Superseded) and lease is not None:
+        demand(head is None or not lease.covers(head), f"{phase}: it believes to be superseded, and is not")
 
 
-def check_tenures(tenures: list[Tenure]) -> None:
-    claims = [(tenure.who.job_uid, tenure.term) for tenure in tenures]
+def check_leases(leases: list[Lease]) -> None:
+    claims = [(lease.who.job_uid, lease.term) for lease in leases]
     demand(len(set(claims)) == len(claims), "two processes believe to own HEAD under the same term")

@@ -55,8 +55,8 @@ from spottrain.checkpoint.head.state import (
     HeadState,
     Identity,
     Intent,
+    Lease,
     Releasing,
-    Tenure,
     beyond,
     orphans,
     present,
@@ -87,10 +87,10 @@ class Rules:
     claiming: Callable[[Identity, ClaimPolicy, Collection[str]], Intent] = lambda who, policy, remains: (
         Claiming(who=who, policy=policy, remains=remains)
     )
-    committing: Callable[[Tenure, Entry, int], Intent] = lambda tenure, entry, keep: Committing(
-        tenure=tenure, entry=entry, keep=keep
+    committing: Callable[[Lease, Entry, int], Intent] = lambda lease, entry, keep: Committing(
+        lease=lease, entry=entry, keep=keep
     )
-    releasing: Callable[[Tenure, bool], Intent] = lambda tenure, done: Releasing(tenure=tenure, done=done)
+    releasing: Callable[[Lease, bool], Intent] = lambda lease, done: Releasing(lease=lease, done=done)
     request: Callable[[Any], Request] = lambda step: step.request
     on: Callable[[Any, Reply, str], Step] = lambda step, reply, nonce: step.on(reply, nonce)
     pruning: Callable[[Head, frozenset[str]], Intent] = lambda seen, doomed: Pruning(seen=seen, doomed=doomed)
@@ -98,7 +98,7 @@ class Rules:
     repaired: Callable[[Iterable[Entry], Iterable[str], str], Head] = lambda entries, keys, nonce: repaired(
         entries, keys, None, nonce=nonce
     )
-    orphans: Callable[[Iterable[str], Head, Tenure], list[str]] = orphans
+    orphans: Callable[[Iterable[str], Head, Lease], list[str]] = orphans
     leftovers: Callable[[Iterable[str], Head], list[str]] = leftovers
     nonce: Callable[[str, int], str] = lambda name, number: f"{name}{number}"
 
@@ -135,7 +135,7 @@ class Process:
     tool: look_to_prune, pruning, drop, tidy, tidy_read, tidy_delete, look_to_copy, shard, manifest, copying,
     look_to_repair, repairing."""
     step: Step | None = None
-    tenure: Tenure | None = None
+    lease: Lease | None = None
     known: Found | None = None
     entry: Entry | None = None
     at_step: int = 0
@@ -250,7 +250,7 @@ class World:
         try:
             step = self.rules.on(process.step, reply, nonce)
         except RunError as error:
-            check_end(process.phase, process.tenure, error, store.head)
+            check_end(process.phase, process.lease, error, store.head)
             return ended(process, type(error).__name__)
         if isinstance(step, Finished):
             return self._finish(process, step, store)
@@ -258,17 +258,17 @@ class World:
         return replace(process, step=step, bodies=process.bodies + new)
 
     def _finish(self, process: Process, done: Finished, store: Store) -> Process:
-        tenure = process.tenure
+        lease = process.lease
         if process.phase in TOOLS:
             return self._finish_tool(process, done, store)
         if process.phase == "claim":
             if done.head.state is HeadState.DONE:
                 return ended(process, "was done")
-            tenure = Tenure(who=self.scenario.people[process.index], term=done.head.term)
-        assert tenure is not None
-        check_finished(process.phase, tenure, process.entry, store.head)
+            lease = Lease(who=self.scenario.people[process.index], term=done.head.term)
+        assert lease is not None
+        check_finished(process.phase, lease, process.entry, store.head)
         known = Found(head=done.head, etag=done.etag)
-        process = replace(process, step=None, known=known, tenure=tenure, keys=done.dropped)
+        process = replace(process, step=None, known=known, lease=lease, keys=done.dropped)
         if process.phase == "release":
             return ended(process, "released")
         return replace(process, phase="restore" if process.phase == "claim" else "prune", entry=None)
@@ -302,10 +302,10 @@ class World:
         yield Move("sweep: list", replace(process, phase="read", keys=listed), store)
 
     def _read(self, process: Process, store: Store) -> Iterator[Move]:
-        assert process.tenure is not None
+        assert process.lease is not None
         try:
             head = present(store.head)
-            doomed = tuple(sorted(self.rules.orphans(process.keys, head, process.tenure)))
+            doomed = tuple(sorted(self.rules.orphans(process.keys, head, process.lease)))
             after = replace(process, phase="delete", keys=doomed)
         except RunError as error:
             after = ended(process, type(error).__name__)
@@ -325,26 +325,26 @@ class World:
         return Move(label, replace(process, phase=then, keys=()), after)
 
     def _idle(self, process: Process, store: Store) -> Iterator[Move]:
-        assert process.tenure is not None
+        assert process.lease is not None
         if process.saves < self.scenario.commits:
-            yield Move("train", self._trained(process, process.tenure), store)
+            yield Move("train", self._trained(process, process.lease), store)
             if self.scenario.best:
-                yield Move("train, best", self._trained(process, process.tenure, BEST), store)
+                yield Move("train, best", self._trained(process, process.lease, BEST), store)
         done = process.saves == self.scenario.commits
         yield Move("stop", self._begin_release(process, False), store)
         if done:
             yield Move("done", self._begin_release(process, True), store)
 
     def _begin_release(self, process: Process, done: bool) -> Process:
-        assert process.tenure is not None
+        assert process.lease is not None
         try:
-            return self._walk(process, "release", self.rules.releasing(process.tenure, done))
+            return self._walk(process, "release", self.rules.releasing(process.lease, done))
         except Superseded:
             return ended(process, "Superseded")
 
-    def _trained(self, process: Process, tenure: Tenure, kept_as: str = "") -> Process:
+    def _trained(self, process: Process, lease: Lease, kept_as: str = "") -> Process:
         step = process.at_step + 1
-        key = checkpoint_key(tenure.term, step, f"{NAMES[process.index]}k{process.saves}")
+        key = checkpoint_key(lease.term, step, f"{NAMES[process.index]}k{process.saves}")
         entry = Entry(key=key, step=step, time=0.0, bytes=1, keptAs=kept_as)
         return replace(process, phase="shard", entry=entry, at_step=step, saves=process.saves + 1)
 
@@ -353,10 +353,10 @@ class World:
 
     def _manifest(self, process: Process, store: Store) -> Iterator[Move]:
         assert process.entry is not None
-        if process.tenure is None:
+        if process.lease is None:
             after = self._walk(process, "copying", self.rules.adopting(process.entry))
         else:
-            intent = self.rules.committing(process.tenure, process.entry, self.scenario.keep)
+            intent = self.rules.committing(process.lease, process.entry, self.scenario.keep)
             after = self._walk(process, "commit", intent)
         yield self._uploaded(process, store, 1, after)
 

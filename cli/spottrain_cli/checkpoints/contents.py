@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spottrain.checkpoint.head.owner import Walker
+from spottrain.checkpoint.head.owner import HeadClient
 from spottrain.checkpoint.head.state import HeadState
 from spottrain.contract import BLOBS_PREFIX, is_own
 from spottrain.storage.base import Store
@@ -16,7 +16,7 @@ def unused(store: Store) -> list[str]:
     While a job runs, contents of its own term may belong to its next checkpoint.
     """
     keys = [key for key in store.list(BLOBS_PREFIX) if is_own(key)]  # before HEAD is read
-    head = Walker(store).read() if keys else None
+    head = HeadClient(store).read() if keys else None
     if head is None:
         return keys
     return unnamed(keys, named_by(store, head, {}), below=head.term + (head.state is not HeadState.ACTIVE))

@@ -6,7 +6,7 @@ import contextlib
 from dataclasses import replace
 
 from spottrain.checkpoint.head.admin import Adopting, term_for_copy
-from spottrain.checkpoint.head.owner import Walker, fresh_nonce, remains
+from spottrain.checkpoint.head.owner import HeadClient, fresh_nonce, remains
 from spottrain.checkpoint.head.state import Entry, require_head_of
 from spottrain.checkpoint.manifest import Damaged
 from spottrain.cli.output import Answer
@@ -26,8 +26,8 @@ def copy(source: Store, target: Store, which: str) -> Answer:
     if source.uri == target.uri:
         raise ConfigurationError(f"source and target are the same: {source.uri}")
     entry = choose(head_of(source), which)
-    walker, there = Walker(target), remains(target)
-    head = walker.read()
+    client, there = HeadClient(target), remains(target)
+    head = client.read()
     require_head_of(there, head)
     key = checkpoint_key(term_for_copy(head), entry.step, fresh_nonce())
     try:
@@ -37,7 +37,7 @@ def copy(source: Store, target: Store, which: str) -> Answer:
         with contextlib.suppress(StoreError):
             target.delete([*target.list(key), *target.list(blobs_of(key))])
         raise
-    walker.change(Adopting(entry=replace(entry, key=key, keptAs=""), job=f"copy:{source.uri}"))
+    client.change(Adopting(entry=replace(entry, key=key, keptAs=""), job=f"copy:{source.uri}"))
     line = (
         f"copied step {entry.step}, {size(entry.bytes)}, to {target.uri}; a job resumes from there with "
         f"checkpoint.onExisting: Resume (spottrain {'sync' if folder else 'run'} --on-existing resume)"

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from spottrain.checkpoint.head.admin import leftovers
-from spottrain.checkpoint.head.owner import Walker, without_head
+from spottrain.checkpoint.head.owner import HeadClient, without_head
 from spottrain.checkpoint.head.state import Entry, Head, folder_of
 from spottrain.checkpoint.manifest import Damaged
 from spottrain.cli.output import Answer
@@ -70,10 +70,10 @@ def look(store: Store) -> Inventory:
     In this order an orphan stays one, even if HEAD is removed by hand and a run starts over. If HEAD changed
     meanwhile, the objects may not match it, and both are read again.
     """
-    walker = Walker(store)
-    before = walker.read()
+    client = HeadClient(store)
+    before = client.read()
     for _ in range(LOOKS):
-        objects, head = _objects(store), walker.read()
+        objects, head = _objects(store), client.read()
         if head == before:
             break
         before = head

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from spottrain.checkpoint.head.owner import Walker, without_head
+from spottrain.checkpoint.head.owner import HeadClient, without_head
 from spottrain.checkpoint.head.state import Entry, Head, HeadState
 from spottrain.checkpoint.manifest import FOLDER, Damaged, Manifest
 from spottrain.contract import FINAL_PREFIX, MANIFEST_NAME, Reason
@@ -61,7 +61,7 @@ def find(store: Store, which: str, job: Job | None = None) -> Model:
 
     Raises NotFound, and CheckpointError if the checkpoint is damaged.
     """
-    head, final = Walker(store).read(), _final_of(store)
+    head, final = HeadClient(store).read(), _final_of(store)
     if job is not None and head is not None and head.jobUID != job.uid:
         raise NotFound(
             f"job {job.ref} has saved nothing yet: what {store.uri} has is of job {head.job} (UID "

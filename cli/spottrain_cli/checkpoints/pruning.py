@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from spottrain.checkpoint.head.admin import Pruning, leftovers, prunable, require_idle
-from spottrain.checkpoint.head.owner import Walker, without_head
+from spottrain.checkpoint.head.owner import HeadClient, without_head
 from spottrain.checkpoint.head.state import Entry, Head
 from spottrain.cli.output import Answer, confirm
 from spottrain.contract import CHECKPOINTS_PREFIX
@@ -99,7 +99,7 @@ def _uncounted(store: Store, seen: Inventory, head: Head, keep: int, *, read: bo
 
 
 def _drop(store: Store, seen: Head, doomed: Sequence[Entry]) -> None:
-    done = Walker(store).change(Pruning(seen=seen, doomed=frozenset(entry.key for entry in doomed)))
+    done = HeadClient(store).change(Pruning(seen=seen, doomed=frozenset(entry.key for entry in doomed)))
     assert done is not None, "nothing stops it"
     for key in done.dropped:
         store.delete(store.list(key))

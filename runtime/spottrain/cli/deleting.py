@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from spottrain.checkpoint.head.admin import Deleting, leftovers, require_ended
-from spottrain.checkpoint.head.owner import Walker, whole_checkpoints
+from spottrain.checkpoint.head.owner import HeadClient, whole_checkpoints
 from spottrain.checkpoint.head.state import Head, folder_of, require_head_of
 from spottrain.cli.output import Answer, confirm
 from spottrain.cli.reading import head_of
@@ -48,8 +48,8 @@ def delete(store: Store, job_uid: str = "", *, earlier_jobs: bool = False, sure:
     keys = own(store, CHECKPOINTS_PREFIX)  # before HEAD is read
     rest = [key for folder in BESIDE for key in own(store, folder)]  # before another job can claim HEAD
     stored = own(store, BLOBS_PREFIX)  # of folders: earlier jobs' checkpoints may name some
-    walker = Walker(store)
-    head = walker.read()
+    client = HeadClient(store)
+    head = client.read()
     require_head_of(whole, head)
     if head is None:
         text = f"nothing to delete: there is no HEAD object at {store.uri}"
@@ -58,7 +58,7 @@ def delete(store: Store, job_uid: str = "", *, earlier_jobs: bool = False, sure:
         require_ended(head)
     confirm(_question(store, head, job_uid), sure=sure)
     only_idle, job_uid = not job_uid, job_uid or head.jobUID
-    walker.change(Deleting(job_uid=job_uid, earlier_jobs=earlier_jobs, only_idle=only_idle))
+    client.change(Deleting(job_uid=job_uid, earlier_jobs=earlier_jobs, only_idle=only_idle))
     head = head_of(store)
     doomed = [key for key in keys if folder_of(key) not in head.keys]
     needed = named_by(store, head, {})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from spottrain.checkpoint.head.owner import Walker, without_head
+from spottrain.checkpoint.head.owner import HeadClient, without_head
 from spottrain.checkpoint.head.state import Head
 from spottrain.contract import Env, Reason
 from spottrain.core.uri import folder_of, given
@@ -42,7 +42,7 @@ def _absent(folder: str) -> bool:
 
 
 def head_of(store: Store) -> Head:
-    head = Walker(store).read()
+    head = HeadClient(store).read()
     if head is None:
         raise without_head(store)
     return head

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from spottrain.checkpoint.head.owner import Claim, ClaimPolicy, Entry, HeadOwner, Identity, Walker
+from spottrain.checkpoint.head.owner import Claim, ClaimPolicy, Entry, HeadClient, HeadOwner, Identity
 from spottrain.checkpoint.head.state import Head, present
 from spottrain.checkpoint.manifest import Damaged
 from spottrain.contract import (
@@ -413,7 +413,7 @@ class FolderCheckpoints:
     def _head(self) -> Head:
         """Returns HEAD. Raises Superseded unless it is still ours."""
         self._owner.check()
-        return present(Walker(self._store).read())
+        return present(HeadClient(self._store).read())
 
     def _named(self, head: Head) -> Named:
         return named_by(self._store, head, self._manifests)

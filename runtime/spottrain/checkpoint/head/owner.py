@@ -44,8 +44,8 @@ from spottrain.checkpoint.head.state import (
     HeadState,
     Identity,
     Intent,
+    Lease,
     Releasing,
-    Tenure,
     folder_of,
     gate_is_open,
     orphans,
@@ -125,7 +125,7 @@ def without_head(store: Store) -> CheckpointError | ConfigurationError:
     )
 
 
-class Walker:
+class HeadClient:
     """Reads HEAD, and changes it by compare-and-swap, with retries until the outcome is known."""
 
     def __init__(
@@ -143,11 +143,12 @@ class Walker:
         self._patience = patience
         self.open: Step | None = None
         """Last state of the current or abandoned change."""
+        self._known: Found | None = None
+        """HEAD as the last change left it; None while the outcome of a write is unknown."""
 
     def change(
         self,
         intent: Intent,
-        known: Found | None = None,
         *,
         patience: float | None = None,
         stopping: Callable[[], bool] = never,
@@ -159,7 +160,7 @@ class Walker:
         patience = self._patience if patience is None else patience
         give_up = self.clock() + patience
         pause = FIRST_PAUSE
-        step = begin(intent, self.nonce(), known)
+        step, self._known = begin(intent, self.nonce(), self._known), None
         while not isinstance(step, Finished):
             if stopping():
                 return None
@@ -170,6 +171,7 @@ class Walker:
             if isinstance(reply, NoAnswer):
                 self.sleep(pause)
                 pause = min(2 * pause, LONGEST_PAUSE)
+        self._known = Found(head=step.head, etag=step.etag)
         return step
 
     def ask(self, request: Request) -> Reply:
@@ -209,17 +211,15 @@ class HeadOwner:
         store: Store,
         who: Identity,
         policy: ClaimPolicy | None = None,
-        walker: Walker | None = None,
+        client: HeadClient | None = None,
     ) -> None:
         self._store = store
         self._who = who
         self._policy = policy or ClaimPolicy()
-        self._walker = walker or Walker(store)
+        self._client = client or HeadClient(store)
         self._lock = threading.Lock()
         self._remains: list[str] | None = None
-        self._tenure: Tenure | None = None
-        self._known: Found | None = None
-        """HEAD as last seen; None while the outcome of a write is unknown."""
+        self._lease: Lease | None = None
 
     # --- start ------------------------------------------------------------------------------------
     def wait_at_gate(self, until: float, stopping: Callable[[], bool] = never) -> bool:
@@ -229,10 +229,10 @@ class HeadOwner:
         for: here a signal may end the process while the store does not respond.
         """
         while not stopping():
-            if self._walker.clock() >= until or self._gate_is_open(until):
+            if self._client.clock() >= until or self._gate_is_open(until):
                 self._remains = remains(self._store)
                 return True
-            self._walker.sleep(GATE_POLL)
+            self._client.sleep(GATE_POLL)
         return False
 
     def claim(self, stopping: Callable[[], bool] = never, *, patience: float | None = None) -> Claim | None:
@@ -244,14 +244,13 @@ class HeadOwner:
         with self._lock:
             there = remains(self._store) if self._remains is None else self._remains
             intent = Claiming(who=self._who, policy=self._policy, remains=there)
-            finished = self._walker.change(intent, stopping=stopping, patience=patience)
+            finished = self._client.change(intent, stopping=stopping, patience=patience)
             if finished is None:
                 return None
             head = finished.head
             if head.state is HeadState.DONE:
                 return Claim(term=head.term, done=True)
-            self._tenure = Tenure(who=self._who, term=head.term)
-            self._known = Found(head=head, etag=finished.etag)
+            self._lease = Lease(who=self._who, term=head.term)
             return Claim(term=head.term, resume=head.resumable)
 
     def sweep_orphans(self) -> list[str]:
@@ -264,7 +263,7 @@ class HeadOwner:
 
     def _sweep(self, unreachable: Callable[[list[str], Head], list[str]]) -> list[str]:
         keys = self._store.list(CHECKPOINTS_PREFIX)  # before HEAD is read (see `orphans`)
-        doomed = unreachable(keys, present(self._walker.read()))
+        doomed = unreachable(keys, present(self._client.read()))
         self._store.delete(doomed)
         return doomed
 
@@ -276,7 +275,7 @@ class HeadOwner:
     # --- while training ---------------------------------------------------------------------------
     def new_key(self, step: int) -> str:
         """Returns a key (folder) for the next checkpoint, unique across processes and saves."""
-        return checkpoint_key(self._owned().term, step, self._walker.nonce())
+        return checkpoint_key(self._owned().term, step, self._client.nonce())
 
     def commit(
         self,
@@ -294,9 +293,10 @@ class HeadOwner:
         An `entry` with keptAs=BEST takes that mark from the previous best (see `Committing`).
         """
         with self._lock:
-            return self._change(
-                Committing(tenure=self._owned(), entry=entry, keep=keep, damaged=damaged), patience
-            ).dropped
+            intent = Committing(lease=self._owned(), entry=entry, keep=keep, damaged=damaged)
+            finished = self._client.change(intent, patience=patience)
+            assert finished is not None, "a change without `stopping` runs to its end"
+            return finished.dropped
 
     def prune(self, dropped: Sequence[str]) -> None:
         """Deletes the objects of keys that a commit of this process dropped from HEAD."""
@@ -308,41 +308,34 @@ class HeadOwner:
 
         StoreUnavailable says nothing about the owner.
         """
-        self._owned().require(present(self._walker.read()))
+        self._owned().require(present(self._client.read()))
 
     # --- end --------------------------------------------------------------------------------------
     def release(self, done: bool = False, *, patience: float | None = None) -> None:
         """Releases HEAD, if a claim succeeded. If superseded, raises Superseded and changes nothing."""
         with self._lock:
             self._settle_claim()
-            if self._tenure is not None:
-                self._change(Releasing(tenure=self._tenure, done=done), patience)
+            if self._lease is not None:
+                self._client.change(Releasing(lease=self._lease, done=done), patience=patience)
 
     # --- internal ---------------------------------------------------------------------------------
     def _gate_is_open(self, until: float) -> bool:
-        match self._walker.ask(Get()):
+        match self._client.ask(Get()):
             case Found(head=head):
-                return gate_is_open(head, self._who, now=self._walker.clock(), until=until)
+                return gate_is_open(head, self._who, now=self._client.clock(), until=until)
             case Absent():
                 return True
         return False  # no response: retry; the deadline opens the gate in the end
 
-    def _owned(self) -> Tenure:
-        if self._tenure is None:
+    def _owned(self) -> Lease:
+        if self._lease is None:
             raise RuntimeError("HEAD is not claimed")
-        return self._tenure
-
-    def _change(self, intent: Intent, patience: float | None) -> Finished:
-        known, self._known = self._known, None
-        finished = self._walker.change(intent, known, patience=patience)
-        assert finished is not None, "a change without `stopping` runs to its end"
-        self._known = Found(head=finished.head, etag=finished.etag)
-        return finished
+        return self._lease
 
     def _settle_claim(self) -> None:
         """Checks once whether an abandoned claim took effect after all, so that HEAD must be released."""
-        match self._walker.open:
+        match self._client.open:
             case Reading(intent=Claiming(), sent=Writing(body=body)):
-                head = self._walker.read()
+                head = self._client.read()
                 if head is not None and head.nonce == body.nonce:
-                    self._tenure = Tenure(who=self._who, term=head.term)
+                    self._lease = Lease(who=self._who, term=head.term)

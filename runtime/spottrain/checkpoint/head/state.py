@@ -150,7 +150,7 @@ class ClaimPolicy:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Tenure:
+class Lease:
     """One successful claim. Terms are unique, so (job UID, attempt, term) proves ownership."""
 
     who: Identity
@@ -265,7 +265,7 @@ class Committing:
     the job has no best until a new one is committed.
     """
 
-    tenure: Tenure
+    lease: Lease
     entry: Entry
     keep: int
     damaged: frozenset[str] = frozenset()
@@ -276,13 +276,13 @@ class Committing:
             raise ValueError(f"keep is {self.keep}: it must be at least {MIN_KEEP}")
         if self.entry.keptAs not in ("", BEST):
             raise ValueError(f"a commit cannot be kept as {self.entry.keptAs!r}")
-        if term_of_key(self.entry.key) != self.tenure.term:
+        if term_of_key(self.entry.key) != self.lease.term:
             # Sweeping orphans is safe only because a claim never adds a key of another term.
-            raise ValueError(f"{self.entry.key} is not a key of term {self.tenure.term}")
+            raise ValueError(f"{self.entry.key} is not a key of term {self.lease.term}")
 
     def decide(self, head: Head | None, nonce: str) -> Head | None:
         head = present(head)
-        self.tenure.require(head)
+        self.lease.require(head)
         if self.entry.key in head.keys:
             return None  # an earlier attempt that got no response took effect after all
         if head.state is not HeadState.ACTIVE:
@@ -299,12 +299,12 @@ class Committing:
 class Releasing:
     """Releases HEAD, as the last change, so that the successor need not wait."""
 
-    tenure: Tenure
+    lease: Lease
     done: bool = False
 
     def decide(self, head: Head | None, nonce: str) -> Head | None:
         head = present(head)
-        self.tenure.require(head)
+        self.lease.require(head)
         if head.state is not HeadState.ACTIVE:
             return None
         return replace(head, nonce=nonce, state=HeadState.DONE if self.done else HeadState.RELEASED)
@@ -383,7 +383,7 @@ def gate_is_open(head: Head | None, who: Identity, *, now: float, until: float) 
     return head.jobUID != who.job_uid or head.attempt >= who.attempt
 
 
-def orphans(keys: Iterable[str], head: Head, tenure: Tenure) -> list[str]:
+def orphans(keys: Iterable[str], head: Head, lease: Lease) -> list[str]:
     """Returns the unreachable object keys below `checkpoints/`. Raises Superseded if another claim owns HEAD.
 
     These keys have terms below the claim's own and are not in `head`, which must be read after `keys` were
@@ -391,8 +391,8 @@ def orphans(keys: Iterable[str], head: Head, tenure: Tenure) -> list[str]:
     if the sweeping process is superseded meanwhile. The order of reads also protects a run that began over at
     term 1 after HEAD was removed by hand: HEAD was still this claim's when the keys were listed.
     """
-    tenure.require(head)
-    return unnamed(keys, head, below=tenure.term)
+    lease.require(head)
+    return unnamed(keys, head, below=lease.term)
 
 
 def unnamed(keys: Iterable[str], head: Head, *, below: int) -> list[str]:

@@ -30,7 +30,7 @@ from spottrain.checkpoint.head.state import (
     Entry,
     Head,
     HeadState,
-    Tenure,
+    Lease,
     present,
     unnamed,
 )
@@ -193,12 +193,12 @@ def tidying_under_a_job(keys: Iterable[str], head: Head) -> list[str]:
     return unnamed(keys, head, below=head.term + 1)
 
 
-def sweeping_all(keys: Iterable[str], head: Head, tenure: Tenure) -> list[str]:
+def sweeping_all(keys: Iterable[str], head: Head, lease: Lease) -> list[str]:
     return [key for key in keys if key.rsplit("/", 1)[0] + "/" not in head.keys]
 
 
-def sweeping_without_owning(keys: Iterable[str], head: Head, tenure: Tenure) -> list[str]:
-    return unnamed(keys, head, below=tenure.term)
+def sweeping_without_owning(keys: Iterable[str], head: Head, lease: Lease) -> list[str]:
+    return unnamed(keys, head, below=lease.term)
 
 
 MUTANTS = {

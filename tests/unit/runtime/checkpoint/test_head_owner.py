@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from spottrain.checkpoint.head.owner import ClaimPolicy, Entry, HeadOwner, Identity, Walker
+from spottrain.checkpoint.head.owner import ClaimPolicy, Entry, HeadClient, HeadOwner, Identity
 from spottrain.checkpoint.head.state import Head, HeadState
 from spottrain.contract import HEAD_KEY, checkpoint_key
 from spottrain.errors import StoreDenied, StoreUnavailable, Superseded
@@ -99,8 +99,8 @@ Make = Callable[..., HeadOwner]
 def owner(store: ScriptedStore, clock: Clock) -> Make:
     def make(attempt: int = 1, uid: str = "A", policy: ClaimPolicy | None = None) -> HeadOwner:
         who = Identity(job_uid=uid, job="digits", attempt=attempt)
-        walker = Walker(store, clock=clock.time, sleep=clock.sleep, patience=5.0)
-        return HeadOwner(store, who, policy, walker)
+        client = HeadClient(store, clock=clock.time, sleep=clock.sleep, patience=5.0)
+        return HeadOwner(store, who, policy, client)
 
     return make
 

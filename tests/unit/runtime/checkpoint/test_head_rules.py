@@ -19,8 +19,8 @@ from spottrain.checkpoint.head.state import (
     Head,
     HeadState,
     Identity,
+    Lease,
     Releasing,
-    Tenure,
     gate_is_open,
     orphans,
 )
@@ -164,13 +164,13 @@ def test_a_foreign_job_that_ended_is_refused_resumed_or_kept_aside(state: HeadSt
 
 def test_a_foreign_jobs_checkpoints_are_neither_pruned_nor_swept_after_a_fresh_start() -> None:
     fresh = claim(head(entry(7), uid="B"), OnExisting.FRESH)
-    tenure = Tenure(who=ME, term=4)
+    lease = Lease(who=ME, term=4)
     for step in range(5):
         assert fresh is not None
-        fresh = Committing(tenure=tenure, entry=entry(step, term=4), keep=2).decide(fresh, "n")
+        fresh = Committing(lease=lease, entry=entry(step, term=4), keep=2).decide(fresh, "n")
     assert fresh is not None
     assert steps(fresh.checkpoints) == [4, 3, 7]
-    assert orphans([f"{entry(7).key}shard"], fresh, tenure) == []
+    assert orphans([f"{entry(7).key}shard"], fresh, lease) == []
 
 
 @pytest.mark.parametrize(
@@ -200,7 +200,7 @@ def test_a_known_step_does_not_hinder_a_resume() -> None:
 
 # --- commit, prune, release ---------------------------------------------------------------------------
 MINE = head(entry(9), entry(5), state=HeadState.ACTIVE, attempt=2)
-TENURE = Tenure(who=ME, term=3)
+LEASE = Lease(who=ME, term=3)
 
 
 def mine(*checkpoints: Entry) -> Head:
@@ -210,7 +210,7 @@ def mine(*checkpoints: Entry) -> Head:
 def commit(
     seen: Head | None, new: Entry, keep: int = 2, damaged: frozenset[str] = frozenset()
 ) -> Head | None:
-    return Committing(tenure=TENURE, entry=new, keep=keep, damaged=damaged).decide(seen, "n")
+    return Committing(lease=LEASE, entry=new, keep=keep, damaged=damaged).decide(seen, "n")
 
 
 def best(step: int) -> Entry:
@@ -299,11 +299,11 @@ def test_a_head_of_another_claim_supersedes(seen: Head) -> None:
     with pytest.raises(Superseded):
         commit(seen, entry(10))
     with pytest.raises(Superseded):
-        Releasing(tenure=TENURE).decide(seen, "n")
+        Releasing(lease=LEASE).decide(seen, "n")
 
 
 def test_a_head_that_vanished_is_not_created_again(told: Told) -> None:
-    for intent in (Committing(tenure=TENURE, entry=entry(6), keep=2), Releasing(tenure=TENURE)):
+    for intent in (Committing(lease=LEASE, entry=entry(6), keep=2), Releasing(lease=LEASE)):
         with pytest.raises(CheckpointError) as refused:
             intent.decide(None, "n")
         told(refused)
@@ -321,10 +321,10 @@ def test_keep_below_two_and_a_key_of_another_term_are_programming_errors(told: T
 
 @pytest.mark.parametrize(("done", "state"), [(False, HeadState.RELEASED), (True, HeadState.DONE)])
 def test_a_release_changes_the_state_alone(done: bool, state: HeadState) -> None:
-    body = Releasing(tenure=TENURE, done=done).decide(MINE, "n")
+    body = Releasing(lease=LEASE, done=done).decide(MINE, "n")
     assert body is not None
     assert (body.state, body.checkpoints, body.term) == (state, MINE.checkpoints, MINE.term)
-    assert Releasing(tenure=TENURE).decide(body, "again") is None
+    assert Releasing(lease=LEASE).decide(body, "again") is None
 
 
 # --- gate and orphans ---------------------------------------------------------------------------------
@@ -350,7 +350,7 @@ def test_orphans_are_of_lower_terms_and_not_in_head() -> None:
     listed = f"{entry(1, term=2).key}shard"
     strangers = ["checkpoints/readme", "final/t000001-s1-x/shard", "HEAD"]
     seen = head(entry(1, term=2), attempt=2)
-    assert orphans([*keys, listed, *strangers], seen, TENURE) == keys[:2]
+    assert orphans([*keys, listed, *strangers], seen, LEASE) == keys[:2]
 
 
 # --- what a person may do -----------------------------------------------------------------------------
