@@ -162,7 +162,8 @@ def kubectl_complete() -> NoReturn:
 def _with_help(error: typer.TyperException, program: str) -> str:
     context = getattr(error, "ctx", None)
     words = error.format_message().rstrip(".")
-    return f"{words}; see {context.command_path if context else program} --help"
+    see = f"see {context.command_path if context else program} --help"
+    return f"{words} See{see[3:]}" if words.endswith("?") else f"{words}; {see}"
 
 
 def _say(sentence: str, code: int) -> int:

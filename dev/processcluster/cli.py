@@ -122,4 +122,7 @@ def by_hand(cluster: Cluster) -> str:
   spottrain watch gpt
   make reclaim NODE=spot-a   # its notice now, its end in 30 s; `make restore` brings a new one
   spottrain status gpt       # kubectl get tj; spottrain report gpt; spottrain logs gpt
-  spottrain checkpoints download gpt --to gpt-model"""
+  spottrain checkpoints download gpt --to gpt-model
+  # a script of your own:
+  spottrain submit train.py --image spottrain-runtime:checkout --bucket s3://{install.BUCKET}/runs \\
+      --endpoint {cluster.s3_endpoint} --secret {install.SECRET}"""

@@ -482,6 +482,8 @@ class TerminationMessage:
     step: int | None = None
     """Optimizer steps done at the end."""
     totalSteps: int | None = None
+    loss: float | None = None
+    """Of the last logged step."""
     startStep: int | None = None
     """Step from which this attempt resumed: the last durable step of the attempts before."""
     durableStep: int | None = None

@@ -168,7 +168,7 @@ def require_idle(jobs: Sequence[Json]) -> None:
             namespace, name = job["metadata"]["namespace"], job["metadata"]["name"]
             raise UsageError(
                 f"the job {namespace}/{name} is on the local cluster, and a rehearsal would take its nodes "
-                f"away; wait for its end, or delete it: kubectl delete tj -n {namespace} {name}"
+                f"away; wait for its end, or: spottrain delete {namespace}/{name}"
             )
 
 

@@ -253,7 +253,7 @@ def _reported_start(bound: datetime, progress: Progress, o: Observed) -> float:
 
 
 def _with_last_figures(status: Status, o: Observed, word: TerminationMessage, began: int) -> Status:
-    """Takes steps, speed and save time from the termination message: progress may never have been polled."""
+    """Takes what the termination message knows: progress may never have been polled."""
     known = (word.step, word.emergencySeconds, word.warning or None, word.ignoredSettings or None)
     if all(value is None for value in known):
         return status
@@ -261,10 +261,17 @@ def _with_last_figures(status: Status, o: Observed, word: TerminationMessage, be
     progress = replace(
         _measured(word, old, began),
         step=_larger(old.step, word.step),
+        loss=_last_loss(word, old),
         warning=word.warning,
         ignored_settings=word.ignoredSettings,
     )
     return replace(status, progress=progress)
+
+
+def _last_loss(word: TerminationMessage, old: ProgressStatus) -> Decimal | None:
+    """Returns the loss of the last step; None where only an earlier step's is known."""
+    known = None if (word.step or 0) > (old.step or 0) else old.loss
+    return _or(_figure(word.loss), known)
 
 
 def _measured(report: Progress | TerminationMessage, old: ProgressStatus, began: int) -> ProgressStatus:
@@ -360,6 +367,7 @@ def with_final_word(status: Status, o: Observed, word: TerminationMessage | None
         state="Done",
         eta_seconds=Decimal(0),
         step=_or(word.step, old.step),
+        loss=_last_loss(word, old),
         total_steps=_or(word.totalSteps, old.total_steps),
         durable_step=_larger(durable, old.durable_step),
         checkpoint_uri=o.job.spec.checkpoint.uri if o.job.spec else "",

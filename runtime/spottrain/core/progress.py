@@ -107,6 +107,11 @@ class ProgressFacts:
         return WAITING_FOR_STORE if self.waiting_for and self.waits else self.state
 
     @property
+    def finite_loss(self) -> float | None:
+        """The loss where JSON can hold it, which has no NaN."""
+        return self.loss if self.loss is not None and math.isfinite(self.loss) else None
+
+    @property
     def seconds_left(self) -> float | None:
         """Estimated seconds until the last step; None if the end or the speed is unknown."""
         if not self.total_steps or not self.steps_per_second:
@@ -212,7 +217,6 @@ class ProgressBoard:
 
     def progress(self) -> Progress:
         facts = self.facts
-        finite = facts.loss is not None and math.isfinite(facts.loss)
         return Progress(
             state=facts.shown_state,
             attempt=facts.attempt,
@@ -220,7 +224,7 @@ class ProgressBoard:
             worker=facts.worker,
             step=facts.step,
             totalSteps=facts.total_steps,
-            loss=facts.loss if finite else None,  # JSON has no NaN
+            loss=facts.finite_loss,
             samplesPerSecond=facts.samples_per_second,
             stepsPerSecond=facts.steps_per_second,
             etaSeconds=facts.seconds_left,
@@ -261,6 +265,7 @@ class ProgressBoard:
             attempt=facts.attempt,
             step=facts.step if facts.total_steps or facts.step else None,
             totalSteps=facts.total_steps or None,
+            loss=facts.finite_loss,
             startStep=facts.start_step,
             durableStep=facts.durable_step,
             key=facts.key,

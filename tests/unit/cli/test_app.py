@@ -63,7 +63,7 @@ def test_exit_codes_are_those_of_the_errors() -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["stauts", "bert"], "Did you mean 'status'?"),
+        (["stauts", "bert"], "Did you mean 'status'? See spottrain --help"),
         (["list", "--namespac", "x"], "--namespace"),
         (["status"], "Missing argument 'JOB'; see spottrain status --help"),
     ],

@@ -210,6 +210,17 @@ def test_what_no_restart_mends_is_the_jobs_own_reason_in_the_trainers_words(reas
     assert condition(made, Condition.FAILED).message == words
 
 
+@pytest.mark.parametrize(("said", "shown"), [({"loss": 0.25}, Decimal("0.25")), ({}, None)])
+def test_the_loss_beside_the_last_step_is_that_steps_or_none(
+    said: dict[str, float], shown: Decimal | None
+) -> None:
+    job = Story()
+    job.look("", make_pod(), sample=sample(5, loss=2.0))
+    job.look("Succeeded=True", told(Outcome.DONE, step=100, **said))
+    assert job.status.progress is not None
+    assert (job.status.progress.step, job.status.progress.loss) == (100, shown)
+
+
 OVER = plan(make_observed(told(Outcome.DONE, step=100))).status
 TOLD = (
     *(

@@ -186,6 +186,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "outcome": st.sampled_from(Outcome) | st.text(max_size=5),
     "step": st.none() | st.integers(-2, 2**64) | st.floats() | st.text(max_size=3),
     "message": st.text(max_size=30) | st.integers(),
+    "loss": st.none() | st.floats() | st.text(max_size=3),
     "warning": st.text(max_size=5) | st.lists(st.none(), max_size=1),
     "timeSplit": st.none() | st.dictionaries(st.sampled_from(["productive", "x"]), st.floats(), max_size=2),
 }
