@@ -42,7 +42,7 @@ class Kind:
     name: str
     """Of the manifest, without .yaml."""
     page: str = ""
-    """Page of docs/ with the diff between the plain script and this one; "": the script is unchanged."""
+    """Page with the diff between the plain script and this one; "": the script is unchanged."""
     exact: bool = True
     """Whether the final weights are promised to be those of a run that nobody disturbed."""
     preload: tuple[str, ...] = ()
@@ -124,7 +124,7 @@ class _WithScript(Kind):
 
 
 OWN_LOOPS: Final = tuple(
-    Kind(name=name, page="docs/own-loop-shapes.md")
+    Kind(name=name, page="examples/README.md")
     for name in (
         "image-classification",
         "language-model",
@@ -138,7 +138,7 @@ OWN_LOOPS: Final = tuple(
 LIBRARIES: Final = (
     Kind(name="hf-trainer", preload=("transformers.trainer",)),
     Kind(name="lightning-fit", preload=("lightning.pytorch",)),
-    Kind(name="accelerate-loop", page="docs/own-loop-shapes.md", preload=("accelerate",)),
+    Kind(name="accelerate-loop", page="examples/README.md", preload=("accelerate",)),
 )
 KINDS: Final = {kind.name: kind for kind in (*OWN_LOOPS, *LIBRARIES)}
 
