@@ -108,8 +108,8 @@ FolderStore.upload = slow
 # The same of the process that stores what ranks print.
 SCRIBE = """\
 import functools, os, sys, time
-if "spottrain.lifecycle.log_capture" in sys.orig_argv:
-    import spottrain.lifecycle.log_capture.parts as book
+if "spottrain.lifecycle.log_capture.relay" in sys.orig_argv:
+    import spottrain.lifecycle.log_capture.uploader as book
     from spottrain.errors import StoreUnavailable
     from spottrain.storage.local import FolderStore
     put_if_absent = FolderStore.put_if_absent

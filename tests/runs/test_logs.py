@@ -183,18 +183,14 @@ def scribe_of(pid: int) -> int | None:
     return None
 
 
-def test_a_scribe_that_dies_is_replaced_and_no_line_is_lost_to_the_training(lab: Lab) -> None:
+def test_when_the_scribe_dies_the_training_goes_on_and_is_seen(lab: Lab) -> None:
     script = COUNTS.replace("while True:", "while not os.path.exists('enough'):")
     run = lab.run(script, env=harm_scribe(lab.folder)).until("line 10\n")
     until("a part", lambda: "line 10\n" in stored(lab.folder / "store"))
-    for deaths in (1, 2, 3):
-        until("a scribe", lambda: scribe_of(run.pid) is not None)
-        scribe = scribe_of(run.pid)
-        assert scribe is not None
-        os.kill(scribe, signal.SIGKILL)
-        words = f"event=log-capture-died deaths={deaths}" if deaths < 3 else "event=logs-not-kept"
-        run.until(words).until(f"line {_last(run.log) + 20}\n")
-    assert scribe_of(run.pid) is None
+    scribe = scribe_of(run.pid)
+    assert scribe is not None
+    os.kill(scribe, signal.SIGKILL)
+    run.until("event=logs-not-kept").until(f"line {_last(run.log) + 20}\n")
     (lab.folder / "enough").touch()
     run.done()
     assert "event=end outcome=untrained" in run.log
@@ -209,7 +205,7 @@ def test_a_signal_to_the_whole_group_does_not_end_the_scribe(lab: Lab) -> None:
     until("a scribe", lambda: scribe_of(run.pid) is not None)
     os.killpg(run.pid, signal.SIGTERM)
     assert run.end() == ExitCode.INTERRUPTED, run.log
-    assert "log-capture-died" not in run.log and stored(lab.folder / "store") == run.log
+    assert "logs-not-kept" not in run.log and stored(lab.folder / "store") == run.log
 
 
 @pytest.mark.parametrize("env", [{}, {Env.JOB_UID: "uid", Env.LOGS: "off"}])

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 from spottrain.contract import LOGS_PREFIX, Env, log_key
-from spottrain.lifecycle.log_capture.parts import Limits
-from spottrain.lifecycle.log_capture.uploader import LogUploader
+from spottrain.lifecycle.log_capture.uploader import Limits, LogUploader
 from spottrain.storage.s3 import S3Store
 
 from tests.support.faultproxy import Fault, FaultProxy, Request, Treatment
@@ -32,7 +31,7 @@ class Scene:
         self.clock = Clock()
         self.said: list[str] = []
         store = S3Store(bucket, "p", endpoint=proxy.endpoint(), timeout=0.3, tries=1)
-        limits = Limits(every=30.0, waiting=100)
+        limits = Limits(every=30.0)
         self.shelf = LogUploader(
             lambda: store, [0], attempt=2, say=self.said.append, limits=limits, clock=self.clock
         )
@@ -44,8 +43,7 @@ class Scene:
 
     def later(self) -> None:
         self.clock.now += 30.0
-        while self.shelf.send_next(0):
-            pass
+        self.shelf.send()
 
 
 def stored(direct: S3Store) -> bytes:

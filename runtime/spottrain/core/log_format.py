@@ -171,7 +171,6 @@ WARNINGS: Final[Mapping[str, str]] = {
     "logs-missing": "{bytes:size} of the log[ of rank {of}] are missing: {why}",
     "logs-full": "The log of rank {of} is full at {bytes:size}: {why}",
     "logs-not-kept": "The logs are not kept: {why}[; {remedy}][; {next}]",
-    "log-capture-died": "The log capture process died; {next}",
     # techniques
     "advice": "{about}: [{text}][{why}][; {fix}]",
     "loader-memory": "Loader memory: {why}; {next}",

@@ -1,8 +1,8 @@
 """Sends standard output and error of this machine's ranks through pipes to the log capture process.
 
 That process forwards the output. This module also keeps the reading ends of the pipes: if the log capture
-process dies it is replaced, and its successor reads what the ranks wrote meanwhile. Standard library only;
-log capture is a program of its own.
+process dies, threads forward what the ranks wrote meanwhile, and no copy is stored any more. Standard library
+only; log capture is a program of its own.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from spottrain.core import log
 from spottrain.core.run_config import RunConfig
 from spottrain.distributed.channel import start_child
 from spottrain.errors import ConfigurationError
-from spottrain.lifecycle.log_capture.relay import Relay, Stream
 
 STDOUT: Final = 1
 STDERR: Final = 2
@@ -35,8 +34,7 @@ SPARE_SECONDS: Final = 1.0
 """Seconds of the notice period left after the last parts."""
 DRAIN_SECONDS: Final = 0.5
 """Seconds for what is in the pipes, even if no time is left."""
-TRIES: Final = 3
-"""Log capture processes to start; if all die, a thread of this process forwards the output."""
+READ_BYTES: Final = 1 << 16
 MARK: Final[dict[str, str]] = {Env.LOGS: "off"}
 """Environment variables for the ranks: their output is captured already."""
 
@@ -46,8 +44,6 @@ class CapturedOutputs:
 
     def __init__(self, ranks: Sequence[int], where: Mapping[str, Any], attempt: int | None) -> None:
         """Raises OSError if there is no output, or a pipe or process cannot be created."""
-        self._where = where
-        self._attempt = attempt
         self._usual = (_copy(STDOUT), _copy(STDERR))
         self._streams: list[tuple[int, int, int]] = []
         """Rank, reading end of the pipe, and standard output or error."""
@@ -56,10 +52,16 @@ class CapturedOutputs:
         self._owner = os.getpid()
         self._finishing = threading.Lock()
         self._finished = False
-        self._deaths = 0
-        self._relay: Relay | None = None
-        """Replaces the log capture process if none is left."""
-        self._start()
+        self._forwarders: list[threading.Thread] = []
+        """Replace the log capture process if it has died."""
+        self._process, self._link = start_child(
+            "spottrain.lifecycle.log_capture.relay",
+            pass_fds=[source for _, source, _ in self._streams],
+            stdout=self._usual[0],
+            stderr=self._usual[1],
+        )
+        plan = {"streams": self._streams, "store": where, "attempt": attempt}
+        self._link.send("plan", json.dumps(plan).encode())
 
     def redirect(self, number: int = 0) -> None:
         """Sends the output of this process and its children to the `number`th rank's pipes."""
@@ -84,37 +86,24 @@ class CapturedOutputs:
         return self._process.pid
 
     def watch(self) -> None:
-        """Replaces a dead log capture process from a thread, if nothing else waits for children."""
+        """Takes note of the log capture process's death in a thread, if nothing else waits for children."""
         threading.Thread(target=self._watch, name="spottrain-log-capture", daemon=True).start()
 
     def _watch(self) -> None:
-        while self._relay is None:
-            self._process.wait()
-            if self._finished:
-                return
+        self._process.wait()
+        if not self._finished:
             self.died()
 
     def died(self) -> None:
-        """Replaces the log capture process after it has ended and was reaped."""
-        self._deaths += 1
+        """Forwards the output here after the log capture process has ended and was reaped."""
         self._process.poll()
         self._link.socket.close()
-        try:
-            if self._deaths >= TRIES:
-                raise OSError("too many have died")
-            self._start()
-            log.event("log-capture-died", deaths=self._deaths, next="another one is started")
-        except OSError as error:
-            self._relay_here()
-            log.event("logs-not-kept", why=str(error), next="the output is forwarded, but no longer stored")
-
-    def _relay_here(self) -> None:
-        streams = [
-            Stream(rank=rank, source=source, target=self._usual[target - 1])
-            for rank, source, target in self._streams
-        ]
-        self._relay = Relay(streams, lambda rank, data: None)
-        threading.Thread(target=self._relay.run, name="spottrain-relay", daemon=True).start()
+        for _, source, target in self._streams:
+            thread = threading.Thread(target=_forward, args=[source, self._usual[target - 1]], daemon=True)
+            thread.start()
+            self._forwarders.append(thread)
+        why = "the process that keeps them has died"
+        log.event("logs-not-kept", why=why, next="the output is forwarded, but no longer stored")
 
     def finish(self, seconds: float) -> None:
         """Forwards and stores the remaining output within `seconds`. Later output is not stored."""
@@ -133,9 +122,9 @@ class CapturedOutputs:
         self._close_ends()
 
     def _finish(self, seconds: float) -> None:
-        if self._relay is not None:
-            self._relay.finish()
-            self._relay.done.wait(DRAIN_SECONDS)
+        for thread in self._forwarders:
+            thread.join(DRAIN_SECONDS)
+        if self._forwarders:
             return
         until = time.monotonic() + seconds
         with contextlib.suppress(OSError):  # the process has died
@@ -156,16 +145,6 @@ class CapturedOutputs:
             fcntl.fcntl(end, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         self._streams.append((rank, source, target))
         return end
-
-    def _start(self) -> None:
-        self._process, self._link = start_child(
-            "spottrain.lifecycle.log_capture",
-            pass_fds=[source for _, source, _ in self._streams],
-            stdout=self._usual[0],
-            stderr=self._usual[1],
-        )
-        plan = {"streams": self._streams, "store": self._where, "attempt": self._attempt}
-        self._link.send("plan", json.dumps(plan).encode())
 
 
 def capture(
@@ -196,6 +175,13 @@ def capture(
 def seconds_for_logs(deadline: float) -> float:
     """Returns the seconds for the last parts of a process that must end by `deadline` (Unix seconds)."""
     return min(LAST_SECONDS, deadline - SPARE_SECONDS - time.time())
+
+
+def _forward(source: int, target: int) -> None:
+    while data := os.read(source, READ_BYTES):
+        with contextlib.suppress(OSError):  # the output is closed; the writers must not wait
+            while data:
+                data = data[os.write(target, data) :]
 
 
 def _copy(fd: int) -> int:

@@ -1,27 +1,46 @@
-"""Forwards what the ranks write into the pipes to its original destination: at once, byte for byte.
+"""The log capture process: `python -m spottrain.lifecycle.log_capture.relay FD`.
 
-Several ranks share one output, so whole lines are forwarded; an incomplete line waits briefly for its end. A
-write is no longer than the kernel keeps in one piece, so that lines of other writers do not come in between.
-If nobody reads the output the writers block, as they would without log capture.
+It is a process of its own, so that a hung trainer, its interpreter lock or a hung store cannot block the
+output. It reads what the ranks write into pipes, forwards it at once, byte for byte, to where it went before,
+and stores a copy. It talks to `outputs` over a `Link`, in JSON:
+
+    <- plan: {"streams": [[rank, pipe, target], ...], "store": arguments of open_store, "attempt": 2 or null}
+    <- finish: seconds      no more data will be written to the pipes; store the copy in so many seconds
+    -> done                 all output is forwarded
+
+Then it ends. If the link closes without `finish`, it ends when no writer is left. If nobody reads the output
+the writers block, as they would without log capture.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
-import select
 import selectors
-import socket
-import threading
+import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
+from spottrain.distributed.channel import Link, to_parent
+from spottrain.lifecycle.log_capture.uploader import LogUploader
+from spottrain.storage.open import open_store
+
+STDOUT: Final = 1
 READ_BYTES: Final = 1 << 16
-UNBROKEN_BYTES: Final = select.PIPE_BUF
 PATIENCE_SECONDS: Final = 0.1
 """Seconds to wait for the end of a line, which may never come (progress bars)."""
+LAST_SECONDS: Final = 5.0
+"""Seconds for the last parts if no limit is given."""
+SAY_SECONDS: Final = 0.1
+"""Seconds before the end, to report what is not stored."""
+DRAIN_SECONDS: Final = 1.0
+"""Seconds to forward what is in the pipes."""
+SWITCH_SECONDS: Final = 0.0005
+"""Thread switch interval in seconds: the relay must not wait for an upload."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -37,88 +56,115 @@ class Stream:
 
 
 class Relay:
-    """Calls `keep(rank, bytes)` before it forwards the bytes."""
+    """Calls `keep(rank, bytes)` before it forwards the bytes.
+
+    Several ranks share one output, so whole lines are forwarded; an incomplete one waits briefly for its end.
+    """
 
     def __init__(
         self,
         streams: Iterable[Stream],
         keep: Callable[[int, bytes], None],
+        link: Link,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._keep = keep
+        self._link = link
         self._clock = clock
-        self._finishing = threading.Event()
-        self.done = threading.Event()
-        """Set when everything written so far is forwarded, and nothing more will be."""
+        self._until: float | None = None
+        """When the parent, which has said `finish`, ends."""
         self._selector = selectors.DefaultSelector()
-        self._wake, self._wakened = socket.socketpair()
-        self._selector.register(self._wakened, selectors.EVENT_READ)
+        self._selector.register(link.socket, selectors.EVENT_READ)
         self._open = list(streams)
         for stream in self._open:
             self._selector.register(stream.source, selectors.EVENT_READ, stream)
 
-    def run(self) -> None:
-        """Forwards until no writer is left or `finish` is called."""
-        while self._open and not self._finishing.is_set():
+    def run(self) -> float:
+        """Forwards until no writer is left, or `finish` arrives. Returns the seconds that are left."""
+        while self._open and self._until is None:
             self._turn(self._patience())
-        while self._turn(0.0):
+        until = self._clock() + DRAIN_SECONDS
+        while self._turn(0.0) and self._clock() < until:
             pass
         for stream in self._open:
-            self._pass_on(stream, len(stream.begun))
-        self.done.set()
-        for each in (self._selector, self._wake, self._wakened):
-            each.close()
-
-    def finish(self) -> None:
-        """Ends `run` after what is in the pipes now. Thread-safe."""
-        self._finishing.set()
-        with contextlib.suppress(OSError):  # `run` has ended already
-            self._wake.send(b"!")
+            self._forward(stream, len(stream.begun))
+        return LAST_SECONDS if self._until is None else max(0.0, self._until - self._clock())
 
     # --- inside -------------------------------------------------------------------------------------
     def _turn(self, seconds: float | None) -> bool:
-        """Forwards what is ready. Returns whether anything arrived within so many seconds."""
-        ready = [key for key, _ in self._selector.select(seconds) if key.data is not None]
-        for key in ready:
-            self._read(key.data)
+        """Forwards what is ready. Returns whether any output arrived within so many seconds."""
+        ready = self._selector.select(seconds)
+        for key, _ in ready:
+            if key.data is None:
+                self._hear()
+            else:
+                self._read(key.data)
         now = self._clock()
         for stream in self._open:
             if stream.begun and now - stream.since >= PATIENCE_SECONDS:
-                self._pass_on(stream, len(stream.begun))
-        return bool(ready)
+                self._forward(stream, len(stream.begun))
+        return any(key.data is not None for key, _ in ready)
 
     def _patience(self) -> float | None:
         since = [stream.since for stream in self._open if stream.begun]
         return max(0.0, min(since) + PATIENCE_SECONDS - self._clock()) if since else None
 
+    def _hear(self) -> None:
+        try:
+            message = self._link.receive(0)
+        except OSError:  # the parent is gone
+            self._selector.unregister(self._link.socket)
+            return
+        if message is not None:
+            self._until = self._clock() + float(json.loads(message[1]))
+
     def _read(self, stream: Stream) -> None:
         data = os.read(stream.source, READ_BYTES)
         if not data:
-            self._pass_on(stream, len(stream.begun))
+            self._forward(stream, len(stream.begun))
             self._selector.unregister(stream.source)
             self._open.remove(stream)
             return
         if not stream.begun:
             stream.since = self._clock()
         stream.begun += data
-        end = stream.begun.rfind(b"\n") + 1
-        if end:
-            self._pass_on(stream, end)
+        if end := stream.begun.rfind(b"\n") + 1:
+            self._forward(stream, end)
             stream.since = self._clock()
 
-    def _pass_on(self, stream: Stream, end: int) -> None:
+    def _forward(self, stream: Stream, end: int) -> None:
         data = bytes(stream.begun[:end])
         del stream.begun[:end]
         self._keep(stream.rank, data)
-        at = 0
         with contextlib.suppress(OSError):  # the output is closed; the copy is kept anyway
-            while at < end:
-                at += os.write(stream.target, data[at : _line_end(data, at)])
+            for line in data.splitlines(keepends=True):  # a longer write could be torn by another writer's
+                while line:
+                    line = line[os.write(stream.target, line) :]
 
 
-def _line_end(data: bytes, at: int) -> int:
-    """Returns the end of as many whole lines as fit into one write, or of a part of a long line."""
-    most = at + UNBROKEN_BYTES
-    if len(data) <= most:
-        return len(data)
-    return data.rfind(b"\n", at, most) + 1 or most
+def main(fd: int) -> None:
+    link = to_parent(fd)
+    sys.setswitchinterval(SWITCH_SECONDS)
+    message = next(iter(link), None)
+    if message is None:
+        return
+    plan = json.loads(message[1])
+    streams = [Stream(rank=rank, source=pipe, target=target) for rank, pipe, target in plan["streams"]]
+    ranks = sorted({stream.rank for stream in streams})
+    store = partial(open_store, **plan["store"])
+    uploader = LogUploader(store, ranks, attempt=plan["attempt"], say=_say)
+    uploader.start()
+    seconds = Relay(streams, uploader.add, link).run()
+    with contextlib.suppress(OSError):
+        link.send("done")
+    uploader.finish(max(0.0, seconds - SAY_SECONDS))
+    os._exit(0)
+
+
+def _say(line: str) -> None:
+    with contextlib.suppress(OSError):
+        os.write(STDOUT, line.encode())
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -1,4 +1,7 @@
-"""Stores the parts of each rank's output without ever blocking the relay.
+"""Stores each rank's output in parts, one by one, without ever blocking who forwards it.
+
+A part is never changed after the first try, because the store may have it although it gave no response. While
+the store does not respond the output waits. Of too much, the oldest is dropped and replaced by one line.
 
 Objects are written once. They are read or listed in two cases only. The first: a part's name is taken, by
 another job on this URI, an earlier process, or a try whose response was lost. The second: the attempt has no
@@ -10,21 +13,125 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from typing import Final
 
 from spottrain.contract import LOGS_PREFIX, log_key, part_of_log
 from spottrain.core import log
-from spottrain.lifecycle.log_capture.parts import Limits, LogPart, RankLog
 from spottrain.storage.base import AlreadyExists, Store
 
 LOOK_SECONDS: Final = 0.5
 """Seconds between two checks for a part to store."""
 
 
-class LogUploader:
-    """Stores parts in one thread per rank, so that a blocked upload does not delay other ranks.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    every: float = 30.0
+    """Maximum age of output that is not stored, in seconds: so much is lost when the machine vanishes."""
+    part: int = 2**20
+    """Bytes of a part."""
+    most: int = 200 * 2**20
+    """Bytes of one rank in one attempt."""
+    waiting: int = 4 * 2**20
+    """Bytes that wait for the store, besides the part that is retried."""
 
-    `open_store` is called in such a thread, when there is something to store. `say` prints a line to the log.
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LogPart:
+    number: int
+    body: bytes
+    tries: int = 0
+    """Number of failed tries."""
+
+
+class RankLog:
+    """One rank's output, cut into parts. Pure; times are seconds of one clock.
+
+    add -> [ take -> stored or failed ]
+    """
+
+    def __init__(self, rank: int, limits: Limits) -> None:
+        self._rank = rank
+        self._limits = limits
+        self._waiting = bytearray()
+        """Output of which no part was made yet."""
+        self._since = 0.0
+        """When its first byte arrived."""
+        self._missing = 0
+        """Bytes dropped before it."""
+        self._added = 0
+        self._number = 0
+        self._failed: LogPart | None = None
+        self._again_at = 0.0
+        self._under_way = 0
+        """Bytes of the parts that were made and are not stored."""
+
+    def add(self, data: bytes, now: float) -> str:
+        """Adds output. Returns a line to log when the limit is reached, once; else ""."""
+        room = self._limits.most - self._added
+        if room <= 0:
+            return ""
+        if not self._waiting:
+            self._since = now
+        self._waiting += data[:room]
+        self._added += len(data)
+        line = ""
+        if len(data) >= room:
+            why = "so much is kept of a rank in one attempt; what follows is not stored"
+            line = log.text("logs-full", of=self._rank, bytes=self._limits.most, why=why)
+            self._waiting += b"" if self._waiting.endswith(b"\n") else b"\n"
+            self._waiting += line.encode()
+        excess = len(self._waiting) - self._limits.waiting
+        if excess > 0:
+            end = self._waiting.find(b"\n", excess - 1) + 1 or excess
+            del self._waiting[:end]
+            self._missing += end
+        return line
+
+    def take(self, now: float, *, last: bool = False) -> LogPart | None:
+        """Returns the part to store now, or None. `last`: however little or young it is."""
+        if self._failed is not None:
+            if not last and now < self._again_at:
+                return None
+            part, self._failed = self._failed, None
+            return part
+        size, most = len(self._waiting), self._limits.part
+        if not size or not (last or size >= most or now - self._since >= self._limits.every):
+            return None
+        end = size if size <= most else self._waiting.rfind(b"\n", 0, most) + 1 or most
+        body = bytes(self._waiting[:end])
+        del self._waiting[:end]
+        if self._missing:
+            why = "the store did not respond for too long"
+            body = log.text("logs-missing", bytes=self._missing, why=why).encode() + body
+            self._missing = 0
+        self._number += 1
+        self._under_way += len(body)
+        return LogPart(number=self._number, body=body)
+
+    @property
+    def unstored(self) -> int:
+        """Bytes that are not stored."""
+        return self._under_way + len(self._waiting)
+
+    def stored(self, part: LogPart) -> None:
+        self._under_way -= len(part.body)
+
+    def failed(self, part: LogPart, now: float) -> None:
+        """Notes that the part was not stored. It is retried when the next one would be due."""
+        self._failed = replace(part, tries=part.tries + 1)
+        self._again_at = now + self._limits.every
+
+    def renumbered(self, part: LogPart, newest: int) -> LogPart:
+        """Renumbers a part whose number is taken by another writer, whose parts go up to `newest`."""
+        self._number = max(self._number, newest) + 1
+        return replace(part, number=self._number)
+
+
+class LogUploader:
+    """Stores the parts of all ranks in one thread.
+
+    `open_store` is called in that thread, when there is something to store. `say` prints a line to the log.
     `attempt`: None if it has no number; then it is one more than the last attempt with logs.
     """
 
@@ -43,12 +150,12 @@ class LogUploader:
         self._say = say
         self._clock = clock
         self._logs = {rank: RankLog(rank, limits or Limits()) for rank in ranks}
-        self._threads: dict[int, threading.Thread] = {}
         self._finishing = threading.Event()
         self._turn = threading.Lock()
         self._opening = threading.Lock()
         self._store: Store | None = None
         self._failing = False
+        self._thread = threading.Thread(target=self._run, name="log-uploader", daemon=True)
 
     def add(self, rank: int, data: bytes) -> None:
         with self._turn:
@@ -57,29 +164,23 @@ class LogUploader:
             self._say(line)
 
     def start(self) -> None:
-        for rank in self._logs:
-            self._threads[rank] = _thread(self._run, rank)
+        self._thread.start()
 
-    def _run(self, rank: int) -> None:
-        while not self._finishing.is_set():
-            if not self.send_next(rank):
-                self._finishing.wait(LOOK_SECONDS)
-        self._send_rest(rank)
-
-    def hurry(self) -> None:
-        """Makes everything available due, however little."""
-        with self._turn:
-            for each in self._logs.values():
-                each.close_parts(self._clock(), all_=True)
+    def _run(self) -> None:
+        while not self._finishing.wait(LOOK_SECONDS):
+            self.send()
+        self.send(last=True)
 
     def finish(self, seconds: float) -> None:
         """Sends all that is left, in order per rank. Reports what is not stored in time."""
-        began = self._clock()
+        until = self._clock() + seconds
         self._finishing.set()
-        self._join(self._threads.values(), began + seconds / 2)
-        busy = [rank for rank in self._logs if rank not in self._threads or self._threads[rank].is_alive()]
-        last = [_thread(self._send_rest, rank) for rank in busy]
-        self._join([*self._threads.values(), *last], began + seconds)
+        self._thread.join(seconds / 2)
+        if self._thread.is_alive():  # a part hangs: the rest is stored beside it
+            rest = threading.Thread(target=self.send, kwargs={"last": True}, daemon=True)
+            rest.start()
+            for thread in (self._thread, rest):
+                thread.join(max(0.0, until - self._clock()))
         for rank, each in self._logs.items():
             with self._turn:
                 missing = each.unstored
@@ -87,43 +188,37 @@ class LogUploader:
                 why = "the store did not take it in time"
                 self._say(log.text("logs-missing", of=rank, bytes=missing, why=why))
 
-    def _join(self, threads: Iterable[threading.Thread], until: float) -> None:
-        for thread in threads:
-            thread.join(max(0.0, until - self._clock()))
+    def send(self, *, last: bool = False) -> None:
+        """Tries to store the parts that are due. `last`: all that is left, once."""
+        for rank, each in self._logs.items():
+            while self._send_next(rank, each, last):
+                pass
 
     # --- inside -------------------------------------------------------------------------------------
-    def send_next(self, rank: int) -> bool:
-        """Tries to store the rank's part that is due. Returns False if there is none."""
+    def _send_next(self, rank: int, rank_log: RankLog, last: bool) -> bool:
+        """Tries to store the rank's part that is due. Returns whether it is stored."""
         with self._turn:
-            part = self._logs[rank].take(self._clock())
-        if part is not None:
-            self._send(rank, part)
-        return part is not None
-
-    def _send_rest(self, rank: int) -> None:
-        with self._turn:
-            parts = self._logs[rank].rest()
-        for part in parts:
-            self._send(rank, part)
-
-    def _send(self, rank: int, part: LogPart) -> None:
+            part = rank_log.take(self._clock(), last=last)
+        if part is None:
+            return False
         try:
             store, attempt = self._opened()
             while not _is_stored(store, log_key(attempt, rank, part.number), part):
                 newest = _newest(store, attempt, rank)
                 with self._turn:
-                    part = self._logs[rank].renumbered(part, newest)
+                    part = rank_log.renumbered(part, newest)
         except Exception as error:  # of any kind, also of an SDK: it must not disturb the training
             with self._turn:
-                self._logs[rank].failed(part, self._clock())
+                rank_log.failed(part, self._clock())
                 told, self._failing = self._failing, True
             if not told:
                 why = f"{type(error).__name__}: {error}"
                 self._say(log.text("logs-failed", error=why, next="later parts are tried without a message"))
-        else:
-            with self._turn:
-                self._logs[rank].stored(part)
-                self._failing = False
+            return False
+        with self._turn:
+            rank_log.stored(part)
+            self._failing = False
+        return True
 
     def _opened(self) -> tuple[Store, int]:
         with self._opening:
@@ -133,12 +228,6 @@ class LogUploader:
                 found = [part_of_log(key) for key in self._store.list(LOGS_PREFIX)]
                 self._attempt = 1 + max((part[0] for part in found if part), default=0)
             return self._store, self._attempt
-
-
-def _thread(target: Callable[[int], None], rank: int) -> threading.Thread:
-    thread = threading.Thread(target=target, args=[rank], name=f"log-uploader-{rank}", daemon=True)
-    thread.start()
-    return thread
 
 
 def _is_stored(store: Store, key: str, part: LogPart) -> bool:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from spottrain.contract import log_key, part_of_log
-from spottrain.lifecycle.log_capture.parts import Limits, LogPart, RankLog
+from spottrain.lifecycle.log_capture.uploader import Limits, LogPart, RankLog
 
 
 def book(printed: bytes = b"", **limits: Any) -> RankLog:
@@ -23,10 +23,10 @@ def part(it: RankLog, now: float) -> LogPart:
     return taken
 
 
-def bodies(it: RankLog, now: float) -> list[bytes]:
+def bodies(it: RankLog, now: float, *, last: bool = False) -> list[bytes]:
     """Of all that is due, each stored at once."""
     found = []
-    while (taken := it.take(now)) is not None:
+    while (taken := it.take(now, last=last)) is not None:
         it.stored(taken)
         found.append(taken.body)
     return found
@@ -41,8 +41,7 @@ def test_a_part_is_closed_a_while_after_its_first_byte_and_not_without_one() -> 
     assert bodies(it, 130.0) == [b"a\nb\n"]
     assert bodies(it, 1000.0) == [], "nothing new, no object"
     it.add(b"c\n", 1000.0)
-    it.close_parts(1000.0, all_=True)
-    assert bodies(it, 1000.0) == [b"c\n"], "in a hurry, however young"
+    assert bodies(it, 1000.0, last=True) == [b"c\n"], "at the end, however young"
 
 
 def test_a_part_that_is_full_is_closed_at_the_end_of_a_line() -> None:
@@ -54,13 +53,13 @@ def test_a_part_that_is_full_is_closed_at_the_end_of_a_line() -> None:
 
 
 def test_while_a_part_is_being_stored_the_newest_ones_wait_and_the_others_are_dropped() -> None:
-    it = book(b"1234567\n", part=8, waiting=2)
+    it = book(b"1234567\n", part=8, waiting=25)
     part(it, 0.0)
     for number in range(6):
         it.add(f"of {number:>4}\n".encode(), 1.0)
-    last = it.rest()[0].body
-    assert b"bytes=24" in last, last
-    assert last.endswith(b"of    3\nof    4\nof    5\n") and b"of    2" not in last
+    first, *others = bodies(it, 1.0)
+    assert b"event=logs-missing bytes=24" in first and first.endswith(b"\nof    3\n"), "whole lines"
+    assert others == [b"of    4\n", b"of    5\n"]
 
 
 def test_a_part_that_failed_is_tried_again_unchanged_when_the_next_would_come() -> None:
@@ -73,14 +72,6 @@ def test_a_part_that_failed_is_tried_again_unchanged_when_the_next_would_come() 
     assert again == LogPart(number=first.number, body=first.body, tries=1)
     it.stored(again)
     assert bodies(it, 62.0) == [b"b\n"]
-
-
-def test_while_the_store_takes_nothing_the_oldest_go_and_a_line_says_so() -> None:
-    it = book(b"a\n", part=2, waiting=2)
-    it.stored(part(it, 0.0))
-    it.add(b"b\nc\nd\ne\nf\n", 0.0)
-    gap, last = bodies(it, 0.0)
-    assert b"event=logs-missing bytes=6" in gap and gap.endswith(b"\ne\n") and last == b"f\n"
 
 
 def test_a_name_that_is_taken_is_left_to_whoever_has_it() -> None:
@@ -96,17 +87,18 @@ def test_no_more_than_so_much_is_kept_and_the_log_says_that_once() -> None:
     assert it.add(b"abc\n", 0.0) == ""
     line = it.add(b"defg\n", 0.0)
     assert "event=logs-full of=3 bytes=6" in line and it.add(b"more\n", 0.0) == ""
-    assert [each.body for each in it.rest()] == [b"abc\nde\n" + line.encode()]
-    assert it.rest() == []
+    assert bodies(it, 0.0, last=True) == [b"abc\nde\n" + line.encode()]
 
 
 def test_at_the_end_what_had_failed_and_all_the_rest_are_left_but_not_what_is_on_its_way() -> None:
     it = book(b"a\nb\nc\nd", part=2)
     first = part(it, 0.0)
-    assert it.rest() == [LogPart(number=2, body=b"b\nc\nd")]
+    assert bodies(it, 0.0, last=True) == [b"b\n", b"c\n", b"d"] and it.unstored == 2
     it.failed(first, 0.0)
-    it.add(b"e\n", 0.0)
-    assert it.rest() == [LogPart(number=1, body=b"a\n", tries=1), LogPart(number=3, body=b"e\n")]
+    it.add(b"e", 0.0)
+    assert it.unstored == 3
+    assert it.take(0.0, last=True) == LogPart(number=1, body=b"a\n", tries=1)
+    assert it.take(0.0, last=True) == LogPart(number=5, body=b"e")
 
 
 @settings(max_examples=50)
@@ -119,7 +111,7 @@ def test_at_the_end_what_had_failed_and_all_the_rest_are_left_but_not_what_is_on
 def test_whatever_happens_the_parts_in_order_are_what_was_printed(
     moves: list[tuple[bytes, str, int]],
 ) -> None:
-    it, now, stored, printed = book(part=8, waiting=1000), 0.0, dict[int, bytes](), b""
+    it, now, stored, printed = book(part=8), 0.0, dict[int, bytes](), b""
     for data, act, seconds in moves:
         it.add(data, now)
         printed += data
@@ -132,7 +124,7 @@ def test_whatever_happens_the_parts_in_order_are_what_was_printed(
             assert stored.get(taken.number, taken.body) == taken.body, "a part that was tried never changes"
             stored[taken.number] = taken.body
             it.stored(taken)
-    for left in it.rest():
+    while (left := it.take(now, last=True)) is not None:
         assert stored.get(left.number, left.body) == left.body
         stored[left.number] = left.body
     assert b"".join(stored[number] for number in sorted(stored)) == printed

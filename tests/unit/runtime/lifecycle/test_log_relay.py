@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import socket
 import threading
 from collections.abc import Iterator
 
 import pytest
-from spottrain.lifecycle.log_capture.relay import UNBROKEN_BYTES, Relay, Stream, _line_end
+from spottrain.distributed.channel import Link
+from spottrain.lifecycle.log_capture.relay import Relay, Stream
 
 
 class Scene:
@@ -22,7 +24,8 @@ class Scene:
         self._sources = [source for source, _ in pipes]
         self.kept = {0: b"", 1: b""}
         streams = [Stream(rank=rank, source=s, target=self.target) for rank, s in enumerate(self._sources)]
-        self.relay = Relay(streams, self._keep)
+        self.parent, self._child = map(Link, socket.socketpair())
+        self.relay = Relay(streams, self._keep, self._child)
         self._thread = threading.Thread(target=self.relay.run, daemon=True)
         self.start = self._thread.start
 
@@ -49,6 +52,8 @@ class Scene:
         assert not self._thread.is_alive(), "the relay goes on"
 
     def close(self) -> None:
+        self.parent.socket.close()
+        self._child.socket.close()
         for fd in (self.output, self.target, *self._sources, *self.ends.values()):
             with contextlib.suppress(OSError):
                 os.close(fd)
@@ -69,7 +74,7 @@ def test_lines_go_on_at_once_and_are_kept_by_rank(scene: Scene) -> None:
     assert scene.out(4) == b"one\n"
     scene.end(0, 1)
     scene.join()
-    assert scene.kept == {0: b"zero\n", 1: b"one\n"} and scene.relay.done.is_set()
+    assert scene.kept == {0: b"zero\n", 1: b"one\n"}
 
 
 def test_no_line_comes_into_the_middle_of_another_rank_s(scene: Scene) -> None:
@@ -93,7 +98,7 @@ def test_what_gets_no_end_of_line_goes_on_all_the_same(scene: Scene) -> None:
 def test_a_finish_passes_on_all_that_was_written_though_somebody_still_could(scene: Scene) -> None:
     scene.print(0, b"a\n" * 30_000)
     scene.print(1, b"last")
-    scene.relay.finish()
+    scene.parent.send("finish", b"5.0")
     scene.start()
     found = scene.out(60_004)
     scene.join()
@@ -110,20 +115,18 @@ def test_where_nobody_reads_any_more_the_copy_is_kept_all_the_same(scene: Scene)
     assert scene.kept[0] == b"a\n"
 
 
-@pytest.mark.parametrize(
-    ("data", "pieces"),
-    [
-        (b"a\n" * 10, [20]),
-        (b"x" * 4000 + b"\n" + b"y" * 4000 + b"\n", [4001, 4001]),
-        (b"x" * 5000 + b"\n", [4096, 905]),
-    ],
-)
-def test_a_write_is_of_whole_lines_and_never_longer_than_what_the_kernel_keeps_together(
-    data: bytes, pieces: list[int]
+def test_each_line_is_one_write_so_that_no_other_process_writes_into_it(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert UNBROKEN_BYTES == 4096
-    found, at = [], 0
-    while at < len(data):
-        found.append(_line_end(data, at) - at)
-        at += found[-1]
-    assert found == pieces
+    usual, writes = os.write, list[int]()
+
+    def write(fd: int, data: bytes) -> int:
+        writes.append(len(data))
+        return usual(fd, data)
+
+    monkeypatch.setattr(os, "write", write)
+    scene.print(0, b"x" * 3000 + b"\n" + b"y" * 3000 + b"\nz")
+    scene.end(0, 1)
+    scene.start()
+    scene.join()
+    assert writes[1:] == [3001, 3001, 1]

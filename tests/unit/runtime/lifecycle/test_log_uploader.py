@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from spottrain.contract import log_key
 from spottrain.errors import StoreDenied, StoreUnavailable
-from spottrain.lifecycle.log_capture.parts import Limits
-from spottrain.lifecycle.log_capture.uploader import LogUploader
+from spottrain.lifecycle.log_capture.uploader import Limits, LogUploader
 from spottrain.storage.base import Body
 from spottrain.storage.local import FolderStore
 
@@ -54,7 +53,6 @@ class Faulty(FolderStore):
 class Scene:
     def __init__(self, folder: Path, *, ranks: tuple[int, ...] = (0,), attempt: int | None = 2) -> None:
         self.folder = folder
-        self.ranks = ranks
         self.store = Faulty(folder)
         self.clock = Clock()
         self.said: list[str] = []
@@ -70,9 +68,7 @@ class Scene:
     def after(self, seconds: float) -> None:
         """What is due then is sent."""
         self.clock.now += seconds
-        for rank in self.ranks:
-            while self.shelf.send_next(rank):
-                pass
+        self.shelf.send()
 
     def prints(self, *texts: str) -> None:
         """Each half a minute after the one before."""
