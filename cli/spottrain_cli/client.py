@@ -56,14 +56,19 @@ class Result:
     """What a job that succeeded has left. None: unknown."""
 
     job: Job = field(repr=False)
+    """As it was when it had succeeded."""
     step: int | None
+    """Optimizer steps done, in all attempts."""
     loss: float | None
+    """The last one reported."""
     checkpoint_uri: str
+    """Of its checkpoints; "" where there are none."""
     output_uri: str
     """Of the final weights; "" where a script writes its own."""
     spent: Decimal | None
     """US dollars; None where a price is unknown."""
     interruptions: int
+    """How often it was interrupted."""
     _access: Access = field(repr=False)
 
     def __str__(self) -> str:

@@ -11,6 +11,8 @@ import botocore.session
 import docsite
 import jsonschema
 import pytest
+import spottrain
+import spottrain_cli
 import yaml
 from botocore import xform_name
 
@@ -45,6 +47,13 @@ def test_each_page_is_in_the_navigation() -> None:
     navigation = (ROOT / "mkdocs.yml").read_text().partition("\nnav:")[2]
     pages = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
     assert {page for page in pages if f" {page}\n" not in navigation} == set()
+
+
+def test_the_python_reference_has_each_public_name_or_something_in_it() -> None:
+    shown = re.findall(r"^::: (\S+)$", (ROOT / "docs/reference/python.md").read_text(), re.MULTILINE)
+    for package in (spottrain, spottrain_cli):
+        public = [f"{package.__name__}.{name}" for name in package.__all__]
+        assert [name for name in public if not any(f"{each}.".startswith(f"{name}.") for each in shown)] == []
 
 
 def test_bash_parses_each_block_of_its_own() -> None:
