@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from spottrain.checkpoint.manager import CheckpointManager
 from spottrain.checkpoint.reader import read_trees
-from spottrain.checkpoint.saver import Saver, manifest
+from spottrain.checkpoint.saver import Saver, manifest, report_of
 from spottrain.checkpoint.upload import ProcessTransfer
 from spottrain.contract import Env
 from spottrain.core.preemption import Preemption
@@ -53,7 +53,7 @@ class Nowhere:
 
 
 def stall(training: Training, folder: Path, rounds: int) -> dict[str, Any]:
-    saver = Saver(World(), None, Nowhere)
+    saver = Saver(World(), Nowhere)
     saver.prepare(training.tree(), {})
     buffers = [torch.zeros_like(tensor) for tensor in training.tensors()]
     for buffer, tensor in zip(buffers, training.tensors(), strict=True):
@@ -89,9 +89,7 @@ def stall(training: Training, folder: Path, rounds: int) -> dict[str, Any]:
 
 # --- transfer ---------------------------------------------------------------------------------------
 def transfer(training: Training, endpoint: str, rounds: int) -> dict[str, Any]:
-    saver = Saver(
-        World(), None, lambda: ProcessTransfer({"uri": f"s3://{BUCKET}/ours", "endpoint": endpoint})
-    )
+    saver = Saver(World(), lambda: ProcessTransfer({"uri": f"s3://{BUCKET}/ours", "endpoint": endpoint}))
     save = saver.snapshot(training.tree(), {}, 1)
     store = open_store(f"s3://{BUCKET}/ours", endpoint)
     bare = Child("bare", endpoint, str(training.bytes))
@@ -104,7 +102,7 @@ def transfer(training: Training, endpoint: str, rounds: int) -> dict[str, Any]:
         up = time.perf_counter() - began
         bare_up = float(bare.ask(f"upload bare-{number}"))
         save.key = key
-        whole = manifest(save, [saver._report(save, sent)])
+        whole = manifest(save, [report_of(save, sent)])
         down = timed(lambda key=key, whole=whole: read_trees(store, key, whole))  # type: ignore[misc]
         bare_down = float(bare.ask(f"download bare-{number}"))
         if number:

@@ -274,7 +274,7 @@ def stall(size: Size) -> dict[str, Any]:
     tree = {"model": model_state(model), "optimizer": optimizer_state(model, optimizer)}
     moments = [value for state in tree["optimizer"]["state"].values() for value in state.values()]
     tensors = list({each.data_ptr(): each for each in [*tree["model"].values(), *moments]}.values())
-    saver = Saver(World(), None, Nowhere, pin=CUDA)
+    saver = Saver(World(), Nowhere, pin=CUDA)
     saver.prepare(tree, {})
     pinned = [torch.empty(each.shape, dtype=each.dtype, pin_memory=CUDA) for each in tensors]
     time.sleep(2.0)  # a first save comes minutes after the start
@@ -426,7 +426,7 @@ def nccl(size: Size, clock: Clock) -> None:
                     fully_shard(block, mesh=init_device_mesh(DEVICE.type, (1,)))
                 fully_shard(whole, mesh=init_device_mesh(DEVICE.type, (1,)))
                 took = steps_of(whole, batch)
-                saver = Saver(World(), None, Nowhere, pin=CUDA)
+                saver = Saver(World(), Nowhere, pin=CUDA)
                 tree = {"model": model_state(whole)}
                 saver.prepare(tree, {})
                 copied = best(lambda: saver.snapshot(tree, {}, 1), 3)

@@ -80,7 +80,7 @@ class StateCheckpoints:
     def start(self, world: World) -> None: ...
 
     def restore(self, manager: CheckpointManager, claim: Claim) -> Restored | None:
-        return manager.choice.restore(claim, self.state.want)
+        return manager.restore(claim, self.state.want)
 
     def prepare(self, manager: CheckpointManager) -> None:
         shared = self.state.shared()

@@ -1,14 +1,14 @@
 """Checkpoint manager: the checkpoints of one claim. On rank 0, `head.owner.HeadOwner` changes HEAD.
 
-    claim -> choice.restore -> [ start, in a thread, one at a time ] -> save_before_end, or save_now and
+    claim -> restore -> [ saver.snapshot, start: one save at a time ] -> save_before_end, or save_now and
     write_final -> release
 
-Every rank calls the same methods at the same steps. One save, on rank 0:
+Every rank calls the same methods at the same steps. One save, from `start` on in a thread:
 
-    saver.snapshot -> start -> _write:  saver.upload (all ranks) -> _commit: manifest, owner.commit (HEAD)
-                                        -> _note_durable -> saver.say_result
+    _upload: this rank's part -> _collect: of all ranks -> _commit: manifest, owner.commit (HEAD) -> result
 
-The change of HEAD, one conditional request, is the commit. The other ranks note it when they hear the result.
+Ranks report to rank 0 over a TCP connection, not by a collective, because a lost rank must not hang the
+others. Rank 0 commits, by one conditional request for HEAD, and sends the others the result.
 """
 
 from __future__ import annotations
@@ -30,8 +30,10 @@ from spottrain.checkpoint.final_files import FinalFiles
 from spottrain.checkpoint.final_weights import FinalWeights
 from spottrain.checkpoint.head.owner import Claim, ClaimPolicy, Entry, HeadOwner, Identity
 from spottrain.checkpoint.head.state import BEST
-from spottrain.checkpoint.saver import Abandoned, Report, Save, Saver, manifest
-from spottrain.checkpoint.selection import CheckpointSelection
+from spottrain.checkpoint.manifest import FOLDER
+from spottrain.checkpoint.reader import Want
+from spottrain.checkpoint.saver import Report, Save, Saver, manifest, report_of
+from spottrain.checkpoint.selection import CheckpointSelection, Restored
 from spottrain.checkpoint.upload import Transfer
 from spottrain.checkpoint.upload_process import UploadItem
 from spottrain.contract import CHECKPOINTS_PREFIX, CHUNK_BYTES, FINAL_PREFIX, MANIFEST_NAME
@@ -46,7 +48,7 @@ from spottrain.errors import (
     Superseded,
     TrainingFailed,
 )
-from spottrain.storage.base import AlreadyExists, Store
+from spottrain.storage.base import AlreadyExists, Cancelled, Store
 from spottrain.storage.requests import tried
 
 WATCH_SECONDS: Final = 30.0
@@ -58,8 +60,16 @@ CHECKS: Final = 60
 """Attempts to read HEAD before the final weights are written, RETRY_SECONDS apart."""
 SPARE: Final = 1.5
 """Safety factor on the expected duration of a save."""
+WAIT_SECONDS: Final = 1.0
+"""Longest single wait for another rank, before the remaining time is checked again."""
+REPORT_SECONDS: Final = 3600.0
+"""Longest wait for the other ranks' uploads; it is the only limit while no stop is requested."""
 PROBE_BYTES: Final = 8 * CHUNK_BYTES
 """Size of the object that measures the bandwidth at the start: one part for each connection."""
+
+
+class Abandoned(Exception):
+    """A newer save replaces this one, or no time is left for it."""
 
 
 def seconds_for_running(left: float, *, running: float, one_save: float | None) -> float:
@@ -75,6 +85,16 @@ def seconds_for_running(left: float, *, running: float, one_save: float | None) 
     if max(one_save - running, 0.0) + one_save <= left:
         return left - one_save
     return 0.0 if SPARE * one_save <= left else left
+
+
+def _raise_error_of(report: Report) -> None:
+    if "error" not in report:
+        return
+    if report["error"] == Abandoned.__name__:
+        raise Abandoned
+    if report["error"] == TrainingFailed.__name__:
+        raise TrainingFailed(report["message"])
+    raise StoreUnavailable(f"rank {report['rank']} could not save: {report['error']}: {report['message']}")
 
 
 class CheckpointManager:
@@ -103,11 +123,9 @@ class CheckpointManager:
             Identity(job_uid=run.job_uid, job=run.job, attempt=context.attempt),
             ClaimPolicy(on_existing=run.on_existing, known_durable_step=run.known_durable_step),
         )
-        self.saver = Saver(context.world, control, transfer, pin=torch.cuda.is_available())
+        self.saver = Saver(context.world, transfer, pin=torch.cuda.is_available())
         self._released = not context.world.first  # the other ranks have nothing to release
-        self.choice = CheckpointSelection(context, store, control)
-        if context.world.first:
-            self.choice.on_settled = lambda: threading.Thread(target=self._sweep, daemon=True).start()
+        self._selection = CheckpointSelection(context.world, store, control)
         self.on_durable: Callable[[], None] = lambda: None
         """Called after each commit, on the thread that made it."""
         self._save: Save | None = None
@@ -135,6 +153,19 @@ class CheckpointManager:
             threading.Thread(target=self._watch, name="spottrain-watch", daemon=True).start()
         broadcast_facts(self._control, "claim", asdict(claim))
         return claim
+
+    def restore(
+        self, claim: Claim, want: Want | None = None, *, folder: Callable[[int], Path] | None = None
+    ) -> Restored | None:
+        """Returns the newest intact checkpoint, the same one on all ranks; None if there is none yet.
+
+        `want` selects the part of each tensor. `folder(step)` is where each pod gets a library's files, all
+        or nothing; without it the checkpoint is one of tensors. Raises CheckpointError if all are damaged.
+        """
+        found = self._selection.newest_intact(claim, want, folder)
+        if self.context.world.first:  # only now HEAD has proved to be the one of what is there
+            threading.Thread(target=self._sweep, daemon=True).start()
+        return found
 
     def trained(self) -> tuple[int, int]:
         """Returns (steps trained, planned total steps or 0 if unknown) of a finished run.
@@ -204,28 +235,30 @@ class CheckpointManager:
     def _write(self, save: Save, left: Callable[[], float], *, again: bool = False) -> None:
         """Uploads the shards of all ranks; rank 0 then commits, and the others wait for its result.
 
-        `again`: whether the caller retries after a failure.
+        `left` returns the remaining seconds. `again`: whether the caller retries after a failure.
         """
         if not self.context.world.first:
             self._write_with_leader(save, left)
             return
+        about = f"save/{save.number}"
         try:
             save.key = save.key or self._owner.new_key(save.step)
-            self._commit(save, self.saver.upload(save, left))
-            self.saver.say_result(save, committed=True)
+            self._commit(save, self._upload(save, left))
+            broadcast_facts(self._control, f"{about}/result", {"committed": True})
         except Exception as error:
-            if not again:
-                self.saver.say_over(save)
-            self.saver.say_result(save, committed=False, why=f"{type(error).__name__}: {error}")
+            if not again:  # the others stop uploading
+                broadcast_facts(self._control, f"{about}/over", {})
+            why = f"{type(error).__name__}: {error}"
+            broadcast_facts(self._control, f"{about}/result", {"committed": False, "why": why})
             raise
 
     def _write_with_leader(self, save: Save, left: Callable[[], float]) -> None:
         try:
-            self.saver.upload(save, left)
+            self._upload(save, left)
         except Abandoned:
             if save.abandoned:
                 raise  # abandoned by this rank; otherwise rank 0 ended the save and sends the reason
-        result = self.saver.hear_result(save, left)
+        result = self._heard(f"save/{save.number}/result", left)
         if not result.get("committed"):
             why = str(result.get("why", "no answer"))
             if why.startswith(Abandoned.__name__):
@@ -233,6 +266,78 @@ class CheckpointManager:
             lost = why.startswith(Superseded.__name__)  # the whole gang is superseded, which is not a failure
             raise (Superseded if lost else StoreUnavailable)(f"rank 0 did not commit step {save.step}: {why}")
         self._note_durable(save)
+
+    def _upload(self, save: Save, left: Callable[[], float]) -> list[Report]:
+        """Uploads this rank's part. Returns the reports of all ranks, in rank order, on rank 0 only.
+
+        Raises StoreError, Abandoned, PeerLost or TrainingFailed; then rank 0 knows why this rank has no
+        report, and does not wait for it.
+        """
+        try:
+            self.saver.require_no_nan(save)
+            self._agree_on_key(save, left)
+            report = report_of(save, self.saver.send(save.uploads, lambda: self._is_over(save)))
+            if self._control is None:
+                return [report]
+            self._control.send_to_leader(f"save/{save.number}", json.dumps(report).encode())
+            return self._collect(self._control, save, left) if self.context.world.first else []
+        except (Cancelled, Abandoned):
+            self._report_failure(save, Abandoned.__name__, "")
+            raise Abandoned from None
+        except Exception as error:
+            self._report_failure(save, type(error).__name__, str(error))
+            raise
+
+    def _agree_on_key(self, save: Save, left: Callable[[], float]) -> None:
+        """Sets the key that rank 0 chose on all ranks, and drops the files that rank 0 uploads."""
+        name = f"save/{save.number}/key"
+        if self.context.world.first:
+            facts = {"key": save.key, "files": [file.path for file in save.files]}
+            broadcast_facts(self._control, name, facts)
+            return
+        heard = self._heard(name, left)
+        if not heard:
+            raise Abandoned
+        save.key = heard["key"]
+        if save.kind == FOLDER:
+            theirs = set(heard["files"])
+            save.files = [file for file in save.files if file.path not in theirs]
+            names = {file.shard for file in save.files}
+            save.items = [item for item in save.items if item.key in names]
+
+    def _is_over(self, save: Save) -> bool:
+        """Whether this rank has abandoned the save, or rank 0 has announced that it is over."""
+        if save.abandoned or self._control is None or self.context.world.first:
+            return save.abandoned
+        return self._control.has_message(f"save/{save.number}/over")
+
+    def _report_failure(self, save: Save, error: str, message: str) -> None:
+        """Sends rank 0 the reason why this rank has no report, so that rank 0 stops waiting."""
+        if self._control is not None and not self.context.world.first:
+            words = {"error": error, "message": message, "rank": self.context.world.rank}
+            self._control.send_to_leader(f"save/{save.number}", json.dumps(words).encode())
+
+    def _collect(self, control: ControlChannel, save: Save, left: Callable[[], float]) -> list[Report]:
+        answers = control.collect(f"save/{save.number}", min(left(), REPORT_SECONDS), lambda: save.abandoned)
+        if save.abandoned:
+            raise Abandoned
+        if control.lost is not None:
+            raise control.lost
+        reports = [json.loads(answer) for answer in answers if answer is not None]
+        for report in reports:
+            _raise_error_of(report)
+        if len(reports) < self.context.world.size:
+            raise StoreUnavailable("not all ranks had uploaded their shards in time")
+        return reports
+
+    def _heard(self, name: str, left: Callable[[], float]) -> dict[str, Any]:
+        """On the other ranks: returns rank 0's message; empty if the time runs out."""
+        assert self._control is not None
+        while left() > 0:
+            answer = self._control.receive(name, min(WAIT_SECONDS, left()))
+            if answer is not None:
+                return json.loads(answer)  # type: ignore[no-any-return]
+        return {}
 
     def _commit(self, save: Save, reports: list[Report]) -> None:
         whole = manifest(save, reports)
@@ -252,7 +357,7 @@ class CheckpointManager:
             save.dropped = self._owner.commit(
                 entry,
                 self.context.run.keep,
-                damaged=frozenset(self.choice.damaged),
+                damaged=frozenset(self._selection.damaged),
                 patience=self._patience(),
             )
         self._note_durable(save, bytes=entry.bytes)
@@ -423,7 +528,7 @@ class CheckpointManager:
                 self._quietly(self._owner.check)
 
     def _sweep(self) -> None:
-        """Deletes what earlier attempts left. Not before HEAD has proved to be the one of what is there."""
+        """Deletes what earlier attempts left."""
         self._quietly(self._owner.sweep_orphans)
         self._quietly(lambda: self.store.sweep_uploads(CHECKPOINTS_PREFIX, self._owner.outlived))
 

@@ -1,7 +1,6 @@
-"""This rank's part of a save: copy the state, upload it, report to rank 0, which builds the manifest.
+"""This rank's part of a save: copies the state and uploads it. Builds the manifest of all ranks' parts.
 
-Each rank copies and uploads its own shards. It reports them to rank 0 over a TCP connection, not by a
-collective, because a lost rank must not hang the others. `manager` commits what rank 0 gets from here.
+`manager` has the ranks agree, and commits.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import json
 import math
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -26,17 +25,11 @@ from spottrain.checkpoint.upload import Sent, Transfer, UploaderDied
 from spottrain.checkpoint.upload_process import UploadItem
 from spottrain.contract import Reason
 from spottrain.core import log
-from spottrain.distributed.control_channel import ControlChannel, broadcast_facts
 from spottrain.distributed.world import World
-from spottrain.errors import CheckpointError, StoreUnavailable, TrainingFailed
-from spottrain.storage.base import Cancelled
+from spottrain.errors import CheckpointError, TrainingFailed
 
-WAIT_SECONDS: Final = 1.0
-"""Longest single wait for another rank, before the remaining time is checked again."""
 WEIGHTS: Final = f"{MODEL}."
 """Path prefix of the model's weights."""
-REPORT_SECONDS: Final = 3600.0
-"""Longest wait for the other ranks' uploads; it is the only limit while no stop is requested."""
 
 Report = dict[str, Any]
 """What one rank has stored, or why it has not: a JSON object."""
@@ -73,24 +66,17 @@ class Save:
     key: str = ""
     """Key (folder) of its objects in the store; rank 0 chooses it."""
 
-
-class Abandoned(Exception):
-    """A newer save replaces this one, or no time is left for it."""
+    @property
+    def uploads(self) -> list[UploadItem]:
+        """`items` by their whole keys."""
+        return [replace(item, key=self.key + item.key, again=self.again) for item in self.items]
 
 
 class Saver:
     """Copies and uploads saves. `new_transfer` starts an uploader, and another if one has died."""
 
-    def __init__(
-        self,
-        world: World,
-        control: ControlChannel | None,
-        new_transfer: Callable[[], Transfer],
-        *,
-        pin: bool = False,
-    ) -> None:
+    def __init__(self, world: World, new_transfer: Callable[[], Transfer], *, pin: bool = False) -> None:
         self._world = world
-        self._control = control
         self._new_transfer = new_transfer
         self._transfer = new_transfer()
         self._pin = pin
@@ -190,28 +176,7 @@ class Saver:
         self._transfer.forget()
 
     # --- upload -------------------------------------------------------------------------------------
-    def upload(self, save: Save, left: Callable[[], float]) -> list[Report]:
-        """Uploads this rank's part. Returns the reports of all ranks, in rank order, on rank 0 only.
-
-        Rank 0 has set `save.key`. `left` returns the remaining seconds. Raises StoreError, Abandoned,
-        PeerLost or TrainingFailed; then rank 0 knows why this rank has no report.
-        """
-        try:
-            self._require_no_nan(save)
-            self._agree_on_key(save, left)
-            report = self._report(save, self._send(save))
-            if self._control is None:
-                return [report]
-            self._control.send_to_leader(f"save/{save.number}", json.dumps(report).encode())
-            return self._collect(save, left) if self._world.first else []
-        except (Cancelled, Abandoned):
-            self._report_failure(save, Abandoned.__name__, "")
-            raise Abandoned from None
-        except Exception as error:
-            self._report_failure(save, type(error).__name__, str(error))
-            raise
-
-    def _require_no_nan(self, save: Save) -> None:
+    def require_no_nan(self, save: Save) -> None:
         """Raises TrainingFailed if weights hold NaN: every restart would resume from them."""
         for number, each in enumerate(save.shared):
             if each.name.startswith(WEIGHTS) and self._buffer is not None and self._buffer.has_nan(number):
@@ -221,34 +186,6 @@ class Saver:
                     "the checkpoints before it are whole. Lower the learning rate, clip the gradients "
                     "(clip_grad_norm), or look at the samples of the steps before"
                 )
-
-    def _agree_on_key(self, save: Save, left: Callable[[], float]) -> None:
-        """Sets the key that rank 0 chose on all ranks, and drops the files that rank 0 uploads."""
-        name = f"save/{save.number}/key"
-        if self._world.first:
-            broadcast_facts(
-                self._control, name, {"key": save.key, "files": [file.path for file in save.files]}
-            )
-            return
-        heard = self._heard(name, left)
-        if not heard:
-            raise Abandoned
-        save.key = heard["key"]
-        if save.kind == FOLDER:
-            theirs = set(heard["files"])
-            save.files = [file for file in save.files if file.path not in theirs]
-            names = {file.shard for file in save.files}
-            save.items = [item for item in save.items if item.key in names]
-
-    def _send(self, save: Save) -> dict[str, Sent]:
-        items = [replace(item, key=save.key + item.key, again=save.again) for item in save.items]
-        return self.send(items, lambda: save.abandoned or self._given_up(save))
-
-    def _given_up(self, save: Save) -> bool:
-        """Returns whether rank 0 has announced that the save is over."""
-        if self._control is None or self._world.first:
-            return False
-        return self._control.has_message(f"save/{save.number}/over")
 
     def send(self, items: Sequence[UploadItem], cancelled: Callable[[], bool]) -> dict[str, Sent]:
         """Uploads the items, measures the bandwidth, and returns the results by key."""
@@ -268,74 +205,24 @@ class Saver:
             self.bandwidth = size / max(time.perf_counter() - began, 1e-6)
         return sent
 
-    def _report(self, save: Save, sent: dict[str, Sent]) -> Report:
-        return {
-            "shared": _fingerprint(save.shared),
-            "pieces": [[asdict(piece) for piece in each.pieces] for each in save.shared],
-            "private": [asdict(each) for each in save.private],
-            "own": save.own,
-            "files": [asdict(file) for file in save.files],
-            "shards": [
-                {"name": key.removeprefix(save.key), "bytes": each.bytes, "chunks": each.chunks}
-                for key, each in sorted(sent.items())
-            ],
-        }
-
-    def _collect(self, save: Save, left: Callable[[], float]) -> list[Report]:
-        assert self._control is not None
-        answers = self._control.collect(
-            f"save/{save.number}", min(left(), REPORT_SECONDS), lambda: save.abandoned
-        )
-        if save.abandoned:
-            raise Abandoned
-        if self._control.lost is not None:
-            raise self._control.lost
-        reports = [json.loads(answer) for answer in answers if answer is not None]
-        for report in reports:
-            _raise_error_of(report)
-        if len(reports) < self._world.size:
-            raise StoreUnavailable("not all ranks had uploaded their shards in time")
-        return reports
-
-    def _report_failure(self, save: Save, error: str, message: str) -> None:
-        """Sends rank 0 the reason why this rank has no report, so that rank 0 stops waiting."""
-        if self._control is not None and not self._world.first:
-            words = {"error": error, "message": message, "rank": self._world.rank}
-            self._control.send_to_leader(f"save/{save.number}", json.dumps(words).encode())
-
-    # --- result -------------------------------------------------------------------------------------
-    def say_result(self, save: Save, **facts: Any) -> None:
-        """On rank 0: sends the save's result to the other ranks."""
-        broadcast_facts(self._control, f"save/{save.number}/result", facts)
-
-    def say_over(self, save: Save) -> None:
-        """On rank 0: announces that the save is not retried, so that the other ranks stop uploading."""
-        broadcast_facts(self._control, f"save/{save.number}/over", {})
-
-    def hear_result(self, save: Save, left: Callable[[], float]) -> dict[str, Any]:
-        """On the other ranks: waits for the result; empty if the time runs out."""
-        return self._heard(f"save/{save.number}/result", left)
-
-    def _heard(self, name: str, left: Callable[[], float]) -> dict[str, Any]:
-        assert self._control is not None
-        while left() > 0:
-            answer = self._control.receive(name, min(WAIT_SECONDS, left()))
-            if answer is not None:
-                return json.loads(answer)  # type: ignore[no-any-return]
-        return {}
-
     def close(self) -> None:
         self._transfer.close()
 
 
-def _raise_error_of(report: Report) -> None:
-    if "error" not in report:
-        return
-    if report["error"] == Abandoned.__name__:
-        raise Abandoned
-    if report["error"] == TrainingFailed.__name__:
-        raise TrainingFailed(report["message"])
-    raise StoreUnavailable(f"rank {report['rank']} could not save: {report['error']}: {report['message']}")
+# --- manifest ------------------------------------------------------------------------------------------
+def report_of(save: Save, sent: Mapping[str, Sent]) -> Report:
+    """Returns what rank 0 needs to know of a rank's uploads, which are given by their keys."""
+    return {
+        "shared": _fingerprint(save.shared),
+        "pieces": [[asdict(piece) for piece in each.pieces] for each in save.shared],
+        "private": [asdict(each) for each in save.private],
+        "own": save.own,
+        "files": [asdict(file) for file in save.files],
+        "shards": [
+            {"name": key.removeprefix(save.key), "bytes": each.bytes, "chunks": each.chunks}
+            for key, each in sorted(sent.items())
+        ],
+    }
 
 
 def _fingerprint(shared: Sequence[StoredTensor]) -> str:

@@ -17,7 +17,7 @@ from typing import Any, Final, Protocol
 
 from spottrain import errors
 from spottrain.checkpoint.staging_buffer import StagingBuffer
-from spottrain.checkpoint.upload_process import UploadItem, Uploads
+from spottrain.checkpoint.upload_process import Uploader, UploadItem
 from spottrain.distributed.channel import start_child
 from spottrain.errors import StoreUnavailable
 from spottrain.storage import base as stores
@@ -114,7 +114,7 @@ class InProcessTransfer:
     """Uploads in this process, to the given store."""
 
     def __init__(self, where: Store) -> None:
-        self._uploads = Uploads(lambda: where, at_once=1)
+        self._uploader = Uploader(lambda: where, at_once=1)
         self._memory: mmap.mmap | None = None
 
     def share(self, buffer: StagingBuffer) -> None:
@@ -124,7 +124,7 @@ class InProcessTransfer:
         self._memory = None
 
     def put(self, items: Sequence[UploadItem], cancelled: Callable[[], bool]) -> dict[str, Sent]:
-        return _results(self._uploads.put(items, self._memory, cancelled))
+        return _results(self._uploader.put(items, self._memory, cancelled))
 
     def close(self) -> None:
         self._memory = None

@@ -14,13 +14,12 @@ The names are those of messages on a `Link`, the rest is JSON.
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
 import mmap
 import os
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import dataclass
@@ -31,6 +30,7 @@ from spottrain.contract import CHUNK_BYTES
 from spottrain.distributed.channel import to_parent
 from spottrain.storage.base import AlreadyExists, Store
 from spottrain.storage.open import open_store
+from spottrain.storage.requests import digests
 
 SMALL_AT_ONCE: Final = 8
 """Number of files of at most one chunk sent at once; larger files go one at a time, in parallel parts."""
@@ -57,19 +57,7 @@ class UploadItem:
             return memoryview(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ))
 
 
-def upload(store: Store, item: UploadItem, body: memoryview, cancelled: Callable[[], bool]) -> list[str]:
-    """Uploads the item's `body`; returns the SHA-256 of each chunk."""
-    try:
-        return store.upload(item.key, body, cancelled=cancelled)
-    except AlreadyExists:
-        if not item.again:
-            raise
-        # The earlier attempt sent the same bytes.
-        starts = range(0, len(body), CHUNK_BYTES)
-        return [hashlib.sha256(body[at : at + CHUNK_BYTES]).hexdigest() for at in starts]
-
-
-class Uploads:
+class Uploader:
     """Uploads items to the store that `store` returns, `at_once` small ones in parallel. One call at once."""
 
     def __init__(self, store: Callable[[], Store], at_once: int = SMALL_AT_ONCE) -> None:
@@ -92,7 +80,12 @@ class Uploads:
                 return
             try:
                 body = item.body(memory)
-                chunks = upload(store, item, body, lambda: bool(failures) or cancelled())
+                try:
+                    chunks = store.upload(item.key, body, cancelled=lambda: bool(failures) or cancelled())
+                except AlreadyExists:
+                    if not item.again:
+                        raise
+                    chunks = digests(body, CHUNK_BYTES)  # the earlier attempt sent the same bytes
                 self._sent[item.key] = (len(body), chunks)
             except BaseException as error:
                 failures.append(error)  # the first is the cause
@@ -114,25 +107,6 @@ class Uploads:
         return {key: self._sent[key] for key in keys}
 
 
-class Uploader:
-    """Carries out the trainer's orders. `send` sends one message back."""
-
-    def __init__(self, store: Callable[[], Store], send: Callable[[dict[str, Any]], None]) -> None:
-        self._uploads = Uploads(store)
-        self._send = send
-        self.memory: mmap.mmap | None = None
-        self.abandoned: set[int] = set()
-        """Numbers of puts to stop."""
-
-    def put(self, number: int, items: Sequence[UploadItem], memory: mmap.mmap | None) -> None:
-        try:
-            sent = self._uploads.put(items, memory, lambda: number in self.abandoned)
-            self._send({"put": number, "sent": sent})
-        except Exception as error:  # every error is reported to the trainer
-            words = {"error": type(error).__name__, "message": str(error)}
-            self._send({"put": number, **words, "reason": getattr(error, "reason", "")})
-
-
 def main(fd: int) -> None:
     link = to_parent(fd)
 
@@ -150,26 +124,40 @@ def main(fd: int) -> None:
                 return opened()  # a failure is not cached
 
         threading.Thread(target=_warm, args=[store], daemon=True).start()
-        uploader = Uploader(store, send)
-        for name, facts in messages:
-            _act(uploader, name, facts, link.descriptors)
+        _obey(messages, Uploader(store), link.descriptors, send)
     os._exit(0)  # the training process has ended, and its memory with it
 
 
-def _act(uploader: Uploader, name: str, facts: Any, descriptors: list[int]) -> None:
-    if name == "buffer":
-        fd = descriptors.pop(0)
-        uploader.memory = mmap.mmap(fd, facts, prot=mmap.PROT_READ)
-        os.close(fd)
-    elif name == "forget":
-        uploader.memory = None
-    elif name == "abandon":
-        uploader.abandoned.add(facts)
-    else:
-        items = [UploadItem(**each) for each in facts["files"]]
-        # Binds the current memory: the next message may share a buffer with another layout.
-        arguments = facts["put"], items, uploader.memory
-        threading.Thread(target=uploader.put, args=arguments, daemon=True).start()
+def _obey(
+    messages: Iterable[tuple[str, Any]],
+    uploader: Uploader,
+    descriptors: list[int],
+    send: Callable[[dict[str, Any]], None],
+) -> None:
+    """Carries out the trainer's messages, each put in a thread of its own. `send` sends one message back."""
+    memory: mmap.mmap | None = None
+    abandoned: set[int] = set()
+
+    def put(number: int, items: Sequence[UploadItem], memory: mmap.mmap | None) -> None:
+        try:
+            send({"put": number, "sent": uploader.put(items, memory, lambda: number in abandoned)})
+        except Exception as error:  # every error is reported to the trainer
+            words = {"error": type(error).__name__, "message": str(error)}
+            send({"put": number, **words, "reason": getattr(error, "reason", "")})
+
+    for name, facts in messages:
+        if name == "buffer":
+            fd = descriptors.pop(0)
+            memory = mmap.mmap(fd, facts, prot=mmap.PROT_READ)
+            os.close(fd)
+        elif name == "forget":
+            memory = None
+        elif name == "abandon":
+            abandoned.add(facts)
+        else:
+            items = [UploadItem(**each) for each in facts["files"]]
+            # Binds the current memory: the next message may share a buffer with another layout.
+            threading.Thread(target=put, args=(facts["put"], items, memory), daemon=True).start()
 
 
 def _warm(store: Callable[[], Store]) -> None:

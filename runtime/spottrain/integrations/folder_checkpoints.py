@@ -73,7 +73,7 @@ class FolderCheckpoints:
             _delete(self._place.glob(f"{OURS}*"), world)  # left by a killed process
 
     def restore(self, manager: CheckpointManager, claim: Claim) -> Restored | None:
-        found = manager.choice.restore_folder(claim, self._target)
+        found = manager.restore(claim, folder=self._target)
         if found is not None:
             self.restored = self._target(found.entry.step)
         return found

@@ -243,7 +243,7 @@ def test_the_ranks_of_a_pod_need_their_copies_at_once_and_the_memory_given_up_be
     layout = all_of(leaves((torch.float32, [3000])))
     assert StagingBuffer(layout, ranks_here=4, freed=2 * mmap.PAGESIZE).size == layout.bytes
     world = World(rank=9, size=16, local_rank=1, local_size=8)
-    saver = Saver(world, None, lambda: InProcessTransfer(FolderStore(tmp_path)))
+    saver = Saver(world, lambda: InProcessTransfer(FolderStore(tmp_path)))
     saver.prepare({}, {"t": torch.ones(1000)})
     before = saver.bytes
     saver.prepare({}, {"t": torch.ones(3000)})

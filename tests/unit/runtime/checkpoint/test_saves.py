@@ -260,11 +260,11 @@ def test_what_is_saved_is_restored_by_the_next_attempt(tmp_path: Path, told: Tol
     it.release()
     successor = attempt(store, 2)
     claim = successor.claim()
-    found = successor.choice.restore(claim)
+    found = successor.restore(claim)
     assert found is not None
     assert found.entry.step == 5 and found.own == {"random": [1, 2]} and not found.new_rank
     assert [tensor.tolist() for tensor in found.shared.values()] == [[0] * 4, [1] * 4, [2] * 4]
-    told(lambda: successor.choice.restore_folder(claim, lambda step: tmp_path / "here"))
+    told(lambda: successor.restore(claim, folder=lambda step: tmp_path / "here"))
     successor.release()
 
 
@@ -277,7 +277,7 @@ def test_a_folder_of_a_library_is_saved_and_restored(tmp_path: Path) -> None:
     it.save_now(lambda: it.saver.folder(written, {"step": 5}, {"mine": 1}, 5))
     it.release()
     successor = attempt(store, 2)
-    found = successor.choice.restore_folder(successor.claim(), lambda step: tmp_path / f"read-{step}")
+    found = successor.restore(successor.claim(), folder=lambda step: tmp_path / f"read-{step}")
     assert found is not None and found.shared == {"step": 5} and found.own == {"mine": 1}
     assert (tmp_path / "read-5" / "a.bin").read_bytes() == b"a" * 1000
     assert (tmp_path / "read-5" / "deep" / "b").read_bytes() == b""
@@ -384,6 +384,6 @@ def test_what_a_commit_in_a_notice_replaces_is_deleted_by_the_successor(tmp_path
     steps = {key.split("-")[1] for key in store.list("checkpoints/")}
     assert steps == {f"s00000000{n}" for n in (1, 2, 3, 4)}
     successor = attempt(store, 2)
-    successor.choice.restore(successor.claim())
+    successor.restore(successor.claim())
     wait_for(lambda: len({key.split("-")[1] for key in store.list("checkpoints/")}) == 3)
     successor.release()

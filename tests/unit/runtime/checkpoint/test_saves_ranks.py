@@ -98,7 +98,7 @@ class Pair:
         self.both(lambda it: it.save_now(taking(it, step)))
 
     def restore(self) -> list[Restored]:
-        return self.both(lambda it: it.choice.restore(self.claims[it.context.world.rank]))
+        return self.both(lambda it: it.restore(self.claims[it.context.world.rank]))
 
     def shards(self, step: int) -> dict[str, Path]:
         return {path.name: path for path in self.root.glob(f"checkpoints/*-s{step:09d}-*/*.safetensors")}
@@ -190,7 +190,7 @@ def test_when_all_are_damaged_for_one_rank_all_ranks_say_so(pair: Pair) -> None:
     with pair.successor() as again:
         again.stores[1].wrong = "-s000000005-"
         error = (CheckpointError, r"step 5: r0000\d-00.safetensors has a wrong")
-        again.fail(lambda it: it.choice.restore(again.claims[it.context.world.rank]), error, error)
+        again.fail(lambda it: it.restore(again.claims[it.context.world.rank]), error, error)
 
 
 def test_a_save_that_rank_0_gives_up_is_sent_on_by_nobody_and_the_newer_one_is_made(pair: Pair) -> None:

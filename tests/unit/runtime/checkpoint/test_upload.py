@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import mmap
 import os
 import signal
@@ -13,7 +12,6 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -150,10 +148,10 @@ def test_a_trainer_that_changes_its_folder_sends_the_files_that_it_sees(
     (tmp_path / "later" / "written").mkdir(parents=True)
     (tmp_path / "later" / "written" / "a").write_bytes(b"of a library")
     monkeypatch.chdir(tmp_path / "later")
-    saver = Saver(World(), None, lambda: process)
+    saver = Saver(World(), lambda: process)
     save = saver.folder(Path("written"), {}, {}, 5)
     save.key = "checkpoints/x/"
-    sent = saver._send(save)
+    sent = saver.send(save.uploads, never)
     assert [(key.rpartition("/")[0], each.bytes) for key, each in sent.items()] == [("checkpoints/x", 12)]
 
 
@@ -163,11 +161,11 @@ def test_of_a_state_that_has_grown_the_old_memory_goes_before_the_new_is_made(
     alive = weakref.WeakSet[StagingBuffer]()
     counts: list[int] = []
     monkeypatch.setattr(staging_buffer, "require_memory", lambda needed: counts.append(len(alive)))
-    saver = Saver(World(), None, lambda: process)
+    saver = Saver(World(), lambda: process)
     for step, size in ((1, 10), (2, 20), (3, 20)):
         save = saver.snapshot({"t": torch.ones(size)}, {}, step)
         save.key = f"checkpoints/grown-{step}/"
-        saver._send(save)
+        saver.send(save.uploads, never)
         assert saver._buffer is not None
         alive.add(saver._buffer)
     assert counts == [0, 0]
@@ -182,7 +180,7 @@ def test_one_that_dies_is_replaced_and_what_it_had_sent_is_not_in_the_way(tmp_pa
         started.append(ProcessTransfer({"uri": str(tmp_path / "store")}))
         return started[-1]
 
-    saver = Saver(World(), None, start)
+    saver = Saver(World(), start)
     saver.prepare({"t": torch.ones(100)}, {})
     try:
         first = saver.send(items[:1], never)
@@ -208,18 +206,20 @@ def test_the_uploader_starts_without_torch() -> None:
 
 # --- failures within one upload -----------------------------------------------------------------------
 class Scene:
-    """An uploader in this process, what it said, and what a put of keys does with them."""
+    """An uploader in this process, and what its puts of keys returned or raised."""
 
     def __init__(self, store: Memory) -> None:
-        self.said: list[dict[str, Any]] = []
-        self.uploader = Uploader(lambda: store, self.said.append)
+        self.uploader = Uploader(lambda: store)
         self.memory = mmap.mmap(-1, mmap.PAGESIZE)
 
-    def put(self, number: int, *keys: str, again: bool = False) -> dict[str, Any]:
+    def put(self, *keys: str, again: bool = False) -> dict[str, tuple[int, list[str]]]:
         items = [UploadItem(key=key, bytes=10, again=again) for key in keys]
-        self.uploader.put(number, items, self.memory)
-        json.dumps(self.said)
-        return next(message for message in self.said if message["put"] == number)
+        return self.uploader.put(items, self.memory, never)
+
+    def fail(self, *keys: str) -> str:
+        with pytest.raises(errors.StoreUnavailable) as raised:
+            self.put(*keys)
+        return str(raised.value)
 
 
 class Counting(Memory):
@@ -242,20 +242,15 @@ class Counting(Memory):
 
 def test_after_the_first_file_that_fails_no_other_is_begun() -> None:
     store = Counting(fails="3")
-    assert Scene(store).put(1, *map(str, range(40))) == {
-        "put": 1,
-        "error": "StoreUnavailable",
-        "message": "no answer",
-        "reason": "StoreUnavailable",
-    }, "the cause, and not what followed from it"
+    assert Scene(store).fail(*map(str, range(40))) == "no answer", "the cause, and not what followed from it"
     assert len(store.tried) < 12
 
 
 def test_a_second_try_sends_only_what_is_missing() -> None:
     store = Counting()
     scene = Scene(store)
-    scene.put(1, "0", "1")
-    assert sorted(scene.put(2, "0", "1", "2")["sent"]) == ["0", "1", "2"]
+    scene.put("0", "1")
+    assert sorted(scene.put("0", "1", "2")) == ["0", "1", "2"]
     assert sorted(store.tried) == ["0", "1", "2"]
 
 
@@ -279,7 +274,7 @@ class Gated(Memory):
 def test_that_one_file_failed_is_told_while_another_is_still_being_sent() -> None:
     store = Gated()
     try:
-        assert Scene(store).put(1, "slow", "fails")["error"] == "StoreUnavailable"
+        assert Scene(store).fail("slow", "fails") == "no answer"
         assert not store.gate.is_set()
     finally:
         store.gate.set()
@@ -295,11 +290,10 @@ def test_what_an_abandoned_upload_still_sends_is_no_part_of_the_next_answer() ->
 
     store = Crossing()
     scene = Scene(store)
-    abandoned = threading.Thread(target=scene.put, args=[1, "slow"])
+    abandoned = threading.Thread(target=scene.put, args=["slow"])
     abandoned.start()
     assert store.sending.wait(SECONDS)
-    scene.uploader.abandoned.add(1)
-    assert list(scene.put(2, "shard")["sent"]) == ["shard"]
+    assert list(scene.put("shard")) == ["shard"]
     assert not abandoned.is_alive()
 
 
@@ -312,5 +306,5 @@ def test_a_second_try_takes_what_is_there_although_its_answer_was_an_error() -> 
             raise errors.StoreUnavailable("the answer was lost")
 
     scene = Scene(Lost())
-    assert scene.put(1, "a")["message"] == "the answer was lost"
-    assert scene.put(2, "a", again=True) == {"put": 2, "sent": {"a": (10, [sha(bytes(10))])}}
+    assert scene.fail("a") == "the answer was lost"
+    assert scene.put("a", again=True) == {"a": (10, [sha(bytes(10))])}
