@@ -127,7 +127,7 @@ class SyncEnv(StrEnum):
 
 
 PROFILE: Final = "SPOTTRAIN_PROFILE"
-"""Environment variable with the steps to profile, as JSON (`core.profile_window.Window`).
+"""Environment variable with the steps to profile, as JSON (`core.training_spec.Profile`).
 
 Set by `spottrain profile` or by the user, never by the operator. It overrides spec.training.profile."""
 

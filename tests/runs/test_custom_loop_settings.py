@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 from spottrain.contract import PROFILE, Env, ExitCode, Outcome, Reason
-from spottrain.core.profile_window import Window, profile_key
+from spottrain.core.profile_window import profile_key
+from spottrain.core.training_spec import Profile
 
 from tests.runs.conftest import SCRIPT, Lab
 from tests.runs.launched import Run
@@ -199,7 +200,7 @@ def test_bad_values_of_a_loop_are_one_sentence(lab: Lab) -> None:
 
 
 # --- a profile ------------------------------------------------------------------------------------------
-WINDOW = Window(wait=1, warmup=1, active=2)
+WINDOW = Profile(wait=1, warmup=1, active=2)
 
 
 def test_a_guard_makes_the_profile_that_the_manifest_asks_for(lab: Lab) -> None:

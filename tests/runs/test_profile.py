@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 from spottrain.contract import PROFILE, Env, ExitCode
-from spottrain.core.profile_window import Window, profile_key
+from spottrain.core.profile_window import profile_key
+from spottrain.core.training_spec import Profile
 from spottrain.diagnostics.bottleneck import Measurements
 from spottrain.diagnostics.profiler import Profiler
 from spottrain.diagnostics.step_timer import Seconds, Shares
@@ -20,19 +21,19 @@ from spottrain.storage.local import FolderStore
 from tests.runs.conftest import Lab
 from tests.runs.launched import Run
 
-WINDOW = Window(wait=1, warmup=1, active=2)
+WINDOW = Profile(wait=1, warmup=1, active=2)
 FOLDER = profile_key(2, 3, "")
 WAITING = Measurements(shares=Shares(steps=10, seconds=Seconds(data=5, compute=5)))
 
 OWN_LOOP = """\
 import os, torch
 from spottrain.diagnostics.profiler import Profiler
-from spottrain.core.profile_window import Window
+from spottrain.core.profile_window import asked_for
 from spottrain.lifecycle.session import current
 
 session = current()
 total = session.run.training.maxSteps or 100
-window, rank = Window.from_env(os.environ), session.world.rank
+window, rank = asked_for(os.environ), session.world.rank
 profiler = Profiler(window, session.store, attempt=session.attempt, rank=rank, total_steps=total)
 model = torch.nn.Linear(8, 8)
 for step in range(1, total + 1):

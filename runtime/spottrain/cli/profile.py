@@ -14,9 +14,8 @@ from typing import Any
 
 from spottrain.contract import PROFILE, Env
 from spottrain.core import log
-from spottrain.core.profile_window import Window
 from spottrain.core.run_config import name_of
-from spottrain.core.training_spec import Training
+from spottrain.core.training_spec import Profile, Training
 from spottrain.errors import ConfigurationError
 
 KINETO, SILENT = "KINETO_LOG_LEVEL", "99"
@@ -26,7 +25,7 @@ run ends after these steps and uses a folder of its own; with it, the run is lik
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    usual = Window()
+    usual = Profile()
     for name, text in (
         ("wait", "steps to skip first (compilation, first allocations)"),
         ("warmup", "steps to trace and discard"),
@@ -43,7 +42,8 @@ def settings(values: Mapping[str, Any], env: Mapping[str, str], now: float) -> d
 
     Raises ConfigurationError.
     """
-    window = Window(**{name: _steps(name, values[name]) for name in ("wait", "warmup", "active")})
+    asked = {name: _steps(name, values[name]) for name in ("wait", "warmup", "active")}
+    window = Profile.from_json(json.dumps(asked), PROFILE)
     found = {PROFILE: window.to_json(), KINETO: env.get(KINETO, SILENT)}
     if not env.get(Env.CHECKPOINT_URI):
         moment = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now))
@@ -54,7 +54,7 @@ def settings(values: Mapping[str, Any], env: Mapping[str, str], now: float) -> d
     return found
 
 
-def _short(training: dict[str, Any], window: Window) -> dict[str, Any]:
+def _short(training: dict[str, Any], window: Profile) -> dict[str, Any]:
     """Shortens the run to the window, without a warm-up and without another profile window."""
     if (given := training.pop("profile", None)) is not None:
         log.event("override", setting="profile", command=window.to_json(), manifest=json.dumps(given))

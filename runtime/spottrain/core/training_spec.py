@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
 from difflib import get_close_matches
 from functools import cache
 from typing import Annotated, Any, Final, Literal, NamedTuple, get_args, get_type_hints
@@ -130,15 +130,33 @@ class Data:
 class Profile:
     """Which optimizer steps of each attempt to profile.
 
+    The warm-up is the profiler's, whose start slows the first steps that it traces. Use `wait` to skip the
+    training's own warm-up (compilation, first allocations).
+
     Args:
         wait: Steps to skip.
-        warmup: Steps to trace and discard, while the profiler warms up.
+        warmup: Steps to trace and discard.
         active: Steps to record.
     """
 
     wait: Annotated[int, _whole(0)] = 10
     warmup: Annotated[int, _whole(0)] = 2
     active: Annotated[int, _whole(1)] = 3
+
+    @property
+    def steps(self) -> int:
+        """Length of the whole window."""
+        return self.wait + self.warmup + self.active
+
+    def to_json(self) -> str:
+        """Returns the window as JSON, as `from_json` reads it."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str, name: str) -> Profile:
+        """Parses and validates the JSON. `name`: of its variable. Raises ConfigurationError."""
+        found: Profile = _read(cls, _parsed(text, name), "profile")
+        return found
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -204,16 +222,20 @@ class Training:
     @classmethod
     def from_json(cls, text: str) -> Training:
         """Parses and validates the JSON; empty text sets nothing. Raises ConfigurationError."""
-        try:
-            raw = json.loads(text or "{}")
-        except ValueError as error:
-            raise ConfigurationError(f"{Env.TRAINING} is not JSON ({error}): {text[:80]!r}") from error
-        if not isinstance(raw, dict):
-            raise ConfigurationError(f"{Env.TRAINING} must be a JSON object, and is {text[:80]!r}")
-        found: Training = _read(cls, raw, "spec.training")
+        found: Training = _read(cls, _parsed(text or "{}", Env.TRAINING), "spec.training")
         if words := next(_contradictions(found), ""):
             raise ConfigurationError(f"spec.training: {words}")
         return found
+
+
+def _parsed(text: str, name: str) -> dict[str, Any]:
+    try:
+        raw = json.loads(text)
+    except ValueError as error:
+        raise ConfigurationError(f"{name} is not JSON ({error}): {text[:80]!r}") from error
+    if not isinstance(raw, dict):
+        raise ConfigurationError(f"{name} must be a JSON object, and is {text[:80]!r}")
+    return raw
 
 
 def problem(path: str, value: Any) -> str:
@@ -296,7 +318,7 @@ def _contradictions_of_parts(it: Training) -> Iterator[str]:
     if stopping is not None and stopping.patience is None and stopping.target is None:
         yield "earlyStopping needs patience or target, or it would never end the training"
     window, last = it.profile, it.maxSteps
-    if window is not None and last is not None and window.wait + window.warmup + window.active > last:
+    if window is not None and last is not None and window.steps > last:
         yield (
             f"profile records past maxSteps: wait + warmup + active must not be more than {last} steps; wait "
             "less, or record less"

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Final
 from spottrain.core import lazy
 
 if TYPE_CHECKING:
-    from spottrain.core.profile_window import Window
     from spottrain.diagnostics import bottleneck, flops, loop_watch, profiler, step_timer
     from spottrain.diagnostics.bottleneck import InUse, Verdict
     from spottrain.diagnostics.loop_watch import Watch
@@ -31,7 +30,6 @@ __all__ = [
     "StepTimer",
     "Verdict",
     "Watch",
-    "Window",
     "bottleneck",
     "flops",
     "loop_watch",
@@ -45,7 +43,6 @@ _HOME: Final = {
     "StepTimer": "spottrain.diagnostics.step_timer",
     "Verdict": "spottrain.diagnostics.bottleneck",
     "Watch": "spottrain.diagnostics.loop_watch",
-    "Window": "spottrain.core.profile_window",
 }
 
 __getattr__ = lazy.names(__name__, _HOME, set(__all__) - set(_HOME))

@@ -29,7 +29,7 @@ import torch
 
 from spottrain.core import log
 from spottrain.core.log_format import duration
-from spottrain.core.profile_window import MADE, Window, chosen, profile_key, require_window
+from spottrain.core.profile_window import MADE, chosen, profile_key, require_within
 from spottrain.core.training_spec import Profile
 from spottrain.diagnostics.bottleneck import Measurements, advice, diagnose, utilised
 from spottrain.errors import ConfigurationError
@@ -67,7 +67,7 @@ class Profiler:
 
     def __init__(
         self,
-        window: Window | None,
+        window: Profile | None,
         store: Store | None,
         *,
         attempt: int,
@@ -83,7 +83,7 @@ class Profiler:
         if window is None:
             return
         if total_steps is not None:
-            require_window(window.wait, window.warmup, window.active, total_steps, start)
+            require_within(window, total_steps, start)
         if store is None:
             raise ConfigurationError(
                 "a profile is requested, but there is no store for it: set checkpoint.uri, or --checkpoint"
@@ -133,7 +133,7 @@ class Profiler:
         if self._device is not None:
             torch.cuda.synchronize(self._device)
 
-    def _begin(self, window: Window) -> Any:
+    def _begin(self, window: Profile) -> Any:
         from torch import profiler  # lazy: most runs do not need it
 
         profile = profiler.profile(

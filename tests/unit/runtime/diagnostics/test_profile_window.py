@@ -8,11 +8,13 @@ import pytest
 from spottrain.cli.main import _read_command
 from spottrain.contract import PROFILE, Env
 from spottrain.core import profile_window as windows
-from spottrain.core.profile_window import Window, chosen, not_made, profile_key, require_window
+from spottrain.core.profile_window import asked_for, chosen, not_made, profile_key, require_within
 from spottrain.core.run_config import RunConfig
 from spottrain.core.training_spec import Profile
 
 from tests.support.sentences import Told
+
+WINDOW = Profile(wait=1, warmup=2, active=3)
 
 
 @pytest.fixture(autouse=True)
@@ -21,30 +23,30 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_window_that_just_fits_is_taken() -> None:
-    assert require_window(1, 2, 3, total_steps=6).steps == 6
-    assert require_window(1, 2, 3, total_steps=106, start=100).steps == 6
+    require_within(WINDOW, total_steps=6)
+    require_within(WINDOW, total_steps=106, start=100)
 
 
 def test_a_window_past_the_end_of_the_run_is_refused_with_what_to_change(told: Told) -> None:
-    told(lambda: require_window(1, 2, 3, total_steps=5))
-    told(lambda: require_window(1, 2, 3, total_steps=105, start=100))
+    told(lambda: require_within(WINDOW, total_steps=5))
+    told(lambda: require_within(WINDOW, total_steps=105, start=100))
 
 
 @pytest.mark.parametrize(
     "text", ["{", "[1]", '{"steps": 3}', '{"active": 0}', '{"wait": true}', '{"warmup": "2"}'], ids=str
 )
 def test_a_bad_window_is_refused_by_name(text: str, told: Told) -> None:
-    told(lambda: Window.from_env({PROFILE: text}))
+    told(lambda: asked_for({PROFILE: text}))
 
 
 def test_no_window_is_no_profile() -> None:
-    assert Window.from_env({}) is None
-    assert Window.from_env({PROFILE: ""}) is None
+    assert asked_for({}) is None
+    assert asked_for({PROFILE: ""}) is None
 
 
 def test_what_is_written_is_read_again() -> None:
-    window = Window(wait=0, warmup=1, active=9)
-    assert Window.from_env({PROFILE: window.to_json()}) == window
+    window = Profile(wait=0, warmup=1, active=9)
+    assert asked_for({PROFILE: window.to_json()}) == window
 
 
 def test_a_key_is_numbered_as_those_of_logs_are() -> None:
@@ -54,7 +56,7 @@ def test_a_key_is_numbered_as_those_of_logs_are() -> None:
 def test_profile_without_a_checkpoint_is_a_short_run_in_a_folder_of_its_own() -> None:
     read = _read_command(["profile", "--active", "4", "--wait", "1", "some/train.py", "--lr", "1"])
     assert (read.script, read.args, read.nproc) == ("some/train.py", ["--lr", "1"], "auto")
-    assert Window.from_env(os.environ) == Window(wait=1, warmup=2, active=4)
+    assert asked_for(os.environ) == Profile(wait=1, warmup=2, active=4)
     run = RunConfig.from_env(os.environ, script="some/train.py")
     assert run.checkpoint_uri is not None and run.checkpoint_uri.startswith("profiles/train-")
     assert run.training.maxSteps == 7
@@ -70,7 +72,7 @@ def test_profile_with_a_checkpoint_is_a_run_like_any_other() -> None:
     _read_command(["profile", "--checkpoint", "here", "train.py"])
     run = RunConfig.from_env(os.environ, script="train.py")
     assert (run.checkpoint_uri, run.training.maxSteps) == ("here", None)
-    assert Window.from_env(os.environ) == Window()
+    assert asked_for(os.environ) == Profile()
 
 
 def test_run_profiles_nothing() -> None:
@@ -86,10 +88,10 @@ def test_flags_that_are_no_steps_are_refused(words: list[str], told: Told) -> No
 def test_the_environments_window_wins_over_that_of_the_settings_and_is_told(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    mine, theirs = Window(wait=1, warmup=1, active=2), Profile(wait=100)
+    mine, theirs = Profile(wait=1, warmup=1, active=2), Profile(wait=100)
     assert chosen({PROFILE: mine.to_json()}, theirs) == mine
     assert "event=override setting=profile" in capsys.readouterr().out
-    assert chosen({}, theirs) == Window(wait=100, warmup=2, active=3) and chosen({}, None) is None
+    assert chosen({}, theirs) == Profile(wait=100, warmup=2, active=3) and chosen({}, None) is None
     assert chosen({PROFILE: mine.to_json()}, Profile(wait=1, warmup=1, active=2)) == mine
     assert capsys.readouterr().out == "", "what is equal is no change"
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from spottrain.core.profile_window import Window
+from spottrain.core.training_spec import Profile
 from spottrain.diagnostics.profiler import Profiler, first_words, kernel_seconds, loader_seconds
 from spottrain.storage.local import FolderStore
 from torch.autograd.profiler_util import FunctionEvent, Kernel
@@ -68,7 +68,7 @@ def test_the_seconds_are_those_of_the_steps_without_what_torch_takes_to_stop(
         now[0] += 100.0
 
     monkeypatch.setattr(torch.profiler.profile, "stop_trace", slow)
-    window = Window(wait=1, warmup=1, active=3)
+    window = Profile(wait=1, warmup=1, active=3)
     store = FolderStore(tmp_path)
     profiler = Profiler(window, store, attempt=1, rank=0, total_steps=9, clock=lambda: now[0])
     for _ in range(window.steps):
