@@ -645,6 +645,7 @@ LOGS_PREFIX: Final = "logs/"
 PROFILES_PREFIX: Final = "profiles/"
 COMPILE_CACHE_PREFIX: Final = "compile-cache/"
 OUT_OF_MEMORY_PREFIX: Final = "out-of-memory/"
+"""Written by runtimes of 0.3 alone; deleted with the job."""
 SERIES_PREFIX: Final = "series/"
 """Loss and speed over the steps, an object for each claim of the URI (`core.series`)."""
 CHUNK_BYTES: Final = 32 * 2**20
@@ -654,16 +655,6 @@ CHUNK_BYTES: Final = 32 * 2**20
 def checkpoint_key(term: int, step: int, nonce: str) -> str:
     """Folder of one checkpoint. Never the same twice; its name gives no order, HEAD does."""
     return f"{CHECKPOINTS_PREFIX}t{term:06d}-s{step:09d}-{nonce}/"
-
-
-def out_of_memory_key(job: str, size: int) -> str:
-    """Key that records an out-of-memory error at micro-batches of `size` samples; 0: prefix of all those."""
-    return f"{OUT_OF_MEMORY_PREFIX}{job}/" + (f"{size:09d}.json" if size else "")
-
-
-def out_of_memory_policy_key(job: str, policy: str) -> str:
-    """Key that records that one sample's step ran out of memory with this activation-checkpointing policy."""
-    return f"{OUT_OF_MEMORY_PREFIX}{job}/policy-{policy}.json"
 
 
 def log_key(attempt: int, rank: int, number: int) -> str:
@@ -727,10 +718,6 @@ OUTCOMES_FILE: Final = "SPOTTRAIN_OUTCOMES_FILE"
 """Environment variable of ranks started by spottrain's launcher: each writes its outcome to this file.
 
 So what happens to the process afterwards does not change the outcome."""
-AGAIN_FILE: Final = "SPOTTRAIN_AGAIN_FILE"
-"""The same file, if the launcher can restart the ranks: a rank writes to it to ask for that.
-
-No exit code is reserved for it, since a script may exit with any code."""
 TIME_BEFORE: Final = "SPOTTRAIN_TIME_BEFORE"
 """Environment variable of ranks started by spottrain's launcher: `{"born": ..., "split": ...}` as JSON.
 

@@ -12,7 +12,6 @@ RunError                 any error that ends the run with a message for the user
 ├── TrainingFailed       1: the training itself failed, such as a loss that is NaN or infinite
 ├── DataCacheFull        1: no space left for a download; another job may free some
 ├── PeerLost             79, or 75 if no step is lost: another rank is gone
-├── OutOfMemory          79, or 75: one of several ranks ran out of memory; the next start uses less
 └── Superseded           76: a newer attempt owns HEAD
 """
 
@@ -83,17 +82,6 @@ class PeerLost(RunError):
 
     outcome = Outcome.INTERRUPTED_LOST
     reason = Reason.PEER_LOST
-
-
-class OutOfMemory(RunError):
-    """A rank of several ran out of memory in a run that searches for its micro-batch size.
-
-    The size is stored for the next start. Not counted as a failure: each start uses a smaller size, so the
-    restarts come to an end.
-    """
-
-    outcome = Outcome.INTERRUPTED_LOST
-    reason = Reason.OUT_OF_MEMORY
 
 
 class Superseded(RunError):

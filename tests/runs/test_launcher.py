@@ -15,7 +15,6 @@ from spottrain.lifecycle.launcher import Ended, gravest
 
 from tests.runs.conftest import Lab
 from tests.runs.launched import BASE, OURS, WAITS, Launched, Run, gone
-from tests.support.heavy import sample
 from tests.support.pid1 import NAMESPACE, needs_root, pid_1_below
 from tests.support.ports import free_port
 
@@ -163,63 +162,6 @@ def test_no_rank_outlives_a_launcher_that_is_killed(lab: Lab) -> None:
     assert all(gone(pid) for pid in pids), run.log
 
 
-ASKS = (
-    BASE
-    + """
-from spottrain.lifecycle.rank_reports import request_restart
-from spottrain.errors import ConfigurationError
-print(f"round-of-{rank}", flush=True)
-if not os.path.exists(f"was-here-{rank}"):
-    open(f"was-here-{rank}", "w").close()
-    if rank == 1:
-        while not all(os.path.exists(f"was-here-{other}") for other in range(session.world.size)):
-            time.sleep(0.01)
-        HOW
-        assert request_restart(session.env)
-        session.end_now(Ending(Outcome.INTERRUPTED_LOST, "Asked.", "OutOfMemory"))
-    wait()
-    PEER
-"""
-)
-"""`HOW`: before rank 1 asks for all to be started again; `PEER`: what becomes of the others then."""
-LEAVES = "session.end_now(Ending(Outcome.INTERRUPTED_LOST, 'Another rank is gone.'))"
-
-
-def asks(how: str = "pass", peer: str = LEAVES) -> str:
-    return ASKS.replace("HOW", how).replace("PEER", peer)
-
-
-@pytest.mark.parametrize(
-    "peer", sample([LEAVES, "os.abort()", "os.kill(os.getpid(), signal.SIGSTOP)"], LEAVES, "os.abort()")
-)
-def test_where_a_rank_asks_for_it_all_are_started_again_however_its_peers_end(lab: Lab, peer: str) -> None:
-    run = start(lab, asks(peer=peer), 3, **{Env.GRACE_SECONDS: "4"}).done()
-    assert [run.log.count(f"round-of-{rank}") for rank in range(3)] == [2, 2, 2]
-    assert "event=restarted processes=3" in run.log
-    assert run.message.outcome is Outcome.UNTRAINED, "the last words of the first round do not hold"
-
-
-def test_what_the_round_before_has_lost_is_lost_where_the_next_one_does_not_get_to_do_it_again(
-    lab: Lab,
-) -> None:
-    lost = "session.board.update(step=30)"
-    again = asks(how=lost) + "else:\n    print(f'again-{rank}', flush=True)\n    time.sleep(60)\n"
-    run = start(lab, again, **{Env.GRACE_SECONDS: "3"}).until("again-0", "again-1").send()
-    run.ends(ExitCode.INTERRUPTED_LOST)
-    assert (run.message.outcome, run.message.step) == (Outcome.INTERRUPTED_LOST, 30)
-    assert "Before the ranks were started again: Asked." in run.message.message
-
-
-def test_a_signal_that_comes_while_ranks_are_to_be_started_again_wins(lab: Lab) -> None:
-    run = start(lab, asks(how="wait()")).until("ready-0", "ready-1").send().ends(ExitCode.INTERRUPTED_LOST)
-    assert run.log.count("round-of-1") == 1 and run.message.outcome is Outcome.INTERRUPTED_LOST
-
-
-def test_ranks_are_not_started_again_where_one_refuses_its_configuration(lab: Lab) -> None:
-    run = start(lab, asks(peer="raise ConfigurationError('no')")).ends(ExitCode.BAD_CONFIGURATION)
-    assert run.log.count("round-of-1") == 1
-
-
 ORPHANS = (
     BASE
     + """
@@ -266,19 +208,15 @@ def test_a_rank_without_its_number_of_ranks_is_refused_in_a_sentence(lab: Lab) -
 
 
 @pytest.mark.parametrize("nproc", [1, 2])
-def test_ranks_of_several_pods_count_on_and_cannot_ask_to_be_started_again(lab: Lab, nproc: int) -> None:
+def test_ranks_of_several_pods_count_on(lab: Lab, nproc: int) -> None:
     port = free_port()
     meets = {Env.WORKERS: "3", Env.RENDEZVOUS: f"localhost:{port}"}
-    script = BASE + (
-        "print(session.world, os.environ['MASTER_ADDR'], os.environ['MASTER_PORT'], flush=True)\n"
-        "print('can-ask', 'SPOTTRAIN_AGAIN_FILE' in os.environ, flush=True)"
-    )
+    script = BASE + "print(session.world, os.environ['MASTER_ADDR'], os.environ['MASTER_PORT'], flush=True)"
     pods = [start(lab, script, nproc, **meets, **{Env.WORKER_INDEX: str(index)}) for index in (2, 1, 0)]
     assert [run.end() for run in pods] == [ExitCode.DONE] * 3, pods[0].log
     for local in range(nproc):
         world = f"World(rank={nproc + local}, size={3 * nproc}, local_rank={local}, local_size={nproc})"
         assert f"{world} localhost {port}" in pods[1].log
-    assert pods[1].log.count("can-ask False") == nproc
 
 
 @pytest.mark.parametrize("nproc", [1, 2])

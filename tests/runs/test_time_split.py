@@ -17,7 +17,6 @@ from spottrain.contract import Env, ExitCode, Outcome, TimeSplit
 
 from tests.runs.conftest import Lab, progress_of, served
 from tests.runs.launched import Run
-from tests.runs.test_out_of_memory import SHORT
 from tests.runs.test_run_ranks import SCRIPT as RANKS
 from tests.support.heavy import sample
 from tests.support.ports import free_port
@@ -251,19 +250,6 @@ def test_ranks_count_from_the_start_of_their_launcher(lab: Lab) -> None:
     script = RANKS + END_OF_FIRST
     split = done(lab, script, nproc=2, env={"PAUSE": "0.03"})
     assert split.productive > 0 and split.waiting > 0, "for the other rank"
-
-
-@pytest.mark.heavy
-def test_ranks_that_are_started_again_continue_the_split(lab: Lab) -> None:
-    """They start with 8 samples at a time, and find room for 4: the steps since the last save are lost."""
-    script = SHORT + END_OF_FIRST
-    more = {"FITS": "4", "PAUSE": "0.1", "AT": "6", "SHORT": "1"}
-    it = timed(lab, script, nproc=2, attempt=1, interval="4steps", env=more)
-    it.run.done(300)
-    assert it.run.log.count("event=restarted") == 1
-    split = it.split()
-    assert split.productive >= 10 * 0.1, "all steps of both rounds, but for the first of each"
-    assert 0.1 <= split.unsaved < split.productive, "step 5 was done, and not saved"
 
 
 def listens(port: int) -> bool:

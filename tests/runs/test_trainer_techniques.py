@@ -12,7 +12,6 @@ from spottrain.contract import ExitCode, Outcome, Reason
 
 from tests.runs.conftest import SCRIPT, Lab
 from tests.runs.launched import Run
-from tests.support.heavy import sample
 
 
 def run(lab: Lab, training: dict[str, Any], *, script: str = SCRIPT, **more: Any) -> Run:
@@ -73,28 +72,13 @@ def test_the_largest_micro_batch_that_fits_is_found_and_the_batch_stays_what_it_
     assert found.losses == fixed.losses and found.digest == fixed.digest, "the trials have left no trace"
 
 
-def test_a_step_that_runs_out_of_memory_is_done_again_with_smaller_micro_batches(lab: Lab) -> None:
-    """Without what sees or draws for micro-batches the size changes rounding alone."""
-    plain = LITTLE_MEMORY
-    for word, other in (
-        ("BatchNorm1d", "LayerNorm"),
-        ("Dropout(0.1)", "Identity()"),
-        (" + 0.01 * torch.randn(4)", ""),
-    ):
-        plain = plain.replace(word, other)
-    it = run(lab, {"microBatchSize": "auto"}, script=plain, env={"ROOMY": "20"}).done()
-    assert 'event=batch-size micro_batch_size=2 was=4 why="a step ran out of memory"' in it.log
-    smaller = run(lab, {"microBatchSize": 2}, script=plain, env={"ROOMY": "0"}, at="smaller").done()
-    assert list(it.losses) == list(smaller.losses) == list(range(1, 25)), "each step once"
-    assert [number(loss) for loss in it.losses.values()] == pytest.approx(
-        [number(loss) for loss in smaller.losses.values()], rel=1e-5
-    )
-
-
-def test_where_a_size_is_given_running_out_of_memory_is_a_failure_that_names_the_ways_out(lab: Lab) -> None:
-    it = run(lab, {"microBatchSize": 4}, script=LITTLE_MEMORY, env={"ROOMY": "8"})
-    assert it.end() not in (ExitCode.DONE, ExitCode.BAD_CONFIGURATION)
-    assert "event=advice about=memory micro_batch_size=4" in it.log
+@pytest.mark.parametrize(("size", "roomy"), [("auto", "20"), (4, "8")])
+def test_a_step_that_runs_out_of_memory_is_a_failure_that_names_the_size_to_set(
+    lab: Lab, size: str | int, roomy: str
+) -> None:
+    it = run(lab, {"microBatchSize": size}, script=LITTLE_MEMORY, env={"ROOMY": roomy}).ends(ExitCode.FAILED)
+    assert it.losses and it.message.reason == Reason.OUT_OF_MEMORY
+    assert "with micro-batches of 4 samples: set microBatchSize to 2, or use" in it.message.message
 
 
 def test_the_average_of_the_weights_is_what_is_stored(lab: Lab, others: Lab) -> None:
@@ -384,29 +368,3 @@ def test_the_last_loss_is_known_where_the_end_was_decided_before_the_interruptio
     assert not second.losses
     last = float(second.log.split("result ")[1].split()[0])
     assert last == pytest.approx(number(first.losses[14]), rel=1e-6)
-
-
-ROOM = SCRIPT.replace(
-    "def loss(model, batch):\n",
-    "import dataclasses, spottrain.techniques.memory_fit\n"
-    "fit = spottrain.techniques.memory_fit; here = fit.memory_of\n"
-    "room = int(os.environ['ROOM']) << 30\n"
-    "fit.memory_of = lambda *a, **k: dataclasses.replace(here(*a, **k), limit=room)\n"
-    "def loss(model, batch):\n"
-    "    if len(batch[1]) > int(os.environ['MOST']): raise torch.OutOfMemoryError('CUDA out of memory')\n",
-)
-
-
-@pytest.mark.heavy
-@pytest.mark.parametrize(("deterministic", "size"), sample([(False, 8), (True, 4)], (True, 4)))
-def test_on_a_larger_device_the_size_is_looked_for_again_unless_bits_are_to_stay(
-    lab: Lab, deterministic: bool, size: int
-) -> None:
-    wanted = {"microBatchSize": "auto", "deterministic": deterministic}
-    found = "event=batch-size micro_batch_size={} share=8"
-    assert found.format(4) in stopped(lab, wanted, script=ROOM, ROOM="8", MOST="4").log
-    slow = {"ROOM": "8", "MOST": "8", "PAUSE": "0.05"}
-    same = run(lab, wanted, script=ROOM, env=slow, attempt=2).until("step=11/").stopped()
-    assert found.format(4) in same.log, "the room is what it was"
-    larger = run(lab, wanted, script=ROOM, env={"ROOM": "16", "MOST": "8"}, attempt=3).done()
-    assert found.format(size) in larger.log

@@ -9,7 +9,8 @@ TRIALS = (
     BEGIN
     + """
 from spottrain.techniques import accumulation, activation_checkpointing
-from spottrain.techniques.batch_size_trials import MemoryOfAllRanks, Trial, agreed, find, fits
+from spottrain.techniques.memory_fit import Trial, sizes_up_to
+from spottrain.techniques.precision import Precision
 
 
 class Block(torch.nn.Module):
@@ -69,8 +70,16 @@ def full(model):
 
 
 def trial():
-    both = MemoryOfAllRanks(memory, world)
-    return Trial(model, optimizer, loss_of=loss_of, batch_of=batch_of, share=64, memory=both)
+    return Trial(
+        model,
+        optimizer,
+        loss_of=loss_of,
+        batch_of=batch_of,
+        share=64,
+        precision=Precision(name="fp32"),
+        memory=memory,
+        world=world,
+    )
 
 
 def stepped(model):
@@ -86,21 +95,15 @@ def stepped(model):
 model = build()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 before, random = full(model), torch.get_rng_state()
-tried = trial()
-size = find(tried, 64)  # 1 sample: batch norm cannot do it
+size = trial().largest(sizes_up_to(64))  # 1 sample: batch norm cannot do it
 sizes, passes = passes, []
-
-
-def holds(policy):
+for policy in activation_checkpointing.STEPS:
     SCALED["by"] = 4 - len(activation_checkpointing.apply(model, policy).modules)
-    return fits(trial(), 16)
-
-
-policy = activation_checkpointing.least(holds)
+    if trial().largest(sizes_up_to(16)) == 16:
+        break
 activation_checkpointing.apply(model, activation_checkpointing.Policy())
 say(
     size=size,
-    agreed=agreed(size, world, torch.device("cpu")),
     sizes=sizes,
     policy=str(policy),
     largest=max(passes),
@@ -118,7 +121,7 @@ def test_ranks_of_a_sharded_model_try_the_same_sizes_and_none_that_is_too_much_f
 ) -> None:
     first, second = found(lab, TRIALS)
     assert first == second, "they judge alike, though the first has room for all"
-    assert first["size"] == first["agreed"] == 32, "740 of 900; 64 would be 1380"
+    assert first["size"] == 32, "740 of 900; 64 would be 1380"
     assert sorted(set(first["sizes"])) == [1, 2, 4, 8, 16, 32]
     assert first["policy"] == "every-2", "16 samples: 740 of 900; every-3 would be 1060, none 1380"
     assert first["untouched"] and first["same_numbers"] and first["no_gradients"]

@@ -36,7 +36,6 @@ INFO: Final[Mapping[str, str]] = {
     STEP: "Step {step}[/{total_steps}]: {rest}",
     # a run
     "launched": "Started {processes} of {world} processes",
-    "restarted": "Restarting all {processes} processes (they ended with {codes})",
     "start": "Training {job}, attempt {attempt}[, {world} ranks]; checkpoints: {checkpoints}",
     "progress-served": "Progress and metrics are served on port {port}",
     "override": "{setting}: {rest}",
@@ -157,7 +156,6 @@ WARNINGS: Final[Mapping[str, str]] = {
     # trouble with processes
     "peer-lost": "Another rank is lost: {error}",
     "stalled": "No progress for {idle:duration} at step {step} ({state}): {why}",
-    "cannot-restart": "The ranks cannot be restarted: {why}",
     "not-finished": "Not finished at step {step}: {why}",
     "grace-shortened": "{why}",
     "sigterm-will-not-arrive": "SIGTERM will not arrive here: {why}; {remedy}",

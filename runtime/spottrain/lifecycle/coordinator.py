@@ -32,11 +32,10 @@ from spottrain.core.series import Attempt
 from spottrain.core.time_split import CHECKPOINT_STALL, OTHER, RESTORE, WAITING
 from spottrain.distributed.control_channel import ControlChannel, broadcast_facts, connect, receive_facts
 from spottrain.distributed.stop_agreement import GO_ON, Orders, StopAgreement, alone, led
-from spottrain.errors import OutOfMemory, PeerLost, RunError, StoreError
+from spottrain.errors import PeerLost, RunError, StoreError
 from spottrain.lifecycle import endings
 from spottrain.lifecycle.endings import Ending
 from spottrain.lifecycle.notice_budget import NoticeBudget, StepTimes
-from spottrain.lifecycle.rank_reports import request_restart
 from spottrain.lifecycle.save_interval import (
     Losses,
     RebalanceAdvice,
@@ -425,19 +424,11 @@ class Coordinator:
 
         threading.Thread(target=end, name="spottrain-peer-lost", daemon=True).start()
 
-    def end_without(self, error: RunError) -> NoReturn:
-        """Ends the process when a peer is lost or this rank cannot continue: no step can be computed."""
-        then = ""
-        if isinstance(error, OutOfMemory):
-            by_itself = request_restart(self.session.env) or Env.JOB_UID in self.session.env
-            then = "" if by_itself else ": start it again (spottrain run --nproc does that by itself)"
-        if isinstance(error, PeerLost):
-            if self.checkpoints is not None:
-                self.checkpoints.release()
-        else:
-            self.give_up()  # the others wait for this rank, so an upload in progress may finish
-        # Only now: the upload may have saved steps.
-        self.session.end_now(self.session.ending_of(error).then(then))
+    def end_without(self, lost: PeerLost) -> NoReturn:
+        """Ends the process when a peer is lost: no step can be computed."""
+        if self.checkpoints is not None:
+            self.checkpoints.release()
+        self.session.end_now(self.session.ending_of(lost))
 
     # --- end ----------------------------------------------------------------------------------------
     def finish(

@@ -3,8 +3,8 @@
 The ranks are `spottrain run` again, with RANK set. A single rank has a launcher too if its output is stored:
 some process must forward its last output however it ended. That rank continues in this program after a fork.
 The launcher needs only the standard library and starts threads only to write or forward output: no handler,
-lock or import of its own may delay the next signal. It must outlive ranks that fail, hang or are killed. If a
-rank requests it, all ranks are started again after all have ended (`rank_reports`). See ADR 0004, 0008, 0010.
+lock or import of its own may delay the next signal. It must outlive ranks that fail, hang or are killed. See
+ADR 0004 and 0008.
 """
 
 from __future__ import annotations
@@ -44,16 +44,13 @@ PEER_SECONDS: Final = 10.0
 """Seconds for the other ranks after one has failed: they cannot save, but report and release HEAD."""
 REAP_SECONDS: Final = 5.0
 """Seconds for the kernel to end killed processes, if the deadline leaves them: at most half of the time until
-then. A process stuck in a driver is left behind, and then the ranks are not started again."""
+then. A process stuck in a driver is left behind."""
 LEAST_REAP_SECONDS: Final = 0.5
 SIGNALLED: Final = 128
 """Plus the signal number: the exit code that shells report for a process killed by a signal."""
 OUTCOME_OF: Final = {
     int(code): outcome for outcome, code in EXIT_CODE_OF.items() if outcome is not Outcome.UNTRAINED
 }
-
-LAST: Final = (Outcome.BAD_CONFIGURATION, Outcome.SUPERSEDED, Outcome.DONE, Outcome.UNTRAINED)
-"""Outcomes of a rank after which the ranks are not started again: they would end the same way."""
 
 BROKEN: Final = (Outcome.FAILED, Outcome.BAD_CONFIGURATION, Outcome.STORE_UNREACHABLE)
 """Outcomes of a rank after which its peers cannot save."""
@@ -140,12 +137,7 @@ class Launcher:
         self._grace = run_config.grace_seconds(env)
         self._deadline_file = run_config.deadline_file(env)
         self._signalled_at: float | None = None
-        self._lost: TerminationMessage | None = None
-        """Termination message of an earlier round that lost steps."""
-        self._reports = RankReports(restarts=gang.workers == 1 and gang.nproc > 1)
-        self._begin_round()
-
-    def _begin_round(self) -> None:
+        self._reports = RankReports()
         self._alive: dict[int, int] = {}
         """Ranks by process ID."""
         self._ended: list[Ended] = []
@@ -154,7 +146,6 @@ class Launcher:
         self._deadline = float("inf")
         self._peers_until = float("inf")
         self._killed = False
-        self._reports.clear()
 
     def run(self) -> int | None:
         """Returns the exit code after all ranks ended; None in the forked process that is the single rank."""
@@ -171,13 +162,9 @@ class Launcher:
         _prctl(PR_SET_CHILD_SUBREAPER, 1)
         if self._outputs is not None:
             self._outputs.redirect()
-        while self._round():
-            if not self._restarts:
-                return self._conclude()
-            self._reset_round()
-        return None
+        return self._conclude() if self._run_ranks() else None
 
-    def _round(self) -> bool:
+    def _run_ranks(self) -> bool:
         """Runs all ranks from start to end. Returns False in the forked process that is the single rank."""
         with reserve_port(self._gang.bind or LOOPBACK) as reserved:
             port = self._gang.port or reserved.getsockname()[1]
@@ -267,50 +254,10 @@ class Launcher:
             log.unhindered("rank-ended", of=rank, status=status if status >= 0 else _name(-status))
         if end.outcome in (Outcome.DONE, Outcome.UNTRAINED):
             return
-        broken = end.outcome in BROKEN or self._reports.restart_requested
-        if broken and self._stopping_since is None:
+        if end.outcome in BROKEN and self._stopping_since is None:
             self._peers_until = time.time() + min(PEER_SECONDS, FORCED_SHARE * self._grace)
         self._set_deadline(time.time() + self._grace)
         self._forward(signal.SIGTERM)
-
-    # --- once more ------------------------------------------------------------------------------------
-    @property
-    def _restarts(self) -> bool:
-        """Whether to start all ranks again: one has requested it, and nothing asks the pod to end.
-
-        It does not matter how its peers ended: NCCL, for example, aborts a process whose peer is gone.
-        """
-        if self._signalled_at is not None or self._alive or not self._reports.restart_requested:
-            return False
-        return not any(end.outcome in LAST for end in self._ended)
-
-    def _reset_round(self) -> None:
-        """Clears the last round's state. A signal that arrives now stays pending and ends the next round."""
-        self._keep_split()
-        log.event("restarted", processes=self._gang.nproc, codes=",".join(str(e.code) for e in self._ended))
-        if self._message_file is not None:
-            self._keep_losses(self._message_file)
-            with contextlib.suppress(OSError):
-                os.truncate(self._message_file, 0)  # else its message would outrank those to come
-        self._begin_round()
-
-    def _keep_losses(self, file: Path) -> None:
-        """Remembers the steps that this round lost, in case the next round does not repeat them."""
-        found = termination_message.read(file)
-        if found and found.outcome is Outcome.INTERRUPTED_LOST and _step(found) >= _step(self._lost):
-            self._lost = found
-
-    def _keep_split(self) -> None:
-        """Remembers where the time of this round's ranks went; the next round continues the split."""
-        found = termination_message.read(self._message_file) if self._message_file else None
-        unknown = max(time.time() - self._born - self._split.total, 0.0)
-        unread = replace(self._split, other=self._split.other + unknown)
-        self._split = (found.timeSplit if found else None) or unread
-
-    def _losses_remain(self, file: Path) -> bool:
-        """Whether steps that an earlier round lost were not repeated."""
-        found = termination_message.read(file)
-        return self._lost is not None and (found is None or _step(found) < _step(self._lost))
 
     # --- the end --------------------------------------------------------------------------------------
     def _note_stop_request(self, deadline: float) -> None:
@@ -364,8 +311,6 @@ class Launcher:
         ]
         worst = gravest(self._ended)
         file = self._message_file
-        if worst.outcome is Outcome.INTERRUPTED and file and self._losses_remain(file):
-            worst = replace(worst, status=int(EXIT_CODE_OF[Outcome.INTERRUPTED_LOST]), said=None)
         if file is not None:  # first: writing to the log may block
             try:
                 termination_message.revise(
@@ -397,9 +342,6 @@ class Launcher:
             signalledAt=self._signalled_at,
         )
         then = f" The ranks' own message: {found.message}" if found and found.message else ""
-        if self._lost is not None and worst.outcome is Outcome.INTERRUPTED_LOST:
-            basis = replace(basis, step=self._lost.step, durableStep=self._lost.durableStep)
-            then += f" Before the ranks were started again: {self._lost.message}"
         return replace(basis, outcome=worst.outcome, reason=reason, message=worst.words + then)
 
 
@@ -410,10 +352,6 @@ def _program(env: Mapping[str, str]) -> list[str]:
     # As a module, Python puts the working directory first on the path; `spottrain run` does not.
     safe = [] if os.getcwd() in sys.path else ["-P"]
     return [*safe, "-m", "spottrain", "run"]
-
-
-def _step(message: TerminationMessage | None) -> int:
-    return (message.step if message else None) or 0
 
 
 def _next_signal(awaited: set[signal.Signals]) -> int | None:

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from spottrain.techniques import (
         accumulation,
         activation_checkpointing,
-        batch_size_trials,
         compilation,
         dry_run,
         early_stopping,
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
         trackers,
     )
     from spottrain.techniques.activation_checkpointing import Policy
-    from spottrain.techniques.batch_size_trials import Trial
     from spottrain.techniques.compilation import compiled, warm_up
     from spottrain.techniques.dry_run import rehearsal
     from spottrain.techniques.early_stopping import EarlyStopping
@@ -48,10 +46,8 @@ __all__ = [
     "Policy",
     "Precision",
     "Trackers",
-    "Trial",
     "accumulation",
     "activation_checkpointing",
-    "batch_size_trials",
     "compilation",
     "compiled",
     "dry_run",
@@ -76,7 +72,6 @@ _HOME: Final = {
     "Policy": "spottrain.techniques.activation_checkpointing",
     "Precision": "spottrain.techniques.precision",
     "Trackers": "spottrain.techniques.trackers",
-    "Trial": "spottrain.techniques.batch_size_trials",
     "compiled": "spottrain.techniques.compilation",
     "find_batch_size": "spottrain.techniques.memory_fit",
     "lr_schedule": "spottrain.techniques.schedules",

@@ -46,7 +46,7 @@ class Policy:
     classes: tuple[str, ...] = ()
     """Class names whose instances are the blocks; empty: the blocks are detected."""
     auto: bool = False
-    """Whether trials choose `every`; see `least`."""
+    """Whether trials choose `every`; see `memory_fit`."""
 
     @classmethod
     def of(cls, wanted: str | Iterable[str | type[torch.nn.Module]]) -> Policy:
@@ -214,7 +214,7 @@ def apply(model: torch.nn.Module, policy: Policy) -> Applied:
 
     Args:
         model: wrapped or not; call it before DDP, `fully_shard` and torch.compile.
-        policy: the blocks to checkpoint; not `auto`, which needs trials (see `least`).
+        policy: the blocks to checkpoint; not `auto`, which needs trials (`find_batch_size`).
 
     Returns:
         What was done; it is also logged.
@@ -224,8 +224,8 @@ def apply(model: torch.nn.Module, policy: Policy) -> Applied:
     """
     if policy.auto:
         raise ConfigurationError(
-            "apply() does not accept the policy auto, which needs trials: pass the result of "
-            "least(fits), or one of none, every-2, all"
+            "apply() does not accept the policy auto, which needs trials: call "
+            "find_batch_size(checkpointing='auto'), or pass one of none, every-2, all"
         )
     inner = plain(model)
     remove(inner)
@@ -300,18 +300,6 @@ def _switch(model: torch.nn.Module, policy: Policy) -> Applied:
 
 
 # --- cost and benefit ---------------------------------------------------------------------------------------
-def least(fits: Callable[[Policy], bool], steps: Iterable[Policy] = STEPS) -> Policy | None:
-    """Chooses the policy for `auto`: the first of `steps` that fits; None if none does.
-
-    fits: applies a policy, tries a step, and returns whether it fits into memory.
-    """
-    for policy in steps:
-        if fits(policy):
-            log.event("activation-checkpointing", wanted="auto", chosen=policy)
-            return policy
-    return None
-
-
 def needless(*, peak: int, limit: int) -> str | None:
     """Returns why checkpointing that is on does not pay, as a sentence; None if it may pay.
 

@@ -15,6 +15,18 @@ from spottrain.core import log
 from spottrain.core.container import CGROUPS, memory_limit
 
 SELF: Final = Path("/proc/self")
+OUT_OF_MEMORY: Final = re.compile(
+    r"DefaultCPUAllocator: (can't allocate memory|not enough memory)|CUDA error: out of memory"
+    r"|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_(ALLOC|INTERNAL_ERROR_(HOST|DEVICE)_ALLOCATION)_FAILED"
+)
+"""Messages of a RuntimeError that mean out of memory (torch 2.15); CUDA's allocator has its own class."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether `error` means out of memory, so that a smaller batch may help."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and OUT_OF_MEMORY.search(str(error)) is not None
 
 
 class StepMemory(Protocol):
@@ -35,10 +47,7 @@ class StepMemory(Protocol):
 
 @dataclass(slots=True)
 class CudaMemory:
-    """Peak memory reserved by torch's allocator. The limit leaves out what other processes use.
-
-    Not yet tested on a GPU.
-    """
+    """Peak memory reserved by torch's allocator. The limit leaves out what other processes use."""
 
     device: torch.device
     limit: int

@@ -1,32 +1,31 @@
 """Finds a micro-batch size and a policy of activation checkpointing that fit into memory, if set to `auto`.
 
-The global batch size stays the same, and so does the learning rate. In a custom loop, `find_batch_size` does
-the same as `Trainer`:
+Before the first step, trial steps go up from small micro-batches to a rank's share of the global batch, until
+one takes too much memory. All ranks try the same size at the same time, and the fullest rank decides. The
+global batch size stays the same, and so does the learning rate. In a custom loop, `find_batch_size` does the
+same as `Trainer`:
 
     found = find_batch_size(model, optimizer, dataset, loss, global_batch_size=256)
     size, windows = found.micro_batch_size, found.accumulation
     loader = spottrain.data.loader(dataset, batch_size=size, accumulation=windows, shuffle=True)
-
-After running out of memory, a single rank goes on with smaller micro-batches. Several ranks all start again,
-with the record of `OOMHistory`: docs/adr/0010-out-of-memory.md.
 """
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import json
+import inspect
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 import torch
 from torch.utils.data import default_collate
 
-from spottrain.contract import out_of_memory_key, out_of_memory_policy_key
+from spottrain.contract import Reason
 from spottrain.core import log
+from spottrain.core.device import to_device
 from spottrain.core.training_settings import Settings
 from spottrain.core.training_settings import activation_checkpointing as checked_policy
 from spottrain.core.training_spec import AUTO, ActivationCheckpointing
@@ -36,81 +35,20 @@ from spottrain.data.source import source as source_of
 from spottrain.distributed import process_group
 from spottrain.distributed.dtensor import any_sharded
 from spottrain.distributed.world import World
-from spottrain.errors import ConfigurationError, OutOfMemory, RunError, StoreError
-from spottrain.storage.base import AlreadyExists, Store
-from spottrain.techniques.activation_checkpointing import STEPS, Policy, apply, least
-from spottrain.techniques.batch_size_trials import (
-    SMALLER_WAYS,
-    MemoryOfAllRanks,
-    OutOfMemoryTogether,
-    Trial,
-    agreed,
-    find,
-    fits,
-    is_out_of_memory,
-    smaller,
-)
-from spottrain.techniques.dry_run import release
-from spottrain.techniques.memory import StepMemory, memory_of
+from spottrain.errors import ConfigurationError, RunError, TrainingFailed
+from spottrain.techniques import accumulation
+from spottrain.techniques.activation_checkpointing import STEPS, Policy, apply
+from spottrain.techniques.dry_run import local_bytes, rehearsal, release
+from spottrain.techniques.memory import StepMemory, is_out_of_memory, memory_of
 from spottrain.techniques.precision import Precision
 
-GROWN: Final = 1.1
-"""Factor on the earlier memory limit below which a change is due to other processes on the device."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class OOMHistory:
-    """Records in the store what ran out of memory in a job, for its next start.
-
-    By then the processes, and maybe the pod, are gone. There is one object per size or policy, written once,
-    in any order, by any rank. HEAD is not used: only rank 0 writes it.
-    """
-
-    store: Store | None
-    """None without a checkpoint URI; then nothing is recorded."""
-    job_uid: str
-
-    def note(self, size: int, **facts: Any) -> bool:
-        """Records a micro-batch size. Returns whether the next start will find it.
-
-        facts: further fields of the object, for human readers.
-        """
-        return self._note(out_of_memory_key(self._job, size), size, microBatchSize=size, **facts)
-
-    def note_policy(self, policy: str, **facts: Any) -> bool:
-        """The same for a policy of activation checkpointing."""
-        return self._note(out_of_memory_policy_key(self._job, policy), policy, policy=policy, **facts)
-
-    def least(self) -> int | None:
-        """Returns the smallest size that was too large; None if none is recorded. Raises StoreError."""
-        names = (key.rpartition("/")[2].removesuffix(".json") for key in self._keys())
-        return min((int(name) for name in names if name.isdecimal()), default=None)
-
-    def failed_policies(self) -> int:
-        """Returns how many of `STEPS`, from the first on, the next start leaves out. Raises StoreError."""
-        recorded = self._keys()
-        keys = [out_of_memory_policy_key(self._job, str(policy)) for policy in STEPS[:-1]]
-        return max((number for number, key in enumerate(keys, 1) if key in recorded), default=0)
-
-    def _note(self, key: str, what: object, **facts: Any) -> bool:
-        if self.store is None:
-            return False
-        body = json.dumps({"jobUID": self.job_uid, **facts}).encode()
-        try:
-            with contextlib.suppress(AlreadyExists):  # another rank wrote it in the same step
-                self.store.put_if_absent(key, body)
-            return key in self._keys()
-        except StoreError as error:
-            log.event("batch-size", too_large=what, kept=False, why=error)
-            return False
-
-    def _keys(self) -> list[str]:
-        return [] if self.store is None else list(self.store.list(out_of_memory_key(self._job, 0)))
-
-    @property
-    def _job(self) -> str:
-        """The job's part of the key: a hash, because a UID may contain any character of a file name."""
-        return hashlib.sha256(self.job_uid.encode()).hexdigest()[:16]
+Loss = Callable[[torch.nn.Module, Any], torch.Tensor]
+HEAD_ROOM: Final = 0.1
+"""Share of the memory that stays free: for fragmentation, longer samples, NCCL and evaluation."""
+SMALLER_WAYS: Final = (
+    "use activation checkpointing (all), precision bf16, an optimizer with less state, more GPUs "
+    "with a sharded model (spottrain.shard), a smaller model, or shorter samples"
+)
 
 
 def policy_of(wanted: ActivationCheckpointing) -> Policy:
@@ -123,6 +61,151 @@ def policy_of(wanted: ActivationCheckpointing) -> Policy:
             return Policy.of(word)
 
 
+def sizes_up_to(most: int) -> list[int]:
+    """Returns divisors of `most`, rising up to it: each is the largest that is at most half of the next."""
+    found = [most]
+    while found[0] > 1:
+        found.insert(0, next(size for size in range(found[0] // 2, 0, -1) if most % size == 0))
+    return found
+
+
+class Trial:
+    """Trial steps, which all ranks make together. They leave no trace in the training.
+
+    Args:
+        model: not wrapped by DDP or torch.compile.
+        optimizer: optimizer of the model; it is not stepped. Memory for its state is reserved, and for
+            temporary tensors as large as the weights, which torch's foreach optimizers make.
+        loss_of: (model, batch) -> scalar tensor.
+        batch_of: size -> a batch of so many samples, the same on all ranks.
+        share: samples of one optimizer step on this rank. With several micro-batches, the second pass runs
+            while the gradients of the first exist.
+        precision: number format of the passes.
+        memory: measures the peak, and knows the limit.
+        world: the ranks.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        loss_of: Loss,
+        batch_of: Callable[[int], Any],
+        share: int,
+        precision: Precision,
+        memory: StepMemory,
+        world: World,
+    ) -> None:
+        self._model, self._loss_of, self._batch_of = model, loss_of, batch_of
+        self._share, self._precision, self._memory, self._world = share, precision, memory, world
+        self._reserved = state_bytes(optimizer) + weight_bytes(optimizer)
+        self._together = world.distributed and any(map(_waits_for_others, model.modules()))
+        """Whether a rank that runs out of memory leaves the others waiting in a collective."""
+
+    def largest(self, sizes: Sequence[int]) -> int | None:
+        """Returns the largest of the rising sizes that fits on all ranks; None if the first does not.
+
+        A size that the model does not support is left out, such as one sample with batch norm; if it
+        supports none, the error of the last one is raised.
+        """
+        fitted, used = None, dict[int, float]()
+        for size in sizes:
+            if (self._together or not self._memory.fails_softly) and foreseen(size, used) > 1 - HEAD_ROOM:
+                break  # the trial would end the process
+            try:
+                used[size] = self.used(size)
+            except Exception as error:
+                if isinstance(error, RunError) or used or size == sizes[-1]:
+                    raise
+                log.event("batch-size", left_out=size, why=f"{type(error).__name__}: {error}")
+                continue
+            if used[size] > 1 - HEAD_ROOM:
+                break
+            fitted = size
+        tried = [f"{n} {f'takes {of:.0%}' if of < math.inf else 'is too large'}" for n, of in used.items()]
+        log.event("batch-size", micro_batch_size=fitted, share=self._share, tried=", ".join(tried))
+        return fitted
+
+    def used(self, size: int) -> float:
+        """Returns the share of its memory that a step of this size takes on the fullest rank.
+
+        It is infinite if a rank runs out of memory. Raises TrainingFailed if others wait for this rank then.
+        """
+        peak = math.inf
+        try:
+            with rehearsal(self._model):
+                peak = self._peak(size)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            if self._together:
+                raise TrainingFailed(
+                    f"a trial with {size} samples ran out of memory while other ranks waited for this one: "
+                    "set microBatchSize to a number below that, and activationCheckpointing to a policy "
+                    "other than auto",
+                    reason=Reason.OUT_OF_MEMORY,
+                ) from error
+        if peak == math.inf:
+            release()  # outside of `except`: the traceback and the tensors of its frames are gone
+        return -process_group.earliest(-peak / self._memory.limit, self._world, self._memory.device)
+
+    def _peak(self, size: int) -> int:
+        device, passes = self._memory.device, 1 if size == self._share else 2
+        self._memory.begin()
+        # Written, because on a CPU untouched memory is not resident.
+        reserved = torch.empty(self._reserved, dtype=torch.uint8, device=device).fill_(1)
+        for number in range(1, passes + 1):
+            with accumulation.sync(self._model, last=number == passes):
+                with self._precision.autocast(device):
+                    loss = self._loss_of(self._model, to_device(self._batch_of(size), device))
+                loss.backward()  # type: ignore[no-untyped-call]
+            del loss
+        del reserved
+        return self._memory.peak()
+
+
+def _waits_for_others(module: torch.nn.Module) -> bool:
+    """Whether its forward pass is a collective even without DDP."""
+    return any_sharded(module, recurse=False) or isinstance(module, torch.nn.SyncBatchNorm)
+
+
+def foreseen(size: int, used: dict[int, float]) -> float:
+    """Predicts what a size takes, by a line through the two largest that were tried; 0 without two."""
+    if len(used) < 2:
+        return 0.0
+    (low, less), (high, more) = list(used.items())[-2:]
+    return more + (more - less) * (size - high) / (high - low)
+
+
+def weight_bytes(optimizer: torch.optim.Optimizer) -> int:
+    """Returns the bytes of the optimizer's parameters; of sharded ones only this rank's part."""
+    return sum(local_bytes(each) for group in optimizer.param_groups for each in group["params"])
+
+
+def state_bytes(optimizer: torch.optim.Optimizer) -> int:
+    """Estimates the bytes that the optimizer's state still has to allocate; 0 once it has stepped.
+
+    Steps an optimizer of the same class and settings on a small parameter. If that fails, it logs this, and
+    assumes Adam's state: two numbers per weight.
+    """
+    if optimizer.state:
+        return 0
+    probe = torch.nn.Parameter(torch.zeros(16, 16))
+    probe.grad = torch.ones_like(probe)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            # Not all defaults are arguments: AdamW's include some of its base's (torch 2.15).
+            accepted = inspect.signature(type(optimizer)).parameters
+            small = type(optimizer)([probe], **{n: v for n, v in optimizer.defaults.items() if n in accepted})
+            small.step()
+    except Exception as error:  # a user's class may need other arguments
+        log.event("batch-size", optimizer=type(optimizer).__name__, state="as Adam's", why=error)
+        return 2 * weight_bytes(optimizer)
+    state = sum(local_bytes(each) for each in small.state[probe].values() if isinstance(each, torch.Tensor))
+    return round(weight_bytes(optimizer) * state / local_bytes(probe))
+
+
 class MemoryFit:
     """Memory fit of one training. `loss_of(model, batch)` returns the mean loss over the batch."""
 
@@ -132,27 +215,18 @@ class MemoryFit:
         *,
         model: torch.nn.Module,
         optimizer: torch.optim.Optimizer,
-        loss_of: Callable[[torch.nn.Module, Any], torch.Tensor],
+        loss_of: Loss,
         source: Source,
         precision: Precision,
         device: torch.device,
         world: World,
-        oom_history: OOMHistory,
     ) -> None:
         self._model, self._optimizer, self._loss_of = model, optimizer, loss_of
         self._precision, self._device, self._world = precision, device, world
-        self._oom_history = oom_history
         self.policy = policy_of(settings.activation_checkpointing)
         self._sized = settings.micro_batch_size == AUTO
-        self._exact = settings.deterministic
         self.saved_size: int | None = None
-        """Micro-batch size of the previous attempt. It is kept if it fits, to keep the order of sums."""
-        self.memory_limit: int | None = None
-        """Memory limit in bytes of the rank with the least, if the size is found by trial."""
-        self.saved_memory_limit: int | None = None
-        self._fitted = False
-        self._tried: Policy | None = None
-        """The policy on trial."""
+        """Micro-batch size of the previous attempt: it is kept if it fits, so that sums keep their order."""
         self._batches = source if isinstance(source, Batches) else None
         if (self._sized or self.policy.auto) and self._batches is None:
             raise ConfigurationError(
@@ -164,65 +238,59 @@ class MemoryFit:
     def fit(self) -> None:
         """Finds and applies policy and size, before compilation. All ranks must call it.
 
+        The policy is the one with the least recomputation that lets the micro-batch fit: one of the given
+        size, else the largest.
+
         Raises:
             ConfigurationError: nothing fits.
-            StoreError: the record of earlier failures cannot be read.
         """
-        most = self._most() if self._sized else None
-        if self.policy.auto:
-            self.policy = self._least_recomputation(most)
-        apply(self._model, self.policy)
-        if self._batches is not None and most is not None:
-            self._batches.resized(self._largest(most))
-        self._fitted = True
+        if self._batches is None or not (self._sized or self.policy.auto):
+            apply(self._model, self.policy)
+            return
+        saved, share = self.saved_size, self._share
+        most = self._batches.plan.micro_batch_size
+        if self._sized:
+            most = saved if saved is not None and share % saved == 0 else share
+        trial, found = self._trial(), None
+        trial_of_policies = self.policy.auto
+        for policy in STEPS if trial_of_policies else (self.policy,):
+            self.policy = policy
+            apply(self._model, policy)
+            found = trial.largest(sizes_up_to(most))
+            if found == most:
+                break
+        if found is None or not (self._sized or found == most):
+            size = "one sample" if self._sized else f"{most} samples"
+            ways = SMALLER_WAYS if self._sized else "set microBatchSize to auto or a smaller number"
+            raise ConfigurationError(f"a micro-batch of {size} does not fit into memory: {ways}")
+        if self._sized:
+            self._batches.resized(found)
+        if trial_of_policies:
+            log.event("activation-checkpointing", wanted=AUTO, chosen=self.policy)
 
     @property
     def size(self) -> int | None:
         """Samples of a micro-batch, if found by trial; else None."""
         return self._batches.plan.micro_batch_size if self._sized and self._batches is not None else None
 
-    def lacks_memory(self, error: BaseException) -> bool:
-        """Whether `shrink` may help after `error` in a step. If not, this process cannot go on.
+    @contextmanager
+    def explained(self) -> Iterator[None]:
+        """Raises TrainingFailed for running out of memory in the block: it says which number to set."""
+        try:
+            yield
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            raise TrainingFailed(self._too_large(), reason=Reason.OUT_OF_MEMORY) from error
 
-        False with several ranks: the others wait in a collective, see `out_of_memory`.
-        """
-        if self._batches is None or not is_out_of_memory(error):
-            return False
-        if self._sized:
-            return not self._world.distributed
+    def _too_large(self) -> str:
+        if self._batches is None:
+            fix = f"make the batches of train_dataset smaller, or {SMALLER_WAYS}"
+            return f"the training ran out of memory: {fix}"
         micro = self._batches.plan.micro_batch_size
-        log.event("advice", about="memory", micro_batch_size=micro, text=SMALLER_WAYS)
-        return False
-
-    def shrink(self) -> None:
-        """Changes to the next smaller micro-batch size. Raises ConfigurationError if there is none."""
-        assert self._batches is not None
-        micro = self._batches.plan.micro_batch_size
-        less = smaller(micro, self._share)
-        log.event("batch-size", micro_batch_size=less, was=micro, why="a step ran out of memory")
-        release()
-        self._batches.resized(less)
-
-    def out_of_memory(self, error: BaseException, step: int) -> RunError | None:
-        """Records an error of memory that ends one of several ranks, so that all start again with less.
-
-        Args:
-            error: raised in a step, or in a trial of all ranks.
-            step: optimizer steps done.
-
-        Returns:
-            The error to end with: OutOfMemory, or ConfigurationError if there is no smaller size. None if
-            `error` is another one, the size is given, or it cannot be recorded.
-        """
-        together = isinstance(error, OutOfMemoryTogether)
-        if together and self._tried is not None and self._tried != STEPS[-1]:
-            return self._without(self._tried)
-        if self._batches is None or not self._sized or not self._world.distributed:
-            return None
-        if isinstance(error, OutOfMemoryTogether):
-            return self._below(error.size, step)
-        in_step = self._fitted and is_out_of_memory(error)
-        return self._below(self._batches.plan.micro_batch_size, step) if in_step else None
+        smaller = [size for size in sizes_up_to(self._share) if size < micro]
+        fix = f"set microBatchSize to {smaller[-1]}, or {SMALLER_WAYS}" if smaller else SMALLER_WAYS
+        return f"the training ran out of memory with micro-batches of {micro} samples: {fix}"
 
     def sample(self, size: int, *, start: int = 0, apart: int = 1) -> Any:
         """Returns a collated batch of `size` samples, on the host, without moving the loader's position.
@@ -235,120 +303,22 @@ class MemoryFit:
         with seeded(request(self._batches.plan.seed, 0, numbers).seed):
             return collate([self._batches.dataset[number] for number in numbers])
 
-    # --- inside -------------------------------------------------------------------------------------
-    def _without(self, policy: Policy) -> RunError | None:
-        """Records a policy whose trial ran out of memory, so that it is not tried again."""
-        rank = self._world.rank
-        if self._oom_history.note_policy(str(policy), rank=rank, ranks=self._world.size):
-            return OutOfMemory(
-                f"rank {rank} ran out of memory in a trial of activation checkpointing {policy}; the next "
-                "attempt tries policies that recompute more"
-            )
-        text = (
-            "the policy could not be stored for the next attempt (no checkpoint URI, or the store "
-            "failed): set activationCheckpointing to a policy other than auto"
-        )
-        log.event("advice", about="memory", policy=policy, text=text)
-        return None
-
-    def _below(self, size: int, step: int) -> RunError | None:
-        """Records a size that ran out of memory, so that the next attempt uses a smaller one."""
-        try:
-            less = smaller(size, self._share)
-        except ConfigurationError as nothing:
-            return nothing
-        rank, ranks = self._world.rank, self._world.size
-        if self._oom_history.note(size, rank=rank, ranks=ranks, share=self._share, step=step):
-            log.event("batch-size", micro_batch_size=less, was=size, why="a step ran out of memory")
-            return OutOfMemory(
-                f"rank {rank} ran out of memory with micro-batches of {size} samples at step {step + 1}; "
-                f"the next attempt resumes from the last checkpoint with at most {less}"
-            )
-        text = (
-            "the size could not be stored for the next attempt (no checkpoint URI, or the store "
-            f"failed): set microBatchSize to {less} or less"
-        )
-        log.event("advice", about="memory", micro_batch_size=size, text=text)
-        return None
-
     @property
     def _share(self) -> int:
         assert self._batches is not None
         return self._batches.plan.global_batch_size // self._world.size
 
-    def _most(self) -> int:
-        """Returns the largest size that has not run out of memory in this job. All ranks must call it."""
-        known = self._oom_history.least() if self._world.first else None
-        too_large = process_group.earliest(float(known or math.inf), self._world, self._device)
-        if too_large > self._share:
-            return self._share
-        most = smaller(round(too_large), self._share)
-        log.event(
-            "batch-size", most=most, why=f"a step of this job ran out of memory with {round(too_large)}"
-        )
-        return most
-
-    def _untried(self) -> tuple[Policy, ...]:
-        """Returns policies whose trials have not run out of memory in this job. All ranks must call it."""
-        failed = float(self._oom_history.failed_policies()) if self._world.first else math.inf
-        return STEPS[round(process_group.earliest(failed, self._world, self._device)) :]
-
-    def _least_recomputation(self, most: int | None) -> Policy:
-        """Returns the policy with the least recomputation that lets the micro-batch fit.
-
-        The micro-batch has the given size, else the largest allowed one. With a sharded model each trial
-        starts at one sample, so this order is safe there too.
-        """
-        assert self._batches is not None
-        size = most or self._batches.plan.micro_batch_size
-
-        def suffices(policy: Policy) -> bool:
-            self._tried = policy
-            apply(self._model, policy)
-            return self._fits_everywhere(self._trial(), size)
-
-        found = least(suffices, self._untried())
-        self._tried = None
-        if found is None and not self._sized:
-            raise ConfigurationError(
-                f"micro-batches of {size} samples do not fit into memory even if all blocks are "
-                "recomputed: set microBatchSize to auto"
-            )
-        return found or STEPS[-1]
-
-    def _largest(self, most: int) -> int:
-        """Returns the previous attempt's size, or the largest one that fits on all ranks."""
-        trial, saved, share = self._trial(), self.saved_size, self._share
-        limit = self.memory_limit = agreed(trial.memory.limit, self._world, self._device)
-        grown = self.saved_memory_limit is not None and limit > GROWN * self.saved_memory_limit
-        keep = saved is not None and share % saved == 0 and saved <= most and (self._exact or not grown)
-        if saved is not None and keep and self._fits_everywhere(trial, saved):
-            log.event("batch-size", micro_batch_size=saved, share=share, source="the checkpoint")
-            return saved
-        return agreed(find(trial, share, largest=most), self._world, self._device)
-
-    def _fits_everywhere(self, trial: Trial, size: int) -> bool:
-        """Whether the size fits on all ranks."""
-        return agreed(int(fits(trial, size)), self._world, self._device) == 1
-
     def _trial(self) -> Trial:
-        memory: StepMemory = memory_of(self._device, ranks=self._world.local_size)
-        if self._world.distributed and any(map(_waits_for_others, self._model.modules())):
-            memory = MemoryOfAllRanks(memory, self._world)
         return Trial(
             self._model,
             self._optimizer,
             loss_of=self._loss_of,
             batch_of=self.sample,
             share=self._share,
-            memory=memory,
             precision=self._precision,
+            memory=memory_of(self._device, ranks=self._world.local_size),
+            world=self._world,
         )
-
-
-def _waits_for_others(module: torch.nn.Module) -> bool:
-    """Whether its forward pass is a collective even without DDP."""
-    return any_sharded(module, recurse=False) or isinstance(module, torch.nn.SyncBatchNorm)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -367,7 +337,7 @@ def find_batch_size(
     model: torch.nn.Module,
     optimizer: torch.optim.Optimizer,
     dataset: Any,
-    loss: Callable[[torch.nn.Module, Any], torch.Tensor],
+    loss: Loss,
     *,
     global_batch_size: int,
     micro_batch_size: int | Literal["auto"] | None = AUTO,
@@ -435,7 +405,6 @@ def find_batch_size(
         precision=precision or Precision(name="fp32"),
         device=device,
         world=world,
-        oom_history=OOMHistory(store=None, job_uid=""),  # a custom loop ends when it runs out of memory
     )
     if isinstance(checkpointing, Policy):
         memory_fit.policy = checkpointing

@@ -26,7 +26,7 @@ from spottrain.core.time_split import WAITING
 from spottrain.core.training_spec import Profile
 from spottrain.diagnostics.monitor import Monitor, Phases
 from spottrain.distributed import process_group
-from spottrain.errors import CheckpointError, ConfigurationError, PeerLost, RunError, TrainingFailed
+from spottrain.errors import CheckpointError, ConfigurationError, PeerLost, TrainingFailed
 from spottrain.lifecycle.coordinator import Coordinator
 from spottrain.lifecycle.series_writer import SeriesWriter
 from spottrain.lifecycle.session import RunEnded, Session
@@ -34,25 +34,19 @@ from spottrain.techniques.trackers import Trackers
 
 
 class Engine:
-    """Runs one training of this process. All ranks call the same methods at the same steps.
-
-    `explain` returns the RunError behind an exception of the loop, such as OutOfMemory; None for any other.
-    """
+    """Runs one training of this process. All ranks call the same methods at the same steps."""
 
     coordinator: Coordinator
     """Set by `begin`."""
     metrics: MetricsLog
     """Set by `start`."""
 
-    def __init__(
-        self, session: Session, *, explain: Callable[[BaseException], RunError | None] = lambda error: None
-    ) -> None:
+    def __init__(self, session: Session) -> None:
         devices.require_torch()
         self.session = session
         self.ended = False
         """Whether the training was finished, stopped or given up: nothing more can be counted or saved."""
         self.monitor: Monitor | None = None
-        self._explain = explain
         self._trackers: list[Trackers] = []
         self._failed = False
 
@@ -218,16 +212,16 @@ class Engine:
     def failed(self, error: BaseException) -> None:
         """Reports `error` as what it means, and releases HEAD, so that the next attempt need not wait.
 
-        If another rank is lost, or this one is out of memory, it ends the process: no step can be computed.
+        If another rank is lost, it ends the process: no step can be computed.
         """
         if self._failed or isinstance(error, RunEnded):
             return
         self._failed = True
         session = self.session
-        cause = error if isinstance(error, PeerLost) else self._explain(error)
-        cause = cause or process_group.peer_lost(error, session.world, session.peer_gone)
-        if cause is not None:
-            self.coordinator.end_without(cause)
+        lost = error if isinstance(error, PeerLost) else None
+        lost = lost or process_group.peer_lost(error, session.world, session.peer_gone)
+        if lost is not None:
+            self.coordinator.end_without(lost)
         try:
             session.broken_by_stop(error)
         finally:

@@ -39,14 +39,14 @@ from spottrain.data.source import size_of, source
 from spottrain.diagnostics.step_timer import StepTimer
 from spottrain.distributed import process_group
 from spottrain.distributed.dtensor import any_sharded
-from spottrain.errors import ConfigurationError, RunError
+from spottrain.errors import ConfigurationError
 from spottrain.lifecycle.session import Session, current
 from spottrain.techniques import accumulation, compilation, schedules
 from spottrain.techniques import precision as precisions
 from spottrain.techniques.dry_run import rehearsal
 from spottrain.techniques.early_stopping import EarlyStopping
 from spottrain.techniques.ema import EMA
-from spottrain.techniques.memory_fit import MemoryFit, OOMHistory
+from spottrain.techniques.memory_fit import MemoryFit
 from spottrain.techniques.trackers import Tracker, Trackers, run_id
 from spottrain.training import components
 from spottrain.training.components import require_kinds, require_own_parameters, require_positive
@@ -212,7 +212,7 @@ class Trainer:
         self.trackers = Trackers(
             components.trackers(trackers, self.settings, self.session), world=self.session.world
         )
-        self._engine = Engine(self.session, explain=self._explain)
+        self._engine = Engine(self.session)
         self._engine.close_at_end(self.trackers)
         self._schedule_evaluations(eval_dataset, collate_fn, eval_every)
         self.step = 0
@@ -310,7 +310,12 @@ class Trainer:
         restored = engine.begin(
             StateCheckpoints(self.checkpoint_state(), self.model), total_steps=self.total_steps
         )
-        with closing(iter(self.batches)) as steps, closing(engine), engine.failures():  # loader workers last
+        with (
+            closing(iter(self.batches)) as steps,  # loader workers last
+            closing(engine),
+            engine.failures(),
+            self.memory_fit.explained(),
+        ):
             self._begin(restored)
             if not self._train(steps):
                 engine.stop()
@@ -344,26 +349,18 @@ class Trainer:
             with self._timer.data(), self._data_wait:
                 step, micro_batches = self._awaited(lambda: next(steps))
             self._replica.give_buffers()
-            several = len(step.shares) > 1 or self.settings.micro_batch_size == AUTO
-            before = devices.Boundary(modules) if several else None
-            loss, failed = torch.zeros((), device=self.device), None
+            before = devices.Boundary(modules) if len(step.shares) > 1 else None
+            loss = torch.zeros((), device=self.device)
             try:
                 for number, (batch, share) in enumerate(self._fetched(micro_batches), 1):
                     if stopping.stopping and not world.distributed:  # several ranks stop between steps
                         self._drop(before)
                         return False
                     loss += self._pass(batch, share, last=number == len(step.shares))
-            except Exception as error:
-                failed = self.memory_fit.lacks_memory(error)
-                if not failed:
-                    self._drop(before)
-                    self.intact |= before is not None
-                    raise
-            if failed:  # outside `except`, no frame holds tensors any more
+            except Exception:
                 self._drop(before)
-                self.memory_fit.shrink()
-                self._weighing = self._make_weighing()  # its spare micro-batch was larger
-                continue
+                self.intact |= before is not None
+                raise
             stopping.let_end(None)  # from here on there is work to lose
             moved = self._update()
             self.step += 1
@@ -525,7 +522,6 @@ class Trainer:
                 **self._engine.coordinator.record(),
                 "trackers": self.trackers.state_dict(),
                 "micro_batch_size": self.memory_fit.size,
-                "micro_batch_room": self.memory_fit.memory_limit,
                 **self.evaluations.state_dict(),
             },
         }
@@ -564,7 +560,6 @@ class Trainer:
         self.evaluations.load_state_dict(progress)
         self.last_loss = torch.tensor(0.0 if new_rank else own.get("loss", 0.0), device=self.device)
         self.memory_fit.saved_size = progress.get("micro_batch_size")
-        self.memory_fit.saved_memory_limit = progress.get("micro_batch_room")
         self._engine.restore_random(None if new_rank else own["random"], self.step)
 
     def _load_techniques(self, tree: dict[str, Any]) -> None:
@@ -618,7 +613,6 @@ class Trainer:
             precision=self.precision,
             device=self.device,
             world=self.session.world,
-            oom_history=OOMHistory(store=self.session.store, job_uid=self.session.run.job_uid),
         )
 
     def _make_evaluation(self, eval_dataset: Dataset, collate: Any) -> Evaluation:
@@ -709,6 +703,3 @@ class Trainer:
                 micro_batch_size=self.memory_fit.size,
                 workers=self.batches.num_workers if self.settings.num_workers == AUTO else None,
             )
-
-    def _explain(self, error: BaseException) -> RunError | None:
-        return self.memory_fit.out_of_memory(error, self.step) if self.step < self.total_steps else None

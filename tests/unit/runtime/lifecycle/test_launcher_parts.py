@@ -13,15 +13,14 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from spottrain.contract import TIME_BEFORE, Env, Outcome, TerminationMessage, TimeSplit
+from spottrain.contract import TIME_BEFORE, Outcome, TerminationMessage, TimeSplit
 from spottrain.core.preemption import Preemption
 from spottrain.lifecycle.endings import done_before
-from spottrain.lifecycle.launcher import Launcher
 from spottrain.lifecycle.log_capture.outputs import seconds_for_logs
 from spottrain.lifecycle.parent_signals import agent_limit, deaf_init
 from spottrain.lifecycle.session import Session
 from spottrain.lifecycle.termination_message import outranking, revise
-from spottrain.lifecycle.topology import Gang, count_gpus, threads_of_each
+from spottrain.lifecycle.topology import count_gpus, threads_of_each
 
 from tests.support.sentences import Told
 
@@ -138,19 +137,6 @@ def test_the_last_message_that_it_is_done_stays_for_it_has_the_whole_time(tmp_pa
         message = TerminationMessage(outcome=Outcome.DONE, timeSplit=TimeSplit(other=seconds))
         revise(path, outranking(message), since=0.0)
     assert TerminationMessage.from_json(path.read_text()) == message
-
-
-def test_of_ranks_that_left_no_split_it_is_not_known_where_their_time_went(tmp_path: Path) -> None:
-    path = tmp_path / "message"
-    env = {str(Env.TERMINATION_MESSAGE): str(path)}
-    launcher = Launcher(Gang(nproc=2), [], env, born=time.time() - 10, waited=2.0)
-    launcher._keep_split()
-    assert launcher._split.waiting == 2.0 and launcher._split.other == pytest.approx(8.0, abs=1.0)
-    told = TimeSplit(productive=20.0, unsaved=3.0)
-    path.write_text(TerminationMessage(outcome=Outcome.INTERRUPTED_LOST, timeSplit=told).to_json())
-    launcher._keep_split()
-    assert launcher._split == told
-    launcher._reports.close()
 
 
 def test_what_a_rank_starts_does_not_count_the_time_of_its_launcher(monkeypatch: pytest.MonkeyPatch) -> None:

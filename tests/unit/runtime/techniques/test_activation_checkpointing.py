@@ -16,7 +16,6 @@ from spottrain.techniques.activation_checkpointing import (
     Recomputed,
     apply,
     blocks,
-    least,
     remove,
 )
 
@@ -304,21 +303,6 @@ def test_with_batch_norm_or_named_classes_ours_is_used_and_theirs_stays_as_it_wa
     by_script.activation_checkpointing_enable()
     apply(by_script, Policy.of("none"))
     assert all(layer.gradient_checkpointing for layer in by_script.h), "the script switched it on itself"
-
-
-# --- how much it takes ----------------------------------------------------------------------------------
-@pytest.mark.parametrize(
-    ("first", "tried"), [("none", 1), ("every-3", 2), ("every-2", 3), ("all", 4), ("nothing", 4)]
-)
-def test_auto_is_the_least_that_fits(first: str, tried: int) -> None:
-    asked: list[str] = []
-
-    def fits(policy: Policy) -> bool:
-        asked.append(str(policy))
-        return str(policy) == first
-
-    assert str(least(fits)) == (first if first != "nothing" else "None")
-    assert asked == ["none", "every-3", "every-2", "all"][:tried]
 
 
 def test_auto_is_refused_without_a_trial(told: Told) -> None:

@@ -1,23 +1,28 @@
-"""Micro-batch and recomputation found by trial in one call, and the record of what ran out of memory."""
+"""Micro-batch and recomputation found by trials that leave nothing behind."""
 
 from __future__ import annotations
 
-import json
+import itertools
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from spottrain.distributed.world import World
-from spottrain.errors import StoreUnavailable
-from spottrain.storage.base import Store
-from spottrain.storage.open import open_store
-from spottrain.techniques import find_batch_size
+from spottrain.techniques import find_batch_size, memory_fit
 from spottrain.techniques.activation_checkpointing import Policy, Recomputed
-from spottrain.techniques.memory_fit import OOMHistory
+from spottrain.techniques.memory import HostMemory, is_out_of_memory, memory_of
+from spottrain.techniques.memory_fit import Trial, sizes_up_to, state_bytes, weight_bytes
+from spottrain.techniques.precision import Precision
 
 from tests.support.sentences import Told
 
+CPU = torch.device("cpu")
 DATASET = [torch.full((4,), float(number)) for number in range(64)]
 
 
@@ -91,50 +96,217 @@ def test_if_nothing_fits_the_error_says_so(told: Told) -> None:
     told(lambda: fit(model, optimizer, micro_batch_size=32, checkpointing="auto"))
 
 
-# --- the record ---------------------------------------------------------------------------------------
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return open_store(str(tmp_path))
+# --- which size -----------------------------------------------------------------------------------------
+@given(most=st.integers(1, 2000))
+def test_sizes_divide_the_largest_and_at_least_double(most: int) -> None:
+    sizes = sizes_up_to(most)
+    assert sizes[0] == 1 and sizes[-1] == most
+    assert all(most % size == 0 for size in sizes)
+    assert all(high >= 2 * low for low, high in itertools.pairwise(sizes))
 
 
-def test_the_smallest_recorded_size_of_a_job_counts(store: Store) -> None:
-    job = OOMHistory(store=store, job_uid="local-my train")
-    assert job.least() is None
-    assert job.note(8, rank=1) and job.note(32) and job.least() == 8
-    assert job.note(8, rank=0), "two ranks may run out in the same step"
-    assert job.note(4) and OOMHistory(store=store, job_uid="local-my train").least() == 4
-    assert OOMHistory(store=store, job_uid="another").least() is None
-    (first,) = (key for key in store.list("out-of-memory/") if key.endswith("/000000008.json"))
-    found = store.get(first)
-    assert found is not None
-    assert json.loads(found.body) == {"jobUID": "local-my train", "microBatchSize": 8, "rank": 1}
+def test_the_sizes_of_a_share() -> None:
+    assert sizes_up_to(64) == [1, 2, 4, 8, 16, 32, 64]
+    assert sizes_up_to(100) == [1, 2, 5, 10, 25, 50, 100]
 
 
-def test_recorded_policies_and_those_that_recompute_less_are_left_out(store: Store) -> None:
-    job = OOMHistory(store=store, job_uid="A")
-    assert job.failed_policies() == 0
-    assert job.note_policy("every-3", rank=1) and job.failed_policies() == 2
-    assert job.note_policy("none") and job.failed_policies() == 2
-    assert job.least() is None, "a policy is not a size"
-    assert OOMHistory(store=store, job_uid="B").failed_policies() == 0
+# --- a trial --------------------------------------------------------------------------------------------
+@dataclass
+class Metered:
+    """A memory in which a sample takes 10 bytes beside 100 for the rest."""
+
+    limit: int = 1000
+    fails_softly: bool = True
+    device: torch.device = CPU
+    size: int = 0
+
+    def begin(self) -> None: ...
+
+    def peak(self) -> int:
+        return 100 + 10 * self.size
 
 
-def test_without_a_store_nothing_is_recorded() -> None:
-    job = OOMHistory(store=None, job_uid="A")
-    assert job.least() is None and not job.note(8)
-    assert job.failed_policies() == 0 and not job.note_policy("none")
+class Scene:
+    """A training whose passes are noted. `most`: samples above which a pass runs out of memory."""
+
+    def __init__(self, memory: Metered, *, share: int = 64, most: int = 1 << 30) -> None:
+        self.memory, self.most = memory, most
+        self.model = torch.nn.Sequential(
+            torch.nn.Linear(4, 2), torch.nn.Dropout(0.5), torch.nn.BatchNorm1d(2)
+        )
+        self.optimizer = torch.optim.AdamW(self.model.parameters())
+        self.passes: list[int] = []
+        self.trial = Trial(
+            self.model,
+            self.optimizer,
+            loss_of=self.loss_of,
+            batch_of=self.batch_of,
+            share=share,
+            precision=Precision(name="fp32"),
+            memory=memory,
+            world=World(),
+        )
+
+    def largest(self) -> int | None:
+        return self.trial.largest(sizes_up_to(64))
+
+    def batch_of(self, size: int) -> torch.Tensor:
+        self.memory.size = size
+        return torch.randn(size, 4)
+
+    def loss_of(self, model: torch.nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        self.passes.append(len(batch))
+        if len(batch) > self.most:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        loss: torch.Tensor = model(batch).square().mean()
+        return loss
 
 
-def test_a_record_that_cannot_be_written_or_read_back_does_not_count(
-    store: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_a_trial_leaves_room_and_no_trace() -> None:
+    scene = Scene(Metered(limit=1000))
+    before = {name: value.clone() for name, value in scene.model.state_dict().items()}
+    random = torch.get_rng_state()
+    assert scene.largest() == 64
+    assert torch.equal(torch.get_rng_state(), random)
+    softly = Scene(Metered(limit=800))
+    assert softly.largest() == 32, "740 of 800 is above 90 %"
+    assert 64 in softly.passes, "tried, since an error is the worst that could come of it"
+    after = scene.model.state_dict()
+    assert all(torch.equal(after[name], before[name]) for name in before)
+    assert not scene.optimizer.state and all(p.grad is None for p in scene.model.parameters())
+
+
+def test_where_there_are_several_micro_batches_gradients_of_the_first_are_there() -> None:
+    scene = Scene(Metered(), share=8)
+    scene.trial.used(8)
+    scene.trial.used(4)
+    assert scene.passes == [8, 4, 4]
+
+
+def test_where_going_above_ends_the_process_a_size_foreseen_to_is_not_tried() -> None:
+    scene = Scene(Metered(limit=300, fails_softly=False))
+    assert scene.largest() == 16
+    assert set(scene.passes) == {1, 2, 4, 8, 16}, "32 would need 420 of 270"
+
+
+def test_a_size_that_the_model_does_not_support_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    assert Scene(Metered(), most=4).largest() == 4
+    assert "left_out=1" in capsys.readouterr().out, "batch norm needs two samples"
+
+
+@pytest.mark.parametrize("error", [RuntimeError("mat1 and mat2 shapes"), KeyError("labels")])
+def test_other_errors_than_out_of_memory_propagate(error: Exception) -> None:
+    scene = Scene(Metered())
+
+    def batch_of(size: int) -> torch.Tensor:
+        raise error
+
+    scene.trial._batch_of = batch_of
+    with pytest.raises(type(error)) as caught:
+        scene.largest()
+    assert caught.value is error
+
+
+def test_the_memory_of_a_failed_trial_is_free_when_it_is_released(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene, alive = Scene(Metered(), most=1), []
+    held: list[weakref.ref[torch.Tensor]] = []
+
+    def batch_of(size: int) -> torch.Tensor:
+        batch = torch.randn(size, 4)
+        held.append(weakref.ref(batch))
+        return batch
+
+    scene.trial._batch_of = batch_of
+    monkeypatch.setattr(memory_fit, "release", lambda: alive.append(held[-1]() is not None))
+    assert scene.trial.used(2) == float("inf")
+    assert alive == [False]
+
+
+# --- what an error of memory is -------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), True),
+        (MemoryError(), True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"), True),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"), True),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED"), True),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"), True),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR"), False),
+        (RuntimeError("CUDA error: an illegal memory access was encountered"), False),
+        (ValueError("DefaultCPUAllocator: can't allocate memory"), False),
+    ],
+)
+def test_errors_of_memory_are_told_from_others(error: Exception, expected: bool) -> None:
+    assert is_out_of_memory(error) is expected
+
+
+def test_what_torch_raises_on_a_cpu_is_one() -> None:
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(1 << 60)
+    assert is_out_of_memory(caught.value), caught.value
+
+
+# --- what is reserved for the optimizer -----------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("make", "each"),
+    [
+        (lambda p: torch.optim.AdamW(p), 8),
+        (lambda p: torch.optim.SGD(p, lr=0.1), 0),
+        (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), 4),
+    ],
+)
+def test_the_optimizers_state_is_foreseen(
+    make: Callable[[Any], torch.optim.Optimizer], each: int, capsys: Any
 ) -> None:
-    job = OOMHistory(store=store, job_uid="A")
-    monkeypatch.setattr(type(store), "list", lambda self, prefix: [])
-    assert not job.note(8)
+    weights = torch.nn.Parameter(torch.zeros(100, 10))
+    optimizer = make([weights])
+    random = torch.get_rng_state()
+    assert weight_bytes(optimizer) == 4000
+    assert state_bytes(optimizer) == pytest.approx(1000 * each, abs=16), "a step count beside it"
+    assert torch.equal(torch.get_rng_state(), random) and not optimizer.state
+    assert "as Adam" not in capsys.readouterr().out
+    weights.grad = torch.ones_like(weights)
+    optimizer.step()
+    assert state_bytes(optimizer) == 0 or not optimizer.state
 
-    def broken(self: Store, key: str, body: object) -> str:
-        raise StoreUnavailable("no answer")
 
-    monkeypatch.setattr(type(store), "put_if_absent", broken)
-    assert not job.note(4)
-    assert 'event=batch-size too_large=4 kept=False why="no answer"' in capsys.readouterr().out
+def test_a_state_that_cannot_be_foreseen_counts_as_adams_and_is_told(capsys: Any) -> None:
+    class Own(torch.optim.Optimizer):
+        def __init__(self, parameters: Any, *, must: int) -> None:
+            super().__init__(parameters, {})
+
+    optimizer = Own([torch.nn.Parameter(torch.zeros(10))], must=1)
+    assert state_bytes(optimizer) == 80
+    assert 'state="as Adam' in capsys.readouterr().out
+
+
+# --- how much memory there is ---------------------------------------------------------------------------
+def written(folder: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return folder
+
+
+def test_on_a_cpu_it_is_the_containers_or_the_machines(tmp_path: Path) -> None:
+    process = written(tmp_path / "own", {"cgroup": "0::/\n"})
+    machine = memory_of(CPU, cgroups=tmp_path / "none", process=process).limit
+    assert machine > 1 << 28
+    assert memory_of(CPU, cgroups=written(tmp_path, {"memory.max": "5000"}), process=process).limit == 5000
+    assert memory_of(CPU, ranks=4, cgroups=tmp_path, process=process).limit == 1250, "shared by four"
+    assert (
+        memory_of(CPU, cgroups=written(tmp_path, {"memory.max": "9" * 18}), process=process).limit == machine
+    )
+
+
+def test_the_peak_is_the_processs_own_and_begins_again(tmp_path: Path) -> None:
+    process = written(tmp_path, {"status": "Name:\tx\nVmHWM:\t    2048 kB\n", "clear_refs": ""})
+    memory = HostMemory(1, process)
+    memory.begin()
+    assert (process / "clear_refs").read_text() == "5" and memory.peak() == 2048 * 1024
+
+
+def test_a_peak_that_cannot_begin_again_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    HostMemory(1, tmp_path / "absent").begin()
+    assert 'peak="of all trials so far"' in capsys.readouterr().out
