@@ -17,7 +17,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from spottrain.checkpoint.manifest import EMA, MODEL, StoredTensor
 from spottrain.contract import Reason
 from spottrain.core import device as devices
-from spottrain.core import log
+from spottrain.core import log, patches
 from spottrain.distributed.dtensor import Box, box_of, is_sharded, like
 from spottrain.errors import CheckpointError, ConfigurationError
 
@@ -259,7 +259,7 @@ def _rebuild_groups(
         fresh.remove(found)
         log.event("override", setting="param_groups", checkpoint="there", script="added again")
 
-    optimizer.add_param_group = add_param_group  # type: ignore[assignment,method-assign]
+    patches.replace(optimizer, "add_param_group", add_param_group)
 
 
 def _explain_groups(before: list[list[str]], now: list[list[str]]) -> str:

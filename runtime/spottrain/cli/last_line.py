@@ -7,6 +7,8 @@ import sys
 from collections.abc import Callable
 from typing import Any, Final
 
+from spottrain.core import patches
+
 MOST: Final = 500
 """Characters of the line that are kept, counted from its end."""
 EVENT: Final = re.compile(r'\d{4}-\d\d-\d\dT\S+ (event|step)=|\{"time": |\d\d:\d\d:\d\d ')
@@ -25,7 +27,7 @@ class LastLine:
     def follow(self) -> None:
         for number, stream in ((1, sys.stdout), (2, sys.stderr)):
             if hasattr(stream, "__dict__"):  # as of a TextIOWrapper
-                stream.write = self._following(number, stream.write)  # type: ignore[method-assign]
+                patches.replace(stream, "write", self._following(number, stream.write))
 
     @property
     def text(self) -> str:

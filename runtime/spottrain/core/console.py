@@ -20,6 +20,7 @@ from collections.abc import Callable
 from typing import Final, TextIO
 
 from spottrain.contract import LOG_FORMAT, Env
+from spottrain.core import patches
 from spottrain.core.log_format import FORMATS, STEP, Event, chosen_format, event_of, text, wrapped
 from spottrain.core.text import without_manifest
 
@@ -176,7 +177,7 @@ class ConsoleHandler(logging.Handler):
                 return len(words)
 
         try:
-            stream.write = write  # type: ignore[method-assign]
+            patches.replace(stream, "write", write)
         except AttributeError:
             return False
         return True

@@ -28,7 +28,7 @@ from types import ModuleType
 from typing import Any, Final
 
 from spottrain.contract import Outcome
-from spottrain.core import log
+from spottrain.core import log, patches
 from spottrain.integrations.saved_models import SavedModels
 from spottrain.lifecycle.endings import Ending
 from spottrain.lifecycle.session import Session
@@ -181,7 +181,7 @@ class Attachment:
                 return method(*args, **kwargs)
             return self._run(library, call, method)
 
-        setattr(kind, library.method, attached)
+        patches.replace(kind, library.method, attached)
 
     def _run(self, library: Library, call: inspect.BoundArguments, method: Callable[..., Any]) -> Any:
         self._imported.add(library.integration)
@@ -195,7 +195,7 @@ class Attachment:
             self._session.training = _identity(library, trainer, ranks=self._session.world.size)
         if library.method == "train" and "save_model" not in vars(trainer):
             saves = self._saved.noting(trainer.save_model, "output_dir", usual=trainer.args.output_dir)
-            vars(trainer)["save_model"] = saves
+            patches.replace(trainer, "save_model", saves)
         self._trainer, self._failed = weakref.ref(trainer), False
         try:
             return integration.run_attached(call, method)
@@ -251,13 +251,14 @@ class Attachment:
     def _wrap_model(self, module: ModuleType) -> None:
         kind = getattr(module, MODELS[module.__name__], None)
         if kind is not None:
-            kind.save_pretrained = self._saved.noting(kind.save_pretrained, "save_directory")
+            saves = self._saved.noting(kind.save_pretrained, "save_directory")
+            patches.replace(kind, "save_pretrained", saves)
 
     def _wrap_accelerator(self, module: ModuleType) -> None:
         kind = getattr(module, "Accelerator", None)
         for name in ("save_state", "load_state"):
             if hasattr(kind, name):
-                setattr(kind, name, self._advising(getattr(kind, name)))
+                patches.replace(kind, name, self._advising(getattr(kind, name)))
 
     def _watch_steps(self, module: ModuleType) -> None:
         register = getattr(module, "register_optimizer_step_post_hook", None)

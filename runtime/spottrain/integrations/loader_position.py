@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from torch.utils.data import DataLoader
 
-from spottrain.core import log
+from spottrain.core import log, patches
 from spottrain.integrations.generators import generators, random_state, set_generators, set_random_state
 
 WARNING: Final = "You're resuming from a checkpoint that ended before the epoch ended"
@@ -80,11 +80,11 @@ class LoaderPosition:
         def iterate(loader: Any) -> Any:
             return self._iterate(loader, usual) if self._follows(loader) else usual(loader)
 
-        DataLoader.__iter__ = iterate  # type: ignore[method-assign]
+        undo = patches.replace(DataLoader, "__iter__", iterate)
         try:
             yield
         finally:
-            DataLoader.__iter__ = usual  # type: ignore[method-assign]
+            undo()
 
     def _follows(self, loader: Any) -> bool:
         combined = self._trainer.fit_loop._combined_loader

@@ -20,7 +20,7 @@ from accelerate.data_loader import DataLoaderDispatcher, SkipBatchSampler
 from torch.utils.data import DataLoader
 
 from spottrain.core import device as devices
-from spottrain.core import log
+from spottrain.core import log, patches
 from spottrain.integrations.generators import random_state, set_generators, set_random_state
 
 WORKERS: Final = (
@@ -51,8 +51,8 @@ class PassPosition:
         """Batches that the finished steps of this pass have used."""
         self._goes_on: Any = None
         """Random state in which the loop goes on after a resume."""
-        self._usual: Any = None
-        """`DataLoader.__iter__` while one is waited for."""
+        self._release: Callable[[], None] | None = None
+        """Puts `DataLoader.__iter__` back while a DataLoader is waited for."""
 
     def expect(self, loader: Any, *, first: bool, saved: Mapping[str, Any] | None = None) -> None:
         """Follows the pass that begins now: the next DataLoader that is iterated over.
@@ -70,7 +70,6 @@ class PassPosition:
         if saved is not None and within:
             self._batches, self._goes_on = saved["batches"], saved["random"]
         usual: Any = DataLoader.__iter__
-        self._usual = usual
 
         def iterate(read: Any) -> Iterator[Any]:
             self.release()
@@ -80,13 +79,13 @@ class PassPosition:
                 set_generators(read, saved["random"])
             return self._begin(read, usual, first)
 
-        DataLoader.__iter__ = iterate  # type: ignore[assignment, method-assign]
+        self._release = patches.replace(DataLoader, "__iter__", iterate)
 
     def release(self) -> None:
         """Ends the wait for a DataLoader; a rank that reads nothing iterates over none."""
-        if self._usual is not None:
-            DataLoader.__iter__ = self._usual  # type: ignore[method-assign]
-            self._usual = None
+        if self._release is not None:
+            self._release()
+            self._release = None
 
     def go_on(self) -> None:
         """Sets the random state in which an interrupted loop goes on. Call it once batches were read."""

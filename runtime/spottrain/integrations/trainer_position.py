@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from torch.utils.data import DataLoader
 
-from spottrain.core import log
+from spottrain.core import log, patches
 from spottrain.errors import ConfigurationError
 from spottrain.integrations.pass_position import PassPosition
 
@@ -56,7 +56,7 @@ class TrainerPosition:
             self._begun = False  # it may begin again, with smaller batches
             return epoch, batches
 
-        vars(trainer)[METHOD] = place
+        patches.replace(trainer, METHOD, place)
 
     def load(self, saved: Mapping[str, Any] | None) -> None:
         self._saved = saved

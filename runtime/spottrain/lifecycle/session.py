@@ -41,7 +41,7 @@ from spottrain.contract import (
     Stop,
     TerminationMessage,
 )
-from spottrain.core import log, progress, run_config
+from spottrain.core import log, patches, progress, run_config
 from spottrain.core.preemption import Preemption
 from spottrain.core.process_start import process_start
 from spottrain.core.profile_window import MADE as PROFILES_MADE
@@ -586,5 +586,5 @@ def see_out(session: Session) -> None:
             leave(code)
         _finish_outputs()
 
-    sys.excepthook = report_exception
+    patches.replace(sys, "excepthook", report_exception)
     atexit.register(end_process)

@@ -18,6 +18,7 @@ from weakref import WeakSet
 
 from torch.utils.data import DataLoader
 
+from spottrain.core import patches
 from spottrain.core.preemption import SIGNALS
 
 _OPEN: Final[WeakSet[Any]] = WeakSet()
@@ -70,7 +71,7 @@ def _protect_class(kind: Any) -> None:
             return end_at_exit(start(loader))
 
     protected.protects = True  # type: ignore[attr-defined]
-    kind._get_iterator = protected
+    patches.replace(kind, "_get_iterator", protected)
 
 
 def _forks(loader: Any) -> bool:

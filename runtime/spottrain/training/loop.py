@@ -18,7 +18,7 @@ import torch
 
 from spottrain.checkpoint.kinds import CheckpointKind
 from spottrain.core import device as devices
-from spottrain.core import log
+from spottrain.core import log, patches
 from spottrain.core.time_split import timed
 from spottrain.distributed.dtensor import is_sharded
 from spottrain.errors import ConfigurationError, RunError, TrainingFailed
@@ -514,7 +514,7 @@ class Loop:
                 self.finish()
             destroy(*args, **options)
 
-        torch.distributed.destroy_process_group = finish_and_destroy
+        patches.replace(torch.distributed, "destroy_process_group", finish_and_destroy)
 
     @property
     def _ended_by_itself(self) -> bool:

@@ -1,0 +1,47 @@
+"""Every attribute of other code that this package replaces goes through `replace`, which can undo it.
+
+    DataLoader._get_iterator           lifecycle.worker_signals: workers ignore stop signals
+    DataLoader.__iter__                integrations.loader_position, integrations.pass_position: a library's
+                                       loop goes on in the middle of an epoch
+    Trainer.train, Trainer.fit         integrations.attach: an unchanged script is saved
+    Accelerator.save_state, load_state integrations.attach: a loop that nothing saves is told of it
+    save_model, save_pretrained        integrations.attach: what a script saves is stored
+    Trainer._init_training_state       integrations.trainer_position: the position in a stream
+    optimizer.add_param_group          checkpoint.plain_state: a restored group is not added twice
+    destroy_process_group              training.loop: sharded weights are stored before it
+    sys.excepthook                     lifecycle.session: an uncaught error is reported
+    stream.write                       core.console: the progress line is cleared before a line
+                                       cli.last_line: the last words of a script that fails
+
+Beside these: `forward` of modules that recompute their activations, which `remove` puts back
+(techniques.activation_checkpointing); a finder in `sys.meta_path` for libraries that are imported later
+(integrations.attach); fork hooks, which Python cannot unregister (core.preemption,
+distributed.control_channel); and `gc.freeze`, which ends with the process (core.device).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+_ABSENT: Final = object()
+
+
+def replace(owner: Any, name: str, new: Any) -> Callable[[], None]:
+    """Sets an attribute of a module, class or object that is not ours.
+
+    Returns a function that puts back what was there. It does nothing if other code has replaced the attribute
+    since, which may rely on ours.
+    """
+    before = getattr(owner, "__dict__", {}).get(name, _ABSENT)
+    setattr(owner, name, new)
+
+    def undo() -> None:
+        if vars(owner).get(name) is not new:
+            return
+        if before is _ABSENT:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, before)
+
+    return undo
