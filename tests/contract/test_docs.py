@@ -63,6 +63,14 @@ def test_bash_parses_each_block_of_its_own() -> None:
             assert not done.stderr, f"{block.place}: {done.stderr}"
 
 
+def test_a_block_that_is_titled_with_a_file_is_that_file() -> None:
+    named = [
+        (block, found[1]) for block in blocks() if (found := re.search(r'"(examples/[^"]+)"', block.title))
+    ]
+    assert named
+    assert {name for block, name in named if block.text != (ROOT / name).read_text()} == set()
+
+
 def strict(schema: Any) -> Any:
     """The definition's schema as JSON schema, in which a field that it does not name is an error."""
     if isinstance(schema, list):
