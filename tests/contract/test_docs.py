@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+from pathlib import Path
 from typing import Any
 
 import botocore.session
@@ -16,7 +17,7 @@ import spottrain_cli
 import yaml
 from botocore import xform_name
 
-from tests.support.pages import PAGES, ROOT, blocks, documents, manifests
+from tests.support.pages import NOT_RUN, PAGES, ROOT, RUN, blocks, documents, manifests
 
 CRD = yaml.safe_load((ROOT / "crds" / "trainingjobs.yaml").read_text())
 CHART = ROOT / "charts" / "spottrain"
@@ -28,6 +29,7 @@ ACTIONS = {
     **dict.fromkeys(("CreateMultipartUpload", "UploadPart", "CompleteMultipartUpload"), "s3:PutObject"),
 }
 """What IAM calls the operations that have another name there."""
+COMMAND = re.compile(r"(?:^|[|&;$(] *)(?:[\w./-]+/|kubectl )?(spottrain [a-z][^`\n|&;#]*)", re.MULTILINE)
 NAMES = [path.relative_to(ROOT).as_posix() for path in PAGES]
 
 
@@ -71,6 +73,43 @@ def test_a_block_that_is_titled_with_a_file_is_that_file() -> None:
     assert {name for block, name in named if block.text != (ROOT / name).read_text()} == set()
 
 
+def test_each_block_is_run_by_a_test_or_there_is_a_reason_why_not() -> None:
+    found = {(block.page, block.language) for block in blocks()}
+    assert {language for _, language in found - set(RUN)} <= set(NOT_RUN)
+    for (page, language), test in RUN.items():
+        assert (page, language) in found and re.search(rf"\b{Path(page).stem}\b", (ROOT / test).read_text())
+
+
+def test_python_compiles_each_block_of_its_own() -> None:
+    for block in blocks():
+        if block.language == "python":
+            compile(block.text.replace(", ...)", ")"), block.place, "exec")
+
+
+def test_each_command_of_a_page_has_a_verb_and_options_that_there_are() -> None:
+    shown = (ROOT / "docs" / "reference" / "commands.md").read_text()
+    helps = dict(re.findall(r"^## (spottrain [^\n]+)\n\n```text\n(.*?)^```", shown, re.MULTILINE | re.DOTALL))
+    typed = [(block.place, block.text) for block in blocks() if block.language in ("bash", "console")]
+    inline = [(name, found[0].strip("`")) for name in NAMES for found in docsite.CODE.finditer(prose(name))]
+    commands = [(place, found) for place, text in typed + inline for found in COMMAND.findall(joined(text))]
+    assert len(commands) > 100
+    for place, command in commands:
+        words = command.partition(" -- ")[0].split()
+        verb = next((name for n in (3, 2) if (name := " ".join(words[:n])) in helps), "")
+        group = any(name.startswith(" ".join([*words[:2], ""])) for name in helps)
+        options = {word.partition("=")[0] for word in words if word.startswith("--")}
+        assert verb or group, f"{place}: {command}"
+        assert {each for each in options if each not in helps.get(verb, "")} == set(), f"{place}: {command}"
+
+
+def prose(name: str) -> str:
+    return docsite.FENCE.sub("", (ROOT / name).read_text())
+
+
+def joined(text: str) -> str:
+    return text.replace("\\\n", " ")
+
+
 def strict(schema: Any) -> Any:
     """The definition's schema as JSON schema, in which a field that it does not name is an error."""
     if isinstance(schema, list):
@@ -92,6 +131,16 @@ def test_each_job_is_one_that_the_definition_knows() -> None:
     assert found
     for place, job in found:
         errors = [error.message for error in check.iter_errors(job["spec"])]
+        assert not errors, f"{place}: {errors}"
+
+
+def test_each_part_of_a_spec_is_one_that_the_definition_knows() -> None:
+    spec = CRD["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
+    check = jsonschema.Draft7Validator(strict({"properties": spec["properties"]}))
+    found = [(block.place, part) for block, name, part in documents() if "a part of spec" in name]
+    assert found
+    for place, part in found:
+        errors = [error.message for error in check.iter_errors(part)]
         assert not errors, f"{place}: {errors}"
 
 

@@ -22,6 +22,30 @@ HEREDOC: Final = re.compile(r"^(.*(?:-f -|\.yaml|\.json).*<<'?EOF'?.*)\n((?:.*\n
 VARIABLE: Final = re.compile(r"\$\{?[A-Z_]+\}?")
 
 
+RUN: Final = {
+    ("docs/cluster/eks.md", "bash"): "tests/api/test_cluster_pages.py",
+    ("docs/cluster/gke.md", "bash"): "tests/api/test_cluster_pages.py",
+    ("docs/cluster/aks.md", "bash"): "tests/api/test_cluster_pages.py",
+    ("docs/cost.md", "json"): "tests/unit/prices/test_aws.py",
+    ("docs/own-loop.md", "python"): "tests/runs/test_epochs.py",
+    ("docs/planning.md", "console"): "tests/unit/cli/planner/test_plan_command.py",
+    ("docs/reference/commands.md", "text"): "dev/reference.py",
+    ("examples/README.md", "diff"): "tests/contract/test_examples.py",
+}
+"""Blocks of a page and language that a test runs, or compares with what is run, and that test."""
+NOT_RUN: Final = {
+    "bash": "takes a cluster of one's own; bash parses it",
+    "console": "takes a job or minutes; verbs and options are looked up in the reference",
+    "diff": "a part of a script; whole ones are in examples/, which tests run",
+    "dockerfile": "takes Docker",
+    "lua": "takes Argo CD",
+    "python": "a part of a script; whole ones are in examples/, which tests run. Python compiles it",
+    "text": "what is printed, or a picture",
+    "yaml": "takes a cluster; held to the schema of the definition, or of the chart's values",
+}
+"""Why no test runs the other blocks of a language, and what is checked of them."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Block:
     """A fenced block of code."""
