@@ -420,7 +420,7 @@ def gpu_fault(text: str) -> str:
 
 MESSAGE_LIMIT: Final = 4096
 """Bytes of a termination message that the kubelet keeps (Kubernetes API, terminationMessagePath)."""
-MOST_BYTES_OF_CHARACTER: Final = 12
+MAX_BYTES_OF_CHARACTER: Final = 12
 """Of one beyond the Basic Multilingual Plane, in JSON without other than ASCII."""
 
 
@@ -519,7 +519,7 @@ class TerminationMessage:
         values["message"] = self.message[:MESSAGE_LIMIT]
         text = json.dumps(values)
         while (over := len(text) - MESSAGE_LIMIT) > 0 and values["message"]:
-            values["message"] = values["message"][: -(over // MOST_BYTES_OF_CHARACTER + 1)]
+            values["message"] = values["message"][: -(over // MAX_BYTES_OF_CHARACTER + 1)]
             text = json.dumps(values)
         return text
 

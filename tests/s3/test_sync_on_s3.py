@@ -13,7 +13,7 @@ from spottrain.contract import BLOBS_PREFIX
 from spottrain.errors import StoreUnavailable
 from spottrain.storage.base import Cancelled, Changed, FilePart, never
 from spottrain.storage.s3 import S3Store
-from spottrain.sync.checkpoints import FolderCheckpoints
+from spottrain.sync.checkpoints import SyncedCheckpoints
 from spottrain.sync.tree import look
 
 from tests.support.faultproxy import Fault, FaultProxy, Treatment, plain
@@ -21,17 +21,17 @@ from tests.support.faultproxy import Fault, FaultProxy, Treatment, plain
 SIZE = 5 * 2**20 + 3
 
 
-def attempt(store: S3Store, folder: Path, number: int, chunk_bytes: int = 2**21) -> FolderCheckpoints:
+def attempt(store: S3Store, folder: Path, number: int, chunk_bytes: int = 2**21) -> SyncedCheckpoints:
     folder.mkdir()
     who = Identity(job_uid="u", job="j", attempt=number)
     run = f"pod/{number}"
-    found = FolderCheckpoints(folder, store, who, keep=2, run=run, chunk_bytes=chunk_bytes)
+    found = SyncedCheckpoints(folder, store, who, keep=2, run=run, chunk_bytes=chunk_bytes)
     assert found.claim(0.0, never, 5.0)
     found.restore()
     return found
 
 
-def commit(checkpoints: FolderCheckpoints, folder: Path) -> int:
+def commit(checkpoints: SyncedCheckpoints, folder: Path) -> int:
     tree = look(folder)
     return checkpoints.commit(tree, lambda: look(folder) == tree).sent
 

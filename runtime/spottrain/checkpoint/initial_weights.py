@@ -79,7 +79,7 @@ class Weights:
     """Yields these tensors in groups, on the CPU. Raises Damaged."""
 
 
-class Source(Protocol):
+class WeightsSource(Protocol):
     def newest(self, unreadable: Mapping[str, str]) -> Weights:
         """Returns the weights to read. `unreadable`: why, by key, for those that could not be read.
 
@@ -149,7 +149,7 @@ class InitialWeights:
         )
         return record
 
-    def _source(self) -> Source:
+    def _source(self) -> WeightsSource:
         """A path is of another run if it is a folder with HEAD or with checkpoints, else of weights."""
         given = self._given.source
         path = self._folder / given

@@ -24,7 +24,7 @@ from spottrain.contract import Reason
 from spottrain.errors import CheckpointError
 
 DTYPES: Final = {name: dtype for dtype, name in SAFETENSORS.items()}
-MOST_HEADER: Final = 100 * 2**20
+MAX_HEADER: Final = 100 * 2**20
 """Largest header in bytes, as in the safetensors package."""
 INDEX: Final = ".safetensors.index.json"
 
@@ -62,7 +62,7 @@ class SafetensorsFile:
     def __init__(self, body: Body) -> None:
         self._body = body
         size = int.from_bytes(body.part(0, 8), "little") if body.size >= 8 else 0
-        if not 2 <= size <= min(MOST_HEADER, body.size - 8):
+        if not 2 <= size <= min(MAX_HEADER, body.size - 8):
             raise Damaged(f"{body.name} is no safetensors file: it has no header")
         try:
             raw: Any = json.loads(bytes(body.part(8, size)))

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from spottrain.core import patches
 
-MOST: Final = 500
+MAX_CHARACTERS: Final = 500
 """Characters of the line that are kept, counted from its end."""
 EVENT: Final = re.compile(r'\d{4}-\d\d-\d\dT\S+ (event|step)=|\{"time": |\d\d:\d\d:\d\d ')
 """Beginning of a line of our own log (core/log_format.py), which goes to standard output too."""
@@ -34,7 +34,7 @@ class LastLine:
         """The last line of standard error, else of standard output; "" without any."""
         for number in (2, 1):
             if line := self._begun.get(number, "").strip() or self._said.get(number, ""):
-                return line[-MOST:]
+                return line[-MAX_CHARACTERS:]
         return ""
 
     def _following(self, number: int, write: Callable[[str], int]) -> Callable[[Any], int]:
@@ -47,6 +47,6 @@ class LastLine:
 
     def _take(self, number: int, text: str) -> None:
         *lines, begun = re.split(r"[\r\n]", self._begun.get(number, "") + text)
-        self._begun[number] = begun[-MOST:]
+        self._begun[number] = begun[-MAX_CHARACTERS:]
         said = (line.strip() for line in reversed(lines) if not EVENT.match(line))
         self._said[number] = next(filter(None, said), self._said.get(number, ""))

@@ -13,7 +13,7 @@ from spottrain.contract import LOG_FORMAT, Env, OnExisting, SyncEnv
 from spottrain.core.run_config import LOG_FORMATS
 from spottrain.errors import ConfigurationError, RunError
 from spottrain.lifecycle.session import show
-from spottrain.sync.program import Program, Settings
+from spottrain.sync.program import Program, SyncSettings
 
 ABOUT = """Restores the newest checkpoint of a folder from a store, starts COMMAND, and uploads what it writes
 there once it is whole. COMMAND needs nothing of spottrain. Ctrl-C stops it; the same command resumes. Without
@@ -45,7 +45,7 @@ def read_command(argv: Sequence[str], env: MutableMapping[str, str]) -> list[str
         env[SyncEnv.WHEN] = when_of(when)
     flags = {each.dest: each.option_strings[-1] for each in parser._actions if each.option_strings}
     with named_by_flags({name: flag for name, flag in flags.items() if values.get(name) is not None}):
-        Settings.from_env(env)
+        SyncSettings.from_env(env)
     return words[at + 1 :]
 
 
@@ -73,14 +73,14 @@ def when_of(text: str) -> str:
         raise ConfigurationError(f"--when {text!r} is not valid: give seconds, such as quiet=30") from None
 
 
-class _Parser(argparse.ArgumentParser):
+class _SyncParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise ConfigurationError(f"{message}; see {self.prog} --help")
 
 
 def _parser() -> argparse.ArgumentParser:
     usage = "spottrain sync PATH --to URI [options] [-- COMMAND...]"
-    parser = _Parser(prog="spottrain sync", usage=usage, description=ABOUT)
+    parser = _SyncParser(prog="spottrain sync", usage=usage, description=ABOUT)
     on_existing = "if another job left checkpoints there: fail (default), resume from them, or start fresh"
     resume = "what COMMAND gets in addition where a checkpoint was restored, such as '--resume ckpt.pt'"
     flags = (

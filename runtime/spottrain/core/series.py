@@ -4,7 +4,7 @@ at each save. Pure.
 One object for each claim of the checkpoint URI, `series/t<term>.jsonl.gz`: gzip, one JSON value a line. The
 first line is an object, the attempt (`Attempt`). Each further line is an array, one point, with a value for
 each name in the first line's `columns`. A point is a log line, or several in a row where an attempt has more
-than MOST of them: its loss is their mean, with the least and the greatest one beside it.
+than MAX_POINTS of them: its loss is their mean, with the least and the greatest one beside it.
 
 Terms give the order. An attempt resumes from a checkpoint, so its `startStep` cuts the series before it: what
 came after that step was lost, or was written by a process that did not know yet that it was superseded.
@@ -23,7 +23,7 @@ from typing import Any, Final, NamedTuple
 from spottrain.contract import TimeSplit
 
 FORMAT: Final = 1
-MOST: Final = 2048
+MAX_POINTS: Final = 2048
 """Points of an attempt. Once there are as many, pairs of them become one."""
 LEVEL: Final = 6
 
@@ -101,9 +101,9 @@ class Series:
 
 
 class SeriesBuilder:
-    """Collects the points of one attempt, MOST at most."""
+    """Collects the points of one attempt, MAX_POINTS at most."""
 
-    def __init__(self, most: int = MOST) -> None:
+    def __init__(self, most: int = MAX_POINTS) -> None:
         self._most = most
         self._points: list[Point] = []
         self._lines = 1

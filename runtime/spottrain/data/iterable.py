@@ -39,7 +39,7 @@ class Resumable(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Place:
+class _StreamPlace:
     """Position of a rank in the stream, at a step boundary."""
 
     epoch: int = 0
@@ -90,8 +90,8 @@ class StreamBatches:
         self.accumulation, self.rank, self.ranks = accumulation, rank, ranks
         self.steps_per_epoch, self.seed = steps_per_epoch, seed
         self.num_workers: int = getattr(loader, "num_workers", 0) or 0  # some loaders have None
-        self._place = _Place()
-        self._base: tuple[Any, _Place] = _MISSING, self._place
+        self._place = _StreamPlace()
+        self._base: tuple[Any, _StreamPlace] = _MISSING, self._place
         self._behind = 0
         self._at_place = True
         """Whether the loader is at the position, and no thread is inside it."""
@@ -168,7 +168,7 @@ class StreamBatches:
                 "it was made with a map-style train_dataset, and train_dataset is now a stream"
             )
         self._refuse_other(state)
-        place = _Place(epoch=state["epoch"], steps=state["steps"], over=state["over"])
+        place = _StreamPlace(epoch=state["epoch"], steps=state["steps"], over=state["over"])
         self._base = state["stream"].get("loader", _MISSING), place
         self._behind, self.seed = state["behind"], of_checkpoint("seed", state["seed"], self.seed)
         self._place, self._at_place = place, False  # `_resume` brings both to the position
@@ -193,7 +193,7 @@ class StreamBatches:
             return deepcopy(self.loader.state_dict())  # the loader goes on while this is uploaded
 
     # --- the loader ---------------------------------------------------------------------------------
-    def _resume(self) -> _Place:
+    def _resume(self) -> _StreamPlace:
         """Advances the loader to the position, and sets the base."""
         state, place = self._base
         if state is _MISSING:
@@ -207,7 +207,7 @@ class StreamBatches:
             self._place, self._at_place = place, True
         return place
 
-    def _load(self, state: Any, place: _Place) -> None:
+    def _load(self, state: Any, place: _StreamPlace) -> None:
         try:
             self.loader.load_state_dict(deepcopy(state))
             self._begin_pass(place)
@@ -223,24 +223,24 @@ class StreamBatches:
                 "give it the same data, sampler and number of workers"
             ) from error
 
-    def _begin_pass(self, place: _Place) -> None:
+    def _begin_pass(self, place: _StreamPlace) -> None:
         self._pass = None  # before the next one's workers start
         with seeded(self._seed_of(place)), signals_held():
             self._pass = iter(self.loader)
         end_at_exit(self._pass)
         end_at_exit(getattr(self.loader, "_iterator", None))
 
-    def _seed_of(self, place: _Place, part: int = -1) -> int:
+    def _seed_of(self, place: _StreamPlace, part: int = -1) -> int:
         epoch, steps = place.position
         return mix(mix(mix(self.seed, epoch), steps), (part + 1) * self.ranks + self.rank)
 
-    def _take(self, place: _Place) -> tuple[list[Any], _Place]:
+    def _take(self, place: _StreamPlace) -> tuple[list[Any], _StreamPlace]:
         """Fetches the micro-batches of the next step. Returns them and the place after them."""
         if place.over:
             # A loader that was resumed at the end of a pass may end once more, or be in the next pass.
             if self._pass is None:
                 self._begin_pass(place)
-            place = _Place(epoch=place.epoch + 1)
+            place = _StreamPlace(epoch=place.epoch + 1)
         elif self._pass is None:
             self._begin_pass(place)
         parts: list[Any] = []
@@ -260,13 +260,13 @@ class StreamBatches:
             self._pass, place = None, replace(place, over="cut")
         return parts, place
 
-    def _ended(self, parts: list[Any], place: _Place) -> tuple[list[Any], _Place]:
+    def _ended(self, parts: list[Any], place: _StreamPlace) -> tuple[list[Any], _StreamPlace]:
         """Handles the end of a pass within a step: the step is smaller."""
         self._refuse_end(place, len(parts))
         self._pass = None
         return parts, replace(place, steps=place.steps + 1, over="ended")
 
-    def _next_pass(self, place: _Place, empty: int) -> _Place:
+    def _next_pass(self, place: _StreamPlace, empty: int) -> _StreamPlace:
         """Handles the end of a pass at the end of a step: begins the next pass."""
         if empty > 1:
             raise ConfigurationError(
@@ -275,11 +275,11 @@ class StreamBatches:
             )
         if place.steps:
             self._refuse_end(place, 0)
-            place = _Place(epoch=place.epoch + 1)
+            place = _StreamPlace(epoch=place.epoch + 1)
         self._begin_pass(place)
         return place
 
-    def _refuse_end(self, place: _Place, parts: int) -> None:
+    def _refuse_end(self, place: _StreamPlace, parts: int) -> None:
         """Raises ConfigurationError with several ranks or a given `steps_per_epoch`: the others go on."""
         if self.ranks == 1 and self.steps_per_epoch is None:
             return

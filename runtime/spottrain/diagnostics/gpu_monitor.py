@@ -28,7 +28,7 @@ KEPT: Final = 120
 """Samples kept: two minutes, at one per second."""
 LATEST: Final = 15
 """Samples in a reported mean: 15 s, a usual scrape interval of Prometheus."""
-LEAST: Final = 4
+MIN_SAMPLES: Final = 4
 """Least samples of a window; a short one includes the last ones before it."""
 
 
@@ -93,10 +93,10 @@ class GPUMonitor:
     # --- results ----------------------------------------------------------------------------------------
     @property
     def samples(self) -> tuple[GPUSample, ...]:
-        """Samples of the window, but at least the last LEAST ones; oldest first."""
+        """Samples of the window, but at least the last MIN_SAMPLES ones; oldest first."""
         kept = tuple(self._samples)
         count = sum(taken > self._window for taken, _ in kept)
-        return tuple(sample for _, sample in kept[-max(count, LEAST) :])
+        return tuple(sample for _, sample in kept[-max(count, MIN_SAMPLES) :])
 
     @property
     def utilisation(self) -> float | None:

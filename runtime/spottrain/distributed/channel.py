@@ -49,7 +49,7 @@ LOOK_SECONDS: Final = 0.2
 """Seconds between two checks of a wait's condition."""
 RETRY_SECONDS: Final = 0.5
 """Seconds between two attempts to accept when it fails at once."""
-MOST_BYTES: Final = 2**30
+MAX_BYTES: Final = 2**30
 """Maximum size of one message; a larger length means that the data is not a frame."""
 HELLO_BYTES: Final = 256
 """Maximum size of a message of the handshake."""
@@ -61,7 +61,7 @@ Message = tuple[str, bytes]
 class Link:
     """One connection. Any thread may send; one thread receives."""
 
-    def __init__(self, connection: socket.socket, *, most: int = MOST_BYTES) -> None:
+    def __init__(self, connection: socket.socket, *, most: int = MAX_BYTES) -> None:
         self.socket = connection
         self.most = most
         """Maximum size of a message to receive."""
@@ -264,7 +264,7 @@ class Meeting:
             self._drop(other)
         self._admitted.add(number)
         client.number, client.welcome = number, _proof(self._key, b"leader", *facts)
-        client.link.most = MOST_BYTES
+        client.link.most = MAX_BYTES
         if self._open:
             self._welcome(client)
 
@@ -297,7 +297,7 @@ def join(connection: socket.socket, key: bytes, number: int, go_on: Callable[[],
         return None
     if not hmac.compare_digest(welcome, _proof(key, b"leader", *facts)):
         raise ConnectionRefusedError("the peer is not the leader")
-    link.most = MOST_BYTES
+    link.most = MAX_BYTES
     return link
 
 

@@ -38,7 +38,7 @@ END_SECONDS: Final = 5.0
 """Seconds for the receiving thread to read what arrived before a connection's end."""
 TELL_AFTER_SECONDS: Final = 60.0
 """Seconds of waiting after which the log says for what."""
-MOST_NAMES: Final = 256
+MAX_NAMES: Final = 256
 """Unread names per rank that rank 0 keeps; the oldest are dropped, such as those of an aborted save."""
 BYE: Final = "bye"
 
@@ -200,9 +200,9 @@ class ControlChannel:
             handler = self._handlers.get(name)
             if handler is None:
                 self._inbox.setdefault((name, rank), deque()).append(body)
-                if self.world.first and len(self._inbox) > MOST_NAMES:
+                if self.world.first and len(self._inbox) > MAX_NAMES:
                     kept = [key for key in self._inbox if key[1] == rank]
-                    if len(kept) > MOST_NAMES:
+                    if len(kept) > MAX_NAMES:
                         del self._inbox[kept[0]]
                 self._came.notify_all()
         if handler is not None:

@@ -7,7 +7,7 @@ from typing import Final
 
 from spottrain.lifecycle.notice_budget import COMMIT_SECONDS
 
-LEAST_BYTES: Final = 2**20
+MIN_BYTES: Final = 2**20
 """An upload of less says little about the bandwidth."""
 
 
@@ -19,7 +19,7 @@ class Bandwidth:
 
     def after(self, sent: int, seconds: float) -> Bandwidth:
         """Returns the bandwidth after another upload: the latest counts, for networks change."""
-        return Bandwidth(rate=sent / seconds) if sent >= LEAST_BYTES and seconds > 0 else self
+        return Bandwidth(rate=sent / seconds) if sent >= MIN_BYTES and seconds > 0 else self
 
 
 def commit_seconds(bytes: int, bandwidth: Bandwidth) -> float:

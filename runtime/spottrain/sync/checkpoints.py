@@ -31,7 +31,7 @@ from spottrain.sync.copies import copies_of
 from spottrain.sync.manifest import OtherKind, SyncManifest, read_manifest
 from spottrain.sync.record import Record, Start, decide, notes_of
 from spottrain.sync.restore import REPLACED, adopt, explained, first_that_counts, restore, set_aside
-from spottrain.sync.tree import FolderError, Kind, Node, Tree, look
+from spottrain.sync.tree import FolderError, Node, NodeKind, Tree, look
 from spottrain.sync.upload import Contents, Known
 from spottrain.sync.whole import restores
 
@@ -65,7 +65,7 @@ class CheckpointFound(RunError):
         self.step = step
 
 
-class FolderCheckpoints:
+class SyncedCheckpoints:
     """The checkpoints of the folder `root`. Order of calls: `claim`, `restore`, any number of `commit`."""
 
     def __init__(
@@ -308,8 +308,8 @@ class FolderCheckpoints:
             step=self.step,
             attempt=self._attempt,
             files=sent.files,
-            links={path: node.target for path, node in tree.items() if node.kind is Kind.LINK},
-            folders={path: node.mode for path, node in tree.items() if node.kind is Kind.FOLDER},
+            links={path: node.target for path, node in tree.items() if node.kind is NodeKind.LINK},
+            folders={path: node.mode for path, node in tree.items() if node.kind is NodeKind.FOLDER},
             owners={path: node.owner for path, node in tree.items()},
             atEnd=at_end,
             chunk_bytes=self._chunk_bytes,

@@ -27,7 +27,7 @@ KILLED_SECONDS: Final = 5.0
 """For the kernel, to end killed processes. One that waits for a dead disk cannot end."""
 
 
-class Command:
+class ChildCommand:
     """A running command, in a process group of its own: Ctrl-C in a terminal reaches it once, through us."""
 
     def __init__(self, words: Sequence[str], env: Mapping[str, str]) -> None:

@@ -49,8 +49,8 @@ from spottrain.lifecycle.outage_report import watched
 from spottrain.storage.base import Cancelled, Store
 from spottrain.storage.open import open_store
 from spottrain.storage.outage import Outage, Silence
-from spottrain.sync.checkpoints import CheckpointFound, FolderCheckpoints
-from spottrain.sync.command import Command
+from spottrain.sync.checkpoints import CheckpointFound, SyncedCheckpoints
+from spottrain.sync.command import ChildCommand
 from spottrain.sync.tree import look
 from spottrain.sync.watch import Watcher
 
@@ -67,7 +67,7 @@ SIDECAR_REACTION: Final = 5.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Settings:
+class SyncSettings:
     folder: Path
     when: SyncWhen
     config: run_config.RunConfig
@@ -78,7 +78,7 @@ class Settings:
     """What the script was told of whether its folder is restored, by the operator."""
 
     @classmethod
-    def from_env(cls, env: Mapping[str, str]) -> Settings:
+    def from_env(cls, env: Mapping[str, str]) -> SyncSettings:
         """Reads the environment. Raises ConfigurationError with a sentence."""
         path = env.get(SyncEnv.PATH, "")
         if not path:
@@ -148,9 +148,9 @@ class Program:
     def __init__(self, env: Mapping[str, str], command: Sequence[str]) -> None:
         self._env = env
         self._words = command
-        self._child: Command | None = None
+        self._child: ChildCommand | None = None
         self._watcher: Watcher | None = None
-        self._checkpoints: FolderCheckpoints | None = None
+        self._checkpoints: SyncedCheckpoints | None = None
         self._board = progress.ProgressBoard()
         self._outage = Outage()
         self._message = threading.Lock()
@@ -177,16 +177,16 @@ class Program:
         """Ends before it began, because of the command line. Returns the exit code."""
         return self._end(Ending.of(error), logged=False)
 
-    def _settings(self) -> Settings:
+    def _settings(self) -> SyncSettings:
         """Raises ConfigurationError, also where the arguments of a resume would not reach the program."""
-        settings = Settings.from_env(self._env)
+        settings = SyncSettings.from_env(self._env)
         if settings.resume_args and not self._words:
             raise ConfigurationError("--resume-args needs a COMMAND after --, which gets them")
         if settings.resume_args and (text := loses_arguments(self._words)):
             raise ConfigurationError(f"--resume-args with the command {text!r}: {ARGUMENTS_OF_SHELL}")
         return settings
 
-    def _run(self, settings: Settings) -> int:
+    def _run(self, settings: SyncSettings) -> int:
         try:
             result = self._start(settings)
         except (Cancelled, StoreUnavailable):
@@ -210,7 +210,7 @@ class Program:
             return self._with_command(self._watcher, settings, result)
         return self._as_sidecar(self._watcher)
 
-    def _start(self, settings: Settings) -> SyncResult | None:
+    def _start(self, settings: SyncSettings) -> SyncResult | None:
         """Claims the URI and restores the folder. Returns None if stopped first. Raises Cancelled too."""
         config = settings.config
         self._prepare_folder(settings.folder)
@@ -232,7 +232,7 @@ class Program:
             checkpoints=f"{settings.folder} at {config.checkpoint_uri}",
             grace=self.preemption.grace,
         )
-        self._checkpoints = FolderCheckpoints(
+        self._checkpoints = SyncedCheckpoints(
             settings.folder,
             store,
             Identity(job_uid=config.job_uid, job=config.job, attempt=attempt),
@@ -262,7 +262,7 @@ class Program:
         return result
 
     # --- two ways to run --------------------------------------------------------------------------------
-    def _with_command(self, watcher: Watcher, settings: Settings, result: SyncResult) -> int:
+    def _with_command(self, watcher: Watcher, settings: SyncSettings, result: SyncResult) -> int:
         if self.preemption.stopping:
             return self._finish(Ending(Outcome.INTERRUPTED, "Interrupted before the command began."))
         told: dict[str, str] = {
@@ -271,7 +271,7 @@ class Program:
             Env.ATTEMPT: str(self._board.facts.attempt),
         }
         more = settings.resume_args if result.resumed else ()
-        self._child = child = Command([*self._words, *more], {**self._env, **told})
+        self._child = child = ChildCommand([*self._words, *more], {**self._env, **told})
         while child.code is None:
             watcher.step()
             child.wait(POLL_SECONDS)
@@ -287,7 +287,7 @@ class Program:
         )
         return self._finish(self._ending(covered, stopped, code), code)
 
-    def _end_rest(self, child: Command, watcher: Watcher) -> None:
+    def _end_rest(self, child: ChildCommand, watcher: Watcher) -> None:
         """Ends what the command has left running, in half of the time that is left; the last look follows."""
         if child.running:
             seconds = max(min(self._left(), self.preemption.grace), 0.0) / 2

@@ -27,7 +27,7 @@ from spottrain.storage.base import Cancelled, KeyMissing, Store, Truncated, neve
 from spottrain.sync.formats import says_whole
 from spottrain.sync.manifest import StoredFile, SyncManifest, digest_of
 from spottrain.sync.record import notes_of
-from spottrain.sync.tree import FolderError, Kind, Node, Owner, Tree, look
+from spottrain.sync.tree import FolderError, Node, NodeKind, Owner, Tree, look
 from spottrain.sync.upload import Known
 
 WINDOW: Final = 4 << 20
@@ -85,7 +85,7 @@ def _equal(
     path: Path, node: Node | None, file: StoredFile, manifest: SyncManifest, cancelled: Callable[[], bool]
 ) -> bool:
     """Whether the folder's file has this content already. Raises Cancelled."""
-    if node is None or node.kind is not Kind.FILE or node.size != file.size:
+    if node is None or node.kind is not NodeKind.FILE or node.size != file.size:
         return False
     with path.open("rb", buffering=0) as opened:
         for key, _, size in manifest.chunks_of(file):
@@ -222,12 +222,12 @@ def _move_away(root: Path, tree: Tree, stays: Callable[[str], bool]) -> int:
         inside = any(path.startswith(f"{each}/") for each in gone)
         if not inside and stays(path):
             continue
-        moved += node.kind is not Kind.FOLDER
+        moved += node.kind is not NodeKind.FOLDER
         if not inside:
             target = replaced / path
             target.parent.mkdir(parents=True, exist_ok=True)
             os.rename(root / path, target)
-            gone |= {path} if node.kind is Kind.FOLDER else set()
+            gone |= {path} if node.kind is NodeKind.FOLDER else set()
     return moved
 
 
@@ -237,7 +237,7 @@ def set_aside(root: Path) -> int:
     torn = {
         path
         for path, node in tree.items()
-        if node.kind is Kind.FILE and (not node.size or says_whole(root / path) is False)
+        if node.kind is NodeKind.FILE and (not node.size or says_whole(root / path) is False)
     }
     return _move_away(root, tree, lambda path: path not in torn)
 
@@ -253,9 +253,9 @@ def _stays(
 ) -> bool:
     if path not in manifest.files and path not in manifest.links and path not in manifest.folders:
         return not movable(path)
-    if node.kind is Kind.FOLDER:
+    if node.kind is NodeKind.FOLDER:
         return path in manifest.folders
-    if node.kind is Kind.LINK:
+    if node.kind is NodeKind.LINK:
         return manifest.links.get(path) == node.target
     return path in same
 
@@ -310,15 +310,15 @@ def adopt(manifest: SyncManifest, tree: Tree) -> tuple[dict[str, Known], dict[st
     for path, file in manifest.files.items():
         node = tree.get(path)
         facts = (node.kind, node.size, node.mtime_ns, node.mode) if node else None
-        if node and facts == (Kind.FILE, file.size, file.mtime_ns, file.mode):
+        if node and facts == (NodeKind.FILE, file.size, file.mtime_ns, file.mode):
             known[path] = Known(node=node, stored=file)
             committed[path] = node
         else:
-            committed[path] = Node(kind=Kind.FILE, mode=file.mode, size=file.size, mtime_ns=file.mtime_ns)
+            committed[path] = Node(kind=NodeKind.FILE, mode=file.mode, size=file.size, mtime_ns=file.mtime_ns)
     for path, target in manifest.links.items():
-        committed[path] = Node(kind=Kind.LINK, target=target)
+        committed[path] = Node(kind=NodeKind.LINK, target=target)
     for path, mode in manifest.folders.items():
-        committed[path] = Node(kind=Kind.FOLDER, mode=mode)
+        committed[path] = Node(kind=NodeKind.FOLDER, mode=mode)
     return known, dict(sorted(committed.items()))
 
 

@@ -22,8 +22,8 @@ from typing import Final
 
 from spottrain.contract import QUIET_SECONDS
 from spottrain.sync.formats import says_whole
-from spottrain.sync.tree import Kind, Node, Tree, grown
-from spottrain.sync.whole import TEMPORARY, Verdict, has_files
+from spottrain.sync.tree import Node, NodeKind, Tree, grown
+from spottrain.sync.whole import TEMPORARY, Judgement, has_files
 from spottrain.sync.writes import Write
 
 LULL: Final = 2.0
@@ -100,7 +100,7 @@ class Saves:
         self._seen = {
             path: self._take(path, node, writes.get(path), now)
             for path, node in tree.items()
-            if node.kind is not Kind.FOLDER
+            if node.kind is not NodeKind.FOLDER
         }
         self._tree = tree
         self._looked = True
@@ -118,12 +118,12 @@ class Saves:
         if (before is None or begun != before.begun) and self._looked and not self._logs.is_one(path):
             self._written(path if before is not None else shape(path))
         since = now if before is None or before.node != node else before.since
-        if node.kind is Kind.FILE:
+        if node.kind is NodeKind.FILE:
             self._logs.look(path, before.node if before is not None else None, node)
         return _Seen(node=node, since=since, begun=begun, write=write, format=self._format(path, node))
 
     def _format(self, path: str, node: Node) -> bool | None:
-        if node.kind is not Kind.FILE:
+        if node.kind is not NodeKind.FILE:
             return True
         try:
             return says_whole(self._root / path)
@@ -145,7 +145,7 @@ class Saves:
         *,
         ended: bool = False,
         killed: bool = True,
-    ) -> Verdict:
+    ) -> Judgement:
         """Returns what to commit.
 
         Args:
@@ -162,7 +162,7 @@ class Saves:
         if not fresh:
             self._waiting = None
             if not (ended and logs and not torn):
-                return Verdict(why=self._why(sorted(torn)[0]) if torn else "")
+                return Judgement(why=self._why(sorted(torn)[0]) if torn else "")
         elif self._waiting is None:
             self._waiting = (now, self._cycles)
         since, cycles = self._waiting or (now, self._cycles)
@@ -171,7 +171,7 @@ class Saves:
         there = {
             path
             for path in self._seen.keys()
-            | {path for path, node in committed.items() if node.kind is Kind.FILE}
+            | {path for path, node in committed.items() if node.kind is NodeKind.FILE}
             if not _temporary(path) and not self._logs.is_one(path)
         }
         folders = all("/" in path for path in fresh | torn)
@@ -180,16 +180,16 @@ class Saves:
         held = fresh | torn if done else {path for path in torn if self._held(path, save, now)}
         held = {path for path in held - done if path not in committed or stored(path)}
         if not done and torn - held:
-            return Verdict(why=self._why(sorted(torn - held)[0]))
+            return Judgement(why=self._why(sorted(torn - held)[0]))
         if not done and (unit := _incomplete(fresh, there, committed)):
-            return Verdict(why=f"{unit} lacks files that others of its kind have")
+            return Judgement(why=f"{unit} lacks files that others of its kind have")
         first = not has_files(committed) and (killed or not ended)
         if not done and fresh and not self._complete(fresh, there, now, first=first):
-            return Verdict(why="files are written so often that at no moment all of them are whole")
+            return Judgement(why="files are written so often that at no moment all of them are whole")
         tree = self._without(held, committed)
         if not has_files(tree):
-            return Verdict()
-        return Verdict(
+            return Judgement()
+        return Judgement(
             tree=tree,
             kept=frozenset(held & tree.keys()),
             logs=frozenset(logs & tree.keys()),
@@ -225,7 +225,7 @@ class Saves:
         """Returns a number by path, which is another one after each write."""
         return {path: seen.number for path, seen in self._seen.items()}
 
-    def same(self, verdict: Verdict, numbers: Mapping[str, int]) -> bool:
+    def same(self, verdict: Judgement, numbers: Mapping[str, int]) -> bool:
         """Whether what was selected is what it was before it was read. A file may be gone since."""
         assert verdict.tree is not None
         for path, node in verdict.tree.items():
@@ -315,7 +315,7 @@ class Saves:
         folders = {
             path: node
             for path, node in self._tree.items()
-            if node.kind is Kind.FOLDER and (path in full or path in committed)
+            if node.kind is NodeKind.FOLDER and (path in full or path in committed)
         }
         return dict(sorted((folders | kept).items()))
 
@@ -350,7 +350,7 @@ def _incomplete(fresh: set[str], there: set[str], committed: Tree) -> str:
 
 def _last_save(tree: Tree) -> set[str]:
     """Returns the names of the files that were written together last, by their times."""
-    files = {path: node.mtime_ns for path, node in tree.items() if node.kind is Kind.FILE}
+    files = {path: node.mtime_ns for path, node in tree.items() if node.kind is NodeKind.FILE}
     newest = max(files.values(), default=0)
     together = [path for path, at in files.items() if newest - at < TOGETHER * 10**9]
     return {name if "#" in (name := shape(path)) else path for path in together}

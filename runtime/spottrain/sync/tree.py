@@ -29,7 +29,7 @@ class FolderError(RunError):
     """The folder cannot be read now. It is looked at again later."""
 
 
-class Kind(StrEnum):
+class NodeKind(StrEnum):
     FILE = "file"
     LINK = "link"
     FOLDER = "folder"
@@ -39,7 +39,7 @@ class Kind(StrEnum):
 class Node:
     """A file, a symbolic link or a folder. Two equal nodes have equal contents."""
 
-    kind: Kind
+    kind: NodeKind
     mode: int = 0
     size: int = 0
     mtime_ns: int = 0
@@ -63,13 +63,13 @@ def node_of(found: os.stat_result, path: str = "") -> Node | None:
     stamp = max(found.st_mtime_ns, found.st_ctime_ns)
     owner = (found.st_uid, found.st_gid)
     if stat.S_ISDIR(found.st_mode):
-        return Node(kind=Kind.FOLDER, mode=mode, stamp=stamp, owner=owner)
+        return Node(kind=NodeKind.FOLDER, mode=mode, stamp=stamp, owner=owner)
     if stat.S_ISLNK(found.st_mode):
-        return Node(kind=Kind.LINK, target=os.readlink(path), stamp=stamp, owner=owner)
+        return Node(kind=NodeKind.LINK, target=os.readlink(path), stamp=stamp, owner=owner)
     if not stat.S_ISREG(found.st_mode):
         return None
     return Node(
-        kind=Kind.FILE,
+        kind=NodeKind.FILE,
         mode=mode & PERMISSIONS,
         size=found.st_size,
         mtime_ns=found.st_mtime_ns,
@@ -82,7 +82,7 @@ def node_of(found: os.stat_result, path: str = "") -> Node | None:
 
 def grown(before: Node, now: Node) -> bool:
     """Whether it may be the same file with more at its end."""
-    return now.kind is Kind.FILE and now.inode == before.inode and now.size >= before.size
+    return now.kind is NodeKind.FILE and now.inode == before.inode and now.size >= before.size
 
 
 def look(root: Path) -> dict[str, Node]:
@@ -117,7 +117,7 @@ def _below(folder: str, prefix: str) -> Iterator[tuple[str, Node]]:
         if node is None:
             continue
         yield path, node
-        if node.kind is Kind.FOLDER:
+        if node.kind is NodeKind.FOLDER:
             yield from _below(entry.path, f"{path}/")
 
 

@@ -23,7 +23,7 @@ from spottrain.contract import CHUNK_BYTES
 from spottrain.storage.base import Cancelled, Changed, FilePart, Store, never
 from spottrain.storage.requests import SLICE
 from spottrain.sync.manifest import StoredFile, digest_of
-from spottrain.sync.tree import FolderError, Kind, Node, Tree, grown, node_of
+from spottrain.sync.tree import FolderError, Node, NodeKind, Tree, grown, node_of
 
 CONNECTIONS: Final = 6
 SETTLED_NS: Final = 2 * 10**9
@@ -45,14 +45,14 @@ class Known:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Sent:
+class SentFiles:
     files: Mapping[str, StoredFile]
     bytes: int
     seconds: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Part:
+class _FilePart:
     path: str
     place: Path
     node: Node | None
@@ -95,7 +95,9 @@ class Contents:
     def unknown(tree: Tree, known: Mapping[str, Known]) -> list[str]:
         """Returns the paths of the files that `send` reads."""
         return [
-            path for path, node in tree.items() if node.kind is Kind.FILE and not _is_known(path, node, known)
+            path
+            for path, node in tree.items()
+            if node.kind is NodeKind.FILE and not _is_known(path, node, known)
         ]
 
     def send(
@@ -109,7 +111,7 @@ class Contents:
         kept: Collection[str] = (),
         logs: Collection[str] = (),
         copies: Mapping[str, Path] = MappingProxyType({}),
-    ) -> Sent:
+    ) -> SentFiles:
         """Stores the files of `tree`; new contents at keys below `place`.
 
         Args:
@@ -125,7 +127,7 @@ class Contents:
         Raises:
             Changed, Cancelled, FolderError, StoreError: Not all is stored.
         """
-        files = {path: node for path, node in tree.items() if node.kind is Kind.FILE}
+        files = {path: node for path, node in tree.items() if node.kind is NodeKind.FILE}
         reading = set(self.unknown(tree, known)) - set(kept)
         chunks: dict[str, list[str]] = {
             path: [""] * -(-node.size // self.chunk_bytes) for path, node in files.items() if path in reading
@@ -142,7 +144,7 @@ class Contents:
             else known[path].stored
             for path, node in files.items()
         }
-        return Sent(files=stored, bytes=self._sent, seconds=time.monotonic() - began)
+        return SentFiles(files=stored, bytes=self._sent, seconds=time.monotonic() - began)
 
     def _parts(
         self,
@@ -151,12 +153,12 @@ class Contents:
         wanted: Collection[str],
         logs: Collection[str],
         copies: Mapping[str, Path],
-    ) -> Iterator[_Part]:
+    ) -> Iterator[_FilePart]:
         for path in wanted:
             size = files[path].size
             copy = copies.get(path)
             for number, offset in enumerate(range(0, size, self.chunk_bytes)):
-                yield _Part(
+                yield _FilePart(
                     path=path,
                     place=copy or root / path,
                     node=files[path] if copy is None else None,
@@ -168,7 +170,7 @@ class Contents:
 
     def _work_off(
         self,
-        parts: Iterator[_Part],
+        parts: Iterator[_FilePart],
         chunks: dict[str, list[str]],
         place: str,
         cancelled: Callable[[], bool],
@@ -196,7 +198,7 @@ class Contents:
         if cancelled() and any("" in keys for keys in chunks.values()):
             raise Cancelled(place)
 
-    def _store_part(self, part: _Part, place: str, over: Callable[[], bool]) -> str:
+    def _store_part(self, part: _FilePart, place: str, over: Callable[[], bool]) -> str:
         """Returns the key of the part's content."""
         with _opened(part) as file:
 
@@ -234,7 +236,7 @@ class Contents:
             self._sending[digest] = Future()
             return self._sending[digest], ""
 
-    def _digest(self, file: int, part: _Part) -> str:
+    def _digest(self, file: int, part: _FilePart) -> str:
         if not hasattr(self._buffers, "slice"):
             self._buffers.slice = memoryview(bytearray(SLICE))
         view: memoryview = self._buffers.slice
@@ -254,7 +256,7 @@ def _is_known(path: str, node: Node, known: Mapping[str, Known]) -> bool:
 
 
 @contextlib.contextmanager
-def _opened(part: _Part) -> Iterator[int]:
+def _opened(part: _FilePart) -> Iterator[int]:
     """Opens the file if it is still what was seen. Raises Changed or FolderError."""
     path = part.place
     try:

@@ -17,10 +17,10 @@ from spottrain.errors import RunError, StoreUnavailable, Superseded
 from spottrain.lifecycle.notice_budget import NoticeBudget
 from spottrain.storage.base import Cancelled, Changed
 from spottrain.sync.budget import Bandwidth, commit_seconds
-from spottrain.sync.checkpoints import Commit, FolderCheckpoints
+from spottrain.sync.checkpoints import Commit, SyncedCheckpoints
 from spottrain.sync.saves import Saves
-from spottrain.sync.tree import Kind, Tree, leads_out, look
-from spottrain.sync.whole import Verdict, first_view, has_files, judge, same
+from spottrain.sync.tree import NodeKind, Tree, leads_out, look
+from spottrain.sync.whole import Judgement, first_view, has_files, judge, same
 from spottrain.sync.writes import Writes
 
 LOOK_SECONDS: Final = 1.0
@@ -31,7 +31,7 @@ LOOK_SHARE: Final = 0.1
 """Largest share of the time that looks may take."""
 CHECK_SECONDS: Final = 30.0
 """Between two readings of HEAD without a commit."""
-MOST_NAMED: Final = 3
+MAX_NAMED: Final = 3
 """Files that a message names."""
 TELL_SECONDS: Final = 300.0
 """After so long without a commit, although something has changed, the reason is logged."""
@@ -55,7 +55,7 @@ class Watcher:
         self,
         root: Path,
         when: SyncWhen,
-        checkpoints: FolderCheckpoints,
+        checkpoints: SyncedCheckpoints,
         board: ProgressBoard,
         left: Callable[[], float],
         *,
@@ -141,7 +141,7 @@ class Watcher:
                 verdict = self._judge(ended, ended=True, killed=killed)
                 rest = verdict.tree is None and everything and not self._all_stored and not self.empty
                 if rest:
-                    verdict = Verdict(tree=self._view.tree)
+                    verdict = Judgement(tree=self._view.tree)
                 if verdict.tree is None:
                     return self.covered or self.empty
                 if self._try(verdict, at_end=at_end and rest, all_of_it=rest):
@@ -155,8 +155,8 @@ class Watcher:
         paths = self._unstored()
         if not paths:
             return str(self.failure or "")
-        named = [f"{path} {self._reason(path)}".rstrip() for path in paths[:MOST_NAMED]]
-        more = f" and {counted(len(paths) - MOST_NAMED, 'other')}" if len(paths) > MOST_NAMED else ""
+        named = [f"{path} {self._reason(path)}".rstrip() for path in paths[:MAX_NAMED]]
+        more = f" and {counted(len(paths) - MAX_NAMED, 'other')}" if len(paths) > MAX_NAMED else ""
         why = f": {self.failure}" if self.failure else ""
         return f"{', '.join(named)}{more}{why}"
 
@@ -172,7 +172,7 @@ class Watcher:
         return [
             path
             for path, node in self._view.tree.items()
-            if node.kind is not Kind.FOLDER and node != committed.get(path)
+            if node.kind is not NodeKind.FOLDER and node != committed.get(path)
         ]
 
     def _reason(self, path: str) -> str:
@@ -180,7 +180,7 @@ class Watcher:
             return self._saves.reason(path, self._lived_at)
         return "" if self.failure else "(nothing said that it is whole)"
 
-    def _judge(self, now: float, *, ended: bool = False, killed: bool = True) -> Verdict:
+    def _judge(self, now: float, *, ended: bool = False, killed: bool = True) -> Judgement:
         committed = self._checkpoints.committed
         if self._saves is None:
             return judge(self._when, self._view, committed, now)
@@ -209,7 +209,7 @@ class Watcher:
         self._look_early_at = now + max(EARLY_SECONDS, (now - began) / LOOK_SHARE)
         return True
 
-    def _try(self, verdict: Verdict, *, at_end: bool = False, all_of_it: bool = False) -> bool:
+    def _try(self, verdict: Judgement, *, at_end: bool = False, all_of_it: bool = False) -> bool:
         """Commits what was selected. Returns whether it is committed. Raises Superseded.
 
         Whether it fits into the time that is left is not foretold: how much of it is new to the store shows
@@ -314,7 +314,7 @@ class Watcher:
 
     def _warn_of_links(self, tree: Tree) -> None:
         for path, node in tree.items():
-            if node.kind is Kind.LINK and path not in self._links_told and leads_out(path, node.target):
+            if node.kind is NodeKind.LINK and path not in self._links_told and leads_out(path, node.target):
                 self._links_told.add(path)
                 log.event("sync-link-out", path=path, target=node.target)
 
@@ -325,7 +325,7 @@ class Watcher:
             )
         self._left_out = paths
         words = "Checkpoints are stored without new versions of files that are open or cut off: "
-        self._warn("left out", f"{words}{', '.join(sorted(paths)[:MOST_NAMED])}." if paths else "")
+        self._warn("left out", f"{words}{', '.join(sorted(paths)[:MAX_NAMED])}." if paths else "")
 
     def _tell(self, why: str) -> None:
         """Says why there is no checkpoint, once it has lasted long. "": there is nothing to store."""

@@ -16,7 +16,7 @@ from pathlib import PurePosixPath
 from typing import Final
 
 from spottrain.contract import SyncWhen
-from spottrain.sync.tree import Kind, Node, Tree, with_parents
+from spottrain.sync.tree import Node, NodeKind, Tree, with_parents
 
 TEMPORARY: Final = (".orbax-checkpoint-tmp",)
 """Parts of names that a library gives to what it will rename; a pattern such as `[0-9]*` matches them too."""
@@ -43,7 +43,7 @@ class View:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Verdict:
+class Judgement:
     tree: Tree | None = None
     """What to commit; None: nothing, now."""
     why: str = ""
@@ -56,7 +56,7 @@ class Verdict:
     """Paths of files that were not waited for any longer."""
 
 
-def judge(when: SyncWhen, view: View, committed: Tree, now: float) -> Verdict:
+def judge(when: SyncWhen, view: View, committed: Tree, now: float) -> Judgement:
     """Returns what is whole and not committed yet.
 
     A script may delete its old checkpoint before it writes the next, so a folder without files is never one.
@@ -68,65 +68,65 @@ def judge(when: SyncWhen, view: View, committed: Tree, now: float) -> Verdict:
     else:
         verdict = _units(when, view, committed)
     if verdict.tree is not None and not has_files(verdict.tree):
-        return Verdict(why="the folder holds no checkpoint now" if has_files(committed) else "")
+        return Judgement(why="the folder holds no checkpoint now" if has_files(committed) else "")
     return verdict
 
 
 def has_files(tree: Tree) -> bool:
-    return any(node.kind is not Kind.FOLDER for node in tree.values())
+    return any(node.kind is not NodeKind.FOLDER for node in tree.values())
 
 
-def _quiet(seconds: float, view: View, committed: Tree, now: float) -> Verdict:
+def _quiet(seconds: float, view: View, committed: Tree, now: float) -> Judgement:
     if view.tree == committed:
-        return Verdict()
+        return Judgement()
     if now - view.changed_at >= seconds:
-        return Verdict(tree=view.tree)
-    return Verdict(why=f"files change more often than every {seconds:g} s")
+        return Judgement(tree=view.tree)
+    return Judgement(why=f"files change more often than every {seconds:g} s")
 
 
-def _marked(name: str, view: View, committed: Tree) -> Verdict:
+def _marked(name: str, view: View, committed: Tree) -> Judgement:
     marker = view.tree.get(name)
-    if marker is None or marker.kind is Kind.FOLDER:
+    if marker is None or marker.kind is NodeKind.FOLDER:
         changed = "" if view.tree == committed else f"there is no file {name} in the folder"
-        return Verdict(why=changed)
+        return Judgement(why=changed)
     if marker == committed.get(name):
-        return Verdict(why="" if view.tree == committed else f"{name} was not written again")
+        return Judgement(why="" if view.tree == committed else f"{name} was not written again")
     newer = {
         path
         for path, node in view.tree.items()
-        if node.stamp > marker.stamp and node.kind is not Kind.FOLDER and node != committed.get(path)
+        if node.stamp > marker.stamp and node.kind is not NodeKind.FOLDER and node != committed.get(path)
     }
     rewritten = sorted(path for path in newer if path in committed or path in view.before_marker)
     if rewritten:
-        return Verdict(
+        return Judgement(
             why=f"{rewritten[0]} was written to after {name}, so what {name} stands for is gone; write "
             f"{name} last, and each checkpoint under a name of its own"
         )
-    return Verdict(tree=_without(view.tree, newer, marker.stamp))
+    return Judgement(tree=_without(view.tree, newer, marker.stamp))
 
 
 def _without(tree: Tree, newer: set[str], stamp: int) -> Tree:
     """Leaves out the paths `newer`, and folders that hold nothing older."""
-    kept = {path for path, node in tree.items() if path not in newer and node.kind is not Kind.FOLDER}
+    kept = {path for path, node in tree.items() if path not in newer and node.kind is not NodeKind.FOLDER}
     full = {str(parent) for path in tree for parent in PurePosixPath(path).parents}
     kept |= {
         path
         for path, node in tree.items()
-        if node.kind is Kind.FOLDER and path not in full and node.stamp <= stamp
+        if node.kind is NodeKind.FOLDER and path not in full and node.stamp <= stamp
     }
     return with_parents(tree, kept)
 
 
-def _units(when: SyncWhen, view: View, committed: Tree) -> Verdict:
+def _units(when: SyncWhen, view: View, committed: Tree) -> Judgement:
     whole = units(when, view.tree)
     if whole != units(when, committed):
-        return Verdict(tree=whole)
+        return Judgement(tree=whole)
     rest = [path for path in view.tree if path not in whole]
     if whole:  # beside a checkpoint that is stored, files of other names are the program's own
         rest = [path for path in rest if restores(when, path)]
     if not rest or view.tree == committed:
-        return Verdict()
-    return Verdict(why=f"{rest[0]} and {len(rest) - 1} others match no {when.marker or when.renamed}")
+        return Judgement()
+    return Judgement(why=f"{rest[0]} and {len(rest) - 1} others match no {when.marker or when.renamed}")
 
 
 def units(when: SyncWhen, tree: Tree) -> Tree:
@@ -134,7 +134,7 @@ def units(when: SyncWhen, tree: Tree) -> Tree:
     pattern = when.marker or when.renamed
     found = {path for path in tree if matches(path, pattern)}
     if when.marker:
-        found = {path.rpartition("/")[0] for path in found if tree[path].kind is not Kind.FOLDER}
+        found = {path.rpartition("/")[0] for path in found if tree[path].kind is not NodeKind.FOLDER}
     below = {path for path in tree if any(str(each) in found for each in PurePosixPath(path).parents)}
     return with_parents(tree, found | below)
 

@@ -17,7 +17,7 @@ SLOWER: Final = 1.5
 """From this ratio on a format counts as slow. Measurements of one machine differ by less."""
 SIZE: Final = 256
 """Rows and columns of the matrices: 2 ms in fp32, tens of ms in a format without fast kernels."""
-MOST_SECONDS: Final = 0.06
+MAX_SECONDS: Final = 0.06
 """Seconds after which a format is not tried again."""
 
 
@@ -40,7 +40,7 @@ def slowdown(name: str) -> float:
 def _seconds(dtype: torch.dtype) -> float:
     """Returns the shortest time of up to four."""
     found: list[float] = []
-    while len(found) < 4 and sum(found) < MOST_SECONDS:
+    while len(found) < 4 and sum(found) < MAX_SECONDS:
         found.append(_step(dtype, SIZE))
     return min(found)
 

@@ -16,7 +16,7 @@ from spottrain.core.device import Boundary
 from spottrain.distributed.dtensor import is_sharded, local
 from spottrain.errors import ConfigurationError
 
-MOST_FROZEN: Final = 4
+MAX_FROZEN: Final = 4
 """Frozen weights are copied if they take at most this multiple of the trained weights' bytes. A teacher that
 a forward pass updates is as large as its student; an adapter's frozen base is larger, and never written."""
 SAMPLE: Final = 64
@@ -72,7 +72,7 @@ class _Weights:
         named = dict(model.named_parameters())
         frozen = {name: each for name, each in named.items() if not each.requires_grad}
         trained = sum(local_bytes(each) for name, each in named.items() if name not in frozen)
-        few = sum(map(local_bytes, frozen.values())) <= MOST_FROZEN * trained
+        few = sum(map(local_bytes, frozen.values())) <= MAX_FROZEN * trained
         copied = frozen if few else {}
         self._copies = [(e, e.data, local(e).detach().to("cpu", copy=True)) for e in copied.values()]
         self._samples = [(n, each, _sample(each)) for n, each in named.items() if n not in copied]

@@ -32,7 +32,7 @@ from spottrain.techniques.accumulation import joined
 
 AUTO: Final = "auto"
 NAMES: Final = ("bf16", "fp16", "fp32", "tf32")
-LEAST_SCALE: Final = 2.0**-14
+MIN_SCALE: Final = 2.0**-14
 """Smallest loss scale: thirty halvings of torch's initial scale, 2^16."""
 FP16_NEEDS: Final = (
     "fp16 needs loss scaling, or small gradients become 0: Trainer does it by itself; in a custom loop use "
@@ -236,7 +236,7 @@ def step(scaler: torch.amp.GradScaler, *optimizers: torch.optim.Optimizer) -> bo
     if after >= before:  # only an overflow lowers it
         return True
     log.event("step-skipped", why="gradients overflowed in fp16", scale=after)
-    if after < LEAST_SCALE:
+    if after < MIN_SCALE:
         raise TrainingFailed(
             f"fp16: gradients overflow at every loss scale down to {after:g}, so the weights no "
             "longer change: lower the learning rate, check the samples, or set precision to bf16 or "

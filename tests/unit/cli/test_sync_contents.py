@@ -10,7 +10,7 @@ from spottrain.contract import BLOBS_PREFIX, MANIFEST_NAME, OnExisting
 from spottrain.errors import CheckpointError
 from spottrain.storage.base import Object, never
 from spottrain.storage.local import FolderStore
-from spottrain.sync.checkpoints import FolderCheckpoints
+from spottrain.sync.checkpoints import SyncedCheckpoints
 from spottrain.sync.tree import look
 
 from tests.unit.cli.conftest import Place
@@ -21,7 +21,7 @@ def synced(place: Place, folder: Path, *contents: bytes, uid: str = "A") -> list
     folder.mkdir(exist_ok=True)
     policy = ClaimPolicy(on_existing=OnExisting.FRESH)
     who = Identity(job_uid=uid, job=f"job-{uid}", attempt=1)
-    checkpoints = FolderCheckpoints(folder, place.store, who, policy, keep=9, run=uid)
+    checkpoints = SyncedCheckpoints(folder, place.store, who, policy, keep=9, run=uid)
     assert checkpoints.claim(0.0, never, 5.0)
     checkpoints.restore()
     keys = []
@@ -78,7 +78,7 @@ def test_a_folder_whose_head_is_lost_is_neither_begun_again_nor_deleted_and_is_r
     policy = ClaimPolicy(on_existing=OnExisting.RESUME)
     who = Identity(job_uid="B", job="job-B", attempt=1)
     (tmp_path / "two").mkdir(exist_ok=True)
-    again = FolderCheckpoints(tmp_path / "two", place.store, who, policy, keep=9, run="B")
+    again = SyncedCheckpoints(tmp_path / "two", place.store, who, policy, keep=9, run="B")
     assert again.claim(0.0, never, 5.0) and again.restore().resumed
     assert (tmp_path / "two" / "file").read_bytes() == b"22"
 
@@ -134,7 +134,7 @@ def test_copy_makes_a_uri_from_which_a_folder_is_restored(place: Place, tmp_path
     assert (answer.code, answer.err) == (0, "") and "spottrain sync --on-existing resume" in answer.out
     (tmp_path / "two").mkdir()
     who, policy = Identity(job_uid="B", job="b", attempt=1), ClaimPolicy(on_existing=OnExisting.RESUME)
-    checkpoints = FolderCheckpoints(tmp_path / "two", target, who, policy, keep=2, run="B")
+    checkpoints = SyncedCheckpoints(tmp_path / "two", target, who, policy, keep=2, run="B")
     assert checkpoints.claim(0.0, never, 5.0) and checkpoints.restore().resumed
     assert contents(tmp_path / "two") == {"file": b"1"}
     assert len(target.list(BLOBS_PREFIX)) == 1

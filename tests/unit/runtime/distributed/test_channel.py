@@ -97,7 +97,7 @@ def test_what_was_sent_before_the_end_is_received() -> None:
 
 def test_a_length_beyond_the_limit_ends_the_connection_before_its_bytes_are_read(told: Told) -> None:
     with pair() as (ours, theirs):
-        ours.socket.sendall(FRAME.pack(1, channel.MOST_BYTES))
+        ours.socket.sendall(FRAME.pack(1, channel.MAX_BYTES))
         told(lambda: theirs.receive(SECONDS))
 
 

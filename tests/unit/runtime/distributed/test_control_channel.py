@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from spottrain.distributed.channel import join
-from spottrain.distributed.control_channel import ADDRESS_KEY, MOST_NAMES, ControlChannel, connect
+from spottrain.distributed.control_channel import ADDRESS_KEY, MAX_NAMES, ControlChannel, connect
 from spottrain.distributed.world import World
 from spottrain.errors import PeerLost
 from torch._C._distributed_c10d import HashStore
@@ -148,12 +148,12 @@ def test_a_handler_gets_one_message_at_a_time_also_while_it_gets_the_earlier_one
 
 def test_parts_that_nobody_collects_do_not_pile_up() -> None:
     with gang(2) as controls:
-        for number in range(3 * MOST_NAMES):
+        for number in range(3 * MAX_NAMES):
             controls[1].send_to_leader(f"save-{number}", b"")
         controls[1].send_to_leader("last", b"")
         controls[0].send_to_leader("last", b"")
         assert controls[0].collect("last", SECONDS) == [b"", b""]
-        assert len(controls[0]._inbox) <= MOST_NAMES
+        assert len(controls[0]._inbox) <= MAX_NAMES
 
 
 def test_a_world_of_one_collects_its_own_part() -> None:

@@ -18,7 +18,7 @@ from spottrain.storage.base import Body, Cancelled, Changed, FilePart, never
 from spottrain.storage.local import FolderStore
 from spottrain.sync.blobs import unnamed
 from spottrain.sync.budget import Bandwidth
-from spottrain.sync.checkpoints import Commit, FolderCheckpoints
+from spottrain.sync.checkpoints import Commit, SyncedCheckpoints
 from spottrain.sync.manifest import StoredFile, SyncManifest
 from spottrain.sync.program import make_folder
 from spottrain.sync.record import Record, Start, decide, notes_of
@@ -55,7 +55,7 @@ class Place:
         who = Identity(job_uid=uid, job="j", attempt=self.attempts)
         if isinstance(last_exit, int):
             last_exit = LastExit(attempt=self.attempts - 1, code=last_exit)
-        checkpoints = FolderCheckpoints(
+        checkpoints = SyncedCheckpoints(
             folder,
             self.store,
             who,
@@ -93,7 +93,7 @@ class Place:
 
 
 class Attempt:
-    def __init__(self, folder: Path, checkpoints: FolderCheckpoints) -> None:
+    def __init__(self, folder: Path, checkpoints: SyncedCheckpoints) -> None:
         self.folder = folder
         self.checkpoints = checkpoints
         self.result: SyncResult | None = None

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from spottrain.sync.formats import says_whole
 from spottrain.sync.saves import Saves
-from spottrain.sync.tree import Kind, Node, Tree, look
-from spottrain.sync.whole import Verdict
+from spottrain.sync.tree import Node, NodeKind, Tree, look
+from spottrain.sync.whole import Judgement
 from spottrain.sync.writes import Write
 
 
@@ -98,7 +98,7 @@ class Scene:
         (self.folder / path).unlink()
         self.writes.pop(path, None)
 
-    def judge(self, seconds: float = 0.0, *, ended: bool = False) -> Verdict:
+    def judge(self, seconds: float = 0.0, *, ended: bool = False) -> Judgement:
         self.now += seconds
         self.saves.look(look(self.folder), self.writes, self.now)
         return self.saves.judge(self.committed, lambda path: True, self.now, ended=ended)
@@ -110,7 +110,7 @@ class Scene:
             return None
         self.committed = verdict.tree
         self.saves.committed()
-        return sorted(path for path, node in verdict.tree.items() if node.kind is not Kind.FOLDER)
+        return sorted(path for path, node in verdict.tree.items() if node.kind is not NodeKind.FOLDER)
 
     def node(self, path: str) -> Node:
         return look(self.folder)[path]
@@ -302,7 +302,7 @@ def test_files_that_are_gone_are_no_reason_for_a_commit(scene: Scene) -> None:
         scene.write(name)
     scene.commit(3)
     scene.remove("ckpt.pt")
-    assert scene.judge(60) == Verdict()
+    assert scene.judge(60) == Judgement()
     assert scene.saves.unstored(scene.committed) == []
 
 

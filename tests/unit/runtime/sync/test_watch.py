@@ -14,7 +14,7 @@ from spottrain.core.progress import ProgressBoard
 from spottrain.storage.base import Cancelled, FilePart, never
 from spottrain.storage.local import FolderStore
 from spottrain.sync.budget import Bandwidth
-from spottrain.sync.checkpoints import FolderCheckpoints
+from spottrain.sync.checkpoints import SyncedCheckpoints
 from spottrain.sync.manifest import read_manifest
 from spottrain.sync.watch import Watcher
 
@@ -38,12 +38,12 @@ class Scene:
         self.board = ProgressBoard(1)
         self.now = 1000.0
         self.left = float("inf")
-        self.checkpoints: FolderCheckpoints
+        self.checkpoints: SyncedCheckpoints
 
     def start(self, when: SyncWhen) -> Watcher:
         """Starts the sidecar, or the same one again."""
         who = Identity(job_uid="u", job="j", attempt=1)
-        self.checkpoints = FolderCheckpoints(self.folder, self.store, who, keep=2, run="pod/1")
+        self.checkpoints = SyncedCheckpoints(self.folder, self.store, who, keep=2, run="pod/1")
         assert self.checkpoints.claim(0.0, never, 5.0)
         self.checkpoints.restore()
         return Watcher(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 from spottrain.contract import SyncWhen
-from spottrain.sync.tree import Kind, Node, Tree, leads_out
-from spottrain.sync.whole import Verdict, View, judge
+from spottrain.sync.tree import Node, NodeKind, Tree, leads_out
+from spottrain.sync.whole import Judgement, View, judge
 
 QUIET = SyncWhen(quietSeconds=30)
 LATEST = SyncWhen(marker="latest")
@@ -14,11 +14,11 @@ STEPS = SyncWhen(renamed="step_*")
 
 
 def file(stamp: int, size: int = 1) -> Node:
-    return Node(kind=Kind.FILE, size=size, mtime_ns=stamp, ctime_ns=stamp, inode=1, stamp=stamp)
+    return Node(kind=NodeKind.FILE, size=size, mtime_ns=stamp, ctime_ns=stamp, inode=1, stamp=stamp)
 
 
 def folder(stamp: int = 0) -> Node:
-    return Node(kind=Kind.FOLDER, mode=0o755, stamp=stamp)
+    return Node(kind=NodeKind.FOLDER, mode=0o755, stamp=stamp)
 
 
 def seen(when: SyncWhen, *looks: tuple[float, Tree]) -> View:
@@ -28,7 +28,7 @@ def seen(when: SyncWhen, *looks: tuple[float, Tree]) -> View:
     return view
 
 
-def paths(verdict: Verdict) -> list[str] | None:
+def paths(verdict: Judgement) -> list[str] | None:
     return None if verdict.tree is None else sorted(verdict.tree)
 
 
@@ -41,7 +41,7 @@ def test_a_folder_is_whole_after_the_quiet_seconds_and_not_before() -> None:
 
 def test_what_is_committed_already_is_not_committed_again() -> None:
     tree = {"a": file(1)}
-    assert judge(QUIET, seen(QUIET, (0, tree)), tree, 100) == Verdict()
+    assert judge(QUIET, seen(QUIET, (0, tree)), tree, 100) == Judgement()
 
 
 def test_a_folder_from_which_all_files_are_gone_does_not_replace_the_newest_checkpoint() -> None:
