@@ -18,7 +18,11 @@ from tests.support.pages import manifests
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "crds" / "examples"
-FILES = [*sorted((EXAMPLES / "valid").glob("*.yaml")), *sorted((ROOT / "examples").glob("*.yaml"))]
+FILES = [
+    *sorted((EXAMPLES / "valid").glob("*.yaml")),
+    *sorted((ROOT / "examples").glob("*.yaml")),
+    ROOT / "examples" / "recipes" / "trainingjob.yaml",
+]
 VALID = [file for file in FILES if yaml.safe_load(file.read_text()).get("kind") == "TrainingJob"]
 INVALID = sorted((EXAMPLES / "invalid").glob("*.yaml"))
 IN_PAGES = manifests("TrainingJob")
