@@ -1,6 +1,7 @@
 """What a save costs, beside what it could cost at best and what others cost.
 
-    stall      copy of the state, against memcpy of the same tensors and against torch.save to the same disk
+    stall      what a save stops a training, against memcpy of the same tensors and against torch.save
+    folder     seconds until it is durable in a folder, against torch.save with fsync to the same disk
     transfer   our uploader process and our restore, against a bare boto3 client with as many connections
     durable    seconds until another process could resume, for us, torch DCP over s3fs, and s3torchconnector
     work lost  what a training on the other core loses from the start of a save until it is durable
@@ -16,11 +17,12 @@ import json
 import os
 import statistics
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from spottrain.checkpoint.manager import CheckpointManager
@@ -52,16 +54,47 @@ class Nowhere:
         raise AssertionError("nothing is uploaded here")
 
 
+BATCH: Final = 64
+"""Samples of a step beside which a save copies: forward and backward take longer than a memcpy."""
+
+
+class Loop:
+    """Steps of a training as `Trainer` makes them, with a save at the boundary before one or without."""
+
+    def __init__(self, training: Training, saver: Saver) -> None:
+        self.training, self.saver = training, saver
+        self.samples = torch.randn(BATCH, 1024)
+        self.stalled = 0.0
+        """Seconds of the last save in which the training stood still."""
+
+    def step(self, save: bool) -> float:
+        began = time.perf_counter()
+        training, copier = self.training, threading.Thread()
+        if save:
+            stepped = training.tensors()
+            made = self.saver.snapshot(training.tree(), {}, 1, stepped=stepped)
+            copier = threading.Thread(target=self.saver.require_whole, args=[made])
+            copier.start()
+            self.stalled = time.perf_counter() - began
+        training.model(self.samples).square().mean().backward()
+        self.stalled += timed(self.saver.before_step)
+        training.optimizer.step()
+        training.optimizer.zero_grad(set_to_none=True)
+        seconds = time.perf_counter() - began
+        if save:
+            copier.join()
+        return seconds
+
+
 def stall(training: Training, folder: Path, rounds: int) -> dict[str, Any]:
     saver = Saver(World(), Nowhere)
     saver.prepare(training.tree(), {})
+    loop = Loop(training, saver)
+    loop.step(False)
     buffers = [torch.zeros_like(tensor) for tensor in training.tensors()]
     for buffer, tensor in zip(buffers, training.tensors(), strict=True):
         buffer.copy_(tensor)
     time.sleep(2.0)  # a first save comes minutes after the start; the memory is made resident meanwhile
-
-    def ours() -> None:
-        saver.snapshot(training.tree(), {}, 1)
 
     def memcpy() -> None:
         for buffer, tensor in zip(buffers, tensors, strict=True):
@@ -71,11 +104,16 @@ def stall(training: Training, folder: Path, rounds: int) -> dict[str, Any]:
         torch.save(training.tree(), folder / "state.pt")
 
     tensors = training.tensors()
-    first = timed(ours)
-    times: dict[str, list[float]] = {"ours": [], "memcpy": [], "torch_save": []}
+    loop.step(True)
+    first = loop.stalled
+    times: dict[str, list[float]] = {name: [] for name in ("ours", "memcpy", "torch_save", "with", "without")}
     for _ in range(rounds):
-        for name, act in (("memcpy", memcpy), ("ours", ours), ("torch_save", torch_save)):
+        for name, act in (("memcpy", memcpy), ("torch_save", torch_save)):
             times[name].append(timed(act))
+        times["without"].append(loop.step(False))
+        times["with"].append(loop.step(True))
+        times["ours"].append(loop.stalled)
+    pairs = zip(times["with"], times["without"], strict=True)
     return {
         "stall_s": spread(times["ours"]),
         "memcpy_s": spread(times["memcpy"]),
@@ -83,7 +121,39 @@ def stall(training: Training, folder: Path, rounds: int) -> dict[str, Any]:
         "first_save_s": round(first, 5),
         "stall_over_memcpy": ratio(times["ours"], times["memcpy"]),
         "stall_over_torch_save": ratio(times["ours"], times["torch_save"]),
-        "first_over_rest": spread([first / each for each in times["ours"]]),
+        "first_over_memcpy": spread([first / each for each in times["memcpy"]]),
+        "longer_step_over_memcpy": ratio([a - b for a, b in pairs], times["memcpy"]),
+    }
+
+
+# --- folder -----------------------------------------------------------------------------------------
+def in_folder(training: Training, folder: Path, rounds: int) -> dict[str, Any]:
+    saver = Saver(World(), lambda: ProcessTransfer({"uri": str(folder / "ours")}))
+    save = saver.snapshot(training.tree(), {}, 1)
+    store = open_store(str(folder / "ours"))
+
+    def theirs() -> None:
+        with (folder / "state.pt").open("wb") as file:
+            torch.save(training.tree(), file)
+            file.flush()
+            os.fsync(file.fileno())
+
+    times: dict[str, list[float]] = {"ours": [], "theirs": [], "restore": []}
+    for number in range(rounds + 1):  # the first warms pages, and does not count
+        save.key = f"checkpoints/t000001-s{number:09d}-x/"
+        began = time.perf_counter()
+        whole = manifest(save, [report_of(save, saver.send(save.uploads, lambda: False))])
+        taken = {"ours": time.perf_counter() - began, "theirs": timed(theirs)}
+        taken["restore"] = timed(lambda whole=whole: read_trees(store, save.key, whole))  # type: ignore[misc]
+        for name, seconds in taken.items() if number else ():
+            times[name].append(seconds)
+        store.delete([item.key for item in save.uploads])
+        os.sync()  # what one side leaves to the disk is not the other's
+    saver.close()
+    return {
+        "folder_durable_s": spread(times["ours"]),
+        "folder_restore_s": spread(times["restore"]),
+        "folder_over_torch_save": ratio(times["ours"], times["theirs"]),
     }
 
 
@@ -236,6 +306,7 @@ def main() -> None:
             "connections": CONNECTIONS,
             "threads": torch.get_num_threads(),
             **stall(training, Path(folder), arguments.rounds),
+            **in_folder(training, Path(folder), arguments.rounds),
             **transfer(training, server.endpoint, arguments.rounds),
             **durable(training, server.endpoint, arguments.gib, arguments.rounds, peers),
         }

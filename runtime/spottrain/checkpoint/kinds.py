@@ -6,7 +6,7 @@ The coordinator claims, commits and agrees with the other ranks in the same way 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -36,6 +36,8 @@ class TrainingState:
     intact: Callable[[], bool] = lambda: False
     """Whether `shared` and `own` still return the state after the previous step when called within a step."""
     want: Want | None = None
+    stepped: Callable[[], Sequence[torch.Tensor]] = tuple
+    """Shared tensors that nothing changes before the next `Saver.before_step`: a save may copy them later."""
     of_first: frozenset[str] = frozenset()
     """Shared tensors of which only rank 0 has correct values: paths, or path prefixes that end in a dot."""
 
@@ -54,8 +56,10 @@ class CheckpointKind(Protocol):
     def prepare(self, manager: CheckpointManager) -> None:
         """Runs after the first step: allocates what the first save needs."""
 
-    def take(self, manager: CheckpointManager, step: int, *, best: bool = False) -> Save:
-        """Copies everything that the next step depends on."""
+    def take(
+        self, manager: CheckpointManager, step: int, *, best: bool = False, beside: bool = False
+    ) -> Save:
+        """Copies everything that the next step depends on. `beside`: `state.stepped` may be copied later."""
 
     def last_exists(self, manager: CheckpointManager, step: int) -> bool:
         """Whether the last step of the training can be saved."""
@@ -88,8 +92,11 @@ class StateCheckpoints:
             require_room(shared.get(MODEL, {}), memory())
         manager.saver.prepare(shared, self.state.own())
 
-    def take(self, manager: CheckpointManager, step: int, *, best: bool = False) -> Save:
-        return manager.saver.snapshot(self.state.shared(), self.state.own(), step, best=best)
+    def take(
+        self, manager: CheckpointManager, step: int, *, best: bool = False, beside: bool = False
+    ) -> Save:
+        stepped = self.state.stepped() if beside else ()
+        return manager.saver.snapshot(self.state.shared(), self.state.own(), step, best=best, stepped=stepped)
 
     def last_exists(self, manager: CheckpointManager, step: int) -> bool:
         return True

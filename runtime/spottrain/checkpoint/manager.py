@@ -274,6 +274,7 @@ class CheckpointManager:
         report, and does not wait for it.
         """
         try:
+            self.saver.require_whole(save)
             self.saver.require_no_nan(save)
             self._agree_on_key(save, left)
             report = report_of(save, self.saver.send(save.uploads, lambda: self._is_over(save)))

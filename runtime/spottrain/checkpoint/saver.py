@@ -19,7 +19,7 @@ import torch
 
 from spottrain.checkpoint.layout import describe, divide, plan, signature
 from spottrain.checkpoint.manifest import FOLDER, MODEL, STATE, File, Manifest, StoredTensor, shard, stored
-from spottrain.checkpoint.staging_buffer import StagingBuffer
+from spottrain.checkpoint.staging_buffer import PendingCopy, StagingBuffer
 from spottrain.checkpoint.tree import Flattened, Leaf, renumber
 from spottrain.checkpoint.upload import Sent, Transfer, UploaderDied
 from spottrain.checkpoint.upload_process import UploadItem
@@ -72,6 +72,10 @@ class Save:
         return [replace(item, key=self.key + item.key, again=self.again) for item in self.items]
 
 
+class TornCopy(Exception):
+    """A save has copied tensors while they were changed."""
+
+
 class Saver:
     """Copies and uploads saves. `new_transfer` starts an uploader, and another if one has died."""
 
@@ -85,7 +89,14 @@ class Saver:
         self._files_bytes = 0
         self.of_first: Collection[str] = ()
         """Paths, or prefixes that end in a dot, of the shared tensors that rank 0 must store."""
+        self._copy = PendingCopy()
+        """What was copied last of tensors that only an optimizer step changes."""
+        self._beside: bool | None = None
+        """Whether they are copied beside the training; None: they were not seen to stay as they are yet."""
+        self._undecided = False
+        """Whether `before_step` decides on it."""
         self.copy_seconds = 0.0
+        """Seconds of the last copy that stopped the training."""
         self.bandwidth: float | None = None
         """Bytes per second of this rank's last upload that was not empty and not a retry; None if unknown."""
 
@@ -103,14 +114,25 @@ class Saver:
         shared, private = Flattened(tree), Flattened(own)
         self._buffer_for(shared.leaves + private.leaves, len(shared.leaves))
 
-    def snapshot(self, tree: Any, own: Any, step: int, *, best: bool = False) -> Save:
-        """Copies the state, after which training may continue. No other save may be in progress."""
+    def snapshot(
+        self, tree: Any, own: Any, step: int, *, best: bool = False, stepped: Sequence[torch.Tensor] = ()
+    ) -> Save:
+        """Copies the state, after which training may continue. No other save may be in progress.
+
+        `stepped`: tensors that only an optimizer step changes, before which `before_step` is called. They are
+        copied beside the training, from the second save on: the first shows whether this holds.
+        """
+        self._copy.finish()  # of a save that was abandoned
         shared, private = Flattened(tree), Flattened(own)
         leaves, count = shared.leaves + private.leaves, len(shared.leaves)
         buffer = self._buffer_for(leaves, count)
         began = time.perf_counter()
-        buffer.fill(leaves)
-        self.copy_seconds = time.perf_counter() - began
+        later = () if self._beside is False else {each.data_ptr() for each in stepped if each.numel()}
+        self._copy = buffer.fill(leaves, later)
+        if not (self._beside and later):
+            self._copy.finish()
+            self.copy_seconds = time.perf_counter() - began
+        self._undecided = self._beside is None and bool(later)
         pieces = {place.number: (place.piece,) for place in buffer.layout.places}
         tensors = [describe(leaf, pieces.get(number, ())) for number, leaf in enumerate(leaves)]
         return Save(
@@ -126,6 +148,27 @@ class Saver:
                 for each in buffer.layout.shards
             ],
         )
+
+    @property
+    def copying(self) -> bool:
+        """Whether `before_step` has something to do."""
+        return self._undecided or not self._copy.done
+
+    def before_step(self) -> None:
+        """Lets an optimizer step change the tensors that `snapshot` was given as `stepped`."""
+        if self._undecided:
+            self._undecided, self._beside = False, self._copy.equal
+        self._copy.finish(wait=False)
+
+    def require_whole(self, save: Save) -> None:
+        """Finishes the copy. Raises TornCopy if a tensor was changed before it was copied."""
+        self._copy.finish()
+        if self._copy.torn:
+            self._beside = False
+            raise TornCopy(
+                f"weights were changed between step {save.step} and the next optimizer step, while they were "
+                "copied; from now on the training waits for the copy"
+            )
 
     def folder(self, folder: Path, tree: Any, own: Any, step: int, *, best: bool = False) -> Save:
         """Prepares a save of a folder's files, which must not change until the save is done.
@@ -172,6 +215,7 @@ class Saver:
 
     def forget(self) -> None:
         """Frees the staging buffer."""
+        self._copy, self._undecided = PendingCopy(), False
         self._buffer = None
         self._transfer.forget()
 

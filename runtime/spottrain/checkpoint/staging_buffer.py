@@ -1,4 +1,4 @@
-"""Staging buffer: memory for the copy of a training state, shared with the upload process.
+"""Staging buffer: memory for the copy of a training state, shared with the upload process; how it is filled.
 
 It is an anonymous file (memfd): its pages count as the container's memory, not against the size of /dev/shm.
 Faulting in fresh pages costs many times what a copy costs. So a thread makes them resident before the first
@@ -13,7 +13,8 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Collection, Sequence
 from typing import Any, Final
 
 import torch
@@ -30,6 +31,8 @@ MADV_POPULATE_WRITE: Final = 23
 """Exists since Linux 5.14."""
 SLICE: Final = 64 * 2**20
 """Bytes made resident per call."""
+Copy = tuple[torch.Tensor, torch.Tensor]
+"""Target and source."""
 FLOATS: Final = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -60,19 +63,29 @@ class StagingBuffer:
         os.ftruncate(fd, self.size)
         return fd
 
-    def fill(self, leaves: Sequence[Leaf]) -> None:
-        """Copies the leaves to their places; the caller may change them once it returns."""
+    def fill(self, leaves: Sequence[Leaf], later: Collection[int] = ()) -> PendingCopy:
+        """Copies the leaves to their places; the caller may change them once it returns.
+
+        `later`: addresses of tensors that the caller leaves unchanged until the returned copy is finished.
+        """
         self._ready.wait()
         devices: set[torch.device] = set()
+        left: list[Copy] = []
         with torch.no_grad():
             for place in self.layout.places:
                 source = local(leaves[place.number].tensor)
+                target = self._target(place.number, place.offset, source)
+                beside = source.data_ptr() in later and not source.is_inference()
+                if beside and (self._pinned or not source.is_cuda):
+                    left.append((target, source))
+                    continue
                 behind = source.is_cuda and self._pinned
-                self._target(place.number, place.offset, source).copy_(source, non_blocking=behind)
+                target.copy_(source, non_blocking=behind)
                 if behind:
                     devices.add(source.device)
         for device in devices:
-            torch.cuda.synchronize(device)
+            torch.cuda.current_stream(device).synchronize()
+        return PendingCopy(left)
 
     def has_nan(self, number: int) -> bool:
         """Returns whether this rank's copy of leaf `number` contains a NaN."""
@@ -115,6 +128,59 @@ class StagingBuffer:
         populates = sys.platform == "linux"  # elsewhere this number has another meaning
         if not populates or libc.madvise(address, ctypes.c_size_t(length), MADV_POPULATE_WRITE) != 0:
             self._bytes[start : start + length].zero_()  # older kernel, or not Linux
+
+
+class PendingCopy:
+    """Copies that go on while the training does, of tensors that the next optimizer step changes.
+
+    On a GPU a stream of its own makes them. On a CPU `finish` does, in a thread beside the training and in
+    the training thread itself, one tensor at a time.
+    """
+
+    def __init__(self, copies: Sequence[Copy] = ()) -> None:
+        self._copies = copies
+        self._versions = [(source, source._version) for _, source in copies]
+        self._left = deque((target, source) for target, source in copies if not source.is_cuda)
+        self._events = _on_own_streams([copy for copy in copies if copy[1].is_cuda])
+        self._turn = threading.Lock()
+        self.done = not copies
+        """Whether the tensors may be changed."""
+        self.torn = False
+        """Whether something has written to the tensors before they were copied."""
+
+    def finish(self, *, wait: bool = True) -> None:
+        """Copies what is left. Without `wait` a GPU's current streams wait for it, and not this thread."""
+        for event, device in self._events:
+            if wait:
+                event.synchronize()
+            else:
+                torch.cuda.current_stream(device).wait_event(event)
+        while not self.done:
+            with self._turn:
+                if self._left:
+                    target, source = self._left.popleft()
+                    with torch.no_grad():
+                        target.copy_(source)
+                elif not self.done:
+                    self.torn = any(source._version != version for source, version in self._versions)
+                    self.done = True
+
+    @property
+    def equal(self) -> bool:
+        """Whether the tensors still are what was copied."""
+        return all(torch.equal(target.to(source.device), source) for target, source in self._copies)
+
+
+def _on_own_streams(copies: Sequence[Copy]) -> list[tuple[torch.cuda.Event, torch.device]]:
+    """Begins the copies to pinned memory. Returns an event for the end of those of each GPU."""
+    streams: dict[torch.device, torch.cuda.Stream] = {}
+    for target, source in copies:
+        if source.device not in streams:
+            streams[source.device] = torch.cuda.Stream(source.device)  # type: ignore[no-untyped-call]
+            streams[source.device].wait_stream(torch.cuda.current_stream(source.device))
+        with torch.no_grad(), torch.cuda.stream(streams[source.device]):
+            target.copy_(source, non_blocking=True)
+    return [(stream.record_event(), device) for device, stream in streams.items()]
 
 
 def require_memory(needed: int, known: ContainerMemory | None = None) -> None:

@@ -81,7 +81,9 @@ class FolderCheckpoints:
     def prepare(self, manager: CheckpointManager) -> None:
         """Does nothing: no staging buffer is needed."""
 
-    def take(self, manager: CheckpointManager, step: int, *, best: bool = False) -> Save:
+    def take(
+        self, manager: CheckpointManager, step: int, *, best: bool = False, beside: bool = False
+    ) -> Save:
         self._delete_uploaded(manager.context.world)
         began = time.perf_counter()
         self._saves += 1

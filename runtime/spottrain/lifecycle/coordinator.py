@@ -294,7 +294,7 @@ class Coordinator:
         began = time.perf_counter() if since is None else since
         with self.clock.part(CHECKPOINT_STALL):
             self.checkpoints.settle()  # on other ranks than 0 a save may be in progress
-            save = self.take(best=best)
+            save = self.take(best=best, beside=True)
             self.checkpoints.start(save)
         stall = time.perf_counter() - began
         if self.session.world.first:
@@ -304,11 +304,26 @@ class Coordinator:
         self._stepped = time.perf_counter()
         return save
 
-    def take(self, *, best: bool = False) -> Save:
-        """Copies everything that the next step depends on."""
+    @property
+    def copying(self) -> bool:
+        """Whether a save still copies what the next optimizer step changes."""
+        return self.checkpoints is not None and self.checkpoints.saver.copying
+
+    def before_step(self) -> None:
+        """Waits for that copy. Loops with `state.stepped` call it before each optimizer step."""
+        if self.checkpoints is None or not self.copying:
+            return
+        began = time.perf_counter()
+        with self.clock.part(CHECKPOINT_STALL):
+            self.checkpoints.saver.before_step()
+        stall = (self.session.board.facts.stall_seconds or 0.0) + time.perf_counter() - began
+        self.session.board.update(stall_seconds=stall)
+
+    def take(self, *, best: bool = False, beside: bool = False) -> Save:
+        """Copies everything that the next step depends on. `beside`: see `CheckpointKind.take`."""
         assert self.checkpoints is not None
         try:
-            save = self.kind.take(self.checkpoints, self.step, best=best)
+            save = self.kind.take(self.checkpoints, self.step, best=best, beside=beside)
         except RunError:
             raise
         except Exception as error:  # such as of a dict that the script changes at this moment

@@ -11,7 +11,7 @@ repeated after the resume. `engine.Engine` saves, stops and ends the run, and `t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -407,6 +407,8 @@ class Trainer:
 
     def _update(self) -> bool:
         """Makes one optimizer step with the accumulated gradients. Returns whether the weights changed."""
+        with self._timer.checkpoint() if self._engine.coordinator.copying else nullcontext():
+            self._engine.coordinator.before_step()
         with self._timer.compute():
             self._replica.average_gradients()
             if self.settings.clip_grad_norm is not None:
@@ -501,8 +503,17 @@ class Trainer:
             load=self._load_state,
             intact=lambda: self.intact,
             want=plain_state.wanted(self.model),
+            stepped=self._stepped,
             of_first=plain_state.buffers(self.model),
         )
+
+    def _stepped(self) -> list[torch.Tensor]:
+        """The tensors that `_update` alone changes. FSDP2 moves the memory of its own."""
+        if any_sharded(self.model):
+            return []
+        averages = [] if self.ema is None else self.ema.by_weight().values()
+        moments = (each for state in self.optimizer.state.values() for each in state.values())
+        return [*self.model.parameters(), *averages, *(m for m in moments if isinstance(m, torch.Tensor))]
 
     def _shared_state(self) -> dict[str, Any]:
         """State that is equal on all ranks. Raises TrainingFailed if the loss is NaN or infinite."""

@@ -17,7 +17,7 @@ from spottrain.checkpoint.final_weights import FinalWeights, digest, load_weight
 from spottrain.checkpoint.layout import plan
 from spottrain.checkpoint.manager import CheckpointManager, seconds_for_running
 from spottrain.checkpoint.reader import read_manifest, read_trees
-from spottrain.checkpoint.saver import Save
+from spottrain.checkpoint.saver import Save, TornCopy
 from spottrain.checkpoint.upload import InProcessTransfer
 from spottrain.contract import Env
 from spottrain.core.preemption import Preemption
@@ -160,6 +160,64 @@ def test_what_is_no_number_on_purpose_or_is_no_weight_is_saved(tmp_path: Path) -
     }
     it.save_now(lambda: it.saver.snapshot(state, {"own": torch.tensor(torch.nan)}, 5))
     assert it.context.board.facts.durable_step == 5
+    it.release()
+
+
+def beside(it: CheckpointManager, weights: torch.Tensor, step: int) -> Save:
+    return it.saver.snapshot({"model": {"w": weights}, "step": step}, {}, step, stepped=[weights])
+
+
+def saved_weights(it: CheckpointManager, store: Faulty) -> Any:
+    key = it.context.board.facts.key
+    return read_trees(store, key, read_manifest(store, key))[0]["model"]["w"].tolist()
+
+
+def test_weights_are_copied_until_the_next_optimizer_step_and_are_saved_as_they_were_before(
+    tmp_path: Path,
+) -> None:
+    it, store = make(tmp_path)
+    weights = torch.zeros(4)
+    it.save_now(lambda: beside(it, weights, 1))
+    it.saver.before_step()
+    save = beside(it, weights, 2)
+    assert it.saver.copying, "nothing of them is copied yet"
+    it.saver.before_step()
+    weights.add_(1)
+    it.save_now(lambda: save)
+    assert it.context.board.facts.durable_step == 2 and saved_weights(it, store) == [0] * 4
+    it.release()
+
+
+def test_weights_that_the_forward_pass_changes_are_never_saved_half_changed_and_then_copied_at_once(
+    tmp_path: Path,
+) -> None:
+    it, store = make(tmp_path)
+    weights = torch.zeros(4)
+    it.save_now(lambda: beside(it, weights, 1))
+    it.saver.before_step()
+    save = beside(it, weights, 2)
+    weights.add_(1)
+    with pytest.raises(TornCopy, match="weights were changed between step 2 and the next optimizer step"):
+        it.save_now(lambda: save)
+    assert it.context.board.facts.durable_step == 1
+    save = beside(it, weights, 3)
+    assert not it.saver.copying
+    weights.add_(1)
+    it.save_now(lambda: save)
+    assert saved_weights(it, store) == [1] * 4
+    it.release()
+
+
+def test_a_forward_pass_that_changes_weights_unseen_by_torch_is_found_at_the_first_save(
+    tmp_path: Path,
+) -> None:
+    it, _ = make(tmp_path)
+    weights = torch.zeros(4)
+    it.save_now(lambda: beside(it, weights, 1))
+    weights.data.add_(1)
+    it.saver.before_step()
+    beside(it, weights, 2)
+    assert not it.saver.copying
     it.release()
 
 
