@@ -77,7 +77,7 @@ def identity(raw: Mapping[str, Any]) -> tuple[JobKey, int]:
 
 
 def _template_hash(spec: Mapping[str, Any]) -> str:
-    fixed = [spec.get(name) for name in FIXED]
+    fixed = [spec.get(name, {} if name == "training" else None) for name in FIXED]  # 0.4 stored {} for none
     return hashlib.sha256(json.dumps(fixed, sort_keys=True).encode()).hexdigest()[:16]
 
 
