@@ -126,8 +126,8 @@ def _run_here(session: Session, command: Command) -> int:
 
 def _read_command(argv: list[str]) -> Command:
     """Parses the command and finds a module's file. Sets the environment variables of the other flags."""
-    parser = _Parser(prog="spottrain", description=ABOUT)
-    commands = parser.add_subparsers(dest="command", required=True, parser_class=_Parser)
+    parser = Parser(prog="spottrain", description=ABOUT)
+    commands = parser.add_subparsers(dest="command", required=True, parser_class=Parser)
     run = commands.add_parser("run", help="run a training script", description=DESCRIPTION)
     about = "run a training script and profile some of its steps"
     profiled = commands.add_parser("profile", help=about, description=profile.ABOUT)
@@ -216,7 +216,9 @@ class _Version(argparse.Action):
         parser.exit()
 
 
-class _Parser(argparse.ArgumentParser):
+class Parser(argparse.ArgumentParser):
+    """Raises ConfigurationError in place of exiting."""
+
     def error(self, message: str) -> NoReturn:
         words = message.replace("SCRIPT, ARGS", "SCRIPT")
         raise ConfigurationError(f"{words}; see {self.prog} --help")

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 from collections.abc import MutableMapping, Sequence
-from typing import NoReturn
 
+from spottrain.cli.main import Parser
 from spottrain.cli.output import exit_code_of_usage, named_by_flags
 from spottrain.contract import LOG_FORMAT, Env, OnExisting, SyncEnv
 from spottrain.core.run_config import LOG_FORMATS
@@ -73,14 +72,9 @@ def when_of(text: str) -> str:
         raise ConfigurationError(f"--when {text!r} is not valid: give seconds, such as quiet=30") from None
 
 
-class _SyncParser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ConfigurationError(f"{message}; see {self.prog} --help")
-
-
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> Parser:
     usage = "spottrain sync PATH --to URI [options] [-- COMMAND...]"
-    parser = _SyncParser(prog="spottrain sync", usage=usage, description=ABOUT)
+    parser = Parser(prog="spottrain sync", usage=usage, description=ABOUT)
     on_existing = "if another job left checkpoints there: fail (default), resume from them, or start fresh"
     resume = "what COMMAND gets in addition where a checkpoint was restored, such as '--resume ckpt.pt'"
     flags = (

@@ -8,9 +8,8 @@
     upload          sends what is not stored yet, with bounded memory
     restore         fills the folder; `record` notes what the folder holds
     copies          of files that are written again before they can be sent
-    budget          whether a commit still fits before a deadline; pure
     checkpoints     the checkpoints of one run: claim, restore, commit, delete
-    watch           looks at the folder again and again, and commits what is whole
+    watch           looks at the folder again and again, and commits what is whole and fits before a deadline
     command         the user's command as a child process
     program         one run of `spottrain sync`: environment, signals, ends
 

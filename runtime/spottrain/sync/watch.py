@@ -6,6 +6,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -14,9 +15,8 @@ from spottrain.core import log
 from spottrain.core.progress import ProgressBoard
 from spottrain.core.text import counted
 from spottrain.errors import RunError, StoreUnavailable, Superseded
-from spottrain.lifecycle.notice_budget import NoticeBudget
+from spottrain.lifecycle.notice_budget import COMMIT_SECONDS, NoticeBudget
 from spottrain.storage.base import Cancelled, Changed
-from spottrain.sync.budget import Bandwidth, commit_seconds
 from spottrain.sync.checkpoints import Commit, SyncedCheckpoints
 from spottrain.sync.saves import Saves
 from spottrain.sync.tree import NodeKind, Tree, leads_out, look
@@ -40,6 +40,23 @@ LOW_ROOM: Final = 0.12
 """Share of the file system; by default a kubelet evicts pods below 0.1 of its own."""
 PATIENCE: Final = 30.0
 """Seconds to wait for HEAD in a commit."""
+MIN_BYTES: Final = 2**20
+"""An upload of less says little about the bandwidth."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bandwidth:
+    """Bytes per second of the uploads so far; 0: not measured."""
+
+    rate: float = 0.0
+
+    def after(self, sent: int, seconds: float) -> Bandwidth:
+        """Returns the bandwidth after another upload: the latest counts, for networks change."""
+        return Bandwidth(rate=sent / seconds) if sent >= MIN_BYTES and seconds > 0 else self
+
+    def commit_seconds(self, bytes: int) -> float:
+        """Estimates a commit that sends this much; without a measurement, its requests alone."""
+        return COMMIT_SECONDS + (bytes / self.rate if self.rate else 0.0)
 
 
 class Watcher:
@@ -290,7 +307,7 @@ class Watcher:
         )
         self._warn("budget", budget.warning)
         return {
-            "emergency_seconds": commit_seconds(bytes, self._bandwidth),
+            "emergency_seconds": self._bandwidth.commit_seconds(bytes),
             "grace_seconds": self._grace,
         }
 

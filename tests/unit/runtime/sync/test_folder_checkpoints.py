@@ -17,13 +17,13 @@ from spottrain.errors import ConfigurationError, StoreUnavailable, Superseded
 from spottrain.storage.base import Body, Cancelled, Changed, FilePart, never
 from spottrain.storage.local import FolderStore
 from spottrain.sync.blobs import unnamed
-from spottrain.sync.budget import Bandwidth
 from spottrain.sync.checkpoints import Commit, SyncedCheckpoints
 from spottrain.sync.manifest import StoredFile, SyncManifest
 from spottrain.sync.program import make_folder
 from spottrain.sync.record import Record, Start, decide, notes_of
 from spottrain.sync.restore import first_that_counts
 from spottrain.sync.tree import PRIVATE, look
+from spottrain.sync.watch import Bandwidth
 
 from tests.support.sentences import Told
 

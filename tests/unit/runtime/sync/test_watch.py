@@ -13,10 +13,9 @@ from spottrain.contract import SyncWhen
 from spottrain.core.progress import ProgressBoard
 from spottrain.storage.base import Cancelled, FilePart, never
 from spottrain.storage.local import FolderStore
-from spottrain.sync.budget import Bandwidth
 from spottrain.sync.checkpoints import SyncedCheckpoints
 from spottrain.sync.manifest import read_manifest
-from spottrain.sync.watch import Watcher
+from spottrain.sync.watch import Bandwidth, Watcher
 
 
 class SlowStore(FolderStore):
