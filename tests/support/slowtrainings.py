@@ -22,16 +22,15 @@ from typing import Any, Final
 
 import torch
 import torch.distributed as dist
-from spottrain.diagnostics.bottleneck import LEAST, InUse, Measurements, Name, Verdict, diagnose
+from spottrain.diagnostics.bottleneck import MIN_SECONDS, InUse, Measurements, Name, Verdict, diagnose
 from spottrain.diagnostics.flops import counted
-from spottrain.diagnostics.hardware import machine
 from spottrain.diagnostics.step_timer import Shares, StepTimer, gathered
 from spottrain.distributed.world import World
 from spottrain.techniques.compilation import compilations
 
 CPU: Final = torch.device("cpu")
 WARM: Final = 3
-WINDOW: Final = 2 * LEAST
+WINDOW: Final = 2 * MIN_SECONDS
 """Seconds, about."""
 MOST: Final = 1000
 """Steps of a window."""
@@ -92,7 +91,7 @@ def facts_of(scene: Scene) -> Measurements:
     shares: Shares = split.window()
     compiled = compilations().since(before)
     ranks = gathered(shares, scene.world)
-    with counted(machine(CPU, "fp32")) as work:
+    with counted(CPU) as work:
         step()
     return Measurements(
         shares=shares,

@@ -1,7 +1,7 @@
 """GPUs: arithmetic, memory and interconnect, by the vendors' data sheets.
 
 FLOP/s are dense, without the factor 2 of structured sparsity that many sheets print. `planner` plans with
-them, `diagnostics.hardware` computes the MFU and rooflines from them. Does not import torch.
+them, `diagnostics.flops` computes the MFU and rooflines from them. Does not import torch.
 """
 
 from __future__ import annotations

@@ -95,8 +95,7 @@ INFO: Final[Mapping[str, str]] = {
     "[, {communication:percent} exchanging gradients][, {checkpoint:percent} saving]"
     "[, {other:percent} other]",
     "diagnosis": "{why}[ First: {first}]",
-    "machine-measured": "Measured this machine: {rest}",
-    "peak-unknown": "The peak of {device} in {precision} is unknown: {next}",
+    "peak-unknown": "The peak of {device} is unknown: {next}",
     "flops-not-counted": "The FLOPs of a step were not counted: {why}; {next}",
     "profiling": "Profiling {active} steps after {wait} and a warm-up of {warmup}",
     "profiled": "Profiled {steps} steps in {seconds:duration}[. First: {first}]",
@@ -202,7 +201,6 @@ DETAILS: Final = frozenset(
         "done",
         "emergency-budget",
         "launched",
-        "machine-measured",
         "progress-served",
         "released",
         "saving",

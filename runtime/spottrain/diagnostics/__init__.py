@@ -1,7 +1,7 @@
 """Finds what slows training: where each step's time goes, what limits it, and which setting to change.
 
     step_timer (marks around the phases of a step) -> Shares, Rank +
-    flops (one counted step) -> Work -> hardware -> Roofline ------+-> bottleneck.diagnose -> Verdict
+    flops (one counted step) -> Work, Roofline --------------------+-> bottleneck.diagnose -> Verdict
     gpu_monitor, techniques.compilation ---------------------------+
     loop_watch: all of that for one loop
     profiler: a torch.profiler trace of some steps, if requested

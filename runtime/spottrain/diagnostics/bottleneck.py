@@ -3,9 +3,6 @@
 The order follows "Always fix the slowest part of the pipeline first: data → memory → compute". First comes
 what leaves the device without work: data, a straggler, communication, checkpoints, compilations. If none of
 them takes STALL of the time, a roofline model decides: memory bandwidth, launches or compute.
-
-A gain is an upper bound, as a share: 0.5 means 50 % more steps per second. `basis` says how it was
-calculated from the measurements.
 """
 
 from __future__ import annotations
@@ -33,17 +30,16 @@ RECOMPILED: Final = 3
 """Compilations in a window after the first steps that show that shapes keep changing."""
 CHECKPOINT_GOAL: Final = 0.01
 """Share of the time that saves may take."""
-LEAST: Final = 1.0
+MIN_SECONDS: Final = 1.0
 """Least seconds of a window. In a shorter one, a time slice of another process looks like a stall."""
-SWING: Final = 0.6
-"""`swing` above which a GPU alternates between idle and full."""
 FULL: Final = 0.9
 """Utilisation above which a GPU counts as full."""
 MEMORY_BUSY, MEMORY_QUIET = 0.8, 0.5
 """A full GPU is memory-bound if its memory is in use for at least the first share, compute-bound up to the
 second; between them there is no verdict."""
 EXPLAINED: Final = 0.5
-"""Least share of a compiled step that its matrix products must take for a verdict on the work itself."""
+"""Least share of a compiled step that arithmetic must take for a verdict on the work itself: its roofline is
+of the uncompiled model, and the compiler removes bytes and launches."""
 
 
 class Name(StrEnum):
@@ -64,8 +60,6 @@ class Measurements:
     shares: Shares
     roofline: Roofline | None = None
     """Roofline of one optimizer step."""
-    products: Roofline | None = None
-    """Roofline of its matrix products alone, which torch.compile cannot fuse away."""
     compilations: int = 0
     """Compilations in the window, which begins after the first steps."""
     compile_seconds: float = 0.0
@@ -87,20 +81,16 @@ class Verdict:
         name: the kind of bottleneck.
         sentence: what was measured.
         fix: what to change.
-        gain: upper bound of the speed-up, as a share: 0.5 means 50 % more steps per second.
-        basis: how the gain was calculated.
     """
 
     name: Name
     sentence: str
     fix: str
-    gain: float
-    basis: str
 
     @property
     def text(self) -> str:
         """The whole verdict, for a log line."""
-        return f"{self.name}: {self.sentence} {self.fix} Gain: at most {self.gain:.0%} ({self.basis})."
+        return f"{self.name}: {self.sentence} {self.fix}"
 
 
 def diagnose(facts: Measurements) -> Verdict | None:
@@ -110,11 +100,11 @@ def diagnose(facts: Measurements) -> Verdict | None:
         facts: measurements of one window.
 
     Returns:
-        None if the window is shorter than LEAST seconds, or without a stall, a roofline and GPU samples.
+        None if the window is shorter than MIN_SECONDS, or without a stall, a roofline and GPU samples.
     """
-    if facts.shares.seconds.total < LEAST:
+    if facts.shares.seconds.total < MIN_SECONDS:
         return None
-    return _straggler(facts) or _stalled(facts) or _unsplit(facts) or _bound(facts) or _by_samples(facts)
+    return _straggler(facts) or _stalled(facts) or _bound(facts) or _by_samples(facts)
 
 
 def advice(facts: Measurements) -> str:
@@ -137,14 +127,6 @@ def utilised(busy: float, waits: float) -> str:
     return f"utilisation is {busy:.0%}, below {LOW:.0%}, {why}"
 
 
-def swing(samples: tuple[float, ...]) -> float:
-    """Returns how much utilisation varies: 0 if steady, 1 if it is 0 and 1 for half of the time each.
-
-    It is twice the standard deviation; 0 for fewer than four samples.
-    """
-    return min(1.0, 2 * statistics.pstdev(samples)) if len(samples) >= 4 else 0.0
-
-
 # --- the device has no work -------------------------------------------------------------------------
 def _straggler(facts: Measurements) -> Verdict | None:
     if len(facts.ranks) < 2:
@@ -152,9 +134,8 @@ def _straggler(facts: Measurements) -> Verdict | None:
     slowest = max(range(len(facts.ranks)), key=lambda number: facts.ranks[number].own)
     rank = facts.ranks[slowest]
     rest = [each for number, each in enumerate(facts.ranks) if number != slowest]
-    others = statistics.median(
-        each.own for each in rest
-    )  # without the slowest, which would be half of a median of two
+    # Without the slowest, which would be half of a median of two.
+    others = statistics.median(each.own for each in rest)
     waits = statistics.median(each.communication for each in rest)
     late = rank.own - others
     if late < LATE * (others + waits) or late < 0.5 * waits:
@@ -174,8 +155,6 @@ def _straggler(facts: Measurements) -> Verdict | None:
             f"{others:.3g} s, and they wait for it."
         ),
         fix=fix,
-        gain=late / max(others, 0.01 * rank.own),
-        basis="if it were as fast as the median of the others",
     )
 
 
@@ -199,26 +178,10 @@ def _stalled(facts: Measurements) -> Verdict | None:
 def _data(facts: Measurements, size: float) -> Verdict:
     data, copy = facts.shares.share("data"), facts.shares.share("h2d")
     if copy > data:
-        return Verdict(
-            name=Name.DATA,
-            sentence=f"The copy to the device takes {copy:.0%} of the time, the loader {data:.0%}.",
-            fix=recommendations.of_copy(facts.use),
-            gain=recommendations.faster(copy / 2),
-            basis="if the copy took half the time",
-        )
-    fix = recommendations.of_loader(facts.use, data)
-    return Verdict(
-        name=Name.DATA,
-        sentence=f"The device waits for data {data:.0%} of the time{_swinging(facts)}.",
-        fix=fix.text,
-        gain=fix.gain,
-        basis=fix.basis,
-    )
-
-
-def _swinging(facts: Measurements) -> str:
-    found = swing(facts.busy)
-    return f", and its utilisation swings between idle and full ({found:.1f} of 1)" if found >= SWING else ""
+        sentence = f"The copy to the device takes {copy:.0%} of the time, the loader {data:.0%}."
+        return Verdict(name=Name.DATA, sentence=sentence, fix=recommendations.of_copy(facts.use))
+    sentence = f"The device waits for data {data:.0%} of the time."
+    return Verdict(name=Name.DATA, sentence=sentence, fix=recommendations.of_loader(facts.use, data))
 
 
 def _communication(facts: Measurements, size: float) -> Verdict:
@@ -236,14 +199,11 @@ def _communication(facts: Measurements, size: float) -> Verdict:
             "Exchange gradients less often: raise globalBatchSize and keep microBatchSize. Or reduce them in "
             f"bf16: {in_bf16}."
         ),
-        gain=recommendations.faster(size / 2),
-        basis="with half as many exchanges, or half the bytes, so half the wait",
     )
 
 
 def _checkpoint(facts: Measurements, size: float) -> Verdict:
-    rest = 1 - size
-    times = size / rest * (1 - CHECKPOINT_GOAL) / CHECKPOINT_GOAL
+    times = size / max(1 - size, 0.01) * (1 - CHECKPOINT_GOAL) / CHECKPOINT_GOAL
     auto = (
         ""
         if facts.use.interval_auto
@@ -253,8 +213,6 @@ def _checkpoint(facts: Measurements, size: float) -> Verdict:
         name=Name.CHECKPOINT,
         sentence=f"Saves block training {size:.0%} of the time.",
         fix=f"Make checkpoint.interval {math.ceil(times)} times as long{auto}.",
-        gain=(1 - CHECKPOINT_GOAL) / rest - 1,
-        basis=f"if saves took {CHECKPOINT_GOAL:.0%} of the time",
     )
 
 
@@ -267,81 +225,52 @@ def _recompiling(facts: Measurements, size: float) -> Verdict:
         f"{size:.0%} of the time: shapes, or Python numbers, keep changing.",
         fix=f"Give batches one shape (pad to a fixed length{drop}), or let Dynamo take sizes as variables "
         f"(no dynamic=False){off}.",
-        gain=recommendations.faster(size),
-        basis="without these compilations",
     )
 
 
 # --- the work itself is the limit -------------------------------------------------------------------
-def _unsplit(facts: Measurements) -> Verdict | None:
-    """Verdict for a loop without a marked data wait, on a GPU that alternates between idle and full."""
-    if facts.shares.share("data") > 0 or swing(facts.busy) < SWING:
-        return None
-    idle = 1 - statistics.fmean(facts.busy)
-    return Verdict(
-        name=Name.DATA,
-        sentence=f"The GPU swings between idle and full ({swing(facts.busy):.1f} of 1); {idle:.0%} is idle.",
-        fix=recommendations.of_idle(facts.use, idle),
-        gain=recommendations.faster(idle),
-        basis="without the idle time; an estimate, as this loop does not mark its data wait",
-    )
-
-
-def _roof(facts: Measurements) -> Roofline | None:
-    """Roofline to use: counts are of the uncompiled model, and torch.compile removes launches and bytes."""
-    return facts.products if facts.use.compile else facts.roofline
-
-
-def _explained(facts: Measurements) -> float:
-    """Share of compute time that the machine's limits explain; may exceed 1."""
-    roof, computing = _roof(facts), facts.shares.seconds.compute / max(1, facts.shares.steps)
-    return roof.total / computing if roof is not None and computing > 0 else 0.0
-
-
 def _bound(facts: Measurements) -> Verdict | None:
-    roof, explained = _roof(facts), _explained(facts)
-    if roof is None or roof.total <= 0 or (facts.use.compile and explained < EXPLAINED):
+    roof = facts.roofline
+    if roof is None or roof.total <= 0:
         return None
-    share = facts.shares.share("compute")
+    if facts.use.compile:
+        computing = facts.shares.seconds.compute / max(1, facts.shares.steps)
+        part = min(1.0, roof.arithmetic / computing) if computing > 0 else 0.0
+        return _compute(facts, part) if part >= EXPLAINED else None
     parts = [(roof.memory, _memory), (roof.launch, _launch), (roof.arithmetic, _compute)]
     size, verdict_on = max(parts, key=lambda each: each[0])
-    return verdict_on(facts, share * size / roof.total, size / roof.total)
+    return verdict_on(facts, size / roof.total)
 
 
-def _memory(facts: Measurements, size: float, part: float) -> Verdict:
+def _memory(facts: Measurements, part: float) -> Verdict:
     return Verdict(
         name=Name.MEMORY,
-        sentence=f"The device is busy, but {part:.0%} of its work is moving bytes{_achieved(facts)}.",
+        sentence=f"The device is busy, but {part:.0%} of its work is moving bytes{_mfu(facts)}.",
         fix=recommendations.of_bytes(facts.use),
-        gain=recommendations.faster(size / 2),
-        basis="with half the bytes of the memory-bound operations",
     )
 
 
-def _launch(facts: Measurements, size: float, part: float) -> Verdict:
+def _launch(facts: Measurements, part: float) -> Verdict:
     return Verdict(
         name=Name.LAUNCH,
         sentence=(
             f"{part:.0%} of the work is operations so small that dispatching them takes longer than "
-            f"running them{_achieved(facts)}."
+            f"running them{_mfu(facts)}."
         ),
         fix=recommendations.of_launches(facts.use),
-        gain=recommendations.faster(size),
-        basis="without launch overhead, as in one graph",
     )
 
 
-def _compute(facts: Measurements, size: float, part: float) -> Verdict:
-    half = recommendations.half(facts.use)
+def _compute(facts: Measurements, part: float) -> Verdict:
     return Verdict(
         name=Name.COMPUTE,
-        sentence=f"The device is computing: {part:.0%} of its work is arithmetic{_achieved(facts)}.",
+        sentence=f"The device is computing: {part:.0%} of its work is arithmetic{_mfu(facts)}.",
         fix=recommendations.of_arithmetic(facts.use),
-        gain=recommendations.faster(size / 2) if half else 0.0,
-        basis=f"with matrix products in half the time, on a device with units for {half}"
-        if half
-        else "no setting is known to speed this up",
     )
+
+
+def _mfu(facts: Measurements) -> str:
+    return "" if facts.mfu is None else f" (MFU {facts.mfu:.0%})"
 
 
 def _by_samples(facts: Measurements) -> Verdict | None:
@@ -351,19 +280,7 @@ def _by_samples(facts: Measurements) -> Verdict | None:
     moving = statistics.fmean(facts.bandwidth)
     if MEMORY_QUIET < moving < MEMORY_BUSY:
         return None
-    found = (_memory if moving >= MEMORY_BUSY else _compute)(facts, 0.0, 1.0)
-    sentence = f"The GPU is never idle, and its memory is in use {moving:.0%} of the time."
+    found = (_memory if moving >= MEMORY_BUSY else _compute)(facts, 1.0)
     return replace(
-        found,
-        sentence=sentence,
-        gain=0.0,
-        basis="an estimate from NVML samples only, so no gain is calculated",
+        found, sentence=f"The GPU is never idle, and its memory is in use {moving:.0%} of the time."
     )
-
-
-def _achieved(facts: Measurements) -> str:
-    """How close the work comes to the machine's limits; far from them, something else limits it too."""
-    words = [] if facts.mfu is None else [f"MFU {facts.mfu:.0%}"]
-    if explained := _explained(facts):
-        words.append(f"the machine's limits explain {explained:.0%} of the time")
-    return f" ({', '.join(words)})" if words else ""

@@ -1,12 +1,12 @@
-"""Counts the work of a step: floating-point operations, bytes and launches; from them MFU and a roofline.
+"""Counts the work of a step: floating-point operations, and the least time they take; from them the MFU.
 
-    with counted(machine(device, "fp32")) as work:
+    with counted(device) as work:
         ...the whole step: forward, backward, optimizer...
     mfu(work, seconds_of_a_step, device)
 
 It counts operations that PyTorch dispatches, so it works for any model. The formulas are those of torch's
-FlopCounterMode (`torch.utils.flop_counter.flop_registry`). That class itself counts no bytes, and hooks
-every module of the process, for which torch 2.15 warns with compiled ones.
+FlopCounterMode (`torch.utils.flop_counter.flop_registry`). That class itself counts neither bytes nor number
+formats, and hooks every module of the process, for which torch 2.15 warns with compiled ones.
 """
 
 from __future__ import annotations
@@ -21,46 +21,58 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from spottrain.diagnostics.hardware import FORMATS, Machine, peak_flops, uses_tf32
+from spottrain.core import log
+from spottrain.core.device import float32_matmul
+from spottrain.core.gpu_catalogue import known_gpu
 
+FORMATS: Final = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+LAUNCH_SECONDS: Final = 6e-6
+"""Seconds for Python and torch to dispatch one small operation; an assumption."""
+CORE_FLOPS, CPU_BANDWIDTH, CACHE_BANDWIDTH, CACHE_BYTES = 4e10, 1e10, 5e10, 32 * 2**20
+"""A CPU: FLOP/s of a core, bytes/s of the memory and of the last-level cache, and its bytes. An assumption
+that is right within a factor of a few, which a verdict needs, and no MFU is calculated from."""
 _NO_WRITES: Final = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "_unsafe_view"}
 
 
-@dataclass(kw_only=True, slots=True)
-class Work:
-    """Counted work, usually of one optimizer step of one rank."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Machine:
+    """Limits of a machine."""
 
-    flops: int = 0
-    """FLOPs of the model, without recomputation by activation checkpointing, which must not raise MFU."""
-    recomputed: int = 0
-    """FLOPs of that recomputation."""
-    formats: dict[str, int] = field(default_factory=dict)
-    """`flops` by number format: autocast may use another one than the weights have."""
-    bytes: int = 0
-    """Bytes read and written if nothing were cached: an upper bound of the memory traffic."""
-    launches: int = 0
-    """Operations that Python dispatched, views included; on a GPU the kernels are somewhat fewer."""
-    roofline: Roofline | None = None
-    """Roofline of all operations; None without a machine."""
-    products: Roofline | None = None
-    """Roofline of matrix products and similar operations, which a compiler cannot fuse away."""
+    peaks: Mapping[str, float]
+    """Peak FLOP/s by number format, `fp32` included."""
+    bandwidth: float
+    """Bytes/s of the memory."""
+    cache_bytes: int = 0
+    """An operation on at most this many bytes runs from the cache, with CACHE_BANDWIDTH."""
 
-    @property
-    def format(self) -> str | None:
-        """Number format with most of the FLOPs; None without FLOPs."""
-        return max(self.formats, key=self.formats.__getitem__, default=None)
 
-    def times(self, count: int) -> Work:
-        """Returns the work of `count` repetitions."""
-        return Work(
-            flops=self.flops * count,
-            recomputed=self.recomputed * count,
-            formats={name: flops * count for name, flops in self.formats.items()},
-            bytes=self.bytes * count,
-            launches=self.launches * count,
-            roofline=None if self.roofline is None else self.roofline.times(count),
-            products=None if self.products is None else self.products.times(count),
-        )
+def machine(device: torch.device) -> Machine | None:
+    """Returns the limits of a device; None for an unknown GPU."""
+    if device.type == "cpu":
+        peaks = dict.fromkeys(FORMATS, CORE_FLOPS * torch.get_num_threads())
+        return Machine(peaks=peaks, bandwidth=CPU_BANDWIDTH, cache_bytes=CACHE_BYTES)
+    name, tf32 = torch.cuda.get_device_name(device), uses_tf32()
+    if (gpu := known_gpu(name)) is None:
+        log.event("peak-unknown", device=name, next="MFU and rooflines are not reported")
+        return None
+    peaks = {each: peak for each in FORMATS if (peak := peak_flops(name, each, tf32=tf32)) is not None}
+    return Machine(peaks=peaks, bandwidth=gpu.bandwidth)
+
+
+def peak_flops(name: str, kind: str, *, tf32: bool = False) -> float | None:
+    """Returns peak FLOP/s of the GPU with that name. `tf32`: whether fp32 products use TF32.
+
+    None if unknown, or if the GPU lacks the format (a T4 emulates bf16).
+    """
+    gpu = known_gpu(name)
+    if gpu is None:
+        return None
+    return gpu.flops["tf32"] if kind == "fp32" and tf32 and "tf32" in gpu.flops else gpu.flops.get(kind)
+
+
+def uses_tf32() -> bool:
+    """Whether torch multiplies fp32 matrices in TF32; by default it does not."""
+    return float32_matmul() == "tf32"
 
 
 @dataclass(kw_only=True, slots=True)
@@ -80,20 +92,48 @@ class Roofline:
     def total(self) -> float:
         return self.arithmetic + self.memory + self.launch
 
-    def times(self, count: int) -> Roofline:
-        return Roofline(
-            arithmetic=self.arithmetic * count, memory=self.memory * count, launch=self.launch * count
-        )
-
     def add(self, machine: Machine, flops: int, size: int, kind: str = "") -> None:
         """Adds an operation. `size`: bytes read and written; `kind`: number format, for the peak FLOP/s."""
-        arithmetic, memory = flops / machine.peaks.get(kind, machine.flops), size / machine.rate(size)
-        if machine.launch >= max(arithmetic, memory):
-            self.launch += machine.launch
+        arithmetic = flops / machine.peaks.get(kind, machine.peaks["fp32"])
+        memory = size / (CACHE_BANDWIDTH if size <= machine.cache_bytes else machine.bandwidth)
+        if max(arithmetic, memory) <= LAUNCH_SECONDS:
+            self.launch += LAUNCH_SECONDS
         elif memory > arithmetic:
             self.memory += memory
         else:
             self.arithmetic += arithmetic
+
+
+@dataclass(kw_only=True, slots=True)
+class Work:
+    """Counted work, usually of one optimizer step of one rank."""
+
+    formats: dict[str, int] = field(default_factory=dict)
+    """FLOPs of the model by number format: autocast may use another one than the weights have.
+
+    Without recomputation by activation checkpointing, which must not raise the MFU."""
+    roofline: Roofline | None = None
+    """Of all operations; None without a known machine."""
+
+    @property
+    def flops(self) -> int:
+        return sum(self.formats.values())
+
+    @property
+    def format(self) -> str | None:
+        """Number format with most of the FLOPs; None without FLOPs."""
+        return max(self.formats, key=self.formats.__getitem__, default=None)
+
+    def times(self, count: int) -> Work:
+        """Returns the work of `count` repetitions."""
+        roof = self.roofline
+        return Work(
+            formats={name: flops * count for name, flops in self.formats.items()},
+            roofline=roof
+            and Roofline(
+                arithmetic=roof.arithmetic * count, memory=roof.memory * count, launch=roof.launch * count
+            ),
+        )
 
 
 class _Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -110,17 +150,11 @@ class _Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
         out = func(*args, **kwargs)
         formula = self._formulas.get(func._overloadpacket)
         flops = 0 if formula is None else int(formula(*args, **kwargs, out_val=out))
-        work, size, kind = self._work, _bytes_of(func, args, kwargs, out), _format(out) if flops else ""
-        if flops and _recomputing():
-            work.recomputed += flops
-        elif flops:
-            work.flops += flops
+        work, kind = self._work, _format(out) if flops else ""
+        if flops and not _recomputing():
             work.formats[kind] = work.formats.get(kind, 0) + flops
-        work.bytes += size
-        work.launches += 1
-        for line in (work.roofline, work.products if flops else None):
-            if self._machine is not None and line is not None:
-                line.add(self._machine, flops, size, kind)
+        if self._machine is not None and work.roofline is not None:
+            work.roofline.add(self._machine, flops, _bytes_of(func, args, kwargs, out), kind)
         return out
 
 
@@ -151,25 +185,25 @@ def _bytes_of(func: Any, args: Any, kwargs: Any, out: Any) -> int:
 
 
 @contextmanager
-def counted(machine: Machine | None = None) -> Iterator[Work]:
+def counted(device: torch.device | None = None) -> Iterator[Work]:
     """Counts the operations in a `with` block: of this thread, and of backward passes that it starts.
 
     Results do not change. The step takes several times as long: count one, and exclude its time
-    (`StepTimer.restart`). A compiled model runs uncompiled: FLOPs are the same, launches and bytes are those
-    before fusion. A custom kernel counts no FLOPs, unless it is registered with
+    (`StepTimer.restart`). A compiled model runs uncompiled: FLOPs are the same, the roofline is that before
+    fusion. A custom kernel counts no FLOPs, unless it is registered with
     `torch.utils.flop_counter.register_flop_formula`.
 
     Args:
-        machine: peak performance, for the rooflines; None: no rooflines.
+        device: the device that trains, for the roofline; None: no roofline.
 
     Yields:
         The work, complete at the end of the block.
     """
-    known = machine is not None
-    work = Work(roofline=Roofline() if known else None, products=Roofline() if known else None)
+    limits = None if device is None else machine(device)
+    work = Work(roofline=None if limits is None else Roofline())
     # Without Dynamo nothing is compiled, and importing it takes seconds.
     compiled = "torch._dynamo" in sys.modules
-    with torch.compiler.set_stance("force_eager") if compiled else nullcontext(), _Counting(work, machine):
+    with torch.compiler.set_stance("force_eager") if compiled else nullcontext(), _Counting(work, limits):
         yield work
 
 
@@ -184,7 +218,7 @@ def mfu(work: Work, seconds: float, device: torch.device) -> float | None:
         device: the device that it ran on.
 
     Returns:
-        None on a CPU, on a GPU with unknown peak (`hardware.GPUS`), without FLOPs, or if `seconds` is 0.
+        None on a CPU, on a GPU with unknown peak, without FLOPs, or if `seconds` is 0.
     """
     if device.type != "cuda":
         return None

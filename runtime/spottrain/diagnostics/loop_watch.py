@@ -23,7 +23,7 @@ import torch
 
 from spottrain.core import log
 from spottrain.diagnostics.bottleneck import (
-    LEAST,
+    MIN_SECONDS,
     InUse,
     Measurements,
     Name,
@@ -33,7 +33,6 @@ from spottrain.diagnostics.bottleneck import (
 )
 from spottrain.diagnostics.flops import Work, counted, mfu
 from spottrain.diagnostics.gpu_monitor import GPUMonitor
-from spottrain.diagnostics.hardware import machine
 from spottrain.diagnostics.recommendations import too_many_workers
 from spottrain.diagnostics.step_timer import Shares, StepTimer, gathered
 from spottrain.distributed.world import World
@@ -84,7 +83,7 @@ class Watch:
         self.work: Work | None = None
         """Work of the counted step; None before it."""
         self.figures = Figures()
-        self._device, self._precision = device, precision
+        self._device = device
         self.use, self._world = use or InUse(precision=precision), world or World()
         """`use` may be replaced when a setting changes during the run."""
         self._steps = 0
@@ -126,12 +125,12 @@ class Watch:
         Rank 0 logs the verdict if it differs from the last one.
 
         Returns:
-            The bottleneck; None if the window is shorter than `bottleneck.LEAST` seconds, or without data.
+            The bottleneck; None if the window is shorter than `bottleneck.MIN_SECONDS`, or without data.
         """
         shares = self.timer.window(clear=False)
         facts = self._facts(shares)
         verdict, words = diagnose(facts), advice(facts)
-        if shares.seconds.total < LEAST:
+        if shares.seconds.total < MIN_SECONDS:
             return None
         self.timer.window()
         self._compiled = compilations()
@@ -156,7 +155,7 @@ class Watch:
     @contextmanager
     def _count(self) -> Iterator[object]:
         self._counting = True
-        with counted(machine(self._device, self._precision)) as work:
+        with counted(self._device) as work:
             yield work
         self.work = work
 
@@ -167,7 +166,6 @@ class Watch:
         return Measurements(
             shares=shares,
             roofline=work.roofline,
-            products=work.products,
             compilations=compiled.count if settled else 0,
             compile_seconds=compiled.seconds if settled else 0.0,
             ranks=gathered(shares, self._world) if together else (),

@@ -41,48 +41,29 @@ class InUse:
     """CPU cores of the container that this rank may use."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Fix:
-    text: str
-    gain: float
-    basis: str
-
-
-def faster(gone: float) -> float:
-    """Returns the speed-up if a share `gone` of the time disappears; 0.5 means 50 % more steps per second."""
-    return 1 / max(1 - gone, 0.01) - 1
-
-
 # --- the loader -------------------------------------------------------------------------------------
-def of_loader(use: InUse, data: float) -> Fix:
+def of_loader(use: InUse, data: float) -> str:
     """Advice if the device waits for data for a share `data` of the time."""
     if _no_core_left(use):
-        gain = faster(data)
-        return Fix(text=_cheaper(use) + _beside(use, data), gain=gain, basis="without that wait")
+        return (
+            f"No CPU core is free for another worker: {use.workers} worker(s) use all {use.cores} "
+            "core(s). Give the container more CPU for each GPU, make dataset[i] cheaper (its "
+            f"transforms), or store the samples decoded, or cached.{_pinned(use)}{_compiled(use, data)}"
+        )
     # With enough workers a batch is ready when the rest of the step is done.
-    rest = max(1 - data, 0.01)
     now = max(1, use.workers or 0)
-    needed = max(now + 1, math.ceil(now * data / rest) + (1 if use.workers else 0))
+    needed = max(now + 1, math.ceil(now * data / max(1 - data, 0.01)) + (1 if use.workers else 0))
     workers = min(needed, max(use.cores or needed, now))
-    after = max(rest, (data + (rest if use.workers else 0)) * now / workers)
-    held = f"; {needed} would be needed, but there are {use.cores} cores" if workers < needed else ""
     known = "not known" if use.workers is None else use.workers
-    settings = [f"{_name(use, 'numWorkers')} to {workers} (now {known})", *_further_ahead(use), *_pinned(use)]
-    return Fix(
-        text=f"Set {_listed(settings)}; or make dataset[i] cheaper{held}.{_compiled(use, data)}",
-        gain=1 / after - 1,
-        basis=f"with loading spread over {workers} workers, in parallel to the rest of the step",
+    held = f"; {needed} would be needed, but there are {use.cores} cores" if workers < needed else ""
+    ahead = ""
+    if use.prefetch is None or use.prefetch < AHEAD:
+        has = " if it is lower" if use.prefetch is None else f" (now {use.prefetch})"
+        ahead = f" and {_name(use, 'prefetchFactor')} to {AHEAD}{has}"
+    return (
+        f"Set {_name(use, 'numWorkers')} to {workers} (now {known}){ahead}; or make dataset[i] cheaper{held}."
+        f"{_pinned(use)}{_compiled(use, data)}"
     )
-
-
-def of_idle(use: InUse, idle: float) -> str:
-    """Advice if the loop does not mark its data wait, so the number of workers needed is unknown."""
-    if _no_core_left(use):
-        return _cheaper(use) + _beside(use, idle)
-    now = "" if use.workers is None else f" (now {use.workers})"
-    pin = [] if use.pin_memory else [f"{_name(use, 'pinMemory')} to true"]
-    settings = [f"{_name(use, 'numWorkers')} higher{now}", *pin]
-    return f"Set {' and '.join(settings)}, and measure again.{_compiled(use, idle)}"
 
 
 def of_copy(use: InUse) -> str:
@@ -116,29 +97,9 @@ def _no_core_left(use: InUse) -> bool:
     return use.workers is not None and use.cores is not None and use.workers >= max(1, use.cores)
 
 
-def _cheaper(use: InUse) -> str:
-    return (
-        f"No CPU core is free for another worker: {use.workers} worker(s) use all {use.cores} "
-        "core(s). Give the container more CPU for each GPU, make dataset[i] cheaper (its "
-        "transforms), or store the samples decoded, or cached."
-    )
-
-
-def _beside(use: InUse, waits: float) -> str:
-    pin = _pinned(use)
-    return (f" Set {pin[0]}." if pin else "") + _compiled(use, waits)
-
-
-def _further_ahead(use: InUse) -> list[str]:
-    name = _name(use, "prefetchFactor")
-    if use.prefetch is None:
-        return [f"{name} to {AHEAD} if it is lower"]
-    return [f"{name} to {AHEAD} (now {use.prefetch})"] if use.prefetch < AHEAD else []
-
-
-def _pinned(use: InUse) -> list[str]:
+def _pinned(use: InUse) -> str:
     """Empty if pin_memory is unknown, true, or useless because there is no GPU."""
-    return [f"{_name(use, 'pinMemory')} to true"] if use.cuda and use.pin_memory is False else []
+    return f" Set {_name(use, 'pinMemory')} to true." if use.cuda and use.pin_memory is False else ""
 
 
 def _compiled(use: InUse, waits: float) -> str:
@@ -153,33 +114,22 @@ def _name(use: InUse, setting: str) -> str:
     return f"{theirs[setting]} of the script's loader"
 
 
-def _listed(settings: list[str]) -> str:
-    *most, last = settings
-    return f"{', '.join(most)}, and {last}" if most else last
-
-
 # --- the work itself --------------------------------------------------------------------------------
 def half(use: InUse) -> str | None:
-    """Returns the 16-bit format for a run in fp32; None if the run does not use fp32, or there is none.
+    """Returns the 16-bit format for a run in fp32, with a remark on loss scaling; None if there is none.
 
     bf16 if the device supports it; else fp16 with loss scaling on a GPU (V100, T4).
     """
-    if use.precision != "fp32":
+    if use.precision != "fp32" or not (use.bf16 or use.cuda):
         return None
-    return "bf16" if use.bf16 else "fp16" if use.cuda else None
-
-
-def scaled(name: str) -> str:
-    """Returns a remark on loss scaling, for fp16 only."""
-    if name != "fp16":
-        return ""
-    return " (this GPU has no bf16; Trainer scales the loss by itself, techniques.Amp does in a custom loop)"
+    remark = "this GPU has no bf16; Trainer scales the loss by itself, techniques.Amp does in a custom loop"
+    return "bf16" if use.bf16 else f"fp16 ({remark})"
 
 
 def of_bytes(use: InUse) -> str:
     """Advice if memory bandwidth is the bottleneck."""
     if (name := half(use)) is not None:
-        text = f"Set precision to {name}{scaled(name)}, which moves half of the bytes"
+        text = f"Set precision to {name}, which moves half of the bytes"
         return text + ("." if use.compile else "; and compile to true, which joins elementwise operations.")
     if not use.compile:
         return "Set compile to true: it joins elementwise operations, so that values stay in registers."
@@ -190,14 +140,9 @@ def of_bytes(use: InUse) -> str:
 
 
 def of_launches(use: InUse) -> str:
-    if not use.compile:
-        graphs = " and compileMode to reduce-overhead (CUDA graphs)" if use.cuda else ""
-        fix = f"Set compile to true{graphs}; "
-    elif use.cuda and use.compile_mode != "reduce-overhead":
-        fix = "Set compileMode to reduce-overhead (CUDA graphs); "
-    else:
-        fix = "Look for graph breaks (TORCH_LOGS=graph_breaks); "
-    return fix + f"or raise {_batch(use)}, so that each operation does more."
+    """Advice for a model that is not compiled and consists of small operations."""
+    graphs = " and compileMode to reduce-overhead (CUDA graphs)" if use.cuda else ""
+    return f"Set compile to true{graphs}; or raise {_batch(use)}, so that each operation does more."
 
 
 def _batch(use: InUse) -> str:
@@ -206,8 +151,6 @@ def _batch(use: InUse) -> str:
 
 
 def of_arithmetic(use: InUse) -> str:
-    name = half(use)
-    if name is None:
+    if (name := half(use)) is None:
         return f"This is the goal. A larger {_batch(use)} may use the device even better."
-    faster_by = f"precision {name}{scaled(name)}, for matrix products in half the time."
-    return f"This is the goal. Even faster: {faster_by}"
+    return f"This is the goal. Even faster: precision {name}, for matrix products in half the time."

@@ -420,7 +420,6 @@ class Session:
     def _write_message(self, message: TerminationMessage) -> None:
         path = self.env.get(Env.TERMINATION_MESSAGE)
         grave = message.outcome in (Outcome.FAILED, Outcome.BAD_CONFIGURATION, Outcome.STORE_UNREACHABLE)
-        grave = grave or message.reason == Reason.OUT_OF_MEMORY  # the cause of the failures of other ranks
         if path and (self.world.first_here or grave):
             try:
                 termination_message.revise(

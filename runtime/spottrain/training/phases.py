@@ -16,7 +16,6 @@ from spottrain.data import Batches, Source
 from spottrain.data.worker_count import cores
 from spottrain.diagnostics.bottleneck import InUse
 from spottrain.diagnostics.flops import Work, counted
-from spottrain.diagnostics.hardware import machine
 from spottrain.distributed.dtensor import any_sharded
 from spottrain.lifecycle.session import Session
 from spottrain.techniques import activation_checkpointing
@@ -75,7 +74,7 @@ class TrainerPhases:
         plan = source.plan
         apart = max(1, len(source.dataset) // plan.micro_batch_size)  # all lengths of a sorted set
         batch = to_device(self.memory_fit.sample(plan.micro_batch_size, apart=apart), self.device)
-        with rehearsal(self.model), counted(machine(self.device, self.precision)) as work:
+        with rehearsal(self.model), counted(self.device) as work:
             with self.number_format.autocast(self.device):
                 loss = self.loss_of(self.model, batch)
             loss.backward()  # type: ignore[no-untyped-call]

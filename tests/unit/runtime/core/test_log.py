@@ -306,7 +306,7 @@ def test_no_control_sequence_where_the_terminal_knows_none_or_a_machine_reads(
 
 def test_a_terminal_shows_what_a_person_can_use_and_nothing_after_the_end_but_warnings(shown: Screen) -> None:
     shown.handler()
-    log.event("machine-measured", launch_us=5.3851)
+    log.event("trained", steps=3)
     log.event("emergency-budget", seconds=2.0, warning="too small")
     log.event("sigterm", source="SIGINT", deadline="2025-11-21T12:04:01.000Z")
     log.event("end", outcome="badConfiguration", code=64)

@@ -14,7 +14,6 @@ from spottrain.diagnostics.bottleneck import (
     Verdict,
     advice,
     diagnose,
-    swing,
 )
 from spottrain.diagnostics.flops import Roofline
 from spottrain.diagnostics.recommendations import too_many_workers
@@ -22,7 +21,6 @@ from spottrain.diagnostics.step_timer import Rank, Seconds, Shares
 
 from tests.support.sentences import Told
 
-SWINGING = (0.0, 1.0) * 8
 V100 = InUse(cuda=True, bf16=False)
 FULL = (0.97,) * 8
 
@@ -62,7 +60,6 @@ def judged(known: Measurements) -> Verdict:
         (facts(roofline=roof(arithmetic=3, memory=2, launch=1)), Name.COMPUTE),
         (facts(roofline=roof(arithmetic=2, memory=3, launch=1)), Name.MEMORY),
         (facts(roofline=roof(arithmetic=1, memory=2, launch=3)), Name.LAUNCH),
-        (facts(busy=SWINGING), Name.DATA),  # a loop that marks no phases
         (facts(busy=FULL, bandwidth=(0.9,) * 8), Name.MEMORY),  # a GPU whose peaks nobody has told us
         (facts(busy=FULL, bandwidth=(0.3,) * 8), Name.COMPUTE),
         (facts(communication=4, ranks=ranks((1.0, 0, 0), (0.5, 0, 0.5))), Name.STRAGGLER),
@@ -84,10 +81,6 @@ def test_work_is_judged_only_where_no_stall_is_worth_it() -> None:
     assert judged(facts(data=10 * STALL - 0.1, roofline=known)).name is Name.LAUNCH
 
 
-def test_a_swing_of_a_gpu_whose_loop_marks_its_data_is_not_the_loaders() -> None:
-    assert judged(facts(data=0.1, busy=SWINGING, roofline=roof(launch=1))).name is Name.LAUNCH
-
-
 @pytest.mark.parametrize(
     "known",
     [
@@ -107,20 +100,13 @@ COMPILED = InUse(compile=True)
 
 
 def test_of_a_compiled_model_launches_and_bytes_that_the_compiler_removes_bind_nothing() -> None:
-    uncompiled = roof(launch=0.9, arithmetic=0.1)
-    known = facts(use=COMPILED, roofline=uncompiled, products=roof(arithmetic=0.6))
-    assert judged(known).name is Name.COMPUTE
-    assert judged(facts(roofline=uncompiled, products=roof(arithmetic=0.6))).name is Name.LAUNCH
+    uncompiled = roof(launch=0.9, arithmetic=0.6)
+    assert judged(facts(use=COMPILED, roofline=uncompiled)).name is Name.COMPUTE
+    assert judged(facts(roofline=uncompiled)).name is Name.LAUNCH
 
 
-def test_where_products_explain_little_of_a_compiled_step_they_are_not_blamed() -> None:
-    known = facts(use=COMPILED, roofline=roof(launch=0.9), products=roof(arithmetic=0.3))
-    assert diagnose(known) is None
-
-
-def test_a_guess_by_samples_alone_promises_nothing() -> None:
-    verdict = judged(facts(busy=FULL, bandwidth=(0.9,) * 8))
-    assert verdict.gain == 0
+def test_where_arithmetic_explains_little_of_a_compiled_step_it_is_not_blamed() -> None:
+    assert diagnose(facts(use=COMPILED, roofline=roof(launch=0.9, arithmetic=0.3))) is None
 
 
 def test_a_window_of_less_than_a_second_says_nothing() -> None:
@@ -139,7 +125,7 @@ def test_the_straggler_is_named_with_what_it_costs() -> None:
     known = facts(ranks=ranks((0.4, 0, 0.6), (0.5, 0, 0.5), (1.0, 0, 0.0), (0.5, 0, 0.5)))
     verdict = judged(known)
     assert verdict.sentence.startswith("Rank 2 takes 1 s")
-    assert verdict.gain == pytest.approx(1.0) and "node of rank 2" in verdict.fix
+    assert "node of rank 2" in verdict.fix
 
 
 # --- fixes ------------------------------------------------------------------------------------------
@@ -155,17 +141,11 @@ FIXES: list[tuple[InUse, dict[str, Any]]] = [
     (InUse(workers=2, own_loader=True), {"data": 5}),
     (InUse(workers=2, cuda=True, pin_memory=False), {"data": 5}),
     (InUse(workers=2, cores=2, cuda=True, pin_memory=False), {"data": 5}),
-    (InUse(workers=2, cores=2, cuda=True, pin_memory=False), {"busy": SWINGING}),
     (InUse(workers=2, pin_memory=False), {"data": 5}),  # no GPU: there is nothing to pin for
     (InUse(workers=2, cuda=True), {"data": 5}),  # not known
     (InUse(workers=2, cuda=True, pin_memory=True), {"data": 5}),
-    (InUse(), {"busy": SWINGING}),
-    (InUse(workers=2, pin_memory=True), {"busy": SWINGING}),
-    (InUse(workers=2, cores=2), {"busy": SWINGING}),
     (InUse(workers=2, compile=True), {"data": 5}),
     (InUse(workers=2, cores=2, compile=True), {"data": 5}),
-    (InUse(workers=2, compile=True), {"busy": SWINGING}),
-    (InUse(workers=2, cores=2, compile=True), {"busy": SWINGING}),
     (InUse(workers=2), STRAGGLES),
     (InUse(workers=2, cores=2), STRAGGLES),
     (InUse(), {"h2d": 5}),
@@ -180,17 +160,16 @@ FIXES: list[tuple[InUse, dict[str, Any]]] = [
     (InUse(bf16=False), {"roofline": roof(memory=1)}),
     (V100, {"roofline": roof(memory=1)}),
     (InUse(precision="fp16", bf16=False, cuda=True), {"roofline": roof(memory=1)}),
-    (InUse(precision="bf16", compile=True), {"products": roof(memory=1)}),
+    (InUse(precision="bf16", compile=True), {"busy": FULL, "bandwidth": (0.9,) * 8}),
     (InUse(cuda=True), {"roofline": roof(launch=1)}),
     (InUse(), {"roofline": roof(launch=1)}),
     (InUse(whole_share=True), {"roofline": roof(launch=1)}),
-    (InUse(compile=True, compile_mode="reduce-overhead"), {"products": roof(launch=1)}),
     (InUse(), {"roofline": roof(arithmetic=1)}),
     (V100, {"roofline": roof(arithmetic=1)}),
     (InUse(precision="bf16"), {"roofline": roof(arithmetic=1)}),
     (InUse(), {"roofline": roof(arithmetic=0.3, memory=0.1), "mfu": 0.28}),
     (InUse(), {"busy": FULL, "bandwidth": (0.9,) * 8}),
-    (COMPILED, {"roofline": roof(launch=0.9, arithmetic=0.1), "products": roof(arithmetic=0.6)}),
+    (COMPILED, {"roofline": roof(launch=0.9, arithmetic=0.6)}),
 ]
 
 
@@ -213,25 +192,6 @@ def test_more_workers_than_cores_do_harm(told: Told) -> None:
         assert too_many_workers(use) is None
 
 
-@pytest.mark.parametrize(
-    ("known", "gain"),
-    [
-        (facts(data=5, use=InUse(workers=0)), 1.0),  # hidden behind the other half
-        (facts(data=8, use=InUse(workers=0, cores=2)), 1.5),  # 0.8 over two workers is still 0.4
-        (facts(communication=5), 1 / 0.75 - 1),
-        (facts(checkpoint=5), 0.98),
-        (facts(compile_seconds=5.0, compilations=9), 1.0),
-        (facts(roofline=roof(memory=1)), 1.0),
-        (facts(roofline=roof(memory=1, launch=0.25)), 1 / 0.6 - 1),
-        (facts(roofline=roof(arithmetic=1), use=InUse(precision="bf16")), 0.0),
-        (facts(roofline=roof(arithmetic=1)), 1.0),
-    ],
-)
-def test_a_gain_is_reckoned_from_what_was_measured(known: Measurements, gain: float) -> None:
-    verdict = judged(known)
-    assert verdict.gain == pytest.approx(gain) and verdict.basis
-
-
 # --- the first words --------------------------------------------------------------------------------
 LOW: dict[str, Measurements] = {
     "data": facts(data=4),
@@ -248,11 +208,3 @@ LOW: dict[str, Measurements] = {
 @pytest.mark.parametrize("name", LOW)
 def test_low_utilisation_is_said_first_with_whose_it_is(name: str, told: Told) -> None:
     told(advice(LOW[name]))
-
-
-@pytest.mark.parametrize(
-    ("samples", "expected"),
-    [(SWINGING, 1.0), (FULL, 0.0), ((0.5,) * 8, 0.0), ((0.0, 1.0, 0.0), 0.0), ((), 0.0)],
-)
-def test_a_swing_is_between_idle_and_full(samples: tuple[float, ...], expected: float) -> None:
-    assert swing(samples) == pytest.approx(expected)
