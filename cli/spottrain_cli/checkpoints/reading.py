@@ -7,32 +7,13 @@ from math import prod
 from typing import Final
 
 from spottrain.checkpoint.head.state import Entry, Head
-from spottrain.checkpoint.manifest import Damaged, Manifest, Shard
+from spottrain.checkpoint.manifest import TYPES, Damaged, Manifest, Shard
 from spottrain.contract import MANIFEST_NAME, Reason
 from spottrain.errors import ConfigurationError
 from spottrain.storage.base import KeyMissing, Store, Truncated
 
 NEWEST: Final = "newest"
 BEST: Final = "best"
-WIDTHS: Final = {
-    "bool": ("BOOL", 1),
-    "uint8": ("U8", 1),
-    "int8": ("I8", 1),
-    "float8_e4m3fn": ("F8_E4M3", 1),
-    "float8_e5m2": ("F8_E5M2", 1),
-    "int16": ("I16", 2),
-    "uint16": ("U16", 2),
-    "float16": ("F16", 2),
-    "bfloat16": ("BF16", 2),
-    "int32": ("I32", 4),
-    "uint32": ("U32", 4),
-    "float32": ("F32", 4),
-    "int64": ("I64", 8),
-    "uint64": ("U64", 8),
-    "float64": ("F64", 8),
-    "complex64": ("C64", 8),
-}
-"""Torch types: their names in safetensors, and bytes per element."""
 
 
 def choose(head: Head, which: str) -> Entry:
@@ -70,9 +51,9 @@ def _require_sound(manifest: Manifest) -> None:
         if "/" in shard.name or len(shard.chunks) != chunks_of(shard, manifest):
             raise Damaged(f"the manifest does not describe all of {shard.name}")
     for tensor in manifest.tensors:
-        if tensor.dtype not in WIDTHS:
+        if tensor.dtype not in TYPES:
             raise Damaged(f"tensor {tensor.name} has the unknown type {tensor.dtype}")
-        width = WIDTHS[tensor.dtype][1]
+        width = TYPES[tensor.dtype][1]
         if any(p.offset + width * prod(p.shape) > sizes.get(p.shard, -1) for p in tensor.pieces):
             raise Damaged(f"tensor {tensor.name} is outside its shard")
         if sum(prod(p.shape) for p in tensor.pieces) != prod(tensor.shape):

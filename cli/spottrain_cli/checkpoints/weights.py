@@ -11,25 +11,26 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any, BinaryIO, Final
+from typing import BinaryIO, Final
 
 from spottrain.checkpoint.head.state import Entry
 from spottrain.checkpoint.manifest import (
     BESIDE,
+    TYPES,
     Damaged,
     Manifest,
     Piece,
     Shard,
     StoredTensor,
+    file_header,
     model_tensors,
     names_beside,
 )
 
 from spottrain_cli.checkpoints.items import Item, ahead
-from spottrain_cli.checkpoints.reading import WIDTHS, Shards
+from spottrain_cli.checkpoints.reading import Shards
 
 FILE: Final = "model.safetensors"
-ALIGNMENT: Final = 64
 
 
 def weights_file(manifest: Manifest, shards: Shards, entry: Entry) -> Item | None:
@@ -58,25 +59,19 @@ def weights_file(manifest: Manifest, shards: Shards, entry: Entry) -> Item | Non
 def weights_of(manifest: Manifest) -> dict[str, StoredTensor]:
     """Returns the weights by name, wide types first, so that each tensor is aligned without gaps."""
     named = model_tensors(manifest)
-    return dict(sorted(named.items(), key=lambda item: (-WIDTHS[item[1].dtype][1], item[0])))
+    return dict(sorted(named.items(), key=lambda item: (-TYPES[item[1].dtype][1], item[0])))
 
 
 def _bytes(tensor: StoredTensor) -> int:
-    return WIDTHS[tensor.dtype][1] * prod(tensor.shape)
+    return TYPES[tensor.dtype][1] * prod(tensor.shape)
 
 
 def _header(weights: dict[str, StoredTensor], entry: Entry, beside: list[str]) -> bytes:
     metadata = {"format": "pt", "step": str(entry.step), "checkpoint": entry.key}
-    entries: dict[str, Any] = {"__metadata__": metadata | ({BESIDE: json.dumps(beside)} if beside else {})}
-    at = 0
-    for name, tensor in weights.items():
-        end = at + _bytes(tensor)
-        kind = WIDTHS[tensor.dtype][0]
-        entries[name] = {"dtype": kind, "shape": list(tensor.shape), "data_offsets": [at, end]}
-        at = end
-    text = json.dumps(entries, separators=(",", ":")).encode()
-    text += b" " * (-(8 + len(text)) % ALIGNMENT)
-    return len(text).to_bytes(8, "little") + text
+    if beside:
+        metadata[BESIDE] = json.dumps(beside)
+    tensors = ((name, each.dtype, each.shape) for name, each in weights.items())
+    return file_header(tensors, metadata)[0]
 
 
 # --- from what the ranks have stored ----------------------------------------------------------------------
@@ -90,14 +85,14 @@ class Target:
 
     @property
     def bytes(self) -> int:
-        return WIDTHS[self.tensor.dtype][1] * prod(self.piece.shape)
+        return TYPES[self.tensor.dtype][1] * prod(self.piece.shape)
 
     def runs(self) -> Iterator[tuple[int, int, int]]:
         """Yields what is contiguous in both: offset in the piece, offset in the file, and bytes."""
         shape, start, part = self.tensor.shape, self.piece.start, self.piece.shape
         if not self.bytes:
             return
-        width = WIDTHS[self.tensor.dtype][1]
+        width = TYPES[self.tensor.dtype][1]
         last = len(shape) - 1
         while last > 0 and part[last] == shape[last]:
             last -= 1

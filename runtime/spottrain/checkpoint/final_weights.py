@@ -18,8 +18,8 @@ from typing import Any, Final
 
 import torch
 
-from spottrain.checkpoint.layout import SAFETENSORS, SHARD_BYTES, file_header, grouped
-from spottrain.checkpoint.manifest import BESIDE, Damaged
+from spottrain.checkpoint.layout import SAFETENSORS, SHARD_BYTES, dtype_name, grouped
+from spottrain.checkpoint.manifest import BESIDE, Damaged, file_header
 from spottrain.checkpoint.tensor_memory import byte_view
 from spottrain.checkpoint.weights_files import SafetensorsFile, local_body
 from spottrain.contract import Reason
@@ -125,7 +125,8 @@ class FinalWeights:
     def _header(self, names: list[str]) -> tuple[bytes, list[int]]:
         beside = sorted(self._beside.intersection(names))
         metadata = {"format": "pt"} | ({BESIDE: json.dumps(beside)} if beside else {})
-        tensors = ((name, self._tensors[name].dtype, self._tensors[name].shape) for name in names)
+        found = ((name, self._tensors[name]) for name in names)
+        tensors = ((name, dtype_name(each.dtype), each.shape) for name, each in found)
         return file_header(tensors, metadata)
 
 

@@ -6,16 +6,14 @@ upload process sends the files from there unchanged.
 
 from __future__ import annotations
 
-import json
-import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final, TypeVar
 
 import torch
 
-from spottrain.checkpoint.manifest import Piece, StoredTensor
+from spottrain.checkpoint.manifest import TYPES, Piece, StoredTensor, file_header
 from spottrain.checkpoint.tree import Leaf
 from spottrain.contract import Reason
 from spottrain.distributed.dtensor import box_of, holders, is_sharded, local
@@ -24,27 +22,9 @@ from spottrain.errors import CheckpointError
 SHARD_BYTES: Final = 2 * 2**30
 """Largest size of a shard in bytes; a larger tensor has a shard of its own."""
 PAGE: Final = 4096
-ALIGNMENT: Final = 64
 
-SAFETENSORS: Final = {
-    torch.bool: "BOOL",
-    torch.uint8: "U8",
-    torch.int8: "I8",
-    torch.float8_e4m3fn: "F8_E4M3",
-    torch.float8_e5m2: "F8_E5M2",
-    torch.int16: "I16",
-    torch.uint16: "U16",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int32: "I32",
-    torch.uint32: "U32",
-    torch.float32: "F32",
-    torch.int64: "I64",
-    torch.uint64: "U64",
-    torch.float64: "F64",
-    torch.complex64: "C64",
-}
-"""Names of torch's dtypes in the header (safetensors format, huggingface/safetensors README)."""
+SAFETENSORS: Final = {getattr(torch, name): kind for name, (kind, _) in TYPES.items()}
+"""Names of torch's dtypes in the header."""
 
 T = TypeVar("T")
 
@@ -81,12 +61,12 @@ class Layout:
 def describe(leaf: Leaf, pieces: tuple[Piece, ...] = ()) -> StoredTensor:
     tensor = leaf.tensor
     return StoredTensor(
-        name=leaf.path, dtype=_dtype_name(tensor.dtype), shape=tuple(tensor.shape), pieces=pieces
+        name=leaf.path, dtype=dtype_name(tensor.dtype), shape=tuple(tensor.shape), pieces=pieces
     )
 
 
 @cache
-def _dtype_name(dtype: torch.dtype) -> str:
+def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
@@ -141,7 +121,9 @@ def plan(
         name = f"r{rank:05d}-{len(shards):02d}.safetensors"
         tensors = [leaves[number].tensor for number in group]
         parts = zip(_names(leaves, group), map(local, tensors), strict=True)
-        header, (*offsets, end) = file_header((key, part.dtype, part.shape) for key, part in parts)
+        header, (*offsets, end) = file_header(
+            (key, dtype_name(part.dtype), part.shape) for key, part in parts
+        )
         for number, tensor, offset in zip(group, tensors, offsets, strict=True):
             box = box_of(tensor)
             piece = Piece(shard=name, offset=offset, start=box.start, shape=box.shape)
@@ -175,29 +157,6 @@ def _names(leaves: Sequence[Leaf], group: Sequence[int]) -> list[str]:
         taken = key in found or key == "__metadata__"  # the format reserves this key
         found[f"{number}:{key}" if taken else key] = None
     return list(found)
-
-
-def file_header(
-    tensors: Iterable[tuple[str, torch.dtype, Sequence[int]]], metadata: Mapping[str, str] | None = None
-) -> tuple[bytes, list[int]]:
-    """Returns the header of a safetensors file, and the offsets in the file of each tensor and of its end.
-
-    The header is its length, JSON, and spaces up to the alignment. `tensors`: name, dtype, shape.
-    """
-    entries: dict[str, Any] = {} if metadata is None else {"__metadata__": metadata}
-    offsets = [0]
-    for name, dtype, shape in tensors:
-        end = offsets[-1] + math.prod(shape) * dtype.itemsize
-        entries[name] = {
-            "dtype": SAFETENSORS[dtype],
-            "shape": list(shape),
-            "data_offsets": [offsets[-1], end],
-        }
-        offsets.append(end)
-    text = json.dumps(entries, separators=(",", ":")).encode()
-    text += b" " * (-(8 + len(text)) % ALIGNMENT)
-    header = len(text).to_bytes(8, "little") + text
-    return header, [len(header) + offset for offset in offsets]
 
 
 def _require_storable(leaf: Leaf) -> None:

@@ -7,13 +7,35 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from spottrain.contract import CHUNK_BYTES, Reason
 from spottrain.errors import CheckpointError
 
+TYPES: Final = {
+    "bool": ("BOOL", 1),
+    "uint8": ("U8", 1),
+    "int8": ("I8", 1),
+    "float8_e4m3fn": ("F8_E4M3", 1),
+    "float8_e5m2": ("F8_E5M2", 1),
+    "int16": ("I16", 2),
+    "uint16": ("U16", 2),
+    "float16": ("F16", 2),
+    "bfloat16": ("BF16", 2),
+    "int32": ("I32", 4),
+    "uint32": ("U32", 4),
+    "float32": ("F32", 4),
+    "int64": ("I64", 8),
+    "uint64": ("U64", 8),
+    "float64": ("F64", 8),
+    "complex64": ("C64", 8),
+}
+"""Names of torch's types: what safetensors calls them (huggingface/safetensors README), bytes per element."""
+ALIGNMENT: Final = 64
+"""Of the first tensor in a safetensors file."""
 FORMAT: Final = 2
 STATE: Final = "state"
 FOLDER: Final = "folder"
@@ -203,3 +225,23 @@ def _require_state(kind: Any) -> None:
 
 def canonical(value: Any) -> bytes:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+
+
+def file_header(
+    tensors: Iterable[tuple[str, str, Sequence[int]]], metadata: Mapping[str, str] | None = None
+) -> tuple[bytes, list[int]]:
+    """Returns the header of a safetensors file, and the offsets in the file of each tensor and of its end.
+
+    The header is its length, JSON, and spaces up to the alignment. `tensors`: name, type as in TYPES, shape.
+    """
+    entries: dict[str, Any] = {} if metadata is None else {"__metadata__": metadata}
+    offsets = [0]
+    for name, dtype, shape in tensors:
+        kind, width = TYPES[dtype]
+        end = offsets[-1] + math.prod(shape) * width
+        entries[name] = {"dtype": kind, "shape": list(shape), "data_offsets": [offsets[-1], end]}
+        offsets.append(end)
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-(8 + len(text)) % ALIGNMENT)
+    header = len(text).to_bytes(8, "little") + text
+    return header, [len(header) + offset for offset in offsets]

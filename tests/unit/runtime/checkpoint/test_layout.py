@@ -16,7 +16,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from spottrain.checkpoint import staging_buffer
-from spottrain.checkpoint.layout import ALIGNMENT, SAFETENSORS, Layout, divide, plan, signature
+from spottrain.checkpoint.layout import SAFETENSORS, Layout, divide, plan, signature
+from spottrain.checkpoint.manifest import ALIGNMENT
 from spottrain.checkpoint.saver import Saver
 from spottrain.checkpoint.staging_buffer import StagingBuffer, require_memory
 from spottrain.checkpoint.tree import Flattened, Leaf
