@@ -1,4 +1,4 @@
-"""`Run`: makes a custom training loop survive interruptions, in three lines. Its base is `loop.Loop`.
+"""`Run`: makes a custom training loop survive interruptions, in three to five lines. Its base is `loop.Loop`.
 
 run = spottrain.Run(model=model, optimizer=optimizer, scheduler=scheduler, data=loader, max_steps=1000)
 for batch in run.batches(loader):
