@@ -203,6 +203,17 @@ def test_a_gang_finds_itself_by_our_launcher_and_by_torchrun(environment: dict[s
     assert int(environment["PET_MASTER_PORT"]) == gang.port
 
 
+def test_torchruns_flags_are_left_out_where_spottrain_run_starts_the_ranks() -> None:
+    def flags(*command: str) -> set[str]:
+        container = {"name": "trainer", "command": ["spottrain"], "args": list(command)}
+        job = parse_job(raw_job(raw_spec(template={"spec": {"containers": [container]}}, workers=2)))
+        env = trainer_pod.pod(job, Status(attempt=1), POOL)["spec"]["containers"][0]["env"]
+        return {e["name"] for e in env if e["name"].startswith("PET_")}
+
+    assert not flags("run", "train.py")
+    assert len(flags("run", "train.py", "$(PET_NNODES)")) == len(flags("sync", "--", "torchrun")) == 5
+
+
 def test_the_pod_has_the_file_and_the_port_that_it_names(environment: dict[str, str]) -> None:
     job = parse_job(raw_job())
     pod = trainer_pod.pod(job, Status(attempt=1), POOL)

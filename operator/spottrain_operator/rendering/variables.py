@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import posixpath
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -23,7 +24,7 @@ from spottrain.contract import (
 )
 
 from spottrain_operator import names
-from spottrain_operator.api import sync, volumes
+from spottrain_operator.api import injected, sync, volumes
 from spottrain_operator.api.training_job import (
     CheckpointSpec,
     CompileCache,
@@ -67,8 +68,9 @@ def of_trainer(job: Job, status: Status, grace_seconds: int, rank: int = 0) -> d
 
 def for_libraries(spec: TrainingJobSpec, trainer: Mapping[str, Any]) -> dict[str, str]:
     """Returns variables of the trainer that the template overrides."""
-    gpus = spec.gpus.count
-    found = {PROCESSES: "auto" if gpus is None else str(max(gpus, 1))}  # auto: torchrun counts a DRA claim's
+    gpus, found = spec.gpus.count, dict[str, str]()
+    if not _run_by_us(trainer):  # auto: torchrun counts a DRA claim's
+        found[PROCESSES] = "auto" if gpus is None else str(max(gpus, 1))
     if volumes.read_only(trainer):  # otherwise files in the image's own home would not be found
         found |= {"HOME": volumes.HOME_DIR, "TMPDIR": volumes.TMP_DIR}
     # env overrides envFrom, which may have these names; then the runtime sets those that are unset.
@@ -160,25 +162,23 @@ def _saving(spec: TrainingJobSpec, status: Status) -> dict[str, str]:
 
 
 def _gang(job: Job, status: Status, rank: int) -> dict[str, str]:
-    """Returns the variables for our launcher, torchrun (PET_...: its flags) and custom launchers.
+    """Returns the variables for our launcher, custom launchers, and torchrun (PET_...: its flags).
 
     Each attempt has its own rank 0 host name, so that no rank connects to a pod of the previous attempt.
     """
     host = f"{job.pod_name(status.attempt)}.{job.service_name}.{job.key.namespace}.svc"
     port, workers = str(names.RENDEZVOUS_PORT), str(job.valid_spec.workers)
-    return {
-        str(Env.WORKER_INDEX): str(rank),
-        "NODE_RANK": str(rank),
-        "PET_NODE_RANK": str(rank),
-        str(Env.WORKERS): workers,
-        "NNODES": workers,
-        "PET_NNODES": workers,
-        str(Env.RENDEZVOUS): f"{host}:{port}",
-        "MASTER_ADDR": host,
-        "MASTER_PORT": port,
-        "PET_MASTER_ADDR": host,
-        "PET_MASTER_PORT": port,
-    }
+    ours = {Env.WORKER_INDEX: str(rank), Env.WORKERS: workers, Env.RENDEZVOUS: f"{host}:{port}"}
+    common = {"NODE_RANK": str(rank), "NNODES": workers, "MASTER_ADDR": host, "MASTER_PORT": port}
+    flags = {} if _run_by_us(job.valid_spec.trainer) else {f"PET_{k}": v for k, v in common.items()}
+    return {str(name): value for name, value in ours.items()} | common | flags
+
+
+def _run_by_us(trainer: Mapping[str, Any]) -> bool:
+    """Returns whether `spottrain run` starts the ranks: nobody reads torchrun's flags then."""
+    words = injected.words_of(trainer)
+    ours = posixpath.basename(words[0]) == "spottrain" if words else False
+    return ours and words[1:2] in (["run"], ["profile"]) and not any("PET_" in word for word in words)
 
 
 def resumed(spec: TrainingJobSpec, status: Status) -> str:
