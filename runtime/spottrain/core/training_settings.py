@@ -27,7 +27,7 @@ GROUPS: Final = (WARM_UPS, ("max_steps", "epochs"))
 """Settings that exclude each other, because they express the same in different units."""
 MADE: Final = ("optimizer", "trackers")
 """Settings that a script passes as ready-made objects. Code that replaces them logs it."""
-OFF: Final[Mapping[str, Any]] = {
+NONE_MEANS: Final[Mapping[str, Any]] = {
     "activation_checkpointing": ActivationCheckpointing(),
 }
 """Meaning of None, for settings of which None is not a value."""
@@ -178,7 +178,7 @@ def _checked(name: str, value: Any) -> Any:
     if value is None:
         if name in NEEDED:
             raise ConfigurationError(f"Trainer({name}=None): leave it out, or give a value")
-        return OFF.get(name)
+        return NONE_MEANS.get(name)
     value = _CONVERTED.get(name, _plain)(value)
     if name == "schedule" and not isinstance(value, str):
         return value

@@ -65,7 +65,7 @@ class ControlChannel:
         self._said_bye: set[int] = set()
         self._on_lost = on_lost
         self._closing = False
-        self._came = threading.Condition()
+        self._arrived = threading.Condition()
         self._inbox: dict[tuple[str, int], deque[bytes]] = {}
         self._handlers: dict[str, Callable[[int, bytes], None]] = {}
         self._handling = threading.RLock()
@@ -93,7 +93,7 @@ class ControlChannel:
         Raises PeerLost if rank 0 is gone and all its messages of this name have been read.
         """
         key = (name, 0)
-        with self._came:
+        with self._arrived:
             self._wait(lambda: key in self._inbox or 0 not in self._open, timeout, name)
             body = self._pop(key)
             if body is not None or 0 in self._open:
@@ -102,7 +102,7 @@ class ControlChannel:
 
     def has_message(self, name: str) -> bool:
         """Other ranks: whether `receive` would return or raise at once."""
-        with self._came:
+        with self._arrived:
             return (name, 0) in self._inbox or 0 not in self._open
 
     # --- all ranks to rank 0 ------------------------------------------------------------------------
@@ -126,7 +126,7 @@ class ControlChannel:
         def complete() -> bool:
             return give_up() or all((name, r) in self._inbox or (r and r not in self._open) for r in ranks)
 
-        with self._came:
+        with self._arrived:
             self._wait(complete, timeout, name)
             return [self._pop((name, rank)) for rank in ranks]
 
@@ -135,7 +135,7 @@ class ControlChannel:
 
         Messages that have arrived already are passed at once, later ones on the receiving thread."""
         with self._handling:
-            with self._came:
+            with self._arrived:
                 self._handlers[name] = handler
                 kept = [(key[1], self._inbox.pop(key)) for key in list(self._inbox) if key[0] == name]
             for rank, bodies in kept:
@@ -144,7 +144,7 @@ class ControlChannel:
 
     def await_loss(self, seconds: float) -> bool:
         """Returns whether a rank is lost, or gets lost within `seconds`."""
-        with self._came:
+        with self._arrived:
             self._wait(lambda: self.lost is not None, seconds, "loss")
             return self.lost is not None
 
@@ -158,7 +158,7 @@ class ControlChannel:
         if self._closing:
             return
         if self.world.first:
-            with self._came:
+            with self._arrived:
                 self._wait(lambda: not self._open, timeout, BYE)
         self._closing = True
         for rank in sorted(self._open):
@@ -172,7 +172,7 @@ class ControlChannel:
 
     # --- inside -------------------------------------------------------------------------------------
     def _wait(self, done: Callable[[], Any], timeout: float, name: str) -> None:
-        """Waits with `_came` held. In slices, so that the log can say what it waits for."""
+        """Waits with `_arrived` held. In slices, so that the log can say what it waits for."""
         began = time.monotonic()
         told = False
         while not done():
@@ -183,7 +183,7 @@ class ControlChannel:
                 told = True
                 # Not `event`: a full pipe must not keep the receiving thread from the lock that is held here.
                 log.unhindered("waiting-for-rank", rank=self.world.rank, what=name, seconds=waited)
-            self._came.wait(min(LOOK_SECONDS, timeout - waited))
+            self._arrived.wait(min(LOOK_SECONDS, timeout - waited))
 
     def _pop(self, key: tuple[str, int]) -> bytes | None:
         queue = self._inbox.get(key)
@@ -196,7 +196,7 @@ class ControlChannel:
 
     def _keep(self, name: str, rank: int, body: bytes) -> None:
         """Stores a message for its reader, or passes it to its handler."""
-        with self._came:
+        with self._arrived:
             handler = self._handlers.get(name)
             if handler is None:
                 self._inbox.setdefault((name, rank), deque()).append(body)
@@ -204,7 +204,7 @@ class ControlChannel:
                     kept = [key for key in self._inbox if key[1] == rank]
                     if len(kept) > MAX_NAMES:
                         del self._inbox[kept[0]]
-                self._came.notify_all()
+                self._arrived.notify_all()
         if handler is not None:
             with self._handling:
                 handler(rank, body)
@@ -234,11 +234,11 @@ class ControlChannel:
 
     def _await_end(self, rank: int) -> None:
         """After a failed send: waits until the receiving thread has read the rest and sees the end."""
-        with self._came:
+        with self._arrived:
             self._wait(lambda: rank not in self._open, END_SECONDS, BYE)
 
     def _note_end(self, rank: int, error: Exception) -> None:
-        with self._came:
+        with self._arrived:
             known = rank not in self._open
             self._open.discard(rank)
             fresh = not (known or self.lost or rank in self._said_bye or self._closing)
@@ -247,7 +247,7 @@ class ControlChannel:
                     f"rank {rank} is gone: its connection to rank {self.world.rank} broke ({error}). Its own "
                     "log says why; the next attempt goes on from the last checkpoint"
                 )
-            self._came.notify_all()
+            self._arrived.notify_all()
         self._links[rank].shut()
         if fresh and self.lost is not None:
             self._on_lost(self.lost)
@@ -283,7 +283,7 @@ def connect(
     *,
     host: str,
     bind: str = "",
-    book: Store | None = None,
+    store: Store | None = None,
     timeout: float = CONNECT_SECONDS,
     on_lost: Callable[[PeerLost], None] = lambda lost: None,
 ) -> ControlChannel:
@@ -291,32 +291,32 @@ def connect(
 
     `host`: address of rank 0 as seen from here (MASTER_ADDR). `bind`: IP address on which rank 0 listens,
     which the others then dial in place of `host`; "" for all. `on_lost` is called once, on the receiving
-    thread: the main thread may be stuck in a collective that the lost rank will never join. `book`: None for
+    thread: the main thread may be stuck in a collective that the lost rank will never join. `store`: None for
     the store of torch's default process group. Raises PeerLost if a rank does not connect within `timeout`
     seconds.
     """
     if world.size == 1:
         return ControlChannel(world, {}, on_lost=on_lost)
-    if book is None:
+    if store is None:
         from torch.distributed import distributed_c10d
 
-        book = distributed_c10d._get_default_store()
-    links = _lead(world, bind, book, timeout) if world.first else {0: _follow(world, host, book, timeout)}
+        store = distributed_c10d._get_default_store()
+    links = _lead(world, bind, store, timeout) if world.first else {0: _follow(world, host, store, timeout)}
     return ControlChannel(world, links, on_lost=on_lost)
 
 
-def _lead(world: World, bind: str, book: Store, timeout: float) -> dict[int, Link]:
+def _lead(world: World, bind: str, store: Store, timeout: float) -> dict[int, Link]:
     until = time.monotonic() + timeout
     token = secrets.token_hex(32)
     meeting = channel.Meeting(world.size, token.encode(), host=bind)
     all_came = False
     try:
         at = {"host": bind, "port": meeting.server.getsockname()[1]}
-        book.set(ADDRESS_KEY, json.dumps({**at, "token": token}))
+        store.set(ADDRESS_KEY, json.dumps({**at, "token": token}))
         all_came = meeting.wait(lambda: time.monotonic() < until and not meeting.gone)
         if all_came:
             # Deleted before any rank is welcomed, so the next `connect` of the same processes cannot read it.
-            book.delete_key(ADDRESS_KEY)
+            store.delete_key(ADDRESS_KEY)
             meeting.welcome()
             return meeting.links
     finally:
@@ -331,9 +331,9 @@ def _lead(world: World, bind: str, book: Store, timeout: float) -> dict[int, Lin
     )
 
 
-def _follow(world: World, host: str, book: Store, timeout: float) -> Link:
+def _follow(world: World, host: str, store: Store, timeout: float) -> Link:
     until = time.monotonic() + timeout
-    address = json.loads(book.get(ADDRESS_KEY))
+    address = json.loads(store.get(ADDRESS_KEY))
     connection = _dial(address.get("host") or host, int(address["port"]), min(timeout, DIAL_SECONDS))
     try:
         key = address["token"].encode()

@@ -55,3 +55,11 @@ def _parts(loader: Any) -> Iterator[tuple[str, Any]]:
     dataset = getattr(loader, "dataset", None)
     yield "dataset.", dataset
     yield "dataset.dataset.", getattr(dataset, "dataset", None)
+
+
+def is_sized(loader: Any) -> bool:
+    """Whether the loader has a length, and data."""
+    try:
+        return len(loader) > 0
+    except TypeError:
+        return False

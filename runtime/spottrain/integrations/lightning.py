@@ -87,7 +87,7 @@ class LightningCallback(pl.Callback):
         self._resumed = False
         """Whether the run resumed from our checkpoint and its first epoch is not over."""
         self._over: str | None = None
-        """Why training was over before its last step, or "" if it was over for no known reason."""
+        """Why training was over before its last step, or "" if the reason is unknown."""
         self._best: list[str] = []
         """Paths of the best checkpoints of the script that the last checkpoint holds."""
         self._finishing = False

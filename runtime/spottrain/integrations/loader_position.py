@@ -18,7 +18,13 @@ from typing import Any, Final
 from torch.utils.data import DataLoader
 
 from spottrain.core import log, patches
-from spottrain.integrations.generators import generators, random_state, set_generators, set_random_state
+from spottrain.integrations.generators import (
+    generators,
+    is_sized,
+    random_state,
+    set_generators,
+    set_random_state,
+)
 
 WARNING: Final = "You're resuming from a checkpoint that ended before the epoch ended"
 
@@ -99,7 +105,7 @@ class LoaderPosition:
             self._advised = True
             log.event("advice", about="attach", text=PERSISTENT)
         if saved is not None:
-            return self._resume(saved, lambda: usual(loader), ahead=not _sized(loader))
+            return self._resume(saved, lambda: usual(loader), ahead=not is_sized(loader))
         self._renewed = loader.persistent_workers and loader._iterator is not None
         self._made, self._first = random_state(loader), None
         return self._begin(usual(loader))
@@ -147,10 +153,3 @@ class LoaderPosition:
         if before_ahead is not None or not ahead:
             self._before_batch()
         yield from self._fetch(batches, used)
-
-
-def _sized(loader: Any) -> bool:
-    try:
-        return len(loader) > 0
-    except TypeError:
-        return False

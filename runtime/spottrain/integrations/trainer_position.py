@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 
 from spottrain.core import log, patches
 from spottrain.errors import ConfigurationError
+from spottrain.integrations.generators import is_sized
 from spottrain.integrations.pass_position import PassPosition
 
 METHOD: Final = "_init_training_state"
@@ -71,7 +72,7 @@ class TrainerPosition:
                 "so no attempt could go on in the middle of an epoch: let get_train_dataloader() return a "
                 "torch DataLoader"
             )
-        if self._trainer is None and not _sized(loader):
+        if self._trainer is None and not is_sized(loader):
             raise ConfigurationError(
                 "the training data have no length, so the Trainer cannot find its position in them after an "
                 f"interruption: call {call}, with transformers 5"
@@ -85,7 +86,7 @@ class TrainerPosition:
             self._epoch, self._steps = self._epoch + 1, 0
         elif self._saved is not None and not self._trainer.args.ignore_data_skip:
             saved = {**self._saved, "batches": self._batches}
-        self._begun, self._sized = True, _sized(loader)
+        self._begun, self._sized = True, is_sized(loader)
         self._pass.expect(loader, first=self._epoch == 0, saved=saved)
 
     def go_on(self) -> None:
@@ -118,10 +119,3 @@ class TrainerPosition:
     @property
     def _batches(self) -> int:
         return self._steps * int(self._trainer.args.gradient_accumulation_steps)
-
-
-def _sized(loader: Any) -> bool:
-    try:
-        return len(loader) > 0
-    except TypeError:
-        return False

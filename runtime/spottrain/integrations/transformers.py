@@ -105,7 +105,7 @@ class TransformersCallback(TrainerCallback):
         self._processing: Any = None
         """The trained model, and its tokenizer or the like, at the end of the training."""
         self._over: str | None = None
-        """Why training is over before its last step, or "" if it is over for no known reason."""
+        """Why training is over before its last step, or "" if the reason is unknown."""
         self._rate: float | None = None
         """The learning rate of the last step, as the Trainer logs it."""
         self._last_saved: int | None = None

@@ -95,11 +95,11 @@ def test_a_first_pod_that_cannot_listen_is_a_sentence(told: Told) -> None:
 
 
 def test_the_control_channel_is_at_the_address_of_rank_0() -> None:
-    book = HashStore()
+    store = HashStore()
 
     def join(rank: int) -> tuple[str, int]:
         world = World(rank=rank, size=2, local_rank=rank, local_size=2)
-        control = connect(world, host="nowhere.invalid", bind=PODS[rank], book=book, timeout=SECONDS)
+        control = connect(world, host="nowhere.invalid", bind=PODS[rank], store=store, timeout=SECONDS)
         peer = next(iter(control._links.values())).socket
         address = (peer.getsockname() if rank == 0 else peer.getpeername())[0]
         control.close(timeout=SECONDS)

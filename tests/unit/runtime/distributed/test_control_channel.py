@@ -29,10 +29,10 @@ def world(rank: int, size: int) -> World:
 
 
 def connected(
-    size: int, book: HashStore, on_lost: Callable[[PeerLost], None] = lambda lost: None
+    size: int, store: HashStore, on_lost: Callable[[PeerLost], None] = lambda lost: None
 ) -> list[ControlChannel]:
     def join(rank: int) -> ControlChannel:
-        return connect(world(rank, size), host="127.0.0.1", book=book, timeout=SECONDS, on_lost=on_lost)
+        return connect(world(rank, size), host="127.0.0.1", store=store, timeout=SECONDS, on_lost=on_lost)
 
     with ThreadPoolExecutor(size) as pool:
         return list(pool.map(join, range(size)))
@@ -254,37 +254,37 @@ def test_rank_0_does_not_wait_for_ever_to_leave(told: Told) -> None:
 
 # --- meeting --------------------------------------------------------------------------------------------
 def test_the_same_ranks_can_meet_again() -> None:
-    book = HashStore()
+    store = HashStore()
     for _ in range(2):
-        controls = connected(2, book)
+        controls = connected(2, store)
         controls[0].broadcast("key", b"v")
         assert controls[1].receive("key", SECONDS) == b"v"
         for control in reversed(controls):
             control.close()
-    assert not book.check([ADDRESS_KEY])
+    assert not store.check([ADDRESS_KEY])
 
 
 def test_ranks_that_do_not_come_are_named(told: Told) -> None:
-    book = HashStore()
+    store = HashStore()
     with ThreadPoolExecutor(2) as pool:
-        leader = pool.submit(connect, world(0, 4), host="127.0.0.1", book=book, timeout=1.0)
-        follower = pool.submit(connect, world(2, 4), host="127.0.0.1", book=book, timeout=SECONDS)
+        leader = pool.submit(connect, world(0, 4), host="127.0.0.1", store=store, timeout=1.0)
+        follower = pool.submit(connect, world(2, 4), host="127.0.0.1", store=store, timeout=SECONDS)
         told(lambda: leader.result(SECONDS))
         told(lambda: follower.result(SECONDS))
 
 
 def test_a_rank_that_goes_before_all_are_there_ends_the_wait_at_once() -> None:
-    book, failed = HashStore(), []
+    store, failed = HashStore(), []
 
     def lead() -> None:
         try:
-            connect(world(0, 3), host="127.0.0.1", book=book, timeout=10 * SECONDS)
+            connect(world(0, 3), host="127.0.0.1", store=store, timeout=10 * SECONDS)
         except PeerLost as error:
             failed.append(str(error))
 
     leader = threading.Thread(target=lead, daemon=True)
     leader.start()
-    address = json.loads(book.get(ADDRESS_KEY))
+    address = json.loads(store.get(ADDRESS_KEY))
     with socket.create_connection(("127.0.0.1", address["port"]), timeout=SECONDS) as connection:
         asked = iter([True, True])  # goes after its proof, before the leader's welcome
         join(connection, address["token"].encode(), 1, lambda: next(asked, False))
@@ -295,6 +295,6 @@ def test_a_rank_that_goes_before_all_are_there_ends_the_wait_at_once() -> None:
 def test_a_host_that_is_not_rank_0s_is_named(told: Told) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    book = HashStore()
-    book.set(ADDRESS_KEY, json.dumps({"port": port, "token": ""}))
-    told(lambda: connect(world(1, 2), host="127.0.0.1", book=book, timeout=0.3))
+    store = HashStore()
+    store.set(ADDRESS_KEY, json.dumps({"port": port, "token": ""}))
+    told(lambda: connect(world(1, 2), host="127.0.0.1", store=store, timeout=0.3))
