@@ -21,12 +21,13 @@ BASE = """\
 import os, signal, sys, time
 from spottrain.contract import Outcome
 from spottrain.lifecycle.endings import Ending
+from spottrain.lifecycle.life import Phase
 from spottrain.lifecycle.session import current
 
 session = current()
 rank = session.world.rank
 stopping = session.preemption
-stopping.let_end(None)
+session.enter(Phase.CLAIMING)  # a stop leaves it to the script
 
 
 def ready():

@@ -31,7 +31,7 @@ class Slow:
 sys.slow = Slow()
 """
 )
-DONE = "session.completed = True\n"
+DONE = "session.enter(Phase.DONE)\n"
 
 
 def slow_end(end: str = DONE, at_the_end: str = "sleep(0.7)") -> str:

@@ -93,7 +93,7 @@ def test_behind_a_shell_the_deadline_file_tells(start: Start, tmp_path: Path) ->
             Outcome.BAD_CONFIGURATION,
         ),
         ("session.end(Ending(Outcome.INTERRUPTED, 'saved'))", 75, Outcome.INTERRUPTED),
-        ("session.completed = True", 0, Outcome.DONE),
+        ("session.enter(Phase.DONE)", 0, Outcome.DONE),
     ],
 )
 def test_every_end_under_plain_python_has_its_message(

@@ -255,7 +255,7 @@ def test_weights_that_are_no_numbers_after_a_loss_that_is_one_end_the_training_u
 def test_a_notice_too_short_for_a_save_is_told_while_there_is_time_to_mend_it(lab: Lab) -> None:
     run = lab.run(env={Env.GRACE_SECONDS: "2"}).done()
     told = next(line for line in run.log.splitlines() if "event=emergency-budget" in line)
-    assert "grace=2.000" in told and 'warning="a save at a notice is reckoned to take ' in told
+    assert "grace=2.000" in told and 'warning="a save at a notice is estimated to take ' in told
     assert run.log.count("event=emergency-budget") == 1, "and not at each save, with other numbers"
     assert "of 2 s of notice: an interruption may lose the steps" in run.message.warning
     assert run.message.graceSeconds == 2 and (run.message.emergencySeconds or 0) > 2

@@ -353,9 +353,9 @@ def test_the_last_loss_is_known_where_the_end_was_decided_before_the_interruptio
     held = told.replace(
         "spottrain.seed(3)\n",
         "spottrain.seed(3)\n"
-        "import spottrain.lifecycle.coordinator\n"
+        "import spottrain.training.engine\n"
         "def hold(*_, **__): print('all is saved', flush=True); time.sleep(60)\n"
-        "spottrain.lifecycle.coordinator.FinalWeights = hold\n",
+        "spottrain.training.engine.FinalWeights = hold\n",
     )
     stopping = {"earlyStopping": {"patience": 1, "minDelta": 1e9}}
     first = (

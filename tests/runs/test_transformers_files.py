@@ -65,8 +65,8 @@ read_back(trained(model, processing_class=tokenizer, data_collator=default_data_
 print("tokens", AutoTokenizer.from_pretrained("store/final")("b").input_ids, flush=True)
 """
 IN_PARTS = """\
-import spottrain.lifecycle.coordinator
-spottrain.lifecycle.coordinator.most_bytes = lambda known: 1000
+import spottrain.training.engine
+spottrain.training.engine.most_bytes = lambda known: 1000
 model = trained(GPT2LMHeadModel(GPT2Config(**NAMES)))
 if os.environ["RANK"] == "0":
     read_back(model)

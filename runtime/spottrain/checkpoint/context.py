@@ -23,6 +23,9 @@ class RunContext(Protocol):
     store_wait: float
     """Seconds to wait for a store that does not respond."""
 
+    def begin_claim(self) -> None:
+        """Notes that HEAD may be claimed from now on: no signal may end the process before the response."""
+
     def end_idle(self) -> NoReturn:
         """Ends a run that has nothing to save."""
 

@@ -1,6 +1,6 @@
 """What a checkpoint consists of: tensors that this package writes, or a folder that a library writes.
 
-The coordinator claims, commits and agrees with the other ranks in the same way for both.
+The engine of a training claims, commits and agrees with the other ranks in the same way for both.
 """
 
 from __future__ import annotations
@@ -33,8 +33,11 @@ class TrainingState:
     own: Callable[[], dict[str, Any]]
     load: Callable[[Any, Any, bool], None]
     """Loads both; true: this rank is new and gets rank 0's own state. Raises CheckpointError."""
-    intact: Callable[[], bool] = lambda: False
-    """Whether `shared` and `own` still return the state after the previous step when called within a step."""
+    unmoved: Callable[[], bool] | None = None
+    """Whether `shared` and `own` return the state after the last step, although a loop may have gone on.
+
+    Set if the loop may do anything between two steps: whoever saves from outside asks before and after.
+    """
     want: Want | None = None
     stepped: Callable[[], Sequence[torch.Tensor]] = tuple
     """Shared tensors that nothing changes before the next `Saver.before_step`: a save may copy them later."""

@@ -140,7 +140,7 @@ class CheckpointManager:
             return Claim.from_facts(receive_facts(self._control, "claim"))
         run, preemption = self.context.run, self.context.preemption
         self._owner.wait_at_gate(run.gate_until, lambda: preemption.stopping)
-        preemption.let_end(None)  # a signal must not end the process between the claim and its response
+        self.context.begin_claim()
         claim = self._owner.claim(lambda: preemption.stopping, patience=self.context.store_wait + CLAIM_SLACK)
         if claim is None:
             with contextlib.suppress(StoreUnavailable):  # an unresponsive store must not delay the end

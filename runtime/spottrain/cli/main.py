@@ -18,7 +18,6 @@ import runpy
 import sys
 import time
 import traceback
-from functools import partial
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import TracebackType
@@ -36,6 +35,7 @@ from spottrain.errors import ConfigurationError, RunError
 from spottrain.integrations import attach
 from spottrain.lifecycle.endings import Ending
 from spottrain.lifecycle.launcher import Launcher
+from spottrain.lifecycle.life import Phase
 from spottrain.lifecycle.log_capture.outputs import MARK, capture
 from spottrain.lifecycle.rendezvous import meet
 from spottrain.lifecycle.session import RunEnded, Session, leave, show, use
@@ -113,14 +113,14 @@ def _run_here(session: Session, command: Command) -> int:
         attach.install(session)
         last_line.follow()
         _run(command)
-        code: int = session.end_of_script()
+        code: int = session.script_ended()
     except SystemExit as exit_:
         code = _exit_of_script(session, exit_, last_line.text)
     except BaseException as error:  # any exception of the script
         code = _failed(session, error, command.script)
     if session.must_leave(code):
         leave(code)
-    session.preemption.let_end(partial(leave, code))  # a stop need not wait for anything any more
+    session.leave_at_stop(code)
     return int(code)
 
 
@@ -307,12 +307,12 @@ def _exit_of_script(session: Session, exit_: SystemExit, last_line: str) -> int:
     if session.message is not None:
         return session.conclude(Ending(session.message.outcome, ""))  # waits for a thread that writes it
     # Lightning raises a SystemExit of its own at SIGTERM, which leaves out the rest of the script.
-    foreign = session.complete is not None and type(exit_) not in (SystemExit, RunEnded)
+    foreign = session.phase is Phase.STORED and type(exit_) not in (SystemExit, RunEnded)
     usual = exit_.code is None or exit_.code == 0
-    if (foreign or not usual) and session.broken_by_stop(exit_):
+    if (foreign or not usual) and session.script_raised(exit_):
         return _exit_of_script(session, exit_, last_line)
     if usual:
-        return session.end_of_script()
+        return session.script_ended()
     code = exit_.code if isinstance(exit_.code, int) else 1
     if not isinstance(exit_.code, int):
         show(exit_, lambda: print(exit_.code, file=sys.stderr))

@@ -2,8 +2,8 @@
 
 It is set up before any slow import, so only the standard library is used here. The signal handler only sets
 a flag. The training loop polls `stopping`. Where the main thread cannot poll (an import, data preparation, a
-compilation), it declares with `let_end` how another thread may end the process. The watcher thread also
-forces the exit when a save does not finish in time.
+compilation), another thread ends the process, by `on_stop`. The watcher thread also forces the exit when a
+save does not finish in time.
 """
 
 from __future__ import annotations
@@ -73,12 +73,13 @@ class Preemption:
         self.signalled_at: float | None = None
         self.deadline = float("inf")
         self.source = ""
-        self.forced: Callable[[], None] = lambda: None
-        """Called when the budget is spent; must end the process."""
+        self.on_stop: Callable[[bool], None] = lambda time_up: None
+        """Called with False, again and again from a stop on, by a thread that holds `turn`.
+
+        Another thread calls it with True when the budget is spent; then it must end the process."""
+        self.turn = threading.RLock()
+        """Whoever holds it is not ended by `on_stop(False)`, and waits for one that is ending the process."""
         self._held = threading.local()
-        self._ending: Callable[[], None] | None = None
-        self._ending_after = 0.0
-        self._turn = threading.Lock()
         self._signal_seen = False
         self.given_back = False
         """Whether signals are left to the script again (`give_back`)."""
@@ -155,9 +156,9 @@ class Preemption:
 
         A signal that has arrived and has not ended the process yet is sent again, for the handler now set.
         """
-        self.let_end(None)
+        with self.turn:
+            self._over.set()
         self.given_back = True
-        self._over.set()
         for signum, before in self._before.items():
             if signal.getsignal(signum) == self._handle:
                 signal.signal(signum, signal.SIG_DFL if before is None else before)
@@ -169,12 +170,11 @@ class Preemption:
         if self._signal_seen:
             os.kill(os.getpid(), signal.Signals[self.source] if self.source in NAMES else signal.SIGTERM)
 
-    def take_back(self, end: Callable[[], None]) -> None:
-        """Installs it again if it was given back; a stop then calls `end`."""
+    def take_back(self) -> None:
+        """Installs it again if it was given back."""
         if self.given_back:
             self.given_back, self._over = False, threading.Event()
             self.install()
-            self.let_end(end)
 
     def _end_of_interpreter(self) -> None:
         """Ignores the signals from here on: the run is over, only the interpreter's shutdown is left.
@@ -204,15 +204,6 @@ class Preemption:
                 interrupts = signum == signal.SIGINT
                 signal.signal(signum, signal.default_int_handler if interrupts else signal.SIG_DFL)
         self._release()
-
-    def let_end(self, end: Callable[[], None] | None, *, after: float = 0.0) -> None:
-        """Sets what another thread calls to end the process on a stop; None: nothing, the caller polls.
-
-        It applies until the next call. `after`: share of the notice during which `end` is not called, so that
-        the caller can end by itself. If `end` is already running, this call blocks until the process is gone.
-        """
-        with self._turn:
-            self._ending, self._ending_after = end, after
 
     def stop_by(self, deadline: float, source: str) -> None:
         """Records a stop request that came without a signal, from another rank or the operator.
@@ -271,11 +262,11 @@ class Preemption:
             self._announce()
             if not ending:
                 ending = True
-                # Another thread: `end` may wait for an unreachable store, the watchdog must not.
-                end = self._end_when_endable
-                threading.Thread(target=end, args=[over], name="spottrain-end", daemon=True).start()
+                # Another thread: it may wait for an unreachable store, the watchdog must not.
+                ask = self._ask_to_end
+                threading.Thread(target=ask, args=[over], name="spottrain-end", daemon=True).start()
             if time.time() >= self.forced_exit_at:
-                self.forced()
+                self.on_stop(True)
 
     def _announce(self) -> None:
         """Logs each kind of request once: `event=deadline` for the file, `event=sigterm` for the signal."""
@@ -288,9 +279,10 @@ class Preemption:
                 forced_exit=log.rfc3339(self.forced_exit_at),
             )
 
-    def _end_when_endable(self, over: threading.Event) -> None:
-        while not over.is_set():
-            with self._turn:
-                if self._ending is not None and self.share_spent() >= self._ending_after:
-                    self._ending()
+    def _ask_to_end(self, over: threading.Event) -> None:
+        while True:
+            with self.turn:
+                if over.is_set():
+                    return
+                self.on_stop(False)
             time.sleep(0.05)

@@ -2,7 +2,7 @@
 
     clock = TimeSplitClock()                   # start-up, until the first step is done
     with clock.part(RESTORE): ...              # something else for a while
-    clock.step_done()                          # after each step
+    clock.step_done()                          # after each step, which it times
     with clock.data: batch = next(batches)     # in the loop, so without a lock
 
 The training thread changes the part. Another thread may do so only while the training thread stands still.
@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -29,6 +30,7 @@ PRODUCTIVE, DATA_WAIT, STARTUP, CHECKPOINT_STALL, RESTORE, WAITING, OTHER = rang
 PARTS: Final = ("productive", "dataWait", "startup", "checkpointStall", "restore", "waiting", "other")
 """Names of the parts in `TimeSplit`, by number."""
 IN_TRAINING: Final = (PRODUCTIVE, DATA_WAIT, CHECKPOINT_STALL)
+STEPS_MEASURED: Final = 15
 _END: Final = object()
 TRIES, PAUSE_SECONDS = 100, 0.001
 """Limit for a reader that meets a change: it may be a signal handler in the thread that makes the change."""
@@ -60,6 +62,12 @@ class TimeSplitClock:
         """State of a silent store, and the part that it has replaced."""
         self.done = productive
         """Productive seconds at the end of the last step or evaluation: what a checkpoint taken now saves."""
+        self._steps: deque[float] = deque(maxlen=STEPS_MEASURED)
+        """Seconds of training of the last steps, without the first one of the training."""
+        self._marked = (clock(), productive + data)
+        """When the last step or evaluation ended, and the seconds of training up to then."""
+        self._trained_before = productive + data
+        """Seconds of training before `begin`."""
         self._durable = productive - before.unsaved
         self._lost = before.unsaved
         """Productive seconds of an earlier training of this attempt that were lost."""
@@ -71,7 +79,10 @@ class TimeSplitClock:
     # --- what the training does -----------------------------------------------------------------------
     def begin(self) -> None:
         """Notes that a training begins. What an earlier one has not saved is lost."""
-        self._lost = self._read()[1][PRODUCTIVE] - self._durable
+        seconds = self._read()[1]
+        self._lost = seconds[PRODUCTIVE] - self._durable
+        self._trained_before = seconds[PRODUCTIVE] + seconds[DATA_WAIT]
+        self._steps.clear()
         self.enter(STARTUP)
 
     def enter(self, part: int) -> None:
@@ -98,14 +109,23 @@ class TimeSplitClock:
 
     def step_done(self) -> None:
         """Notes the end of a step. The first one ends the start-up."""
-        if self._now[0] != PRODUCTIVE:
+        part, (_, before) = self._now[0], self._marked
+        if part != PRODUCTIVE:
             self.enter(PRODUCTIVE)
         self.mark()
+        if part in (PRODUCTIVE, DATA_WAIT):
+            self._steps.append(self._marked[1] - before)
 
     def mark(self) -> None:
-        """Notes that a checkpoint taken from now on covers all that was done so far."""
-        part, since, productive, _, _ = self._now
-        self.done = productive + (self._clock() - since if part == PRODUCTIVE else 0.0)
+        """Notes that a checkpoint taken from now on covers all that was done so far, such as an evaluation.
+
+        What is noted so is no part of the next step.
+        """
+        part, since, productive, data, _ = self._now
+        now = self._clock()
+        productive += now - since if part == PRODUCTIVE else 0.0
+        data += now - since if part == DATA_WAIT else 0.0
+        self.done, self._marked = productive, (now, productive + data)
 
     def durable(self, done: float) -> None:
         """Notes that a checkpoint is durable that was taken when `done` was this."""
@@ -121,6 +141,23 @@ class TimeSplitClock:
         more = [*rest]
         more[WAITING - STARTUP] += seconds
         self._now = (part, since + seconds, productive, data, tuple(more))
+
+    # --- steps ----------------------------------------------------------------------------------------
+    @property
+    def step_seconds(self) -> float:
+        """The time of a step: the median of the last ones, without saves and evaluations; 0 before them."""
+        return sorted(self._steps)[(len(self._steps) - 1) // 2] if self._steps else 0.0
+
+    @property
+    def seconds_since_step(self) -> float:
+        """Seconds since the end of the last step or evaluation."""
+        return self._clock() - self._marked[0]
+
+    @property
+    def trained(self) -> float:
+        """Seconds of this training, from the end of its first step on, without saves."""
+        seconds = self._read()[1]
+        return seconds[PRODUCTIVE] + seconds[DATA_WAIT] - self._trained_before
 
     # --- a store that does not respond ------------------------------------------------------------------
     def store_silent(self) -> None:

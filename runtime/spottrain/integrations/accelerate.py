@@ -89,7 +89,6 @@ class AccelerateRun(Loop):
             shared=lambda: {"progress": self._progress()},
             own=lambda: dict(packed(self._own())),
             load=self._load,
-            intact=self._intact,
         )
         place = Path(folder or accelerator.project_dir or ".")
         self._position = PassPosition()
@@ -113,7 +112,7 @@ class AccelerateRun(Loop):
             named,
             replicas=any(map(plain_state.replica, accelerator._models)),
             regroups=False,
-            over=lambda: self._engine.ended or self._ended_by_itself,
+            over=lambda: self._engine.ended or self.ended_by_itself,
             failed=self._engine.failed,
         )
         self._begin(self._checkpoints, torch.nn.ModuleList(self._plain()), optimizers)
@@ -218,7 +217,7 @@ class AccelerateRun(Loop):
         self._saved = own.get("pass")
 
     def _load(self, tree: Any, own: Any, new_rank: bool) -> None:
-        restored, manager = self._checkpoints.restored, self._engine.coordinator.checkpoints
+        restored, manager = self._checkpoints.restored, self._engine.manager
         assert restored is not None and manager is not None
         own = unpacked(own)
         if live := own.get("live"):

@@ -19,7 +19,7 @@ import os
 import re
 import sys
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -31,6 +31,7 @@ from spottrain.contract import Outcome
 from spottrain.core import log, patches
 from spottrain.integrations.saved_models import SavedModels
 from spottrain.lifecycle.endings import Ending
+from spottrain.lifecycle.life import Phase
 from spottrain.lifecycle.session import Session
 
 FLAG: Final = "--no-auto-attach"
@@ -155,8 +156,7 @@ class Attachment:
         hooks[ACCELERATE] = self._wrap_accelerator
         hooks[OPTIMIZER] = self._watch_steps
         hooks |= dict.fromkeys(MODELS, self._wrap_model)
-        self._session.saved_files = self._saved.files
-        self._session.attaches = self._serves
+        self._session.attachment = self
         sys.meta_path.insert(0, _Finder(hooks))
         for name, hook in hooks.items():
             if name in sys.modules:
@@ -207,15 +207,15 @@ class Attachment:
         """Whether to attach to this call. What is left out for a reason gets a sentence."""
         session = self._session
         if library.integration in sys.modules and library.integration not in self._imported:
-            if session.unfinished is None:  # the callback has not been asked to resume
+            if not session.phase.begun:  # the callback has not been asked to resume
                 self._leave_out(UNUSED.format(integration=library.integration))
             return False
         if any(getattr(each, "_early_exit", False) for each in _callbacks(call)):
             return False  # a trial of Lightning's Tuner, no training
-        if session.complete is not None or session.completed:
+        if session.phase in (Phase.STORED, Phase.DONE):
             session.lost_after_training = LOST
             return self._leave_out(SECOND)
-        if session.unfinished is not None and not self._tries_again(call):
+        if session.phase.begun and not self._tries_again(call):
             return False
         if os.getpid() != self._process:
             return self._leave_out(CHILD)
@@ -234,8 +234,7 @@ class Attachment:
             return False  # the training of a Run or Trainer of ours
         if self._trainer() is call.arguments["self"]:
             return True
-        lost = Ending(Outcome.INTERRUPTED_LOST, AFTER_FAILED_LOST)
-        self._session.preemption.let_end(lambda: self._session.end_now(lost))
+        self._session.unsaved = Ending(Outcome.INTERRUPTED_LOST, AFTER_FAILED_LOST)
         return self._leave_out(AFTER_FAILED)
 
     def _leave_out(self, why: str) -> bool:
@@ -282,13 +281,14 @@ class Attachment:
     def _advising(self, method: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(method)
         def advising(*args: Any, **kwargs: Any) -> Any:
-            if self._session.unfinished is None:  # otherwise an AccelerateRun calls it
+            if not self._session.phase.begun:  # otherwise an AccelerateRun calls it
                 self._leave_out(NO_LOOP)
             return method(*args, **kwargs)
 
         return advising
 
-    def _serves(self) -> bool:
+    @property
+    def serves(self) -> bool:
         """Whether the script has imported a library, or is going to: its training has not begun yet."""
         if self._left_out or self._stepped:
             return False
@@ -298,6 +298,10 @@ class Attachment:
             return NAMES.search(Path(self._session.script).read_text(errors="replace")) is not None
         except OSError:
             return False
+
+    def saved_files(self) -> Mapping[str, Path]:
+        """Returns the files of the models that the script has saved after its training, by name."""
+        return self._saved.files()
 
 
 class _Finder(MetaPathFinder):

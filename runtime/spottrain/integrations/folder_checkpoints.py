@@ -221,12 +221,12 @@ class CallbackEngine(Engine):
         with self.failures():
             if not self.restored:  # it may resume from a checkpoint of its own
                 self.session.board.update(step=step, start_step=step)
-            elif step != self.coordinator.step:
+            elif step != self.step:
                 raise ConfigurationError(
                     f"the training begins at step {step}, and the newest checkpoint is of step "
-                    f"{self.coordinator.step}: {self._remedy}"
+                    f"{self.step}: {self._remedy}"
                 )
-        self.coordinator.total_steps = last
+        self.total_steps = last
         job_settings.advise(self.session)
         precision.advise_library(number_format, device, f"leave {number_format} out")
         self.start(step=step, total_steps=total_steps, device=device, log_every=log_every)
@@ -238,7 +238,7 @@ class CallbackEngine(Engine):
 
     def fail_in_script(self, error: BaseException) -> None:
         """Releases HEAD at an exception in the training, unless the training was over."""
-        if hasattr(self, "coordinator") and not self.ended:
+        if self.begun and not self.ended:
             self.failed(error)
 
 

@@ -51,6 +51,7 @@ from spottrain.integrations.folder_checkpoints import (
     unpacked,
 )
 from spottrain.integrations.loader_position import LoaderPosition
+from spottrain.lifecycle.life import Phase
 from spottrain.training.position import cursor_of
 
 FILE: Final = "lightning.ckpt"
@@ -165,14 +166,14 @@ class LightningCallback(pl.Callback):
         self._restore_random()
 
     def on_before_optimizer_step(self, *_: Any, **__: Any) -> None:
-        self.session.preemption.let_end(None)  # from here on there is work to lose
+        self.session.enter(Phase.STEP)  # from here on there is work to lose
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         self._unvalidated = devices.random_state()
         step = trainer.global_step
-        self._between_steps = step != self._engine.coordinator.step
+        self._between_steps = step != self._engine.step
         if not self._between_steps:
             return  # a micro-batch
         for cursor in _cursors(trainer):
@@ -229,7 +230,7 @@ class LightningCallback(pl.Callback):
         """Restores the random state before the first action after the checkpoint's step."""
         if self._random_due:
             self._random_due = False
-            self._engine.restore_random(self._random, self._engine.coordinator.step)
+            self._engine.restore_random(self._random, self._engine.step)
             if self._position is not None:
                 self._position.restore_generators()
             self._unvalidated = devices.random_state()
@@ -300,7 +301,7 @@ class LightningCallback(pl.Callback):
             state, folder = states.get(each.state_key, {}), getattr(each, "dirpath", None)
             if folder and state.get("dirpath"):
                 moved |= _move_folder(state, str(folder))
-        restored, manager = self._engine.checkpoints, self._engine.coordinator.checkpoints
+        restored, manager = self._engine.checkpoints, self._engine.manager
         assert restored is not None and restored.restored is not None and manager is not None
         if self.session.world.first_here:
             for number, path in enumerate(self._best):
@@ -317,14 +318,14 @@ class LightningCallback(pl.Callback):
         logged = self._trainer.callback_metrics
         metrics = {name: float(value) for name, value in logged.items() if value.numel() == 1}
         more = {"metrics": metrics, "over": self._over, "best": self._best}
-        return self._engine.coordinator.record() | more
+        return self._engine.record() | more
 
     def _own(self) -> dict[str, Any]:
         position = self._position.state() if self._position is not None else None
         return {"random": packed(devices.random_state()), "data": packed(position)}
 
     def _load(self, shared: Any, own: Any, new_rank: bool) -> None:
-        self._engine.coordinator.load_record(shared)
+        self._engine.load_record(shared)
         if self._position is not None and not new_rank:
             self._position.load(unpacked(own.get("data")))
         self._over, self._best = shared.get("over"), list(shared.get("best", ()))

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from spottrain.contract import HEAD_KEY
 from spottrain.core import log
+from spottrain.lifecycle.life import Phase
 from spottrain.lifecycle.session import Session
 
 NO_MODEL: Final = re.compile(r"checkpoint-\d+|\..*")
@@ -64,11 +65,11 @@ class SavedModels:
         session = self._session
         if NO_MODEL.fullmatch(folder.name) or not folder.is_dir():
             return
-        if session.completed:
+        if session.phase is Phase.DONE:
             self._tell_lost(folder, AFTER.format(output=session.board.facts.output_uri))
-        elif session.complete is not None:
+        elif session.phase is Phase.STORED:
             self._begun.setdefault(folder, began)
-        elif session.unfinished is not None:
+        elif session.phase.begun:
             self._tell_lost(folder, DURING)
 
     def _tell_lost(self, folder: Path, why: str) -> None:

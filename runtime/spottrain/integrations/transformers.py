@@ -48,6 +48,7 @@ from spottrain.integrations.folder_checkpoints import (
     unpacked,
 )
 from spottrain.integrations.trainer_position import TrainerPosition
+from spottrain.lifecycle.life import Phase
 
 if TYPE_CHECKING:
     from transformers import Trainer
@@ -222,10 +223,10 @@ class TransformersCallback(TrainerCallback):
                     f"because it replaces the loop of transformers' Trainer; {OFF}"
                 )
             self._finish(model)
-            self.session.end_done()
+            self.session.end(self.session.done)
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.session.preemption.let_end(None)  # from here on there is work to lose
+        self.session.enter(Phase.STEP)  # from here on there is work to lose
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if self._trainer is not None:
@@ -284,7 +285,7 @@ class TransformersCallback(TrainerCallback):
         """Waits for an upload of this step: the Trainer may now save it again, into the same files."""
         self._epoch_ended = True
         self._position.go_on()
-        checkpoints = self._engine.coordinator.checkpoints
+        checkpoints = self._engine.manager
         if checkpoints is not None and checkpoints.busy_with == state.global_step:
             with self.session.board.clock.part(CHECKPOINT_STALL):
                 checkpoints.settle()
@@ -305,7 +306,7 @@ class TransformersCallback(TrainerCallback):
             self._engine.stop()
         if self._save_due:
             self._save_due = False
-            self._engine.coordinator.save(since=self._paused_at)
+            self._engine.save(since=self._paused_at)
         self._time_next(control)
 
     def on_log(
@@ -460,7 +461,7 @@ class TransformersCallback(TrainerCallback):
 
     def _place_best(self, restored: Path) -> None:
         """Moves the best model of a restored checkpoint to where the Trainer looks for it."""
-        found, manager = restored / BEST, self._engine.coordinator.checkpoints
+        found, manager = restored / BEST, self._engine.manager
         if self.session.world.first_here and found.is_dir():
             state = TrainerState.load_from_json(str(restored / STATE_FILE))
             place = restored.parent / Path(state.best_model_checkpoint or BEST).name
@@ -527,7 +528,7 @@ class TransformersCallback(TrainerCallback):
         self._model = model
         self._engine.finish_with(model, self._over or "")
         if self.session.world.first_here:
-            shutil.rmtree(self._kept(self._engine.coordinator.step), ignore_errors=True)
+            shutil.rmtree(self._kept(self._engine.step), ignore_errors=True)
 
     def _take_max_steps(self, args: TrainingArguments, lr_scheduler: Any) -> None:
         """Applies the manifest's maxSteps before the Trainer makes its scheduler of that length."""
@@ -568,19 +569,19 @@ class TransformersCallback(TrainerCallback):
             link_tree(self._folder(step), self._kept(step))
 
     def _link(self, folder: Path) -> None:
-        coordinator = self._engine.coordinator
-        assert coordinator.checkpoints is not None
-        coordinator.checkpoints.meet()  # other ranks may still be writing
+        engine = self._engine
+        assert engine.manager is not None
+        engine.manager.meet()  # other ranks may still be writing
         if self.session.world.first_here:
-            written, best = self._source(coordinator.step), self._best()
+            written, best = self._source(engine.step), self._best()
             link_tree(written, folder)
             if best is not None and best.resolve() != written:
                 link_tree(best, folder / BEST, without=NO_MODEL)
-            if self._ours == coordinator.step:
+            if self._ours == engine.step:
                 shutil.rmtree(written, ignore_errors=True)
 
     def _shared(self) -> dict[str, Any]:
-        return self._engine.coordinator.record() | {"owed": asdict(self._owed), "over": self._over}
+        return self._engine.record() | {"owed": asdict(self._owed), "over": self._over}
 
     def _own(self) -> dict[str, Any]:
         trainer = self._trainer
@@ -591,7 +592,7 @@ class TransformersCallback(TrainerCallback):
         return {"window": window, "rate": self._rate, "data": packed(position)}
 
     def _load(self, shared: Any, own: Any, new_rank: bool) -> None:
-        self._engine.coordinator.load_record(shared)
+        self._engine.load_record(shared)
         self._owed = _Owed(**shared.get("owed", {}))
         self._over = shared.get("over")
         self._restored = {} if new_rank else own

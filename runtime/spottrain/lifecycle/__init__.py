@@ -1,8 +1,9 @@
-"""Process lifecycle: when to save, when to stop, and the exit code and termination message.
+"""Process lifecycle: when a save is due, what a stop does, the exit code and the termination message.
 
-session              one run of one process: environment, store, ways to end
+life                 the phases of a run, and what a stop does in each
+session              one run of one process: environment, store, its phase and its end
 endings              the ways in which a run ends, in the words of its termination message
-coordinator          claim, restore, save, agree with the other ranks, stop
+peers                the other ranks: one agreement on saves and stops; what to do if one is lost
 save_interval, notice_budget              when a save is due; whether it fits into the notice period
 launcher, topology, rendezvous            one process per GPU of a pod; rendezvous of all pods of a gang
 outage_report        what is logged and shown while the store does not respond

@@ -13,7 +13,7 @@ from spottrain.contract import Outcome, Reason, TerminationMessage
 from spottrain.core.progress import ProgressFacts
 from spottrain.errors import RunError
 
-LOOPS: Final = ("lifecycle.coordinator", "training", "data")
+LOOPS: Final = ("training", "data")
 """Modules of which a script that uses spottrain has imported one before its first step."""
 
 
@@ -78,6 +78,17 @@ def interrupted(facts: ProgressFacts, why_lost: str) -> Ending:
         return Ending(Outcome.INTERRUPTED, f"Interrupted at step {facts.step}; nothing was lost.")
     lost = f"{facts.lost_steps} step(s) since the last commit are lost"
     return Ending(Outcome.INTERRUPTED_LOST, f"Interrupted at step {facts.step}, {why_lost}; {lost}.")
+
+
+def interrupted_before_first_step(step: int) -> Ending:
+    return Ending(
+        Outcome.INTERRUPTED, f"Interrupted at step {step}, before a step was done; nothing was lost."
+    )
+
+
+def interrupted_at_saved_step(step: int, durable_seconds: float) -> Ending:
+    text = f"Interrupted at step {step}, which is saved; the same command resumes from there."
+    return Ending(Outcome.INTERRUPTED, text, durable_seconds=durable_seconds)
 
 
 def interrupted_before_training(script: str) -> Ending:

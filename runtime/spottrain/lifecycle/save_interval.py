@@ -11,11 +11,13 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from spottrain.contract import LONGEST_AUTO_INTERVAL
+from spottrain.core import log
+from spottrain.core.progress import ProgressFacts
 from spottrain.core.run_config import Interval
 
 AGAIN_SECONDS: Final = 30.0
@@ -154,3 +156,89 @@ class RebalanceAdvice:
             self._told.clear()
             return found
         return self._told.pop() if self._told else None
+
+
+class SavePolicy:
+    """When all ranks save, as rank 0 decides, and what a checkpoint keeps for this in later attempts.
+
+    `attempt`: number of this attempt. `trained`: returns its seconds of training. `advised`: of the advice to
+    save (`RebalanceAdvice`).
+    """
+
+    def __init__(
+        self,
+        interval: Interval,
+        attempt: int,
+        *,
+        trained: Callable[[], float],
+        advised: Callable[[], float | None],
+    ) -> None:
+        self.advice = RebalanceAdvice(advised)
+        self._interval = SaveInterval(interval, self._auto_seconds)
+        self._attempts = max(attempt - 1, 0)
+        self._losses = self._attempts
+        """Attempts so far that lost steps; without a checkpoint all of them did."""
+        self._trained, self._trained_before = trained, 0.0
+        """Seconds of training of this attempt, and of those before it."""
+        self._stall: float | None = None
+        self._upload: float | None = None
+        self._skipped_for: int | None = None
+
+    def begin(self, step: int) -> None:
+        """Notes that the training goes on from `step`."""
+        self.started(step)
+        self.advice.begin()
+
+    def started(self, step: int) -> None:
+        """Notes that a save of `step` has begun."""
+        self._interval.started(step)
+
+    @property
+    def next_step(self) -> int | None:
+        return self._interval.next_step
+
+    def due(self, facts: ProgressFacts, *, uploading: int | None, failed: bool) -> bool:
+        """Whether to save now.
+
+        `uploading`: step of the save in progress. `failed`: whether the last save failed.
+        """
+        self._stall, self._upload = facts.stall_seconds, facts.save_seconds
+        advised = self.advice.take()
+        if advised is not None and self._accepts(advised, facts, uploading):
+            return True
+        if not self._interval.due(facts.step, failed=failed):
+            return False
+        if uploading is None:
+            return True
+        if uploading != self._skipped_for:  # logged once for each upload, not at every step
+            log.event("save-skipped", step=facts.step, uploading=uploading)
+        self._skipped_for = uploading
+        return False
+
+    def _accepts(self, advised: float, facts: ProgressFacts, uploading: int | None) -> bool:
+        """Whether an advice to save justifies a save now."""
+        why = None
+        age = time.time() - (facts.durable_time or 0.0)
+        if uploading is not None:
+            why = "a save is under way"
+        elif self._interval.fresh(steps=facts.lost_steps, seconds=age):
+            why = f"there is little to lose: {facts.lost_steps} step(s) since what is durable"
+        log.event("save-advised", step=facts.step, advised=log.rfc3339(advised), skipped=why)
+        return why is None
+
+    def _auto_seconds(self) -> float:
+        here = self._trained()
+        losses = Losses(
+            trained=self._trained_before + here, here=here, attempts=self._attempts, lost=self._losses
+        )
+        return auto_seconds(stall=self._stall, upload=self._upload, losses=losses)
+
+    def record(self, *, at_stop: bool) -> dict[str, Any]:
+        """Returns what a checkpoint keeps."""
+        trained = self._trained_before + self._trained()
+        return {"trained": trained, "losses": self._losses, "saved_at_stop": at_stop}
+
+    def load_record(self, saved: Mapping[str, Any]) -> None:
+        """Restores it. The attempt that saved it lost steps, unless it saved at its stop."""
+        self._trained_before = saved["trained"]
+        self._losses = saved.get("losses", 0) + (0 if saved.get("saved_at_stop") else 1)

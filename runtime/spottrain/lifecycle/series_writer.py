@@ -10,12 +10,14 @@ superseded meanwhile writes only its own. An error is logged once, and the next 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from typing import Final
 
 from spottrain.contract import Outcome, series_key
 from spottrain.core import log
 from spottrain.core.series import Attempt, Point, Series, SeriesBuilder
+from spottrain.lifecycle.session import Session
 from spottrain.storage.base import Store
 
 LAST_SECONDS: Final = 5.0
@@ -76,3 +78,23 @@ class SeriesWriter:
             why = f"{type(error).__name__}: {error}"
             log.unhindered("series-not-written", why=why, then="training goes on; spottrain report lacks it")
         self._failed = True
+
+
+def attempt_of(session: Session, term: int, outcome: Outcome | None) -> Attempt:
+    """Returns what the series of steps says of this attempt."""
+    facts = session.board.facts
+    return Attempt(
+        term=term,
+        job=session.run.job,
+        jobUID=session.run.job_uid,
+        number=session.attempt,
+        bornTime=session.born,
+        writtenTime=time.time(),
+        startStep=facts.start_step or 0,
+        totalSteps=facts.total_steps,
+        step=facts.step,
+        durableStep=facts.durable_step,
+        outcome=outcome or "",
+        diagnosis=facts.diagnosis,
+        timeSplit=session.board.time_split,
+    )

@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, Protocol
 
 from spottrain.checkpoint.compile_cache.cache import CompileCache
 from spottrain.checkpoint.compile_cache.folders import use_folder
@@ -53,6 +53,7 @@ from spottrain.errors import ConfigurationError, RunError
 from spottrain.lifecycle import endings, hang_watchdog, parent_signals, rank_reports, termination_message
 from spottrain.lifecycle.endings import Ending
 from spottrain.lifecycle.gpu_faults import fault_behind
+from spottrain.lifecycle.life import Action, Cause, Facts, Phase, on_stop
 from spottrain.lifecycle.log_capture.outputs import MARK, CapturedOutputs, capture, seconds_for_logs
 from spottrain.lifecycle.outage_report import watched
 from spottrain.storage.base import Store
@@ -66,6 +67,51 @@ GROUP_SIGNAL_SECONDS: Final = 0.2
 
 class RunEnded(SystemExit):
     """Leaves a script whose run has ended, with the termination message written. It is not an error."""
+
+
+class Training(Protocol):
+    """A training of this process, as far as the end of the run concerns it."""
+
+    @property
+    def step_near(self) -> bool:
+        """Whether the loop is likely to come to the end of a step soon."""
+
+    def peer_gone(self, seconds: float) -> bool:
+        """Whether another rank is known to be lost; waits up to the given number of seconds to learn it."""
+
+    def release(self) -> None:
+        """Releases HEAD."""
+
+    def save_at_stop(self, *, outside: bool, whole: bool) -> Ending | None:
+        """Saves the last step if the state is `whole`, and releases HEAD. None: the training goes on."""
+
+    def save_unfinished(self) -> None:
+        """Saves for the next attempt, and releases HEAD."""
+
+    def complete(self) -> None:
+        """Marks the job as done, whose result is stored. Raises RunError."""
+
+
+class FinishableLoop(Protocol):
+    """A custom loop, which the end of its script may finish."""
+
+    @property
+    def ended_by_itself(self) -> bool:
+        """Whether it has done all its steps or epochs."""
+
+    def finish_ended(self) -> None:
+        """Finishes such a loop. Raises RunError."""
+
+
+class Attachment(Protocol):
+    """What is attached to in this process."""
+
+    @property
+    def serves(self) -> bool:
+        """Whether `spottrain run` will attach to the script's training, and no step was done yet."""
+
+    def saved_files(self) -> Mapping[str, Path]:
+        """Returns the files of the models that the script has saved after its training, by name."""
 
 
 class Session:
@@ -89,50 +135,43 @@ class Session:
         clock = TimeSplitClock(age=time.time() - self.born, before=before)
         self.board = progress.ProgressBoard(clock=clock)
         self.board.trains = bool(env.get(Env.CHECKPOINT_URI))  # a job whose image saves by itself has none
-        self.completed = False
-        """Whether the training reached its end and its weights are stored."""
         self.message: TerminationMessage | None = None
         """The termination message; the first one stays."""
-        self.unfinished: Callable[[], None] | None = None
-        """Set once a training has begun: saves the state if the script ends too early."""
+        self.phase = Phase.STARTING
+        self.engine: Training | None = None
+        """The training that has begun."""
+        self.loop: FinishableLoop | None = None
+        """Its loop, if it is a custom one."""
+        self.attachment: Attachment | None = None
+        """Set by `spottrain run`, which attaches to the training libraries of the script."""
         self.at_end: list[Callable[[Outcome, float], None]] = []
         """Called with the outcome and the seconds left, once the termination message is written."""
-        self.finish_ended_loop: Callable[[], bool] = lambda: False
-        """Set by a custom loop: finishes it if it has done all its steps; returns whether it has."""
-        self.complete: Callable[[], None] | None = None
-        """Set once a result is stored whose job is done only with the script: marks the job as done."""
-        self.saved_files: Callable[[], Mapping[str, Path]] = dict
-        """Returns the files of the models that the script has saved after its training, by name."""
         self.lost_after_training = ""
         """What an interruption between the end of the training and the script's end loses, as a sentence."""
-        self.attaches: Callable[[], bool] = lambda: False
-        """Whether `spottrain run` will attach to the script's training, and no step was done yet."""
+        self.unsaved: Ending | None = None
+        """How a stop ends the run while the script does something that nobody saves."""
         self.attached = ""
         """What `spottrain run` has attached to, such as Trainer.train."""
         self.training: dict[str, Any] = {}
         """What the checkpoints of that training are recognised by (`integrations.attach`)."""
-        self.broken: Callable[[str], None] | None = None
-        """Set with `unfinished`: saves, and writes the message plus the given text, after a stop."""
         self.asked: set[str] = set()
         """Settings of spec.training that the script has requested itself (`training.job_settings`)."""
         self.outage = Outage()
         """Whether the store responds, and whether to wait for it."""
         self.store_wait: float = STORE_WAIT_SECONDS
         """Seconds to wait for the store."""
-        self.peer_gone: Callable[[float], bool] = lambda seconds: False
-        """Whether another rank is known to be lost; waits up to the given number of seconds to learn it."""
         self.script = ""
         """The script that `spottrain run` has begun to execute."""
         self.outputs: CapturedOutputs | None = None
         """Set in a process that our launcher did not start."""
         self.compile_cache: CompileCache | None = None
         self._fetching: threading.Thread | None = None
+        self._exit_code = 0
         self._message_lock = threading.Lock()
         # Since when (Unix seconds) a message in the file is of this run: of us or a sibling rank.
         self._messages_since = process_start(os.getppid()) if self.world.local_size > 1 else float("inf")
         self.preemption = preemption or _install(env)
-        self.preemption.forced = self._forced
-        self.preemption.let_end(self.end_idle)
+        self.preemption.on_stop = self._on_stop
 
     def prepare(self, script: str) -> None:
         """Reads the environment and probes the store: bad settings end the run early. Raises RunError."""
@@ -194,11 +233,10 @@ class Session:
 
     def _give_up_store(self, silence: Silence) -> None:
         """Ends the process to free the node; the next start tries the store again."""
-        if self.preemption.stopping or self.completed or self.message is not None:
+        if self.preemption.stopping or self.phase is Phase.DONE or self.message is not None:
             return  # it is ending already, in another way
-        self.end_now(endings.store_unreachable(self.board.facts, silence.seconds))
+        self.end(endings.store_unreachable(self.board.facts, silence.seconds), at_once=True)
 
-    # --- the end ----------------------------------------------------------------------------------------
     def _accept_stop_order(self, order: Stop) -> bool:
         """Accepts the operator's stop order, which it sends if a deleted pod's trainer has missed SIGTERM.
 
@@ -209,20 +247,33 @@ class Session:
             self.preemption.stop_by(order.deadline, "operator")
         return meant
 
-    def end(self, ending: Ending) -> NoReturn:
+    # --- the end ----------------------------------------------------------------------------------------
+    def enter(self, phase: Phase) -> None:
+        """Notes where the training thread is now. Waits for another thread that is ending the process."""
+        with self.preemption.turn:
+            self.phase = phase
+
+    def begin_claim(self) -> None:
+        self.enter(Phase.CLAIMING)
+
+    def end(self, ending: Ending, *, at_once: bool = False) -> NoReturn:
         """Ends the run within the grace period, by `RunEnded`: the script's `finally` blocks run.
 
-        In another thread than the main one it ends the process at once, as the main one would go on.
+        In another thread than the main one, or with `at_once`, it ends the process instead.
         """
         code = self.conclude(ending)
-        if self is _current and threading.current_thread() is not threading.main_thread():
+        here = threading.current_thread() is threading.main_thread()
+        if at_once or (self is _current and not here):
             leave(code)
         self.leave_in_time(code)
         raise RunEnded(int(code))
 
-    def end_done(self) -> NoReturn:
-        """Ends a completed run whose loop would go on."""
-        self.end(self.done)
+    def end_idle(self) -> NoReturn:
+        """Ends the process before a training has begun."""
+        self.end(self._unbegun, at_once=True)
+
+    def fail_now(self, error: RunError) -> NoReturn:
+        self.end(Ending.of(error), at_once=True)
 
     def leave_in_time(self, code: int) -> None:
         """Ends the process before SIGKILL, or after a grace period, if the script does not end by itself."""
@@ -235,36 +286,20 @@ class Session:
         if self is _current:
             threading.Thread(target=wait, name="spottrain-leave", daemon=True).start()
 
-    def end_now(self, ending: Ending) -> NoReturn:
-        """Ends the process from any thread."""
-        leave(self.conclude(ending))
+    def leave_at_stop(self, code: int) -> None:
+        """Has a stop end the process with this code from here on: the script is over."""
+        self._exit_code = code
+        self.enter(Phase.OVER)
 
-    def fail_now(self, error: RunError) -> NoReturn:
-        self.end_now(Ending.of(error))
+    def _on_stop(self, time_up: bool) -> None:
+        """Ends the process in another thread than the one that trains, if the phase lets it."""
+        action = self._decide(Cause.TIME_UP if time_up else Cause.NOTICE)
+        if action is Action.LEAVE:
+            leave(self._exit_code)
+        if (ending := self._carry_out(action, outside=True)) is not None:
+            self.end(ending, at_once=True)
 
-    def end_idle(self) -> NoReturn:
-        """Ends the process before a training has begun: no work of ours can be lost."""
-        self.end_now(self._interrupted_before_training())
-
-    def _interrupted_before_training(self) -> Ending:
-        return endings.interrupted_before_training("" if self.attaches() else self.script)
-
-    def interrupted_after_training(self) -> Ending:
-        return endings.interrupted_after_training(self.board.facts.step, self.lost_after_training)
-
-    def _forced(self) -> None:
-        """Ends the process when its time is up."""
-        if self.completed:
-            self.end_now(self.done)
-        if self.complete is not None:
-            self.end_now(self.interrupted_after_training())
-        if self.unfinished is None and not self.board.facts.lost_steps:
-            self.end_idle()
-        saving = self.board.facts.state == "Saving"
-        why = "and the save did not finish in time" if saving else endings.NO_STEP
-        self.end_now(endings.interrupted(self.board.facts, why))
-
-    def broken_by_stop(self, error: BaseException, script: str = "") -> bool:
+    def script_raised(self, error: BaseException, script: str = "") -> bool:
         """Whether the script raised `error` because of a stop.
 
         If so, it saves what it can and writes the termination message. A signal reaches all processes of a
@@ -272,13 +307,12 @@ class Session:
         counts as its consequence. A real bug of the script recurs in the next attempt and counts as a failure
         there.
         """
-        if self.unfinished is not None:
-            self.preemption.let_end(None)  # another thread may be saving
-        known = self.message is not None or isinstance(error, RunError) or fault_behind(error)
-        if known or not self._was_told_to_stop():
-            return False
-        what = endings.what_was_raised(error, script or sys.argv[0])
-        self._end_broken(f" After that the script raised {what}")
+        with self.preemption.turn:  # another thread may be saving
+            known = self.message is not None or isinstance(error, RunError) or fault_behind(error)
+            if known or not self._was_told_to_stop():
+                return False
+            what = endings.what_was_raised(error, script or sys.argv[0])
+            self._end_after_stop(self._decide(Cause.SCRIPT_RAISED), f" After that the script raised {what}")
         return True
 
     def _was_told_to_stop(self) -> bool:
@@ -288,12 +322,10 @@ class Session:
             time.sleep(0.01)
         return self.preemption.stopping
 
-    def _end_broken(self, then: str) -> None:
-        if self.broken is not None and not self.completed:
-            self.broken(then)
-            return
-        ending = self.done if self.completed else self._interrupted_before_training()
-        self.conclude(ending.then(then))
+    def _end_after_stop(self, action: Action, then: str) -> ExitCode:
+        ending = self._carry_out(action, outside=False)
+        assert ending is not None, action
+        return self.conclude(ending.then(then))
 
     def fail(self, error: BaseException, script: str) -> ExitCode:
         """Writes the termination message of a script that raised `error`."""
@@ -301,12 +333,82 @@ class Session:
         if not fault and self.world.distributed and "torch" in sys.modules:
             from spottrain.distributed.process_group import peer_lost
 
-            error = peer_lost(error, self.world, self.peer_gone) or error
-        if isinstance(error, RunError) and not fault:
-            return self.conclude(self.ending_of(error), shown=True)
-        if not fault:
-            self.broken_by_stop(error, script)  # its message comes first and stays
-        return self.conclude(endings.raised(error, script, fault), shown=log.console.on_terminal)
+            gone = self.engine.peer_gone if self.engine is not None else lambda seconds: False
+            error = peer_lost(error, self.world, gone) or error
+        with self.preemption.turn:
+            if isinstance(error, RunError) and not fault:
+                return self.conclude(self.ending_of(error), shown=True)
+            if not fault:
+                self.script_raised(error, script)  # its message comes first and stays
+            return self.conclude(endings.raised(error, script, fault), shown=log.console.on_terminal)
+
+    def script_ended(self) -> ExitCode:
+        """Writes the termination message of a script that ended by itself."""
+        with self.preemption.turn:  # another thread may be saving
+            if self.message is not None:  # such as of a training in another thread than the main one
+                return self.conclude(Ending(self.message.outcome, ""))
+            action = self._decide(Cause.SCRIPT_ENDED)
+            if action is Action.END_UNTRAINED:
+                return self._end_untrained()
+            if action not in (Action.COMPLETE, Action.FINISH, Action.END_UNFINISHED):
+                then = "" if action is Action.END_DONE else " The script ended itself then."
+                return self._end_after_stop(action, then)
+        engine, loop = self.engine, self.loop
+        assert engine is not None
+        try:
+            if action is Action.COMPLETE:
+                engine.complete()
+            elif action is Action.FINISH and loop is not None:
+                loop.finish_ended()
+            else:
+                engine.save_unfinished()
+                return self.conclude(endings.unfinished(self.board.facts.step, self.attached))
+        except RunError as error:
+            return self.conclude(Ending.of(error))
+        return self.conclude(self.done)
+
+    def _decide(self, cause: Cause) -> Action:
+        engine = self.engine
+        facts = Facts(
+            cause=cause,
+            stopping=self.preemption.stopping,
+            spent=self.preemption.share_spent(),
+            step_near=engine is not None and engine.step_near,
+            alone=not self.world.distributed,
+            # At exit of the interpreter no thread may start, so only `spottrain run` finishes a loop.
+            loop_over=bool(self.script) and self.loop is not None and self.loop.ended_by_itself,
+            told=self.message is not None,
+            unsaved=self.unsaved is not None,
+        )
+        return on_stop(self.phase, facts)
+
+    def _carry_out(self, action: Action, *, outside: bool) -> Ending | None:
+        """Does what ends the run. Returns the ending; None: nothing ends it now.
+
+        `outside`: in another thread than the one that trains.
+        """
+        facts, engine = self.board.facts, self.engine
+        if action is Action.END_UNBEGUN:
+            return self._unbegun
+        if action is Action.END_DONE:
+            return self.done
+        if action is Action.END_STORED:
+            return endings.interrupted_after_training(facts.step, self.lost_after_training)
+        if action is Action.END_AS_IT_IS:
+            saving = facts.state == "Saving"
+            why = "and the save did not finish in time" if saving else endings.NO_STEP
+            return endings.interrupted(facts, why)
+        if engine is None or action is Action.GO_ON:
+            return None
+        if action is Action.RELEASE:
+            engine.release()
+            return endings.interrupted_before_first_step(facts.step)
+        return engine.save_at_stop(outside=outside, whole=action is Action.SAVE)
+
+    @property
+    def _unbegun(self) -> Ending:
+        serves = self.attachment is not None and self.attachment.serves
+        return self.unsaved or endings.interrupted_before_training("" if serves else self.script)
 
     def ending_of(self, error: RunError) -> Ending:
         """A lost peer, or memory that was short, costs only the steps that no checkpoint has."""
@@ -314,30 +416,6 @@ class Session:
         if ending.outcome is Outcome.INTERRUPTED_LOST and not lost:
             return replace(ending, outcome=Outcome.INTERRUPTED)
         return ending
-
-    def end_of_script(self) -> ExitCode:
-        """Writes the termination message of a script that ended by itself."""
-        if self.message is not None:  # such as of a training in another thread than the main one
-            return self.conclude(Ending(self.message.outcome, ""))
-        if self.complete is not None and not self.completed:
-            try:
-                self.complete()
-            except RunError as error:
-                return self.conclude(Ending.of(error))
-        if self.completed:
-            return self.conclude(self.done)
-        if self.unfinished is None:
-            return self._end_untrained()
-        self.preemption.let_end(None)  # another thread may be saving
-        try:
-            if self.script and self.finish_ended_loop():  # at exit of the interpreter no thread may start
-                return self.conclude(self.done)
-        except RunError as error:
-            return self.conclude(Ending.of(error))
-        if self.preemption.stopping:
-            self._end_broken(" The script ended itself then.")
-        self.unfinished()
-        return self.conclude(endings.unfinished(self.board.facts.step, self.attached))
 
     def _end_untrained(self) -> ExitCode:
         """Returns exit code 0, as without `spottrain run`. In a job checkpoint.managed decides on success."""
@@ -399,7 +477,7 @@ class Session:
         """Outcome of a training that has ended. Without a message yet, an error is being raised."""
         if self.message is not None:
             return self.message.outcome
-        return Outcome.DONE if self.completed else Outcome.FAILED
+        return Outcome.DONE if self.phase is Phase.DONE else Outcome.FAILED
 
     def note_done(self) -> None:
         """Writes the termination message as done, after HEAD was released as done.
@@ -480,7 +558,7 @@ def current() -> Session:
         see_out(session)
         _capture_outputs(session)
         session.prepare(sys.argv[0])
-    session.preemption.take_back(session.end_idle)
+    session.preemption.take_back()
     return session
 
 
@@ -581,7 +659,7 @@ def see_out(session: Session) -> None:
             code = EXIT_CODE_OF[session.message.outcome]
             if session.must_leave(code) or code == ExitCode.BAD_CONFIGURATION:
                 leave(code)
-        elif (session.completed or session.unfinished is not None) and (code := session.end_of_script()):
+        elif session.phase.begun and (code := session.script_ended()):
             leave(code)
         _finish_outputs()
 

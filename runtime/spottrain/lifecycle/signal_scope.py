@@ -14,13 +14,14 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
-from functools import partial
-from typing import NoReturn
+from typing import Final
 
 from spottrain.contract import Env, Outcome
 from spottrain.errors import RunError
 from spottrain.lifecycle.endings import Ending
 from spottrain.lifecycle.session import Session, current, existing, see_out
+
+DOWNLOADING: Final = Ending(Outcome.INTERRUPTED, "Interrupted while data were downloaded (spottrain.cached).")
 
 
 @contextlib.contextmanager
@@ -35,7 +36,7 @@ def interruptible() -> Iterator[Session | None]:
     session = None if managed else Session(os.environ)
     try:
         session = session or current()
-        session.preemption.let_end(partial(_end, session))
+        session.unsaved = DOWNLOADING
         yield session
     except RunError:
         if session is not None and not managed:
@@ -44,10 +45,7 @@ def interruptible() -> Iterator[Session | None]:
     finally:
         if made := session or existing():  # also if the environment was invalid
             made.preemption.give_back()
-
-
-def _end(session: Session) -> NoReturn:
-    session.end_now(Ending(Outcome.INTERRUPTED, "Interrupted while data were downloaded (spottrain.cached)."))
+            made.unsaved = None
 
 
 def _nobody_hears_signals() -> bool:

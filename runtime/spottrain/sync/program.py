@@ -163,8 +163,7 @@ class Program:
 
     def run(self) -> int:
         """Returns the exit code. The termination message is written by then."""
-        self.preemption.forced = self._forced
-        self.preemption.let_end(self._pass_on)
+        self.preemption.on_stop = lambda time_up: self._forced() if time_up else self._pass_on()
         self.preemption.install()
         try:
             return self._run(self._settings())

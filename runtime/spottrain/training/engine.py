@@ -1,54 +1,108 @@
-"""`Engine`: what every training needs around its steps, whatever its loop.
+"""`Engine`: one training of this process, whatever its loop and whatever its checkpoints contain.
 
     begin -> start -> [ count, boundary after each optimizer step ] -> finish, or stop
 
 `Trainer`, custom loops (`loop.Loop`) and the callbacks for other libraries' trainers are thin on top of it.
-They own the steps and say what a checkpoint consists of; the engine owns the rest of the run: claim and
-restore, log lines and progress, diagnostics, saves, the stop, the final weights, and the end after an error.
+They own the steps and say what a checkpoint consists of (`checkpoint.kinds`). The engine claims HEAD and
+restores, saves, agrees with the other ranks on saves and stops, stores the final weights, and releases HEAD.
+`lifecycle.life` says what ends a training in which phase. All ranks call the same methods at the same steps.
 """
 
 from __future__ import annotations
 
-import math
+import os
+import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import closing, contextmanager
+from functools import partial
 from typing import Any, Final, NoReturn
 
 import torch
 
 from spottrain.checkpoint import plain_state
+from spottrain.checkpoint.final_weights import FinalWeights, most_bytes
+from spottrain.checkpoint.head.owner import Claim
+from spottrain.checkpoint.initial_weights import InitialWeights
 from spottrain.checkpoint.kinds import CheckpointKind
+from spottrain.checkpoint.manager import CheckpointManager
+from spottrain.checkpoint.saver import Save
+from spottrain.checkpoint.upload import InProcessTransfer, ProcessTransfer
+from spottrain.contract import Env, Outcome, Reason
 from spottrain.core import device as devices
 from spottrain.core import log
-from spottrain.core.series import Point
-from spottrain.core.time_split import WAITING
+from spottrain.core.container import memory
+from spottrain.core.time_split import CHECKPOINT_STALL, OTHER, RESTORE, WAITING
 from spottrain.core.training_spec import Profile
 from spottrain.diagnostics.monitor import Monitor, Phases
 from spottrain.distributed import process_group
-from spottrain.errors import CheckpointError, ConfigurationError, PeerLost, TrainingFailed
-from spottrain.lifecycle.coordinator import Coordinator
-from spottrain.lifecycle.series_writer import SeriesWriter
+from spottrain.distributed.control_channel import broadcast_facts, receive_facts
+from spottrain.errors import CheckpointError, ConfigurationError, PeerLost, RunError, StoreError
+from spottrain.lifecycle import endings
+from spottrain.lifecycle.endings import Ending
+from spottrain.lifecycle.life import Phase
+from spottrain.lifecycle.notice_budget import BudgetReport, NoticeBudget
+from spottrain.lifecycle.peers import Peers
+from spottrain.lifecycle.save_interval import SavePolicy
+from spottrain.lifecycle.series_writer import SeriesWriter, attempt_of
 from spottrain.lifecycle.session import RunEnded, Session
+from spottrain.lifecycle.worker_signals import protect_all
+from spottrain.storage.base import Cancelled
 from spottrain.techniques.trackers import Trackers
+from spottrain.training.metrics_log import MetricsLog
+
+SETTLE_SECONDS: Final = 60.0
+"""Seconds for an upload in progress to finish when the script fails."""
+LONG_STEPS: Final = 2.0
+"""A loop that is this many steps' time away from its last step is taken to do something else."""
+MEASURED_AFTER: Final = 3
+"""Steps of this attempt after which a step no longer includes compilation."""
+
+
+class _Moved(Exception):
+    """The training thread has changed the state while another thread copied it."""
 
 
 class Engine:
-    """Runs one training of this process. All ranks call the same methods at the same steps."""
+    """Runs one training of this process."""
 
-    coordinator: Coordinator
-    """Set by `begin`."""
+    kind: CheckpointKind
+    """Set by `begin`, with what follows."""
     metrics: MetricsLog
     """Set by `start`."""
 
     def __init__(self, session: Session) -> None:
         devices.require_torch()
         self.session = session
-        self.ended = False
-        """Whether the training was finished, stopped or given up: nothing more can be counted or saved."""
+        self.clock = session.board.clock
+        self.manager: CheckpointManager | None = None
+        """None without a checkpoint URI."""
+        self.total_steps: int | None = None
         self.monitor: Monitor | None = None
         self._trackers: list[Trackers] = []
         self._failed = False
+        self._series: SeriesWriter | None = None
+        """On rank 0, once HEAD is claimed."""
+        self._still: Callable[[], bool] | None = None
+        """Returns whether what was copied is the last step's; set while the training thread goes on."""
+        self._result = ("", "")
+        """URI and digest of the stored result."""
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps done."""
+        return self.session.board.facts.step
+
+    @property
+    def begun(self) -> bool:
+        return hasattr(self, "kind")
+
+    @property
+    def ended(self) -> bool:
+        """Whether the training was finished, stopped or given up: nothing more can be counted or saved."""
+        if not self.begun or self.session.engine is not self:
+            return self.begun
+        return self.session.phase.begun and not self.session.phase.trains
 
     # --- begin --------------------------------------------------------------------------------------
     def join(self) -> None:
@@ -56,7 +110,7 @@ class Engine:
         self._require_first()
         world = self.session.world
         if world.distributed:
-            with self.session.board.clock.part(WAITING):
+            with self.clock.part(WAITING):
                 process_group.join(world, devices.choose(process_group.default_device(world)))
 
     def close_at_end(self, trackers: Trackers) -> None:
@@ -67,26 +121,68 @@ class Engine:
     def begin(self, kind: CheckpointKind, *, total_steps: int | None) -> bool:
         """Claims the checkpoint URI and restores the last checkpoint. Returns whether there was one.
 
-        Raises RunError. If the job is done already, it leaves through SystemExit.
+        Until the first step is done, a stop may end the process at any point but in the claim: no work can be
+        lost. Raises RunError. If the job is done already, it leaves through SystemExit.
         """
         self._require_first()
-        self.ended = self._failed = False  # `Trainer.fit` may have failed before
-        self.session.board.update(total_steps=total_steps or 0, step=0)
-        self.coordinator = Coordinator(self.session, kind, total_steps=total_steps)
+        session = self.session
+        session.enter(Phase.STARTING)  # `Trainer.fit` may have failed before
+        self._failed, self._steps_here = False, 0
+        self._initialized: Mapping[str, Any] | None = None  # by `checkpoint.initFrom`, also after a resume
+        session.board.update(total_steps=total_steps or 0, step=0)
+        self.kind, self.total_steps = kind, total_steps
+        self._policy = SavePolicy(
+            session.run.interval,
+            session.attempt,
+            trained=lambda: self.clock.trained,
+            advised=lambda: session.preemption.advised,
+        )
+        self._budget = BudgetReport(session.board)
+        session.board.trains = True
+        self.clock.begin()
+        with self.clock.part(WAITING):  # for the other ranks
+            self._peers = Peers(session, self._policy.advice, self._end_without)
+        if session.store is not None:
+            self.manager = CheckpointManager(
+                session, session.store, transfer=self._transfer, control=self._peers.control
+            )
+            self.manager.saver.of_first = kind.state.of_first
+            self.manager.on_durable = self._after_commit
+        session.engine = self
+        protect_all()
         with self.failures():
-            return self.coordinator.begin()
+            kind.start(session.world)
+            claim = self._claim()
+            session.enter(Phase.READY)
+            restored = claim is not None and self._restore(claim)
+            session.outage.patient = False  # from here on, training continues during an outage
+            session.board.update(start_step=self.step)
+            self._policy.begin(self.step)
+            if self._peers.agreement.begin(self.step, total_steps).stop:
+                self.release()
+                session.end(endings.interrupted_before_first_step(self.step), at_once=True)
+            return restored
 
     def initialize(self, model: torch.nn.Module) -> bool:
         """Loads the weights of `checkpoint.initFrom`. Returns whether there are any. Raises RunError.
 
-        All ranks call it where nothing was restored.
+        All ranks call it where nothing was restored, before the first step.
         """
+        session = self.session
+        if session.run.init_from is None:
+            return False
         with self.failures():
-            return self.coordinator.initialize(model)
-
-    def _require_first(self) -> None:
-        if self.session.completed or self.session.complete is not None:
-            raise ConfigurationError("a second training in one run: a run trains once; make it two scripts")
+            session.board.update(state="Restoring")
+            weights = InitialWeights(
+                session.run.init_from,
+                world=session.world,
+                control=self._peers.control,
+                folder=session.run.folder,
+                open_store=session.open_other,
+            )
+            with self.clock.part(RESTORE):
+                self._initialized = weights.load(model)
+        return True
 
     def incompatible(self, why: str) -> CheckpointError:
         return plain_state.incompatible(self.session.run.checkpoint_uri, why)
@@ -127,13 +223,69 @@ class Engine:
                     phases=phases,
                 )
         self.metrics = MetricsLog(
-            self.session,
-            total_steps=total_steps,
-            log_every=log_every,
-            on_line=on_line,
-            series=self.coordinator.series,
+            self.session, total_steps=total_steps, log_every=log_every, on_line=on_line, series=self._series
         )
         self.session.board.update(total_steps=total_steps or 0, state=state)
+
+    def _require_first(self) -> None:
+        if self.session.phase in (Phase.STORED, Phase.DONE):
+            raise ConfigurationError("a second training in one run: a run trains once; make it two scripts")
+
+    def _transfer(self) -> ProcessTransfer | InProcessTransfer:
+        assert self.session.store is not None
+        if hasattr(os, "memfd_create"):
+            return ProcessTransfer(self.session.run.where)
+        return InProcessTransfer(self.session.store)
+
+    def _claim(self) -> Claim | None:
+        if self.manager is None:
+            log.event("no-checkpoints", why="no checkpoint URI: an interruption loses the run")
+            return None
+        with self.clock.part(WAITING):
+            claim = self.manager.claim()
+        session = self.session
+        if claim.done:
+            self._end_done_before(self.manager)
+        if session.world.first:
+            self._series = SeriesWriter(
+                self.manager.store, claim.term, partial(attempt_of, session, claim.term)
+            )
+            session.at_end.append(self._series.close)
+        return claim
+
+    def _end_done_before(self, manager: CheckpointManager) -> NoReturn:
+        """Ends a job that is done already: the script must not continue with untrained weights."""
+        uri = manager.final_uri
+        trained, total = manager.trained()
+        self.session.board.update(
+            state="Done", step=trained, durable_step=trained, total_steps=total or trained, output_uri=uri
+        )
+        in_job = Env.JOB_UID in self.session.env
+        wanted = self.total_steps or 0
+        self.session.end(endings.done_before(uri, trained, total=total, wanted=wanted, in_job=in_job))
+
+    def _restore(self, claim: Claim) -> bool:
+        assert self.manager is not None
+        board = self.session.board
+        board.update(state="Restoring")
+        with self.clock.part(RESTORE):
+            found = self.kind.restore(self.manager, claim)
+            if found is not None:
+                self.kind.state.load(found.shared, found.own, found.new_rank)
+        if found is not None:
+            entry = found.entry
+            board.update(durable_step=entry.step, durable_time=entry.time, key=entry.key, step=entry.step)
+        self.session.cache_ready()
+        return found is not None
+
+    # --- what a checkpoint keeps of the attempts so far -----------------------------------------------
+    def record(self) -> dict[str, Any]:
+        found = self._policy.record(at_stop=self.session.preemption.stopping)
+        return found if self._initialized is None else found | {"initialized": dict(self._initialized)}
+
+    def load_record(self, saved: Mapping[str, Any]) -> None:
+        self._policy.load_record(saved)
+        self._initialized = saved.get("initialized")
 
     # --- steps --------------------------------------------------------------------------------------
     def count(
@@ -157,20 +309,129 @@ class Engine:
     def boundary(self, step: int, *, save: Callable[[], object] | None = None) -> bool:
         """Saves if a save is due after `step` steps. Returns whether all ranks stop here: then call `stop`.
 
-        `save` replaces the coordinator's, for loops that save later themselves.
+        `save` replaces the engine's own, for loops that save later themselves.
         """
-        orders = self.coordinator.boundary(step)
+        self._steps_here += 1
+        if self.manager is not None and self._steps_here == 1 and not self.busy:
+            with self.clock.part(CHECKPOINT_STALL):
+                self.kind.prepare(self.manager)
+        if self._steps_here == MEASURED_AFTER:
+            threading.Thread(target=self._after_first_steps, name="spottrain-measure", daemon=True).start()
+        if self.total_steps is not None and step >= self.total_steps:
+            return False  # `finish` makes the last save
+        orders = self._peers.agreement.at_boundary(
+            step, save_due=self._save_due, horizon=lambda: self._policy.next_step
+        )
         if orders.save:
-            (save or self.coordinator.save)()
+            (save or self.save)()
+        if orders.stop:
+            self.session.preemption.stop_by(
+                self._peers.agreement.stop_deadline, self._peers.agreement.stop_reason
+            )
         return orders.stop
 
-    # --- end ----------------------------------------------------------------------------------------
-    def stop(self) -> NoReturn:
-        """Saves the newest step within the notice, releases HEAD, and leaves through SystemExit."""
-        self.ended = True
-        with closing(self), self.failures():  # closed last: notice is short, and the checkpoint comes first
-            self.coordinator.save_and_end()
+    @property
+    def busy(self) -> bool:
+        """Whether no save can begin now: one is in progress, or no checkpoints are configured."""
+        return self.manager is None or self.manager.busy_with is not None
 
+    def _save_due(self) -> bool:
+        """Decides on rank 0 whether to save now."""
+        if self.manager is None:
+            return False
+        return self._policy.due(
+            self.session.board.facts,
+            uploading=self.manager.busy_with,
+            failed=self.manager.last_save_failed,
+        )
+
+    def save(self, *, best: bool = False, since: float | None = None) -> Save:
+        """Copies the state and uploads it while training continues. All ranks call it at the same step.
+
+        `since`: the `perf_counter` value at which training paused for the save; default: now.
+        """
+        assert self.manager is not None
+        self._policy.started(self.step)
+        began = time.perf_counter() if since is None else since
+        with self.clock.part(CHECKPOINT_STALL):
+            self.manager.settle()  # on other ranks than 0 a save may be in progress
+            save = self._take(best=best, beside=True)
+            self.manager.start(save)
+        stall = time.perf_counter() - began
+        if self.session.world.first:
+            log.event("saving", step=self.step, stall=stall, best=best or None)
+        self.session.board.update(stall_seconds=stall)
+        self.session.board.heartbeat.beat()
+        return save
+
+    @property
+    def copying(self) -> bool:
+        """Whether a save still copies what the next optimizer step changes."""
+        return self.manager is not None and self.manager.saver.copying
+
+    def before_step(self) -> None:
+        """Waits for that copy. Loops with `state.stepped` call it before each optimizer step."""
+        if self.manager is None or not self.copying:
+            return
+        began = time.perf_counter()
+        with self.clock.part(CHECKPOINT_STALL):
+            self.manager.saver.before_step()
+        stall = (self.session.board.facts.stall_seconds or 0.0) + time.perf_counter() - began
+        self.session.board.update(stall_seconds=stall)
+
+    def _take(self, *, best: bool = False, beside: bool = False) -> Save:
+        """Copies everything that the next step depends on. `beside`: see `CheckpointKind.take`."""
+        assert self.manager is not None
+        try:
+            save = self.kind.take(self.manager, self.step, best=best, beside=beside)
+        except RunError:
+            raise
+        except Exception as error:  # such as of a dict that the script changes at this moment
+            if self._still is None:
+                raise
+            raise _Moved from error
+        if self._still is not None and not self._still():
+            raise _Moved
+        save.productive = self.clock.done
+        return save
+
+    # --- measures -----------------------------------------------------------------------------------
+    def _after_commit(self) -> None:
+        self._report_budget()
+        if self._series is not None:
+            self._series.save()
+
+    def _after_first_steps(self) -> None:
+        """Measures, beside the training, how long a save at a notice takes, and saves the compile cache."""
+        if self.manager is not None:
+            try:
+                self.manager.measure_bandwidth()
+                self._report_budget()
+            except (RunError, Cancelled) as error:
+                log.event("bandwidth-not-measured", error=str(error))
+        if self.session.compile_cache is not None:
+            self.session.compile_cache.save_if_changed()
+
+    def _report_budget(self) -> None:
+        assert self.manager is not None
+        saver = self.manager.saver
+        if saver.bandwidth is not None:
+            self._budget.report(
+                NoticeBudget(
+                    bytes=saver.bytes,
+                    bandwidth=saver.bandwidth,
+                    step_seconds=self.clock.step_seconds,
+                    copy_seconds=saver.copy_seconds,
+                    grace=self.session.preemption.grace,
+                )
+            )
+
+    def _end_without(self, lost: PeerLost) -> NoReturn:
+        """Ends the process when a peer is lost: no step can be computed."""
+        self.release()
+        self.session.end(self.session.ending_of(lost), at_once=True)
+
+    # --- end with a result ----------------------------------------------------------------------------
     def finish(
         self,
         weights: Callable[[], Mapping[str, Any]],
@@ -179,23 +440,130 @@ class Engine:
         ended_early: str = "",
         with_script: bool = False,
     ) -> tuple[str, str]:
-        """Writes the last checkpoint and the final weights, which completes the job.
+        """Writes the last checkpoint and the final weights, and completes the job. A successor can repeat it.
 
-        `ended_early`: why training ends before its last step; "" if it does not. `with_script`: the job is
-        done only when the script ends. For the other arguments and the result see `Coordinator.finish`.
-        Raises RunError.
+        Args:
+            weights: returns the tensors by name; all ranks call it.
+            beside: names of tensors that are not the model's own.
+            ended_early: why training ends before its last step; "" if it does not.
+            with_script: the job is done only when the script ends on all ranks without an error. Until then
+                this attempt keeps HEAD. If it ends in another way, the next attempt resumes at the last step
+                and runs the rest of the script. A stop leaves the rest a part of the notice.
+
+        Returns:
+            URI and digest of the weights.
+
+        Raises:
+            RunError: the store fails, or a rank is lost.
         """
-        self.ended = True
-        self.session.board.update(ended_early=ended_early)
-        finish = self.coordinator.finish_with_script if with_script else self.coordinator.finish
+        session = self.session
+        session.enter(Phase.STORING)
+        session.board.update(ended_early=ended_early)
         with closing(self), self.failures():
-            return finish(weights, beside)
+            self._result = self._store_result(weights, beside)
+            if not with_script:
+                self._release_as_done()
+                return self._result
+            session.outage.patient = False
+            session.at_end.append(lambda outcome, left: self.release())
+            session.board.update(state="Done")  # no step is expected any more
+            self.clock.completed()
+            log.event("trained", step=self.step, digest=self._result[1])
+            session.enter(Phase.STORED)
+            return self._result
+
+    def complete(self) -> None:
+        """Completes a job whose script has ended after its result was stored. Raises RunError."""
+        self._allow_outage()
+        if self.manager is not None:
+            self._store_saved(self.manager)
+            self.manager.meet()  # the script has to end on all ranks
+        self.session.enter(Phase.STORING)
+        self._release_as_done()
+
+    def _store_saved(self, manager: CheckpointManager) -> None:
+        """Stores the models that the script has saved. A stop cuts it short, like the rest of the script."""
+        attachment = self.session.attachment
+        if self.session.world.first and attachment is not None and (files := attachment.saved_files()):
+            began = time.time()
+            sent = manager.final.add_saved(files)
+            uri = manager.final_uri
+            log.event("model-stored", files=len(files), bytes=sent, output=uri, seconds=time.time() - began)
+
+    def _store_result(
+        self, weights: Callable[[], Mapping[str, Any]], beside: Collection[str]
+    ) -> tuple[str, str]:
+        self.clock.enter(OTHER)
+        self._allow_outage()
+        manager = self.manager
+        if manager is not None:
+            self.session.board.update(state="Saving")
+            with self.clock.part(CHECKPOINT_STALL):
+                manager.settle()
+                if self.session.board.facts.durable_step != self.step:
+                    self._save_last(manager)
+            manager.saver.forget()
+        final = FinalWeights(weights(), beside=beside, most=most_bytes(memory()))
+        digest = self._write_final_weights(final)
+        if manager is None:
+            return "", digest
+        if self.session.compile_cache is not None:
+            self.session.compile_cache.save_if_changed()
+        return manager.final_uri, digest
+
+    def _allow_outage(self) -> None:
+        """Allows store outages as long as the unsaved steps took to train, and `store_wait` at least."""
+        session, facts = self.session, self.session.board.facts
+        if self.manager is not None:
+            since = facts.durable_time or session.born
+            unsaved = time.time() - since if facts.lost_steps else 0.0
+            session.store_wait = max(session.run.store_wait, unsaved)
+            session.outage.patient = True
+
+    def _save_last(self, manager: CheckpointManager) -> None:
+        if self.kind.last_exists(manager, self.step):
+            manager.save_now(self._take)
+        else:
+            log.event("no-last-checkpoint", step=self.step, why="the library did not write one")
+
+    def _write_final_weights(self, final: FinalWeights) -> str:
+        """Writes the final weights on rank 0, one file at a time. Returns their digest on all ranks."""
+        first = self.session.world.first
+        if self.manager is not None and first:
+            self.manager.write_final(final, self.step, self.kind.final_files())
+        else:
+            for _ in final.files(first=first, keep=False):
+                pass  # the other ranks take part in gathering each tensor
+        if first:
+            broadcast_facts(self._peers.control, "final", {"digest": final.digest})
+            return final.digest
+        return str(receive_facts(self._peers.control, "final")["digest"])
+
+    def _release_as_done(self) -> None:
+        """Releases HEAD as done: from here on nothing can be lost, by a lost peer or a signal."""
+        session, (uri, digest) = self.session, self._result
+        if self.manager is not None:
+            self.manager.release(done=True)
+            session.outage.patient = False
+        self.clock.completed()
+        with session.preemption.turn:  # a stop does not cut off what follows
+            session.enter(Phase.DONE)
+            session.board.update(state="Done", output_uri=uri)
+            session.note_done()
+            self._disconnect()
+            log.event("done", step=self.step, digest=digest, output=uri or None)
+
+    # --- end without a result -------------------------------------------------------------------------
+    def stop(self) -> NoReturn:
+        """Saves the newest step within the notice, releases HEAD, and leaves through SystemExit."""
+        self.session.enter(Phase.ENDED)
+        with closing(self), self.failures():  # closed last: notice is short, and the checkpoint comes first
+            self.session.end(self._save_and_release())
 
     def give_up(self) -> None:
         """Ends without a result: waits for an upload in progress, then releases HEAD."""
-        self.session.preemption.let_end(None)  # another thread may be saving
-        self.ended = True
-        self.coordinator.give_up()
+        self.session.enter(Phase.ENDED)
+        self._settle_and_release()
         self.close()
 
     @contextmanager
@@ -217,13 +585,12 @@ class Engine:
         if self._failed or isinstance(error, RunEnded):
             return
         self._failed = True
-        session = self.session
         lost = error if isinstance(error, PeerLost) else None
-        lost = lost or process_group.peer_lost(error, session.world, session.peer_gone)
+        lost = lost or process_group.peer_lost(error, self.session.world, self._peers.gone)
         if lost is not None:
-            self.coordinator.end_without(lost)
+            self._end_without(lost)
         try:
-            session.broken_by_stop(error)
+            self.session.script_raised(error)
         finally:
             self.give_up()
 
@@ -235,107 +602,97 @@ class Engine:
         for trackers in self._trackers:
             trackers.close(self.session.outcome)
 
+    # --- end, as the session asks for it (`lifecycle.session.Training`) -------------------------------
+    @property
+    def step_near(self) -> bool:
+        return self.clock.seconds_since_step < LONG_STEPS * self.clock.step_seconds
 
-LINE_SECONDS: Final = 5.0
-"""Least time between two logged lines of steps, unless the script asks for a line of every step."""
+    def peer_gone(self, seconds: float) -> bool:
+        return self._peers.gone(seconds)
 
+    def release(self) -> None:
+        if self.manager is not None:
+            self.manager.release()
 
-class MetricsLog:
-    """Logs a line every `log_every` steps, and updates the progress board at every step.
+    def save_unfinished(self) -> None:
+        if self.ended:
+            return
+        self.session.enter(Phase.ENDED)
+        if self.manager is None:
+            return
+        try:
+            with self.clock.part(CHECKPOINT_STALL):
+                self.manager.settle()
+                if self.session.board.facts.lost_steps:
+                    self._save_last(self.manager)
+        except Exception as error:  # the end of the script is reported in any case
+            log.event("save-failed", step=self.step, error=str(error))
+        self._settle_and_release()
 
-    The loss stays on its device until it is logged: reading it makes the host wait for the device.
-    """
+    def save_at_stop(self, *, outside: bool, whole: bool) -> Ending | None:
+        """Saves the last step if the state is `whole`, and releases HEAD. Returns the ending.
 
-    def __init__(
-        self,
-        session: Session,
-        *,
-        total_steps: int | None,
-        log_every: int,
-        on_line: Callable[[int, dict[str, float | None]], None],
-        series: SeriesWriter | None = None,
-    ) -> None:
-        self._session, self._on_line, self._series = session, on_line, series
-        self._total, self._every = total_steps, log_every
-        self._logged = float("-inf")
-        self._restored = time.time()
-        self.began = False
-        """Whether this attempt has done a step."""
-        self.restart()
+        `outside`: in another thread than the one that trains. That one may change the state of a custom loop
+        meanwhile; then this returns None, and the training thread saves at the end of its step.
+        """
+        unmoved = self.kind.state.unmoved
+        if outside and unmoved is not None:
+            if not unmoved():
+                return None
+            self._still = unmoved
+        elif whole and unmoved is not None:
+            unmoved()  # the script may have drawn random numbers since the last step
+        in_step = not whole and not self.ended
+        why = "within the step after it, which cannot be undone" if in_step else "which could not be saved"
+        try:
+            if whole:
+                return self._save_and_release()
+        except _Moved:
+            self._still = None
+            self.session.board.update(state="Training")
+            return None
+        except RunError as error:
+            self._settle_and_release()
+            return Ending.of(error)
+        except Exception as error:  # of a state_dict() of the script, or a full disk
+            if outside:
+                self._settle_and_release()
+                return Ending(Outcome.FAILED, f"{type(error).__name__}: {error}", Reason.SCRIPT_FAILED)
+            log.unhindered("save-failed", step=self.step, error=str(error))
+        self._settle_and_release()
+        return endings.interrupted(self.session.board.facts, why)
 
-    def restart(self) -> None:
-        """Excludes the time since the last line, which was not spent on steps."""
-        self._since, self._samples, self._steps = time.perf_counter(), 0, 0
+    def _save_and_release(self) -> Ending:
+        """Saves the newest step and releases HEAD. Raises RunError, or an error of the script's state."""
+        board, step = self.session.board, self.step
+        board.update(state="Saving")
+        lost = "there is no checkpoint URI" if self.manager is None else ""
+        if self.manager is not None and board.facts.lost_steps:
+            try:
+                with self.clock.part(CHECKPOINT_STALL):
+                    self.manager.save_before_end(self._take, step)
+            except StoreError as error:
+                board.save_failed(str(error))
+                lost = str(error)
+        durable_seconds = time.time() - (self.session.preemption.signalled_at or time.time())
+        self._settle_and_release()
+        self._disconnect()
+        if board.facts.lost_steps:
+            text = f"Interrupted at step {step}; {board.facts.lost_steps} step(s) are lost: {lost}."
+            return Ending(Outcome.INTERRUPTED_LOST, text)
+        return endings.interrupted_at_saved_step(step, durable_seconds)
 
-    def note(
-        self,
-        step: int,
-        loss: Callable[[], float | None] | None,
-        *,
-        rate: float | None,
-        samples: int,
-        epoch: int | None,
-    ) -> None:
-        """Counts a step; see `Engine.count`."""
-        board = self._session.board
-        self._samples += samples
-        self._steps += 1
-        due = not self.began or step % self._every == 0 or step == self._total
-        if loss is not None and due:
-            self.line(step, loss(), rate=rate, epoch=epoch)
-        if not self.began:
-            self.began, now = True, time.time()
-            seconds, startup = now - self._restored, now - self._session.born
-            board.update(first_step_seconds=seconds, startup_seconds=startup)
-            log.event("first-step", step=step, seconds=seconds, startup=startup)
-        board.stepped(step)
+    def _settle_and_release(self) -> None:
+        """Waits a limited time for an upload in progress, then releases HEAD."""
+        self.clock.enter(OTHER)
+        if self.manager is not None:
+            with self.clock.part(CHECKPOINT_STALL):
+                self.manager.settle(min(SETTLE_SECONDS, self.session.preemption.seconds_left()))
+            self.manager.release()
 
-    def line(self, step: int, loss: float | None, *, rate: float | None, epoch: int | None) -> None:
-        """Logs the steps since the last line. Raises TrainingFailed if the loss is NaN or infinite."""
-        if loss is not None:
-            require_finite(loss, step)
-        seconds = max(time.perf_counter() - self._since, 1e-9)
-        speed = self._samples / seconds if self._samples else None
-        self._on_line(step, {"loss": loss, "lr": rate, "samples_per_second": speed})
-        self._session.board.update(
-            loss=loss, samples_per_second=speed, steps_per_second=self._steps / seconds
-        )
-        if self._session.world.first and self._wanted(step):
-            log.step(step, self._total, loss=loss, lr=rate, samples_per_second=speed, epoch=epoch)
-        if self._series is not None:
-            self._series.add(self._point(step, loss, rate, seconds))
-        self.restart()
-
-    def _point(self, step: int, loss: float | None, rate: float | None, seconds: float) -> Point:
-        facts = self._session.board.facts
-        return Point(
-            step=step,
-            time=time.time(),
-            loss=loss,
-            steps=self._steps,
-            seconds=seconds,
-            samples=self._samples,
-            learningRate=rate,
-            mfu=facts.mfu,
-            gpuUtilisation=facts.utilisation,
-            gpuMemory=facts.gpu_memory,
-        )
-
-    def _wanted(self, step: int) -> bool:
-        """Whether to log the line: short steps would fill the log. A script that wants every step gets it."""
-        now = time.monotonic()
-        soon = now - self._logged < LINE_SECONDS
-        if soon and self._every > 1 and step != self._total:
-            return False
-        self._logged = now
-        return True
-
-
-def require_finite(loss: float, step: int) -> None:
-    """Raises TrainingFailed if the loss is NaN or infinite: the state after it is not worth saving."""
-    if not math.isfinite(loss):
-        raise TrainingFailed(
-            f"the loss is {loss} at step {step}; nothing was saved since. Lower the learning rate, clip the "
-            "gradients (clipGradNorm), use bf16 instead of fp16, or look at the samples of this step; the "
-            "checkpoints before it are whole"
-        )
+    def _disconnect(self) -> None:
+        """Disconnects from the other ranks. Rank 0 waits for them until the notice period is nearly over."""
+        if self.manager is not None:
+            self.manager.saver.close()
+        self._peers.close()
+        self.kind.close(self.session.world)

@@ -23,10 +23,10 @@ from spottrain.core.time_split import PRODUCTIVE
 from spottrain.data import Dataset, Plan, Position, load
 from spottrain.distributed.process_group import Earliest, give_buffers, of_first, total
 from spottrain.distributed.world import World
-from spottrain.lifecycle.coordinator import Coordinator
 from spottrain.lifecycle.session import Session
 from spottrain.techniques.early_stopping import EarlyStopping
 from spottrain.techniques.ema import EMA
+from spottrain.training.engine import Engine
 
 Measure = Callable[[torch.nn.Module, Any], Mapping[str, Any]]
 
@@ -256,7 +256,7 @@ class EvaluationSchedule:
         due = step % self.every == 0 or step == self.total_steps
         return self.evaluation is not None and step > 0 and due and self.evaluated != step
 
-    def evaluate(self, step: int, coordinator: Coordinator) -> bool:
+    def evaluate(self, step: int, engine: Engine) -> bool:
         """Evaluates if due. Returns whether it did, even if a stop cut it short."""
         if self.evaluation is None or not self.due(step):
             return False
@@ -265,7 +265,7 @@ class EvaluationSchedule:
         with self._session.board.clock.part(PRODUCTIVE):  # also before the first step of an attempt
             values = self._means(self.evaluation)
             if values is not None:
-                self._note(step, values, coordinator, began)
+                self._note(step, values, engine, began)
         self._session.board.update(state="Training")
         return True
 
@@ -280,19 +280,19 @@ class EvaluationSchedule:
             self._session.preemption.stop_by(evaluation.deadline, "another rank")
         return values
 
-    def _note(self, step: int, values: dict[str, float], coordinator: Coordinator, began: float) -> None:
+    def _note(self, step: int, values: dict[str, float], engine: Engine, began: float) -> None:
         self.evaluated = step
         self._session.board.clock.mark()
         if self.stopping is not None:  # before the save of the best, which holds its state
             self.stopping.note(step, values)
-        self._note_best(values["loss"], step, coordinator)
+        self._note_best(values["loss"], step, engine)
         named = {f"eval_{name}": value for name, value in values.items()}
         if self._session.world.first:
             shown = {name: f"{value:.9g}" for name, value in named.items()}
             log.event("evaluated", step=step, **shown, seconds=time.perf_counter() - began)
         self._on_evaluation(step, named)
 
-    def _note_best(self, loss: float, step: int, coordinator: Coordinator) -> None:
+    def _note_best(self, loss: float, step: int, engine: Engine) -> None:
         """Saves the best so far, unless an upload is under way: then the last best one stays."""
         better = self.best.note(loss, step)
         self._session.board.update(best_step=self.best.step)
@@ -300,9 +300,9 @@ class EvaluationSchedule:
         if not wanted:
             return
         assert self.evaluation is not None
-        busy = torch.tensor(float(coordinator.busy), device=self.evaluation.device)
+        busy = torch.tensor(float(engine.busy), device=self.evaluation.device)
         if not float(total(busy, self._session.world)):
-            self.best.keep(loss, lambda: coordinator.save(best=True))
+            self.best.keep(loss, lambda: engine.save(best=True))
 
     # --- state --------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:

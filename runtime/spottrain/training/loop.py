@@ -12,7 +12,7 @@ import itertools
 import operator
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Self
 
 import torch
 
@@ -22,16 +22,15 @@ from spottrain.core import log, patches
 from spottrain.core.time_split import timed
 from spottrain.distributed.dtensor import is_sharded
 from spottrain.errors import ConfigurationError, RunError, TrainingFailed
+from spottrain.lifecycle.life import Phase
 from spottrain.lifecycle.session import Session
 from spottrain.training import job_settings
 from spottrain.training.drawn_batch import onto_devices, require_same_type, with_devices
-from spottrain.training.engine import Engine, require_finite
+from spottrain.training.engine import Engine
 from spottrain.training.epochs import LoopEpochs
 from spottrain.training.finished_step import FinishedStep, FinishedSteps
+from spottrain.training.metrics_log import require_finite
 from spottrain.training.position import LoopPosition, cursor_of
-
-POLL_SHARE: Final = 0.1
-"""Share of a notice in which the loop may come to the end of a step by itself."""
 
 
 class _Partial(devices.Boundary):
@@ -64,7 +63,6 @@ class Loop:
         self._log_every = log_every
         self._loss: Any = None
         self._passes = 0
-        self._moved = False
         self._epochs = LoopEpochs(self._data)
         self._in_batches = self._asked = False
         """Whether the loop has read its position; if not, it starts at 0 in each attempt."""
@@ -208,7 +206,7 @@ class Loop:
             TrainingFailed: the loss is NaN or infinite.
         """
         self._require_open()
-        self._keep_from_others()  # from here on there is work to lose
+        self._begin_step()  # from here on there is work to lose
         if self.done:
             self._end_at_max_steps()
         try:
@@ -222,7 +220,7 @@ class Loop:
             self._engine.stop()
         if self.done:
             self._at_max_steps = devices.Boundary(self._module.modules())
-        self._give_to_others()
+        self._end_step()
         return not self.done
 
     def _end_at_max_steps(self) -> None:
@@ -230,29 +228,21 @@ class Loop:
         if self._at_max_steps is not None:
             self._at_max_steps.restore()  # what the loop has begun since has changed running means
         self.finish()
-        self.session.end_done()
+        self.session.end(self.session.done)
 
-    def _give_to_others(self) -> None:
+    def _end_step(self) -> None:
         """Lets another thread save this step, should a stop come while the loop does something else."""
-        stored = self._engine.coordinator.checkpoints is not None
-        if self._finished is not None and stored and not self._engine.ended:
+        phase = Phase.BOUNDARY
+        if self._finished is not None and self._engine.manager is not None:
             self._finished.keep(self._place, self._drawn)
-            self.session.preemption.let_end(self._save_from_other_thread, after=POLL_SHARE)
+            phase = Phase.BETWEEN
+        self.session.enter(phase)
 
-    def _keep_from_others(self) -> None:
-        """Waits for another thread that saves the last step, which then ends the process."""
-        self.session.preemption.let_end(None)
+    def _begin_step(self) -> None:
+        """Keeps other threads from saving. Waits for one that does, which then ends the process."""
+        self.session.enter(Phase.STEP)
         if self._finished is not None:
             self._finished.forget()
-
-    def _save_from_other_thread(self) -> None:
-        """Saves the last finished step and ends the process, unless the loop has changed its state."""
-        coordinator, finished = self._engine.coordinator, self._finished
-        if finished is None or coordinator.next_step_is_near or not finished.unchanged:
-            return
-        self._saved_step = finished.last
-        coordinator.save_and_end_now(still=lambda: finished.unchanged)
-        self._saved_step = None
 
     def _require_position(self) -> None:
         """Raises ConfigurationError for a loop whose position is not what is counted here.
@@ -283,7 +273,7 @@ class Loop:
     def _count(self, loss: torch.Tensor | float | None, samples: int | None) -> None:
         epoch = self._epochs.number if self._epochs.counted else self._data.epoch
         self._step += 1
-        self._moved = False
+        self.session.enter(Phase.BOUNDARY)
         self._data.advance(self._saved_besides())
         self._partial = None
         self._loss = loss.detach() if isinstance(loss, torch.Tensor) else loss
@@ -305,7 +295,7 @@ class Loop:
         if self.session.world.distributed:
             return
         if self.should_stop:
-            self.session.preemption.let_end(None)
+            self.session.enter(Phase.STEP)
             if self._partial is not None:
                 self._partial.restore()
                 self._drawn = self._partial.drawn
@@ -487,14 +477,12 @@ class Loop:
             self._require_whole_training()
         return self._engine.finish(self._final, self._names_beside(), ended_early=why)[0]
 
-    def _finish_ended(self) -> bool:
-        """Finishes a loop that has done all its epochs or steps. Returns whether it has done them.
+    def finish_ended(self) -> None:
+        """Finishes a loop that has done all its epochs or steps.
 
         Raises RunError. Sharded weights need torch's process group, which the script may have destroyed by a
         function that it had imported before the Run was made.
         """
-        if not self._ended_by_itself:
-            return False
         group_left = self.session.world.distributed and not torch.distributed.is_initialized()
         if group_left and any(map(is_sharded, self._final().values())):
             raise ConfigurationError(
@@ -502,7 +490,6 @@ class Loop:
                 "be stored: call run.finish() before destroy_process_group()"
             )
         self.finish()
-        return True
 
     def _finish_before_group_ends(self) -> None:
         """Has `destroy_process_group` finish an ended loop first: the group gathers sharded weights."""
@@ -510,14 +497,15 @@ class Loop:
 
         @functools.wraps(destroy)
         def finish_and_destroy(*args: Any, **options: Any) -> None:
-            if self._ended_by_itself and not self._engine.ended and self.session.message is None:
+            if self.ended_by_itself and not self._engine.ended and self.session.message is None:
                 self.finish()
             destroy(*args, **options)
 
         patches.replace(torch.distributed, "destroy_process_group", finish_and_destroy)
 
     @property
-    def _ended_by_itself(self) -> bool:
+    def ended_by_itself(self) -> bool:
+        """Whether the loop has done all its steps or epochs."""
         return self.done or self._epochs.done
 
     def __enter__(self) -> Self:
@@ -530,7 +518,7 @@ class Loop:
             return
         if error is not None:
             self._engine.failed(error)
-        elif not (self._ended_by_itself and self.session.script):  # `spottrain run` finishes such a loop
+        elif not (self.ended_by_itself and self.session.script):  # `spottrain run` finishes such a loop
             log.event("not-finished", step=self._step, why="run.finish() was not called")
             self._engine.give_up()
 
@@ -547,18 +535,21 @@ class Loop:
         """Why training ends before its last step, if known; else ""."""
         return ""
 
-    def _intact(self) -> bool:
-        """Whether no optimizer has stepped since the last `step_completed`."""
-        if self._finished is not None and self._finished.unchanged:
-            self._saved_step = self._finished.last  # the script may have drawn random numbers since
-        return not self._moved
+    def _unmoved(self) -> bool:
+        """Whether the last finished step can be saved, which is then what is saved.
+
+        The script may have drawn random numbers since.
+        """
+        unchanged = self._finished is not None and self._finished.unchanged
+        self._saved_step = self._finished.last if self._finished is not None and unchanged else None
+        return unchanged
 
     def _note_move(self, *_: Any) -> None:
         """Called before each optimizer step."""
-        self._keep_from_others()
-        if self.done and not self._engine.ended:
-            self._end_at_max_steps()
-        self._moved = True
+        if not self._engine.ended:
+            self._begin_step()
+            if self.done:
+                self._end_at_max_steps()
 
     def _saved_besides(self) -> Collection[Any] | None:
         """Objects that are saved beside `data`; None: any loader is taken."""
@@ -569,7 +560,7 @@ class Loop:
     ) -> None:
         """Claims and restores. `module`: contains all modules with buffers, the model first."""
         self._module, self._torch_optimizers = module, optimizers
-        self.session.finish_ended_loop = self._finish_ended
+        self.session.loop = self
         if self.session.world.distributed and self.session.script:
             self._finish_before_group_ends()
         for each in optimizers:
@@ -586,7 +577,7 @@ class Loop:
         )
         if self.done:  # the previous attempt did all steps, but ended before it stored the weights
             self.finish()
-            self.session.end_done()
+            self.session.end(self.session.done)
 
     def _initialize(self) -> None:
         """Loads the weights of `checkpoint.initFrom`, if any, at the first start."""
@@ -610,7 +601,7 @@ class Loop:
     def _progress(self) -> dict[str, Any]:
         self._read_loss()
         saved = self._saved_step
-        return self._engine.coordinator.record() | (self._place() if saved is None else saved.progress)
+        return self._engine.record() | (self._place() if saved is None else saved.progress)
 
     def _own(self) -> dict[str, Any]:
         data, saved = None if self._data.shared else self._data.state(), self._saved_step
@@ -631,7 +622,7 @@ class Loop:
         self._goes_on = self._step > 0
         self._drawn = [] if new_rank else onto_devices(own.get("ahead", []))
         self._epochs.random = None if new_rank else own.get("epoch_random")
-        self._engine.coordinator.load_record(saved)
+        self._engine.load_record(saved)
         self._engine.restore_random(None if new_rank else own["random"], self._step)
 
     # --- private --------------------------------------------------------------------------------------
@@ -643,9 +634,7 @@ class Loop:
         of = f"step {self._step} of max_steps={self.max_steps}"
         if self.max_steps is None:
             of = f"step {self._step}, in epoch {epochs.number} of run.epochs(...)"
-        self._engine.ended = True
-        if self.session.unfinished is not None:
-            self.session.unfinished()
+        self._engine.save_unfinished()
         self._engine.close()
         raise TrainingFailed(
             f"the loop has ended at {of}, so the training is shorter than it was asked for. The step is "
@@ -674,6 +663,6 @@ class Loop:
 
     def _require_open(self) -> None:
         if self._engine.ended and self.session.message is not None:
-            self.session.end_done()  # a loop that goes on although it was told to leave
+            self.session.end(self.session.done)  # a loop that goes on although it was told to leave
         if self._engine.ended:
             raise ConfigurationError("the Run has ended: nothing can be counted or saved after finish()")

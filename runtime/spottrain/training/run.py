@@ -118,7 +118,7 @@ class Run(Loop):
             self._optimizers,
             replicas=session.world.distributed and any(map(plain_state.replica, given)),
             regroups=True,
-            over=lambda: self._engine.ended or self._ended_by_itself,
+            over=lambda: self._engine.ended or self.ended_by_itself,
             failed=self._engine.failed,
         )
         self._engine.join()
@@ -126,7 +126,7 @@ class Run(Loop):
             shared=self._shared,
             own=self._own,
             load=self._load,
-            intact=self._intact,
+            unmoved=self._unmoved,
             want=self._want(),
             of_first=plain_state.buffers(self._model).union(
                 ("loose.", "objects."),

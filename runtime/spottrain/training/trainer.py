@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch.optim.lr_scheduler import LRScheduler
@@ -40,6 +40,7 @@ from spottrain.diagnostics.step_timer import StepTimer
 from spottrain.distributed import process_group
 from spottrain.distributed.dtensor import any_sharded
 from spottrain.errors import ConfigurationError
+from spottrain.lifecycle.life import Phase
 from spottrain.lifecycle.session import Session, current
 from spottrain.techniques import accumulation, compilation, schedules
 from spottrain.techniques import precision as precisions
@@ -51,16 +52,15 @@ from spottrain.techniques.trackers import Tracker, Trackers, run_id
 from spottrain.training import components
 from spottrain.training.components import require_kinds, require_own_parameters, require_positive
 from spottrain.training.data_parallel import Replica, clip
-from spottrain.training.engine import Engine, require_finite
+from spottrain.training.engine import Engine
 from spottrain.training.evaluation import Evaluation, EvaluationSchedule
+from spottrain.training.metrics_log import require_finite
 from spottrain.training.phases import TrainerPhases
 from spottrain.training.script_functions import checked_loss, checked_metrics, checked_weight
 
 Loss = Callable[[torch.nn.Module, Any], torch.Tensor]
 Metrics = Callable[[torch.nn.Module, Any], Mapping[str, Any]]
 Weighing = Callable[[list[tuple[Any, float]]], list[tuple[Any, float]]]
-POLL_SHARE: Final = 0.1
-"""Share of the notice that the training thread may wait for data; then another thread saves."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -219,8 +219,6 @@ class Trainer:
         self._data_wait = self.session.board.clock.data
         self.waiting: dict[str, Any] | None = None
         """The random state, while the loop waits for data."""
-        self.intact = False
-        """Whether, within a step, the state is still that after the previous step."""
         self.last_loss = torch.tensor(0.0)
         named = {plain_state.OPTIMIZER: self.optimizer}
         self._made = plain_state.group_names(self.model, self.optimizer)
@@ -345,7 +343,7 @@ class Trainer:
         modules = list(self.model.modules())
         self._evaluate()
         while self.step < self.total_steps and not self._over:
-            self.intact = True
+            self._enter(Phase.BOUNDARY)
             with self._timer.data(), self._data_wait:
                 step, micro_batches = self._awaited(lambda: next(steps))
             self._replica.give_buffers()
@@ -359,9 +357,8 @@ class Trainer:
                     loss += self._pass(batch, share, last=number == len(step.shares))
             except Exception:
                 self._drop(before)
-                self.intact |= before is not None
                 raise
-            stopping.let_end(None)  # from here on there is work to lose
+            self.session.enter(Phase.STEP)  # from here on there is work to lose
             moved = self._update()
             self.step += 1
             self._live.note()
@@ -373,7 +370,7 @@ class Trainer:
             self._count(step, loss)
             if moved:
                 self.schedule.after_step()
-            self.intact = True
+            self.session.enter(Phase.BOUNDARY)
             self._evaluate()
             if self._over or (stopped := self._boundary()):
                 break
@@ -389,7 +386,7 @@ class Trainer:
     def _pass(self, batch: Any, share: float, *, last: bool) -> torch.Tensor:
         """Runs forward and backward of one micro-batch. Returns its part of the step's loss."""
         timer, size = self._timer, self.session.world.size
-        self.intact = False
+        self._enter(Phase.STEP)
         if self._cold:
             self._compile_first(batch)
             self._cold = False
@@ -407,8 +404,8 @@ class Trainer:
 
     def _update(self) -> bool:
         """Makes one optimizer step with the accumulated gradients. Returns whether the weights changed."""
-        with self._timer.checkpoint() if self._engine.coordinator.copying else nullcontext():
-            self._engine.coordinator.before_step()
+        with self._timer.checkpoint() if self._engine.copying else nullcontext():
+            self._engine.before_step()
         with self._timer.compute():
             self._replica.average_gradients()
             if self.settings.clip_grad_norm is not None:
@@ -426,6 +423,7 @@ class Trainer:
         self._zero_grad()
         if before is not None:
             before.restore()
+            self._enter(Phase.BOUNDARY)
 
     def _zero_grad(self) -> None:
         self.optimizer.zero_grad(set_to_none=True)
@@ -447,15 +445,19 @@ class Trainer:
         """Returns get(). While it waits, maybe for ever, another thread may save and end the process."""
         if not self._engine.metrics.began or self.session.world.distributed:
             return get()
-        stopping = self.session.preemption
-        stopping.let_end(self._engine.coordinator.save_and_end_now, after=POLL_SHARE)
         # What is read in this process is read under a random state of its own, so the training's is kept.
         elsewhere = isinstance(self.batches, Batches) and self.batches.num_workers
         self.waiting = None if elsewhere else devices.random_state()
+        self.session.enter(Phase.WAITING)
         found = get()
-        stopping.let_end(None)
+        self.session.enter(Phase.BOUNDARY)
         self.waiting = None
         return found
+
+    def _enter(self, phase: Phase) -> None:
+        """Notes the phase, once there is work to lose. Until then a stop may end the process anywhere."""
+        if self._engine.metrics.began:
+            self.session.enter(phase)
 
     @property
     def _over(self) -> bool:
@@ -464,7 +466,7 @@ class Trainer:
     def _evaluate(self) -> None:
         if self.evaluations.due(self.step):
             self._use_findings()
-        if self.evaluations.evaluate(self.step, self._engine.coordinator):
+        if self.evaluations.evaluate(self.step, self._engine):
             self._engine.metrics.restart()
             self._timer.restart()
 
@@ -501,7 +503,6 @@ class Trainer:
             shared=self._shared_state,
             own=self._own_state,
             load=self._load_state,
-            intact=lambda: self.intact,
             want=plain_state.wanted(self.model),
             stepped=self._stepped,
             of_first=plain_state.buffers(self.model),
@@ -530,7 +531,7 @@ class Trainer:
             "data": None if self.batches.per_rank else self.batches.state_dict(),
             "progress": {
                 "step": self.step,
-                **self._engine.coordinator.record(),
+                **self._engine.record(),
                 "trackers": self.trackers.state_dict(),
                 "micro_batch_size": self.memory_fit.size,
                 **self.evaluations.state_dict(),
@@ -567,7 +568,7 @@ class Trainer:
         self.batches.load_state_dict(own["data"] if self.batches.per_rank else tree["data"])
         progress = tree["progress"]
         self.step = progress["step"]
-        self._engine.coordinator.load_record(progress)
+        self._engine.load_record(progress)
         self.evaluations.load_state_dict(progress)
         self.last_loss = torch.tensor(0.0 if new_rank else own.get("loss", 0.0), device=self.device)
         self.memory_fit.saved_size = progress.get("micro_batch_size")

@@ -128,6 +128,25 @@ def test_a_wait_for_data_counts_only_while_steps_are_made(time: Time) -> None:
     assert clock.split().dataWait == 0 and clock.split().other == 1
 
 
+def test_a_step_is_timed_without_the_evaluation_and_the_save_before_it(time: Time) -> None:
+    clock = training(time)
+    assert clock.step_seconds == 0.0, "the first step compiles"
+    for _ in range(3):
+        with clock.part(PRODUCTIVE):
+            time.passes(8)
+            clock.mark()
+        with clock.part(CHECKPOINT_STALL):
+            time.passes(5)
+        with clock.data:
+            time.passes(0.5)
+        time.passes(1)
+        clock.step_done()
+    assert clock.step_seconds == 1.5
+    assert clock.trained == 3 * 9.5, "a loss costs the evaluations too"
+    time.passes(4)
+    assert clock.seconds_since_step == 4
+
+
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_wait_within_a_wait_does_not_end_it(time: Time, fails: bool) -> None:
     clock = training(time)

@@ -1,4 +1,4 @@
-"""When a save is due, periodic or advised, and what one at a notice is reckoned to take."""
+"""When a save is due, periodic or advised, and what one at a notice is estimated to take."""
 
 from __future__ import annotations
 
