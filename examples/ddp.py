@@ -14,11 +14,14 @@ from torch.utils.data import DataLoader, TensorDataset
 
 EPOCHS = int(os.environ.get("EPOCHS", "10"))
 
-dist.init_process_group("gloo")
+dist.init_process_group()
+device = (
+    torch.device("cuda", int(os.environ["LOCAL_RANK"])) if torch.cuda.is_available() else torch.device("cpu")
+)
 torch.manual_seed(1)
 x = torch.randn(4096, 16)
 dataset = TensorDataset(x, x.sin().sum(1, keepdim=True))
-model = DistributedDataParallel(nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 1)))
+model = DistributedDataParallel(nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 1)).to(device))
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
 sampler = spottrain.data.Sampler(dataset, batch_size=32, shuffle=True)
 loader = DataLoader(dataset, batch_size=32, sampler=sampler)
@@ -27,7 +30,7 @@ run = spottrain.Run(model=model, optimizer=optimizer, data=sampler)
 for epoch in run.epochs(EPOCHS):
     sampler.set_epoch(epoch)
     for inputs, targets in loader:
-        loss = nn.functional.mse_loss(model(inputs), targets)
+        loss = nn.functional.mse_loss(model(inputs.to(device)), targets.to(device))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

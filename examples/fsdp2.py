@@ -11,7 +11,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 EPOCHS = int(os.environ.get("EPOCHS", "4"))
 
-dist.init_process_group("gloo")
+dist.init_process_group()
+device = (
+    torch.device("cuda", int(os.environ["LOCAL_RANK"])) if torch.cuda.is_available() else torch.device("cpu")
+)
 torch.manual_seed(1)
 numbers = torch.randint(10, (1024, 12))
 dataset = TensorDataset(numbers, numbers.cumsum(1) % 10)
@@ -27,14 +30,14 @@ class Model(nn.Module):
         self.head = nn.Linear(32, 10)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1])
+        mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1], x.device)
         h = self.embedding(x)
         for layer in self.layers:
             h = layer(h, src_mask=mask, is_causal=True)
         return self.head(h)
 
 
-model = Model()
+model = Model().to(device)
 for layer in model.layers:
     fully_shard(layer)
 fully_shard(model)
@@ -47,7 +50,7 @@ run = spottrain.Run(model=model, optimizer=optimizer, scheduler=scheduler, data=
 for epoch in run.epochs(EPOCHS):
     sampler.set_epoch(epoch)
     for x, y in loader:
-        loss = nn.functional.cross_entropy(model(x).flatten(0, 1), y.flatten())
+        loss = nn.functional.cross_entropy(model(x.to(device)).flatten(0, 1), y.to(device).flatten())
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)

@@ -1,4 +1,4 @@
-"""A training loop of one's own, kept from being lost by three lines: those with `run`.
+"""A training loop of one's own, kept from being lost by the lines with `run`.
 
 spottrain run --checkpoint checkpoints/own examples/own_loop.py            # Ctrl-C saves; again: goes on
 spottrain run --nproc 2 --checkpoint checkpoints/own examples/own_loop.py  # the same by DDP
@@ -30,7 +30,7 @@ def main() -> None:
         torch.nn.Linear(8, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1)
     )
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        dist.init_process_group("gloo")
+        dist.init_process_group()
         model = torch.nn.parallel.DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
