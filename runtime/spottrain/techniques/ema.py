@@ -37,22 +37,16 @@ class EMA:
         model: wrapped or not; on its device already, and already sharded if it is to be.
         decay: share of the average that is kept at each optimizer step, such as 0.999. The average spans
             about 1 / (1 - decay) steps.
-        every: optimizer steps between updates. The kept share is then decay ** every, so the average spans
-            as many steps as with every=1, and costs less.
         warm_up: keep at most (1 + step) / (10 + step), so that the first weights are soon forgotten.
 
     Raises:
         ConfigurationError: an argument is not valid, or no parameter is trainable.
     """
 
-    def __init__(
-        self, model: torch.nn.Module, *, decay: float = 0.999, every: int = 1, warm_up: bool = True
-    ) -> None:
+    def __init__(self, model: torch.nn.Module, *, decay: float = 0.999, warm_up: bool = True) -> None:
         if not 0.0 < decay < 1.0:
             raise ConfigurationError(f"EMA(decay={decay}): must be above 0 and below 1, such as 0.999")
-        if every < 1:
-            raise ConfigurationError(f"EMA(every={every}): must be at least 1 optimizer step")
-        self.decay, self.every, self.warm_up = decay, every, warm_up
+        self.decay, self.warm_up = decay, warm_up
         self._model = plain_state.plain(model)
         named = {plain_state.clean(name): p for name, p in self._model.named_parameters() if p.requires_grad}
         if not named:
@@ -81,7 +75,7 @@ class EMA:
             RuntimeError: inside of `applied`.
         """
         self._require_own()
-        if step <= self._updated or step % self.every:
+        if step <= self._updated:
             return
         self._updated = step
         decay = min(self.decay, (1 + step) / (10 + step)) if self.warm_up else self.decay
@@ -93,7 +87,7 @@ class EMA:
                 means.append(mean)
                 weights.append(local(self._weights[name].detach()).to(mean.dtype))
         if means:
-            torch._foreach_lerp_(means, weights, 1 - decay**self.every)
+            torch._foreach_lerp_(means, weights, 1 - decay)
 
     @contextmanager
     def applied(self) -> Iterator[None]:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
@@ -28,22 +27,11 @@ MANIFEST_KEY: Final = "said"
 """Key in a parameter group: the settings that the manifest gave, with their values."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Kind:
-    """A torch optimizer, and which of our hyperparameters it has."""
-
-    make: type[torch.optim.Optimizer]
-    settings: tuple[str, ...]
-    fuses: bool = True
-
-
-KINDS: Final[Mapping[str, Kind]] = {
-    "adamw": Kind(make=torch.optim.AdamW, settings=("weight_decay", "betas", "epsilon")),
-    "sgd": Kind(make=torch.optim.SGD, settings=("weight_decay", "momentum", "nesterov")),
-    "adafactor": Kind(make=torch.optim.Adafactor, settings=("weight_decay", "beta2_decay"), fuses=False),
+KINDS: Final[Mapping[str, type[torch.optim.Optimizer]]] = {
+    "adamw": torch.optim.AdamW,
+    "sgd": torch.optim.SGD,
+    "adafactor": torch.optim.Adafactor,
 }
-TORCH_NAMES: Final = {"epsilon": "eps"}
-"""torch's names of our hyperparameters, if they differ."""
 UNFUSED: Final = ("foreach", "differentiable")
 """Options that torch refuses together with fused kernels."""
 
@@ -55,44 +43,24 @@ def make(
     parameters: Parameters,
     *,
     learning_rate: float,
-    weight_decay: float | None = None,
-    momentum: float | None = None,
-    nesterov: bool | None = None,
-    betas: tuple[float, float] | None = None,
-    epsilon: float | None = None,
-    beta2_decay: float | None = None,
     fused: bool | None = None,
+    **hyper: Any,
 ) -> torch.optim.Optimizer:
-    """Makes an optimizer by name. A hyperparameter that is None has torch's default.
+    """Makes an optimizer by name.
 
     Args:
         name: "adamw", "sgd" or "adafactor".
         parameters: tensors, or torch's parameter groups (dicts with "params").
         learning_rate: learning rate. For adafactor it is the upper limit of a step relative to the size of
             the weights; torch's default is 0.01.
-        weight_decay: for all three; sgd adds it to the gradient, the others decouple it.
-        momentum: for sgd.
-        nesterov: for sgd.
-        betas: for adamw.
-        epsilon: for adamw.
-        beta2_decay: for adafactor.
         fused: True: required; None: if torch supports it; False: no, for the same bits as unfused runs.
+        hyper: further arguments of torch's class, such as weight_decay, betas or momentum. None: torch's
+            default.
 
     Raises:
         ConfigurationError: the name is not known, the optimizer lacks a hyperparameter, or torch refuses one.
     """
-    words = _translated(
-        name,
-        {
-            "weight_decay": weight_decay,
-            "momentum": momentum,
-            "nesterov": nesterov,
-            "betas": betas,
-            "epsilon": epsilon,
-            "beta2_decay": beta2_decay,
-        },
-    )
-    return _made(name, _groups(name, parameters), learning_rate, words, fused=fused)
+    return _made(name, _groups(name, parameters), learning_rate, _known(name, hyper), fused=fused)
 
 
 def _made(
@@ -103,14 +71,13 @@ def _made(
     *,
     fused: bool | None,
 ) -> torch.optim.Optimizer:
-    """words: hyperparameters by torch's names."""
     kind = _kind(name)
     unfit = next((key for key in UNFUSED for each in (words, *groups) if each.get(key)), None)
     takes = _fused(kind, name, groups, fused, unfit)
-    if kind.fuses:
+    if "fused" in _arguments(kind):
         words = words | {"fused": takes}
     try:
-        return kind.make(groups, lr=learning_rate, **words)  # type: ignore[call-arg]
+        return kind(groups, lr=learning_rate, **words)  # type: ignore[call-arg]
     except (ValueError, TypeError) as error:
         raise ConfigurationError(f"the optimizer {name} cannot be made: {error}") from error
 
@@ -133,10 +100,10 @@ def rebuilt(optimizer: torch.optim.Optimizer, name: str, **hyper: Any) -> torch.
         ConfigurationError: as of `make`; or the script's optimizer has made a step or has a torch schedule.
     """
     kind = _kind(name)
-    same = type(optimizer) is kind.make
+    same = type(optimizer) is kind
     _require_fresh(optimizer, name)
     rate, fused = hyper.pop("learning_rate", None), hyper.pop("fused", None)
-    given = _translated(name, hyper)
+    given = _known(name, hyper)
     if rate is None:
         if not same:
             raise ConfigurationError(
@@ -205,10 +172,9 @@ def _require_fresh(optimizer: torch.optim.Optimizer, name: str) -> None:
         )
 
 
-def _options(defaults: Mapping[str, Any], kind: Kind, *, same: bool) -> dict[str, Any]:
+def _options(defaults: Mapping[str, Any], kind: type[torch.optim.Optimizer], *, same: bool) -> dict[str, Any]:
     """Returns the script's options that the constructor accepts; of another kind's only `maximize`."""
-    taken = set(inspect.signature(kind.make).parameters) - {"params", "lr", "fused"}
-    taken &= set(defaults) if same else {"maximize"}
+    taken = (_arguments(kind) - {"fused"}) & (set(defaults) if same else {"maximize"})
     return {name: value for name, value in defaults.items() if name in taken}
 
 
@@ -225,22 +191,22 @@ def _carried(
     return own | {"params": list(group["params"]), "lr": rate * ratio}
 
 
-def _kind(name: str) -> Kind:
+def _kind(name: str) -> type[torch.optim.Optimizer]:
     if name not in KINDS:
         raise ConfigurationError(f"the optimizer {name!r} is not known: use {', '.join(sorted(KINDS))}")
     return KINDS[name]
 
 
-def _translated(name: str, hyper: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the hyperparameters that are not None, by torch's names."""
-    own = _kind(name).settings
-    given = {key: value for key, value in hyper.items() if value is not None}
-    for key in given:
-        if key not in own:
-            others = [other for other, kind in KINDS.items() if key in kind.settings]
-            of = f"; it is a setting of {', '.join(others)}" if others else ""
-            raise ConfigurationError(f"{name} has no {key}{of}: {name} takes learning_rate, {', '.join(own)}")
-    return {TORCH_NAMES.get(key, key): value for key, value in given.items()}
+def _arguments(kind: type[torch.optim.Optimizer]) -> set[str]:
+    return set(inspect.signature(kind).parameters) - {"params", "lr"}
+
+
+def _known(name: str, hyper: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the hyperparameters that are not None. Raises ConfigurationError if torch's class lacks one."""
+    given, own = {key: value for key, value in hyper.items() if value is not None}, _arguments(_kind(name))
+    if odd := sorted(set(given) - own):
+        raise ConfigurationError(f"{name} has no {odd[0]}: it takes {', '.join(sorted(own))}")
+    return given
 
 
 def _groups(name: str, parameters: Parameters) -> list[dict[str, Any]]:
@@ -254,8 +220,7 @@ def _groups(name: str, parameters: Parameters) -> list[dict[str, Any]]:
     for group in groups:
         of = group["params"]
         group["params"] = [of] if isinstance(of, torch.Tensor) else list(of)
-    own = (TORCH_NAMES.get(key, key) for key in KINDS[name].settings)
-    allowed = {"params", "param_names", "lr", "fused", *own}
+    allowed = {"params", "param_names", "lr", *_arguments(_kind(name))}
     for number, group in enumerate(groups):
         if odd := sorted(set(group) - allowed):
             raise ConfigurationError(f"parameter group {number} sets {odd[0]}, which {name} does not have")
@@ -264,11 +229,15 @@ def _groups(name: str, parameters: Parameters) -> list[dict[str, Any]]:
 
 # --- fused ------------------------------------------------------------------------------------------
 def _fused(
-    kind: Kind, name: str, groups: list[dict[str, Any]], wanted: bool | None, unfit: str | None
+    kind: type[torch.optim.Optimizer],
+    name: str,
+    groups: list[dict[str, Any]],
+    wanted: bool | None,
+    unfit: str | None,
 ) -> bool | None:
     """Returns True for fused kernels, else None, and logs why. unfit: an option that excludes them."""
     why: str | None
-    if not kind.fuses:
+    if "fused" not in _arguments(kind):
         why = f"torch has no fused {name}"
     elif wanted is False:
         why = "fused=False is set"
@@ -283,12 +252,12 @@ def _fused(
     return None if why is not None else True
 
 
-def _refusal(kind: Kind, device: torch.device, dtype: torch.dtype) -> str | None:
+def _refusal(kind: type[torch.optim.Optimizer], device: torch.device, dtype: torch.dtype) -> str | None:
     """Tries a fused step on a tensor of one element. Returns why it fails, or None."""
     try:
         probe = torch.nn.Parameter(torch.zeros(1, device=device, dtype=dtype))
         probe.grad = torch.zeros_like(probe)
-        kind.make([probe], lr=1e-3, fused=True).step()  # type: ignore[call-arg]
+        kind([probe], lr=1e-3, fused=True).step()  # type: ignore[call-arg]
     except (RuntimeError, NotImplementedError) as error:
         return f"{str(error).splitlines()[0][:120]} ({device.type}, {dtype})"
     return None

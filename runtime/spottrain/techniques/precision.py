@@ -14,7 +14,7 @@ For a custom loop:
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Final
@@ -27,7 +27,6 @@ from spottrain.core.device import float32_matmul
 from spottrain.distributed import process_group
 from spottrain.distributed.world import World
 from spottrain.errors import ConfigurationError, TrainingFailed
-from spottrain.techniques import cpu_formats
 from spottrain.techniques.accumulation import joined
 
 AUTO: Final = "auto"
@@ -38,6 +37,8 @@ FP16_NEEDS: Final = (
     "fp16 needs loss scaling, or small gradients become 0: Trainer does it by itself; in a custom loop use "
     "spottrain.techniques.Amp for backward and step, or torch.amp.GradScaler, and pass it as Run(scaler=...)"
 )
+CPU_BF16: Final = ("avx512_bf16", "amx_bf16", "sve_bf16")
+"""torch's names of a CPU's units for bf16. For fp16 there are too few CPUs to tell."""
 AMPERE: Final = (8, 0)
 """CUDA compute capability with bf16 and TF32 in hardware. Below, torch emulates bf16 by fp32, and
 `torch.cuda.is_bf16_supported()` says True all the same (torch 2.15)."""
@@ -45,7 +46,7 @@ AMPERE: Final = (8, 0)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceFacts:
-    """Hardware capabilities of a device. A CPU's are left out: how fast it is in a format is measured."""
+    """Hardware capabilities of a device; a CPU has none here, so that auto is the same on any."""
 
     type: str
     name: str
@@ -121,7 +122,6 @@ def choose(
     facts: DeviceFacts | None = None,
     *,
     world: World | None = None,
-    slowdown: Callable[[str], float] = cpu_formats.slowdown,
 ) -> Precision:
     """Chooses a format. With "auto" and several ranks, all must call it.
 
@@ -131,8 +131,7 @@ def choose(
     are logged too.
 
     facts: capabilities of the device; None: queried. world: None: that of torch's process group, if there is
-    one. slowdown: measures how many times slower than fp32 a format is on this CPU. Raises ConfigurationError
-    if `wanted` is not known.
+    one. Raises ConfigurationError if `wanted` is not known.
     """
     if wanted not in (AUTO, *NAMES):
         raise ConfigurationError(f"precision {wanted!r} is not known: use auto, {', '.join(NAMES)}")
@@ -144,8 +143,7 @@ def choose(
         log.event("precision", wanted=AUTO, chosen=name, device=facts.name, why=why)
     else:
         name = wanted
-        remedy = "set precision to auto, which is fp32 here"
-        if not _advise_if_slow(wanted, facts.type, remedy, slowdown) and (sentence := doubt(wanted, facts)):
+        if sentence := doubt(wanted, facts):
             log.event("advice", about="precision", text=sentence)
     chosen = _KINDS[name]
     if chosen.needs_scaler:
@@ -153,26 +151,22 @@ def choose(
     return chosen
 
 
-def advise_library(
-    name: str, device: torch.device, remedy: str, slowdown: Callable[[str], float] = cpu_formats.slowdown
-) -> None:
-    """Logs an advice if the format that a script has set in a library is slow on this CPU.
+def advise_library(name: str, device: torch.device, remedy: str) -> None:
+    """Logs an advice if the format that a script has set in a library may be slow on this CPU.
 
     name: as the library writes it: "bf16", "fp16", "bf16-mixed", "16-true", "no". remedy: what to change.
     """
     ours = "bf16" if "bf16" in name else "fp16" if "16" in name else name
-    _advise_if_slow(ours, device.type, remedy, slowdown)
+    if device.type == "cpu" and (sentence := _slow_on_cpu(ours, remedy)):
+        log.event("advice", about="precision", text=sentence)
 
 
-def _advise_if_slow(name: str, kind: str, remedy: str, slowdown: Callable[[str], float]) -> bool:
-    """Measures a format, if the device is a CPU. Returns whether it is slow."""
-    if kind != "cpu" or name not in cpu_formats.FORMATS:
-        return False
-    ratio = slowdown(name)
-    if (sentence := cpu_formats.slow_words(name, ratio, remedy)) is None:
-        return False
-    log.event("advice", about="precision", text=sentence, times_slower=round(ratio, 1))
-    return True
+def _slow_on_cpu(name: str, remedy: str) -> str | None:
+    """Returns why a format is a bad choice on this CPU; None if it is not."""
+    has: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()  # not in torch 2.6
+    if name not in ("bf16", "fp16") or (name == "bf16" and any(has.get(each) for each in CPU_BF16)):
+        return None
+    return f"this CPU has no units for {name}, which may take many times as long as fp32 here: {remedy}"
 
 
 def agreed(wanted: str, device: torch.device, world: World) -> Precision:
@@ -213,6 +207,8 @@ def doubt(name: str, facts: DeviceFacts) -> str | None:
                 f"{facts.name} has no bf16 in hardware and emulates it, which saves memory but no time: set "
                 "precision to fp16 or auto"
             )
+        case "bf16" | "fp16" if facts.type == "cpu":
+            return _slow_on_cpu(name, "set precision to auto, which is fp32 here")
         case "tf32" if not facts.tf32:
             return f"{facts.name} has no TF32, so tf32 is fp32 here: set precision to auto"
     return None

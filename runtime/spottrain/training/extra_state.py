@@ -182,9 +182,7 @@ class AveragePosition:
         A single missing update may be a step that fp16 skipped; but such an update does not come later.
         """
         for name, ema in list(self._emas.items()):
-            if step % ema.every:
-                continue
-            if ema.updated == step - ema.every and self._before.get(name) == step - 2 * ema.every:
+            if ema.updated == step - 1 and self._before.get(name) == step - 2:
                 del self._emas[name]  # logged once
                 text = f"{name} is a step behind, so a resume is not exact: call update(run.global_step + 1)"
                 log.event("advice", about="ema", text=f"{text} before run.step_completed()")
