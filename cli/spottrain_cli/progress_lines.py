@@ -40,10 +40,14 @@ def share(job: Job) -> float | None:
 
 
 def news(before: Job | None, job: Job) -> Iterator[str]:
-    """Yields what has changed since the last look: the phase, and attempts that ended or began."""
+    """Yields what has changed since the last look: phase, reasons, attempts that ended or began."""
+    told = set()
     if before is None or before.phase != job.phase:
         yield timeline.title(job)
-        for each in timeline.sentences(job):
+    else:
+        told = {each.reason for each in timeline.sentences(before)}
+    for each in timeline.sentences(job):
+        if each.reason not in told:
             yield f"{each.type}: {each.message}"
     lost = timeline.losses(job)
     for attempt in job.attempts if before is not None else ():

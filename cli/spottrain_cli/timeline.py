@@ -27,7 +27,7 @@ from spottrain_cli.figures import (
     step,
     steps_word,
 )
-from spottrain_cli.jobs import FAILED, SUCCEEDED, SUSPENDED, Attempt, Condition, Job
+from spottrain_cli.jobs import FAILED, SUCCEEDED, SUSPENDED, SYNC, Attempt, Condition, Job
 
 DONE: Final = "Done"
 """Cause of the attempt that finished the training."""
@@ -71,6 +71,8 @@ def losses(job: Job) -> dict[int, Loss]:
 
 def _loss(job: Job, attempt: Attempt, after: Attempt | None) -> Loss:
     steps, each = attempt.lost_steps, job.progress.stepSeconds
+    if job.checkpoint.mode == SYNC:
+        steps = None  # checkpoints are counted there; what the program did since its last one is not known
     trained = after.firstStepTime if after is not None else None
     pause = (
         None if trained is None or attempt.endTime is None else (trained - attempt.endTime).total_seconds()
@@ -172,21 +174,21 @@ def _attempts(job: Job, now: datetime, width: int) -> Iterator[str]:
         gone = "Attempt 1 is" if first == 2 else f"Attempts 1 to {first - 1} are"
         yield from folded(f"{gone} no longer in the status, which keeps the last 10.", width)
     for each in job.attempts:
-        texts = [_head(each, now), *_end(each, lost.get(each.number))]
+        texts = [_head(each, steps_word(job), now), *_end(each, lost.get(each.number))]
         for line, text in enumerate(texts):
             yield from folded(
                 text, width, first=f"{each.number:>{digits}}  " if not line else " " * (digits + 2)
             )
 
 
-def _head(attempt: Attempt, now: datetime) -> str:
+def _head(attempt: Attempt, unit: str, now: datetime) -> str:
     begun = clock(attempt.startTime, now) if attempt.startTime else "not started"
     parts = [begun]
     if place := _place(attempt):
         held = "" if attempt.boundTime is None else f"{_between(attempt.boundTime, attempt.endTime or now)} "
         parts.append(f"{held}on {place}")
     if attempt.lastStep is not None:
-        parts.append(f"steps {attempt.startStep or 0:,} to {attempt.lastStep:,}")
+        parts.append(f"{unit}s {attempt.startStep or 0:,} to {attempt.lastStep:,}")
     if attempt.spent is not None and attempt.node:
         parts.append(lower_bound(attempt.spent, known=not attempt.unknownSeconds))
     return ", ".join(parts)

@@ -50,7 +50,9 @@ class Machine(ABC):
             if not self._is_up():
                 raise RuntimeError(f"{self.node.name} is gone; restore it first")
             if self._deadline is not None:
-                raise RuntimeError(f"{self.node.name} has its notice already; cancel it first")
+                raise RuntimeError(
+                    f"{self.node.name} has its notice already, and is about to end; restore it then"
+                )
             notice = self._publish(seconds)
             self._deadline = threading.Timer(notice["deadline"] - time.time(), self._on_deadline)
             self._deadline.daemon = True

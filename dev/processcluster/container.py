@@ -103,8 +103,8 @@ class Container:
         if image is None:
             known = ", ".join(sorted(self.pod.node.images))
             why = (
-                f"images here are programs of the checkout ({known}); for an image of your own use "
-                "`make demo-containers` or a real cluster"
+                f"images here are programs of the checkout ({known}); spottrain-runtime:checkout runs a "
+                "script with the checkout's packages, an image of your own needs a real cluster"
             )
             never, back_off = IMAGE_REASONS
             if self.raw.get("imagePullPolicy") == "Never":

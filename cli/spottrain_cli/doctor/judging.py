@@ -277,7 +277,10 @@ def _objects(seen: Seen) -> Iterator[Finding]:
             yield fail(
                 "credentials",
                 f"{what} is not in namespace {seen.namespace}",
-                f"create it there: kubectl create {kind}",
+                f"kubectl create {kind} {name} --namespace {seen.namespace}"
+                if kind != "secret"
+                else f"kubectl create secret generic {name} --namespace {seen.namespace} "
+                "--from-literal=AWS_ACCESS_KEY_ID=... --from-literal=AWS_SECRET_ACCESS_KEY=...",
             )
         elif isinstance(said, CommandError):
             yield warn("credentials", f"you cannot see {what}: {said}", "ask whoever made it")

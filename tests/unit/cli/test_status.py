@@ -197,6 +197,10 @@ NEWS: dict[str, tuple[Json | None, Json]] = {
         RUNNING,
         during(phase="Stopping", attempts=[NOW_RUNS | {"stopping": "SpotNotice", "evidence": "node c goes"}]),
     ),
+    "the same phase for another reason": (
+        during(conditions=[condition("Running", "False", "its pod starts", "Starting")]),
+        during(conditions=[condition("Running", "False", "no such image", "ImagePullBackOff")]),
+    ),
     "an end and a new attempt": (
         during(attempts=[NOW_RUNS]),
         during(
