@@ -220,7 +220,7 @@ class Ours:
         began = time.perf_counter()
         self.checkpoints.start(self.checkpoints.saver.snapshot(self.training.tree(), {}, self.step))
         blocked = time.perf_counter() - began
-        self.checkpoints.settle()
+        self.checkpoints.wait_for_upload()
         if self.session.board.facts.durable_step != self.step:
             raise RuntimeError(self.session.board.facts.last_failure)
         return blocked, time.perf_counter() - began

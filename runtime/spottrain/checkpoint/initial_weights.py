@@ -163,7 +163,7 @@ class InitialWeights:
             whole = torch.empty(target.shape, dtype=target.dtype, device=mine.device)
         else:
             whole = tensor.to(device=mine.device, dtype=target.dtype).contiguous()
-        process_group.of_first(whole, self._world)
+        process_group.broadcast_from_rank0(whole, self._world)
         if is_sharded(target):
             box = box_of(target)
             whole = whole[tuple(slice(b, b + n) for b, n in zip(box.start, box.shape, strict=True))]

@@ -41,7 +41,7 @@ class TrainingState:
     want: Want | None = None
     stepped: Callable[[], Sequence[torch.Tensor]] = tuple
     """Shared tensors that nothing changes before the next `Saver.before_step`: a save may copy them later."""
-    of_first: frozenset[str] = frozenset()
+    by_rank0: frozenset[str] = frozenset()
     """Shared tensors of which only rank 0 has correct values: paths, or path prefixes that end in a dot."""
 
 

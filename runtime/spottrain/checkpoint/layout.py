@@ -79,18 +79,18 @@ def _part(tensor: torch.Tensor) -> Any:
     return box_of(tensor) if is_sharded(tensor) else tensor.shape
 
 
-def divide(leaves: Sequence[Leaf], ranks: int, of_first: Collection[str] = ()) -> list[list[int]]:
+def divide(leaves: Sequence[Leaf], ranks: int, by_rank0: Collection[str] = ()) -> list[list[int]]:
     """Divides the shared leaves among the ranks, so that none is stored twice and the loads are about equal.
 
     Every rank computes the same result without communication. The ranks that hold a DTensor's parts store
     them; of replicas of a part, the first stores it. A whole tensor goes to the rank with the least bytes so
-    far, or to rank 0 if `of_first` has its path, or a prefix of its path that ends in a dot.
+    far, or to rank 0 if `by_rank0` has its path, or a prefix of its path that ends in a dot.
     """
     if ranks == 1:
         return [list(range(len(leaves)))]
     shares: list[list[int]] = [[] for _ in range(ranks)]
     loads = [0] * ranks
-    beginnings = tuple(each for each in of_first if each.endswith("."))
+    beginnings = tuple(each for each in by_rank0 if each.endswith("."))
     by_size = sorted(range(len(leaves)), key=lambda n: (-leaves[n].tensor.nbytes, n))
     for number in by_size:
         tensor = leaves[number].tensor
@@ -100,7 +100,7 @@ def divide(leaves: Sequence[Leaf], ranks: int, of_first: Collection[str] = ()) -
                 loads[rank] += tensor.nbytes // ranks
             continue
         path = leaves[number].path
-        rank = 0 if path in of_first or path.startswith(beginnings) else loads.index(min(loads))
+        rank = 0 if path in by_rank0 or path.startswith(beginnings) else loads.index(min(loads))
         shares[rank].append(number)
         loads[rank] += tensor.nbytes
     return [sorted(share) for share in shares]

@@ -180,21 +180,21 @@ class CheckpointManager:
             facts = receive_facts(self._control, "trained")
         return int(facts.get("step", 0)), int(facts.get("total_steps", 0))
 
-    def meet(self) -> None:
+    def barrier(self) -> None:
         """Waits until all ranks have come here, such as for files of all ranks to be complete.
 
         Raises PeerLost.
         """
         if self._control is None:
             return
-        self._control.send_to_leader("meet", b"")
+        self._control.send_to_leader("barrier", b"")
         if not self.context.world.first:
-            self._control.receive("meet")
+            self._control.receive("barrier")
             return
-        self._control.collect("meet", math.inf)
+        self._control.collect("barrier", math.inf)
         if self._control.lost is not None:
             raise self._control.lost
-        self._control.broadcast("meet", b"")
+        self._control.broadcast("barrier", b"")
 
     # --- periodic saves -----------------------------------------------------------------------------
     @property
@@ -412,7 +412,7 @@ class CheckpointManager:
         return key
 
     # --- end ----------------------------------------------------------------------------------------
-    def settle(self, seconds: float | None = None) -> None:
+    def wait_for_upload(self, seconds: float | None = None) -> None:
         """Waits for the save in progress and abandons it after `seconds`; None waits without a limit."""
         save = self._save
         if save is None or save.finished.is_set():
@@ -444,11 +444,11 @@ class CheckpointManager:
         left = self.context.preemption.seconds_left
         board = self.context.board
         if self.busy_with == step:
-            self.settle(left())
+            self.wait_for_upload(left())
         elif self._save is not None and self.busy_with is not None:
             running = time.time() - self._save.started
             may = seconds_for_running(left(), running=running, one_save=self.expected_seconds)
-            self.settle(may if self.context.world.first else left())  # rank 0 decides for all ranks
+            self.wait_for_upload(may if self.context.world.first else left())  # rank 0 decides for all ranks
         if board.facts.durable_step == step:
             return
         save, logged = take(), ""

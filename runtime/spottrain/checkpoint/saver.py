@@ -87,7 +87,7 @@ class Saver:
         self._buffer: StagingBuffer | None = None
         self._number = 0
         self._files_bytes = 0
-        self.of_first: Collection[str] = ()
+        self.by_rank0: Collection[str] = ()
         """Paths, or prefixes that end in a dot, of the shared tensors that rank 0 must store."""
         self._copy = PendingCopy()
         """What was copied last of tensors that only an optimizer step changes."""
@@ -201,7 +201,7 @@ class Saver:
 
     def _buffer_for(self, leaves: Sequence[Leaf], shared: int) -> StagingBuffer:
         """Returns the buffer for this rank's part of the first `shared` leaves and for all other leaves."""
-        mine = divide(leaves[:shared], self._world.size, self.of_first)[self._world.rank]
+        mine = divide(leaves[:shared], self._world.size, self.by_rank0)[self._world.rank]
         mine += range(shared, len(leaves))
         if self._buffer is None or self._buffer.layout.signature != signature(leaves, mine):
             layout = plan(leaves, mine, rank=self._world.rank)

@@ -86,7 +86,7 @@ def require_own_gpus(gpus: Sequence[str]) -> None:
             )
 
 
-def total(value: torch.Tensor, world: World) -> torch.Tensor:
+def all_reduce_sum(value: torch.Tensor, world: World) -> torch.Tensor:
     """Sums `value` over all ranks in place, and returns it; every rank must call it."""
     if world.distributed:
         dist.all_reduce(value)
@@ -103,26 +103,26 @@ def give_buffers(model: torch.nn.Module, world: World) -> None:
             dist.broadcast(buffer, 0)
 
 
-def of_first(value: torch.Tensor, world: World) -> torch.Tensor:
+def broadcast_from_rank0(value: torch.Tensor, world: World) -> torch.Tensor:
     """Replaces `value` in place by that of rank 0, and returns it; every rank must call it."""
     if world.distributed:
         dist.broadcast(value, 0)
     return value
 
 
-def number_of_first(value: float, world: World) -> float:
+def number_from_rank0(value: float, world: World) -> float:
     """Returns rank 0's number. Before the process group exists, it returns this rank's own."""
     if not (world.distributed and dist.is_initialized()):
         return value
     held = torch.tensor(value, dtype=torch.float64, device=default_device(world))
-    return float(of_first(held, world))
+    return float(broadcast_from_rank0(held, world))
 
 
-def seed_of_first(seed: int, world: World) -> int:
+def seed_from_rank0(seed: int, world: World) -> int:
     """Returns rank 0's seed; every rank must call it."""
     if not world.distributed:
         return seed
-    return int(of_first(torch.tensor(seed % 2**63, device=default_device(world)), world))
+    return int(broadcast_from_rank0(torch.tensor(seed % 2**63, device=default_device(world)), world))
 
 
 def earliest(moment: float, world: World, device: torch.device) -> float:

@@ -231,7 +231,7 @@ class AccelerateRun(Loop):
             raise self._engine.incompatible(str(error)) from error
         self._micro_batches = self._accelerator.step
         self._load_progress(tree["progress"], own, new_rank)
-        manager.meet()  # load_state has no barrier: all ranks must have read before the folder is deleted
+        manager.barrier()  # load_state has no barrier: all ranks must have read before the folder is deleted
         if self.session.world.first_here:
             shutil.rmtree(restored, ignore_errors=True)
 

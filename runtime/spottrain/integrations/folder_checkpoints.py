@@ -89,14 +89,14 @@ class FolderCheckpoints:
         self._saves += 1
         folder = self._place / f"{OURS}save-{step}-{self._saves}"
         self._write(folder)
-        manager.meet()  # the files of all ranks must be complete before the upload
+        manager.barrier()  # the files of all ranks must be complete before the upload
         manager.saver.copy_seconds = time.perf_counter() - began
         save = manager.saver.folder(folder, self.state.shared(), self.state.own(), step, best=best)
         self._saved.append((folder, save))
         return save
 
     def last_exists(self, manager: CheckpointManager, step: int) -> bool:
-        manager.meet()  # rank 0 of the library may still delete it, if another one is the best
+        manager.barrier()  # rank 0 of the library may still delete it, if another one is the best
         return self._written(step)
 
     def final_files(self) -> Iterator[tuple[str, Path]]:

@@ -311,7 +311,7 @@ class LightningCallback(pl.Callback):
                     with contextlib.suppress(OSError):  # a folder that this machine does not have
                         best.parent.mkdir(parents=True, exist_ok=True)
                         shutil.move(found, best)
-        manager.meet()  # all ranks look for it
+        manager.barrier()  # all ranks look for it
 
     def _shared(self) -> dict[str, Any]:
         assert self._trainer is not None

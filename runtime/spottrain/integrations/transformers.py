@@ -288,7 +288,7 @@ class TransformersCallback(TrainerCallback):
         checkpoints = self._engine.manager
         if checkpoints is not None and checkpoints.busy_with == state.global_step:
             with self.session.board.clock.part(CHECKPOINT_STALL):
-                checkpoints.settle()
+                checkpoints.wait_for_upload()
         if self._save_due:
             self._paused_at = time.perf_counter()
             self._save_too(state.global_step, control)
@@ -470,7 +470,7 @@ class TransformersCallback(TrainerCallback):
             else:
                 found.rename(place)
         assert manager is not None
-        manager.meet()  # all ranks look for it
+        manager.barrier()  # all ranks look for it
 
     def _do_owed(self, trainer: Trainer, owed: _Owed, state: TrainerState, control: TrainerControl) -> None:
         if owed.evaluation:
@@ -571,7 +571,7 @@ class TransformersCallback(TrainerCallback):
     def _link(self, folder: Path) -> None:
         engine = self._engine
         assert engine.manager is not None
-        engine.manager.meet()  # other ranks may still be writing
+        engine.manager.barrier()  # other ranks may still be writing
         if self.session.world.first_here:
             written, best = self._source(engine.step), self._best()
             link_tree(written, folder)

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from spottrain.checkpoint import outside_parameters
 from spottrain.checkpoint.plain_state import replica
 from spottrain.distributed.dtensor import any_sharded, is_sharded, local
-from spottrain.distributed.process_group import default_device, give_buffers, join, of_first
+from spottrain.distributed.process_group import broadcast_from_rank0, default_device, give_buffers, join
 from spottrain.distributed.world import World
 from spottrain.lifecycle.session import current
 
@@ -74,7 +74,7 @@ class Replica:
         self.outer = given
         self._world, self._others = world, outside_parameters.others(model)
         for parameter in self._beside():
-            of_first(parameter.detach(), world)
+            broadcast_from_rank0(parameter.detach(), world)
         if world.distributed and not any_sharded(self.module) and replica(given) is None:
             # After the first step DDP reorders its buckets by use. With three or more ranks, sums then differ
             # from those right after a resume; find_unused_parameters prevents the reordering.

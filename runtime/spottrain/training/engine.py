@@ -146,7 +146,7 @@ class Engine:
             self.manager = CheckpointManager(
                 session, session.store, transfer=self._transfer, control=self._peers.control
             )
-            self.manager.saver.of_first = kind.state.of_first
+            self.manager.saver.by_rank0 = kind.state.by_rank0
             self.manager.on_durable = self._after_commit
         session.engine = self
         protect_all()
@@ -354,7 +354,7 @@ class Engine:
         self._policy.started(self.step)
         began = time.perf_counter() if since is None else since
         with self.clock.part(CHECKPOINT_STALL):
-            self.manager.settle()  # on other ranks than 0 a save may be in progress
+            self.manager.wait_for_upload()  # on other ranks than 0 a save may be in progress
             save = self._take(best=best, beside=True)
             self.manager.start(save)
         stall = time.perf_counter() - began
@@ -477,7 +477,7 @@ class Engine:
         self._allow_outage()
         if self.manager is not None:
             self._store_saved(self.manager)
-            self.manager.meet()  # the script has to end on all ranks
+            self.manager.barrier()  # the script has to end on all ranks
         self.session.enter(Phase.STORING)
         self._release_as_done()
 
@@ -499,7 +499,7 @@ class Engine:
         if manager is not None:
             self.session.board.update(state="Saving")
             with self.clock.part(CHECKPOINT_STALL):
-                manager.settle()
+                manager.wait_for_upload()
                 if self.session.board.facts.durable_step != self.step:
                     self._save_last(manager)
             manager.saver.forget()
@@ -622,7 +622,7 @@ class Engine:
             return
         try:
             with self.clock.part(CHECKPOINT_STALL):
-                self.manager.settle()
+                self.manager.wait_for_upload()
                 if self.session.board.facts.lost_steps:
                     self._save_last(self.manager)
         except Exception as error:  # the end of the script is reported in any case
@@ -687,7 +687,7 @@ class Engine:
         self.clock.enter(OTHER)
         if self.manager is not None:
             with self.clock.part(CHECKPOINT_STALL):
-                self.manager.settle(min(SETTLE_SECONDS, self.session.preemption.seconds_left()))
+                self.manager.wait_for_upload(min(SETTLE_SECONDS, self.session.preemption.seconds_left()))
             self.manager.release()
 
     def _disconnect(self) -> None:

@@ -21,7 +21,7 @@ from spottrain.core import device as devices
 from spottrain.core import log
 from spottrain.core.time_split import PRODUCTIVE
 from spottrain.data import Dataset, Plan, Position, load
-from spottrain.distributed.process_group import Earliest, give_buffers, of_first, total
+from spottrain.distributed.process_group import Earliest, all_reduce_sum, broadcast_from_rank0, give_buffers
 from spottrain.distributed.world import World
 from spottrain.lifecycle.session import Session
 from spottrain.techniques.early_stopping import EarlyStopping
@@ -127,9 +127,11 @@ class Evaluation:
         """Reduces all means at once: ranks and host synchronize here only."""
         names = sorted(sums)
         whole = torch.tensor(counted, dtype=torch.float64, device=self.device)
-        every = total(torch.stack([whole, *(sums[name].reshape(()) for name in names)]), self._sharing)
+        every = all_reduce_sum(
+            torch.stack([whole, *(sums[name].reshape(()) for name in names)]), self._sharing
+        )
         # Ranks that each evaluate the whole set may differ slightly, but must decide alike.
-        of_loss, *found = of_first(every, self.world).tolist()
+        of_loss, *found = broadcast_from_rank0(every, self.world).tolist()
         count = len(self.dataset)
         return {
             name: value / (of_loss if name == "loss" else count)
@@ -301,7 +303,7 @@ class EvaluationSchedule:
             return
         assert self.evaluation is not None
         busy = torch.tensor(float(engine.busy), device=self.evaluation.device)
-        if not float(total(busy, self._session.world)):
+        if not float(all_reduce_sum(busy, self._session.world)):
             self.best.keep(loss, lambda: engine.save(best=True))
 
     # --- state --------------------------------------------------------------------------------------

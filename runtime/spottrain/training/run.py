@@ -128,7 +128,7 @@ class Run(Loop):
             load=self._load,
             unmoved=self._unmoved,
             want=self._want(),
-            of_first=plain_state.buffers(self._model).union(
+            by_rank0=plain_state.buffers(self._model).union(
                 ("loose.", "objects."),
                 *(plain_state.buffers(each, f"modules.{name}") for name, each in self._modules.items()),
             ),

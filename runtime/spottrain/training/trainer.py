@@ -263,7 +263,7 @@ class Trainer:
             self.session.world,
             global_batch_size=settings.global_batch_size,
             micro_batch_size=None if settings.micro_batch_size == AUTO else settings.micro_batch_size,
-            seed=process_group.seed_of_first(settings.seed, self.session.world),
+            seed=process_group.seed_from_rank0(settings.seed, self.session.world),
             drop_last=settings.drop_last,
             num_workers=settings.num_workers,
             pin_memory=self.device.type == "cuda" if settings.pin_memory is None else settings.pin_memory,
@@ -378,7 +378,8 @@ class Trainer:
 
     def _count(self, step: Step, loss: torch.Tensor) -> None:
         def of_all_ranks() -> float:
-            return float(process_group.total(loss.clone(), self.session.world))  # waits for the device
+            # Reading it waits for the device.
+            return float(process_group.all_reduce_sum(loss.clone(), self.session.world))
 
         rate, samples = self.schedule.rate, step.samples
         self._engine.count(self.step, loss=of_all_ranks, rate=rate, samples=samples, epoch=step.epoch)
@@ -475,7 +476,7 @@ class Trainer:
             return self._engine.boundary(self.step)
 
     def _finish(self) -> Result:
-        last = float(process_group.total(self.last_loss.clone(), self.session.world))
+        last = float(process_group.all_reduce_sum(self.last_loss.clone(), self.session.world))
         why = self.evaluations.stop_reason
         uri, final = self._engine.finish(
             self._weights, outside_parameters.beside(self.model), ended_early=why
@@ -505,7 +506,7 @@ class Trainer:
             load=self._load_state,
             want=plain_state.wanted(self.model),
             stepped=self._stepped,
-            of_first=plain_state.buffers(self.model),
+            by_rank0=plain_state.buffers(self.model),
         )
 
     def _stepped(self) -> list[torch.Tensor]:

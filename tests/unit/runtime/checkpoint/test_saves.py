@@ -301,7 +301,7 @@ def test_a_save_that_was_given_up_is_never_committed_after_the_one_that_took_its
     store.gate.clear()
     save = taking(it, 4)()
     it.start(save)
-    it.settle(0.05)
+    it.wait_for_upload(0.05)
     assert save.abandoned
     store.gate.set()
     assert save.finished.wait(10)

@@ -202,7 +202,7 @@ def test_a_save_that_rank_0_gives_up_is_sent_on_by_nobody_and_the_newer_one_is_m
     pair.stores[1].stuck = True
     saves = pair.both(begun)
     wait_for(lambda: pair.stores[1].tried)
-    pair.ranks[0].settle(0.1)
+    pair.ranks[0].wait_for_upload(0.1)
     assert all(save.finished.wait(SECONDS) for save in saves)
     assert not any(save.failed or save.committed for save in saves), "given up, and not failed"
     assert not list(pair.root.glob("checkpoints/*/manifest.json"))
