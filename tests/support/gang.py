@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from spottrain.distributed.stop_agreement import Orders, StopAgreement, led
+from spottrain.distributed.stop_agreement import Decision, StopAgreement, make_agreement
 from spottrain.distributed.world import World
 from spottrain.errors import PeerLost
 
@@ -77,12 +77,12 @@ class Player:
             return False
         return True
 
-    def _ask(self, save_due: Callable[[], bool]) -> Orders:
+    def _ask(self, save_due: Callable[[], bool]) -> Decision:
         if not self.begun:
             return self.agreement.begin(self.step, self.total)
         return self.agreement.at_boundary(self.step + 1, save_due=save_due)
 
-    def act(self, orders: Orders) -> None:
+    def act(self, orders: Decision) -> None:
         self.step += self.begun
         self.begun = True
         self.stopped = orders.stop
@@ -109,7 +109,8 @@ class Gang:
         lines = [FakeLine(world, wires) for world in worlds]
         now = [0.0]
         players = [
-            Player(led(line, clock=lambda: now[0], start=lambda work: work()), start, total) for line in lines
+            Player(make_agreement(line, clock=lambda: now[0], start=lambda work: work()), start, total)
+            for line in lines
         ]
         return cls(players, lines, wires, now)
 

@@ -24,14 +24,14 @@ from spottrain.errors import ConfigurationError, PeerLost
 REACH_SECONDS: Final = 0.25
 REACH_SECONDS_PER_RANK: Final = 0.01
 """Rank 0 sends an order to each rank itself, in 5 to 10 us, so this is at most 0.1 % of its time."""
-MOST_STEPS: Final = 1000
+MAX_STEPS: Final = 1000
 """Maximum steps of one order, however fast the steps seem."""
 ORDER: Final = "order"
 STOP: Final = "stop"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Orders:
+class Decision:
     """What this rank does at this boundary: the result for the training loop. An `Order` is the message.
 
     Never both: after a stop, a last save is decided separately.
@@ -41,7 +41,7 @@ class Orders:
     stop: bool = False
 
 
-GO_ON: Final = Orders()
+GO_ON: Final = Decision()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,8 +66,8 @@ class Order:
         return cls(**json.loads(text))
 
     @property
-    def orders(self) -> Orders:
-        return Orders(save=self.save, stop=self.stop)
+    def decision(self) -> Decision:
+        return Decision(save=self.save, stop=self.stop)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,7 +92,7 @@ def reach(*, last: Order | None, at: int, step_seconds: float | None, size: int)
     if last is None or not step_seconds or step_seconds <= 0:
         return 1
     seconds = max(REACH_SECONDS, REACH_SECONDS_PER_RANK * size)
-    return max(1, min(int(seconds / step_seconds), 2 * max(1, at - last.at), MOST_STEPS))
+    return max(1, min(int(seconds / step_seconds), 2 * max(1, at - last.at), MAX_STEPS))
 
 
 def decide(
@@ -113,7 +113,7 @@ def decide(
     return Order(at=at, until=min([at + max(1, steps), *ends]), save=save_due(), total=total)
 
 
-class Line(Protocol):
+class OrderChannel(Protocol):
     """The part of `control_channel.ControlChannel` that is needed here."""
 
     world: World
@@ -144,13 +144,13 @@ class StopAgreement:
         """Who requested the stop."""
         return self.request.reason if self.request else ""
 
-    def begin(self, step: int, total: int | None) -> Orders:
+    def begin(self, step: int, total: int | None) -> Decision:
         """Before the next step, with `step` of `total` steps done. May already return a stop."""
         raise NotImplementedError
 
     def at_boundary(
         self, step: int, *, save_due: Callable[[], bool], horizon: Callable[[], int | None] = lambda: None
-    ) -> Orders:
+    ) -> Decision:
         """Returns the orders after `step` steps. Raises PeerLost.
 
         Both callables are called only on rank 0, once for each order. `save_due`: whether all ranks should
@@ -181,8 +181,8 @@ def _in_a_thread(work: Callable[[], None]) -> None:
     threading.Thread(target=work, name="spottrain-request-stop", daemon=True).start()
 
 
-def led(
-    control: Line, *, clock: Callable[[], float] = time.monotonic, start: Start = _in_a_thread
+def make_agreement(
+    control: OrderChannel, *, clock: Callable[[], float] = time.monotonic, start: Start = _in_a_thread
 ) -> StopAgreement:
     """Returns the agreement of this rank in its gang; rank 0 leads."""
     return _Leader(control, clock) if control.world.first else _Follower(control, start)
@@ -193,13 +193,13 @@ class _Alone(StopAgreement):
         super().__init__()
         self._stopping = stopping
 
-    def begin(self, step: int, total: int | None) -> Orders:
-        return Orders(stop=self._asked and step != total)
+    def begin(self, step: int, total: int | None) -> Decision:
+        return Decision(stop=self._asked and step != total)
 
     def at_boundary(
         self, step: int, *, save_due: Callable[[], bool], horizon: Callable[[], int | None] = lambda: None
-    ) -> Orders:
-        return Orders(stop=True) if self._asked else Orders(save=save_due())
+    ) -> Decision:
+        return Decision(stop=True) if self._asked else Decision(save=save_due())
 
     @property
     def _asked(self) -> bool:
@@ -209,37 +209,37 @@ class _Alone(StopAgreement):
 class _Rank(StopAgreement):
     """Common part of leader and followers: the next order is taken where the last one ends."""
 
-    def __init__(self, control: Line) -> None:
+    def __init__(self, control: OrderChannel) -> None:
         super().__init__()
         self._control = control
         self._order: Order | None = None
         self._until = 0
         self._total: int | None = None
 
-    def begin(self, step: int, total: int | None) -> Orders:
+    def begin(self, step: int, total: int | None) -> Decision:
         self._total = total
         self._until = step
         return self.at_boundary(step, save_due=lambda: False)
 
     def at_boundary(
         self, step: int, *, save_due: Callable[[], bool], horizon: Callable[[], int | None] = lambda: None
-    ) -> Orders:
+    ) -> Decision:
         if self._control.lost is not None:
             raise self._control.lost
         if step < self._until or step == self._total:
             return GO_ON
         if self._order is not None and self._order.stop:
-            return self._order.orders  # a stop is final, however often it is asked for
+            return self._order.decision  # a stop is final, however often it is asked for
         order = self._next(step, save_due, horizon)
         self._order, self._until = order, order.until
-        return order.orders
+        return order.decision
 
     def _next(self, step: int, save_due: Callable[[], bool], horizon: Callable[[], int | None]) -> Order:
         raise NotImplementedError
 
 
 class _Leader(_Rank):
-    def __init__(self, control: Line, clock: Callable[[], float]) -> None:
+    def __init__(self, control: OrderChannel, clock: Callable[[], float]) -> None:
         super().__init__(control)
         self._clock = clock
         self._made_at = 0.0
@@ -278,7 +278,7 @@ class _Leader(_Rank):
 
 
 class _Follower(_Rank):
-    def __init__(self, control: Line, start: Start) -> None:
+    def __init__(self, control: OrderChannel, start: Start) -> None:
         super().__init__(control)
         self._start = start
 

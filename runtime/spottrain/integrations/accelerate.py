@@ -181,7 +181,7 @@ class AccelerateRun(Loop):
                 "DataLoaderConfiguration(use_stateful_dataloader=True) keeps a position of its own, beside "
                 "that of run.batches(loader): leave it out"
             )
-        self._loader, self._goes_on = loader, False
+        self._loader, self._first_pass_after_resume = loader, False
         return self._prepared_pass(loader)
 
     def _prepared_pass(self, loader: Any) -> Iterator[Any]:

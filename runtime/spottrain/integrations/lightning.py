@@ -166,7 +166,8 @@ class LightningCallback(pl.Callback):
         self._restore_random()
 
     def on_before_optimizer_step(self, *_: Any, **__: Any) -> None:
-        self.session.enter(Phase.STEP)  # from here on there is work to lose
+        if not self._engine.ended:
+            self.session.enter(Phase.STEP)  # from here on there is work to lose
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int

@@ -226,7 +226,8 @@ class TransformersCallback(TrainerCallback):
             self.session.end(self.session.done)
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.session.enter(Phase.STEP)  # from here on there is work to lose
+        if not self._engine.ended:
+            self.session.enter(Phase.STEP)  # from here on there is work to lose
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if self._trainer is not None:

@@ -11,7 +11,7 @@ from typing import Final
 
 from spottrain.core import log
 from spottrain.distributed.control_channel import ControlChannel, connect
-from spottrain.distributed.stop_agreement import StopAgreement, alone, led
+from spottrain.distributed.stop_agreement import StopAgreement, alone, make_agreement
 from spottrain.errors import PeerLost
 from spottrain.lifecycle.save_interval import RebalanceAdvice
 from spottrain.lifecycle.session import Session
@@ -40,7 +40,7 @@ class Peers:
             return
         host = os.environ.get("MASTER_ADDR", "127.0.0.1")
         self.control = connect(world, host=host, bind=session.run.bind_address, on_lost=self._lost)
-        self.agreement = led(self.control)
+        self.agreement = make_agreement(self.control)
         if world.first:
             self.control.handle(ADVISED, lambda rank, body: advice.tell(float(body)))
         forward = (self.control, advice if world.first_here and not world.first else None)

@@ -1,8 +1,8 @@
 """One run of one process: its environment, the ways in which it ends, and its exit.
 
 `spottrain run` creates the session before the script runs. Under `python train.py`, torchrun or `accelerate
-launch`, `current()` creates it from the environment. There `see_out` makes sure that the process still writes
-its termination message and ends in time.
+launch`, `current()` creates it from the environment. There `install_exit_hooks` makes sure that the process
+still writes its termination message and ends in time.
 
 Roles by rank: rank 0 of the gang probes the store at the start, and owns HEAD. The first rank of each pod
 serves progress and writes the termination message. Another rank writes it only to report a failure, which may
@@ -555,7 +555,7 @@ def current() -> Session:
     session = _current
     if session is None:
         session = use(Session(os.environ))
-        see_out(session)
+        install_exit_hooks(session)
         _capture_outputs(session)
         session.prepare(sys.argv[0])
     session.preemption.take_back()
@@ -635,7 +635,7 @@ def _kill_children() -> None:
             child.kill()
 
 
-def see_out(session: Session) -> None:
+def install_exit_hooks(session: Session) -> None:
     """Makes a process that `spottrain run` did not start write its termination message and end in time.
 
     Installs an exception hook and an exit handler. The hook reports an exception when it is raised. The exit

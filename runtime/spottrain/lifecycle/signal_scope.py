@@ -19,7 +19,7 @@ from typing import Final
 from spottrain.contract import Env, Outcome
 from spottrain.errors import RunError
 from spottrain.lifecycle.endings import Ending
-from spottrain.lifecycle.session import Session, current, existing, see_out
+from spottrain.lifecycle.session import Session, current, existing, install_exit_hooks
 
 DOWNLOADING: Final = Ending(Outcome.INTERRUPTED, "Interrupted while data were downloaded (spottrain.cached).")
 
@@ -40,7 +40,7 @@ def interruptible() -> Iterator[Session | None]:
         yield session
     except RunError:
         if session is not None and not managed:
-            see_out(session)  # writes the termination message if the error is not caught
+            install_exit_hooks(session)  # writes the termination message if the error is not caught
         raise
     finally:
         if made := session or existing():  # also if the environment was invalid

@@ -319,16 +319,16 @@ class Engine:
             threading.Thread(target=self._after_first_steps, name="spottrain-measure", daemon=True).start()
         if self.total_steps is not None and step >= self.total_steps:
             return False  # `finish` makes the last save
-        orders = self._peers.agreement.at_boundary(
+        decision = self._peers.agreement.at_boundary(
             step, save_due=self._save_due, horizon=lambda: self._policy.next_step
         )
-        if orders.save:
+        if decision.save:
             (save or self.save)()
-        if orders.stop:
+        if decision.stop:
             self.session.preemption.stop_by(
                 self._peers.agreement.stop_deadline, self._peers.agreement.stop_reason
             )
-        return orders.stop
+        return decision.stop
 
     @property
     def busy(self) -> bool:

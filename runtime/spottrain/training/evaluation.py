@@ -32,7 +32,7 @@ Measure = Callable[[torch.nn.Module, Any], Mapping[str, Any]]
 
 
 @contextmanager
-def _apart(model: torch.nn.Module) -> Iterator[None]:
+def _eval_mode(model: torch.nn.Module) -> Iterator[None]:
     """Sets evaluation mode; restores modes and random state at the end."""
     before = devices.random_state()
     modes = [(module, module.training) for module in model.modules()]  # some may be in eval mode on purpose
@@ -78,15 +78,15 @@ class Evaluation:
     def run(self, model: torch.nn.Module, stopping: Callable[[], bool]) -> dict[str, float] | None:
         """Returns means over the samples of the set; None if a stop cut it short."""
         self.deadline = math.inf
-        if self._stops_alone(stopping) or self._heard(self._ask()):
+        if self._stops_alone(stopping) or self._stop_is_due(self._start_stop_check()):
             return None
-        with _apart(model):
+        with _eval_mode(model):
             return self._means(model, stopping)
 
     def names(self, model: torch.nn.Module) -> list[str]:
         """Returns the names of the means that `run` returns, from one batch. All ranks must call it."""
         step = next(iter(self._plan().steps(Position())))
-        with _apart(model), torch.no_grad(), self.autocast():
+        with _eval_mode(model), torch.no_grad(), self.autocast():
             batch = next(load(self.dataset, iter([step]), num_workers=0, collate_fn=self.collate))
             return sorted(self.measure(model, devices.to_device(batch, self.device)))
 
@@ -103,12 +103,12 @@ class Evaluation:
                 batch = next(self._stream)
                 if self._stops_alone(stopping):
                     return None
-                asked, before = self._ask(), asked
+                asked, before = self._start_stop_check(), asked
                 with torch.no_grad(), self.autocast():
                     values = self.measure(model, devices.to_device(batch, self.device))
                 self.alive()
-                if self._heard(before):
-                    self._heard(asked)  # completes the second request, maybe with an earlier deadline
+                if self._stop_is_due(before):
+                    self._stop_is_due(asked)  # completes the second request, maybe with an earlier deadline
                     return None
                 samples = share * step.samples  # 0 for a filler
                 items = samples if self.weight is None or not samples else float(self.weight(batch))
@@ -139,14 +139,14 @@ class Evaluation:
         }
 
     def _stops_alone(self, stopping: Callable[[], bool]) -> bool:
-        """Whether a stop cuts it short. Several ranks stop together, by `_ask`."""
+        """Whether a stop cuts it short. Several ranks stop together, by `_start_stop_check`."""
         return not self.world.distributed and stopping()
 
-    def _ask(self) -> Earliest | None:
+    def _start_stop_check(self) -> Earliest | None:
         """Starts to ask all ranks for a stop. The result is read one batch later, so that no rank waits."""
         return Earliest(self.until(), self.device) if self.world.distributed else None
 
-    def _heard(self, asked: Earliest | None) -> bool:
+    def _stop_is_due(self, asked: Earliest | None) -> bool:
         """Whether a stop cuts it short, at the same batch on all ranks: a model may need them all."""
         if asked is None or (found := asked.result()) == math.inf:
             return False

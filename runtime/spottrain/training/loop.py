@@ -68,7 +68,7 @@ class Loop:
         """Whether the loop has read its position; if not, it starts at 0 in each attempt."""
         self._counts_epochs = False
         """Whether the loop has read its epoch before its first pass, as `range(run.epoch, n)` does."""
-        self._goes_on = False
+        self._first_pass_after_resume = False
         """Whether it was restored and no pass has begun since."""
         self._draws_ahead = False
         self._drawn: list[Any] = []
@@ -372,9 +372,9 @@ class Loop:
                 "`spottrain.Run(data=data)` and run.batches(data) or run.ahead(data). Batches that are drawn "
                 "at random each come from a generator or another iterator"
             )
-        if not self._goes_on or self._data.cursor is not None:
+        if not self._first_pass_after_resume or self._data.cursor is not None:
             return iter(loader)
-        self._goes_on, before = False, devices.random_state()
+        self._first_pass_after_resume, before = False, devices.random_state()
         stream = iter(loader)
         devices.set_random_state(before)
         return stream
@@ -619,7 +619,7 @@ class Loop:
         self._step, self._passes = saved["step"], saved["passes"]
         self._epochs.number = saved.get("epoch", 0)
         self._epochs.began = saved.get("epoch_began", self._step)
-        self._goes_on = self._step > 0
+        self._first_pass_after_resume = self._step > 0
         self._drawn = [] if new_rank else onto_devices(own.get("ahead", []))
         self._epochs.random = None if new_rank else own.get("epoch_random")
         self._engine.load_record(saved)

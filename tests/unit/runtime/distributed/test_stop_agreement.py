@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from spottrain.distributed.stop_agreement import (
-    MOST_STEPS,
+    MAX_STEPS,
     REACH_SECONDS,
     REACH_SECONDS_PER_RANK,
+    Decision,
     Order,
-    Orders,
     StopRequest,
     alone,
     decide,
-    led,
+    make_agreement,
     reach,
 )
 from spottrain.distributed.world import World
@@ -47,7 +47,7 @@ def test_an_order_reaches_a_quarter_of_a_second(last: Order | None, step_seconds
 @given(span=st.integers(1, 3000), seconds=st.floats(1e-9, 1e3), size=st.integers(2, 2000))
 def test_an_order_reaches_at_most_twice_as_far_as_the_last(span: int, seconds: float, size: int) -> None:
     steps = reach(last=Order(at=5, until=5 + span), at=5 + span, step_seconds=seconds, size=size)
-    assert 1 <= steps <= min(2 * span, MOST_STEPS)
+    assert 1 <= steps <= min(2 * span, MAX_STEPS)
     assert steps == 1 or steps * seconds <= max(REACH_SECONDS, REACH_SECONDS_PER_RANK * size) * (1 + 1e-9)
 
 
@@ -55,7 +55,7 @@ def test_an_order_reaches_at_most_twice_as_far_as_the_last(span: int, seconds: f
 def test_a_stop_ends_the_orders_at_this_boundary_and_carries_the_deadline() -> None:
     request = StopRequest(deadline=99.0, reason="rank 3: SIGTERM")
     order = decide(at=4, steps=9, total=100, request=request, save_due=ALWAYS)
-    assert (order.at, order.until, order.orders) == (4, 4, Orders(stop=True))
+    assert (order.at, order.until, order.decision) == (4, 4, Decision(stop=True))
     assert (order.deadline, order.reason) == (99.0, "rank 3: SIGTERM")
 
 
@@ -94,17 +94,17 @@ def test_the_least_deadline_counts_and_the_first_reason(deadlines: list[float]) 
 def test_alone_a_rank_is_asked_at_every_boundary() -> None:
     stopping = False
     agreement = alone(lambda: stopping)
-    assert agreement.begin(3, 10) == Orders()
-    assert agreement.at_boundary(4, save_due=ALWAYS) == Orders(save=True)
+    assert agreement.begin(3, 10) == Decision()
+    assert agreement.at_boundary(4, save_due=ALWAYS) == Decision(save=True)
     stopping = True
-    assert agreement.at_boundary(5, save_due=ALWAYS) == Orders(stop=True)
+    assert agreement.at_boundary(5, save_due=ALWAYS) == Decision(stop=True)
 
 
 def test_alone_a_request_stops_too_and_leaves_its_deadline() -> None:
     agreement = alone(NEVER)
     agreement.request_stop(50.0, "SIGTERM")
     agreement.request_stop(40.0, "deadline-file")
-    assert agreement.begin(0, 10) == Orders(stop=True)
+    assert agreement.begin(0, 10) == Decision(stop=True)
     assert (agreement.stop_deadline, agreement.stop_reason) == (40.0, "SIGTERM")
 
 
@@ -143,7 +143,7 @@ def test_who_stopped_is_told_so_again_without_a_new_order() -> None:
     gang.ask_for_stop(0, 5.0)
     gang.finish()
     for player in gang.players:
-        assert player.agreement.at_boundary(0, save_due=ALWAYS) == Orders(stop=True)
+        assert player.agreement.at_boundary(0, save_due=ALWAYS) == Decision(stop=True)
 
 
 def test_nothing_is_ordered_when_all_steps_are_done() -> None:
@@ -189,7 +189,7 @@ class Emptied(FakeLine):
 
 
 def test_rank_0_does_not_go_on_without_a_rank_that_has_ended(told: Told) -> None:
-    agreement = led(Emptied(World(rank=0, size=4, local_rank=0, local_size=4), {}))
+    agreement = make_agreement(Emptied(World(rank=0, size=4, local_rank=0, local_size=4), {}))
     told(lambda: agreement.begin(5, 8))
 
 
