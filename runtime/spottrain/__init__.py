@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from spottrain.training.data_parallel import shard
     from spottrain.training.job_settings import job_settings
     from spottrain.training.run import Run
+    from spottrain.training.step_hooks import StepHooks
     from spottrain.training.trainer import Result, Trainer
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "Profile",
     "Result",
     "Run",
+    "StepHooks",
     "Trainer",
     "cached",
     "data",
@@ -50,6 +52,7 @@ _HOME = {
     "ActivationCheckpointing": "spottrain.core.training_spec",
     "EarlyStopping": "spottrain.techniques.early_stopping",
     "Run": "spottrain.training.run",
+    "StepHooks": "spottrain.training.step_hooks",
     "LearningRateScaling": "spottrain.core.training_spec",
     "Profile": "spottrain.core.training_spec",
     "Trainer": "spottrain.training.trainer",

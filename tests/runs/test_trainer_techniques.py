@@ -56,6 +56,43 @@ def test_a_metric_that_is_changed_to_an_unknown_one_is_refused_before_a_later_at
     assert "needs the metric 'auc'" in second.message.message
 
 
+HOOKS = (
+    SCRIPT.replace(
+        "model = Model()\n",
+        "model = Model()\n"
+        "def before(step):\n"
+        "    if step % 5 == 0: model.last.bias.data.add_(0.1)\n"
+        "def gradients(step):\n"
+        "    for p in model.parameters(): p.grad.mul_(1 / (1 + step)).add_(1e-3 * torch.randn_like(p))\n"
+        "def after(step):\n"
+        "    assert trainer.step == step + 1\n"
+        "    model.norm.running_mean.mul_(0.9)\n",
+    )
+    .replace(
+        "    max_steps=24,\n",
+        "    max_steps=24,\n"
+        "    clip_grad_norm=1.0,\n"
+        "    hooks=spottrain.StepHooks(before=before, gradients=gradients, after=after),\n"
+        "    ddp_options=json.loads(os.environ.get('DDP', '{}')),\n",
+    )
+    .replace("import os,", "import json, os,")
+)
+
+
+def test_what_hooks_do_in_each_step_survives_an_interruption_bit_for_bit(lab: Lab, others: Lab) -> None:
+    whole = others.run(script=HOOKS).done()
+    first = stopped(lab, {}, script=HOOKS)
+    second = run(lab, {}, script=HOOKS, attempt=2).done()
+    assert first.losses | second.losses == whole.losses and second.digest == whole.digest
+    assert whole.losses != others.alone(SCRIPT).losses
+
+
+def test_an_option_that_ddp_does_not_have_is_refused_by_its_name(lab: Lab) -> None:
+    it = run(lab, {}, script=HOOKS, nproc=2, env={"DDP": '{"bucket_cap_mb": 1, "static_grph": true}'})
+    it.ends(ExitCode.BAD_CONFIGURATION)
+    assert "Trainer(ddp_options=...)" in it.message.message and "static_grph" in it.message.message
+
+
 LITTLE_MEMORY = SCRIPT.replace(
     "def loss(model, batch):\n",
     "TRIED = []\ndef loss(model, batch):\n"

@@ -5,7 +5,8 @@ The parameters of a sharded model are DTensors, so its optimizer must be made af
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -16,10 +17,17 @@ from spottrain.checkpoint.plain_state import replica
 from spottrain.distributed.dtensor import any_sharded, is_sharded, local
 from spottrain.distributed.process_group import broadcast_from_rank0, default_device, give_buffers, join
 from spottrain.distributed.world import World
+from spottrain.errors import ConfigurationError
 from spottrain.lifecycle.session import current
 
 
-def shard(model: torch.nn.Module, layers: Iterable[type[torch.nn.Module]] = ()) -> torch.nn.Module:
+def shard(
+    model: torch.nn.Module,
+    layers: Iterable[type[torch.nn.Module]] = (),
+    *,
+    mp_policy: Any = None,
+    reshard_after_forward: bool | int | None = None,
+) -> torch.nn.Module:
     """Shards `model` in place over all ranks with FSDP2, on this rank's device. One rank: does nothing.
 
     Call it before you create the optimizer, because it replaces the parameters:
@@ -30,9 +38,11 @@ def shard(model: torch.nn.Module, layers: Iterable[type[torch.nn.Module]] = ()) 
     Args:
         model: a plain torch module.
         layers: classes of the blocks that are gathered one at a time, such as those of a transformer.
+        mp_policy: as of torch's `fully_shard`, such as MixedPrecisionPolicy(param_dtype=torch.bfloat16).
+        reshard_after_forward: as of torch's `fully_shard`.
 
     Returns:
-        `model`.
+        `model`. Of other options of `fully_shard` call that yourself: `Trainer` takes the model as it is.
     """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard  # lazy: slow to import
@@ -43,19 +53,23 @@ def shard(model: torch.nn.Module, layers: Iterable[type[torch.nn.Module]] = ()) 
     device = torch.device(default_device(world) or "cpu")
     join(world, device)
     mesh = init_device_mesh(device.type, (world.size,))
+    options: dict[str, Any] = {"mesh": mesh, "reshard_after_forward": reshard_after_forward}
+    if mp_policy is not None:
+        options["mp_policy"] = mp_policy
     model.to(device)
     kinds = tuple(layers)
     for module in model.modules():
         if kinds and isinstance(module, kinds):
-            fully_shard(module, mesh=mesh)
-    fully_shard(model, mesh=mesh)
+            fully_shard(module, **options)
+    fully_shard(model, **options)
     return model
 
 
 class Replica:
     """The model of this rank: `outer` is the one to call, wrapped in DDP if needed; `module` the plain one.
 
-    `given`: the model as the script has wrapped it, whose DDP and torch.compile stay as they are.
+    `given`: the model as the script has wrapped it, whose DDP and torch.compile stay as they are. `options`:
+    further keyword arguments of DDP.
 
     Extra modules (`outside_parameters.ModelWithExtras`) are not part of DDP or FSDP2. The methods here
     average their gradients, and copy rank 0's parameters and buffers to all ranks.
@@ -69,6 +83,7 @@ class Replica:
         device: torch.device,
         *,
         deterministic: bool,
+        options: Mapping[str, Any],
     ) -> None:
         self.module = outside_parameters.inner(model)
         self.outer = given
@@ -78,13 +93,17 @@ class Replica:
         if world.distributed and not any_sharded(self.module) and replica(given) is None:
             # After the first step DDP reorders its buckets by use. With three or more ranks, sums then differ
             # from those right after a resume; find_unused_parameters prevents the reordering.
-            keep_order = deterministic and world.size > 2
-            self.outer = DistributedDataParallel(
-                given,
-                device_ids=[device] if device.type == "cuda" else None,
-                gradient_as_bucket_view=True,
-                find_unused_parameters=keep_order,
-            )
+            ours: dict[str, Any] = {
+                "device_ids": [device] if device.type == "cuda" else None,
+                "gradient_as_bucket_view": True,
+                "find_unused_parameters": deterministic and world.size > 2,
+            }
+            try:
+                self.outer = DistributedDataParallel(given, **ours | dict(options))
+            except TypeError as error:
+                raise ConfigurationError(
+                    f"Trainer(ddp_options=...): {error}; give keyword arguments of DistributedDataParallel"
+                ) from error
 
     def _beside(self) -> list[torch.nn.Parameter]:
         return [parameter for module in self._others for parameter in module.parameters()]

@@ -57,6 +57,7 @@ from spottrain.training.evaluation import Evaluation, EvaluationSchedule
 from spottrain.training.metrics_log import require_finite
 from spottrain.training.phases import TrainerPhases
 from spottrain.training.script_functions import checked_loss, checked_metrics, checked_weight
+from spottrain.training.step_hooks import StepHooks
 
 Loss = Callable[[torch.nn.Module, Any], torch.Tensor]
 Metrics = Callable[[torch.nn.Module, Any], Mapping[str, Any]]
@@ -88,7 +89,7 @@ class Trainer:
     that `spottrain.shard` was called on with FSDP2. `spec.training` of the manifest wins over the arguments.
 
     Args:
-        model: any torch module; moved to the device. DDP and torch.compile around it stay as they are.
+        model: any torch module; moved to the device. DDP, FSDP2 and torch.compile stay as they are.
         optimizer: an optimizer over the model's parameters, or its name: "adamw", "sgd" or "adafactor".
         train_dataset: a map-style dataset (`len`, `[i]`), or a loader of this rank's micro-batches that can
             resume (torchdata's StatefulDataLoader; see `spottrain.data`).
@@ -117,6 +118,8 @@ class Trainer:
         warmup_fraction: the same as a fraction of all steps.
         clip_grad_norm: greatest norm of all gradients together; None: no clipping.
         precision: "fp32", "tf32", "bf16", "fp16" (with a GradScaler, whose state is saved) or "auto".
+        hooks: functions to call in each step, such as one that changes the gradients.
+        ddp_options: keyword arguments of torch's DistributedDataParallel, such as `static_graph`.
         compile: whether to use torch.compile.
         compile_mode: "default", "reduce-overhead" or "max-autotune".
         activation_checkpointing: "none", "all", k for every k-th block, classes, or "auto": the least that
@@ -171,6 +174,8 @@ class Trainer:
         warmup_fraction: float | None = None,
         clip_grad_norm: float | None = None,
         precision: str = "fp32",
+        hooks: StepHooks | None = None,
+        ddp_options: Mapping[str, Any] | None = None,
         compile: bool = False,
         compile_mode: str = "default",
         activation_checkpointing: str | int | type | Sequence[Any] | ActivationCheckpointing | None = "none",
@@ -199,7 +204,8 @@ class Trainer:
         require_positive(log_every=log_every, eval_every=eval_every)
         require_kinds(model, optimizer)
         components.require_compiled_once(model, self.settings)
-        self._given = model
+        self._given, self._ddp_options = model, ddp_options or {}
+        self._hooks = hooks or StepHooks()
         self.loss_fn, self.log_every = checked_loss(loss_fn), log_every
         self.loss_weight = None if loss_weight is None else checked_weight(loss_weight)
         self.metrics = None if metrics is None else checked_metrics(metrics)
@@ -354,7 +360,7 @@ class Trainer:
                     if stopping.stopping and not world.distributed:  # several ranks stop between steps
                         self._drop(before)
                         return False
-                    loss += self._pass(batch, share, last=number == len(step.shares))
+                    loss += self._pass(batch, share, first=number == 1, last=number == len(step.shares))
             except Exception:
                 self._drop(before)
                 raise
@@ -370,6 +376,8 @@ class Trainer:
             self._count(step, loss)
             if moved:
                 self.schedule.after_step()
+            if self._hooks.after is not None:
+                self._hooks.after(self.step - 1)
             self.session.enter(Phase.BOUNDARY)
             self._evaluate()
             if self._over or (stopped := self._boundary()):
@@ -384,10 +392,13 @@ class Trainer:
         rate, samples = self.schedule.rate, step.samples
         self._engine.count(self.step, loss=of_all_ranks, rate=rate, samples=samples, epoch=step.epoch)
 
-    def _pass(self, batch: Any, share: float, *, last: bool) -> torch.Tensor:
+    def _pass(self, batch: Any, share: float, *, first: bool, last: bool) -> torch.Tensor:
         """Runs forward and backward of one micro-batch. Returns its part of the step's loss."""
         timer, size = self._timer, self.session.world.size
         self._enter(Phase.STEP)
+        if first and self._hooks.before is not None:
+            self._engine.before_step()  # it may change what a save still copies
+            self._hooks.before(self.step)
         if self._cold:
             self._compile_first(batch)
             self._cold = False
@@ -409,8 +420,11 @@ class Trainer:
             self._engine.before_step()
         with self._timer.compute():
             self._replica.average_gradients()
-            if self.settings.clip_grad_norm is not None:
+            if self._hooks.gradients is not None or self.settings.clip_grad_norm is not None:
                 self.scaler.unscale_(self.optimizer)
+            if self._hooks.gradients is not None:
+                self._hooks.gradients(self.step)
+            if self.settings.clip_grad_norm is not None:
                 clip(self.model.parameters(), self.settings.clip_grad_norm)
             self.schedule.before_step(self.step)
             moved = precisions.step(self.scaler, self.optimizer)
@@ -599,7 +613,14 @@ class Trainer:
         self._weighing = self._make_weighing()
         self._timer = self._start()
         deterministic = settings.deterministic
-        self._replica = Replica(self.model, self._given, world, self.device, deterministic=deterministic)
+        self._replica = Replica(
+            self.model,
+            self._given,
+            world,
+            self.device,
+            deterministic=deterministic,
+            options=self._ddp_options,
+        )
         if self.ema is not None and not self.ema.updated:
             self.ema.begin()  # only now do all ranks have rank 0's weights
         ddp = plain_state.replica(self._replica.outer)
