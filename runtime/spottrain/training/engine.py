@@ -562,7 +562,8 @@ class Engine:
 
     def give_up(self) -> None:
         """Ends without a result: waits for an upload in progress, then releases HEAD."""
-        self.session.enter(Phase.ENDED)
+        if self.session.phase not in (Phase.STORED, Phase.DONE):
+            self.session.enter(Phase.ENDED)
         self._settle_and_release()
         self.close()
 
