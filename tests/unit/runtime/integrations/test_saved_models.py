@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from spottrain.integrations.saved_models import SavedModels
+from spottrain.lifecycle.life import Phase
 
 
 def put(folder: Path, *names: str) -> None:
@@ -19,13 +20,8 @@ def put(folder: Path, *names: str) -> None:
 
 
 def session(**more: Any) -> Any:
-    usual = {
-        "completed": False,
-        "complete": lambda: None,
-        "unfinished": lambda: None,
-        "born": time.time() - 60,
-    }
-    return SimpleNamespace(**usual | {"world": SimpleNamespace(first=True)} | more)
+    usual = {"phase": Phase.STORED, "born": time.time() - 60, "world": SimpleNamespace(first=True)}
+    return SimpleNamespace(**usual | more)
 
 
 def saving(saved: SavedModels, *names: str) -> Callable[..., None]:
@@ -71,7 +67,7 @@ def test_a_checkpoint_uri_in_the_folder_is_no_part_of_the_model(tmp_path: Path) 
 
 
 def test_other_ranks_and_a_save_before_the_training_note_nothing(tmp_path: Path) -> None:
-    for state in (session(world=SimpleNamespace(first=False)), session(complete=None, unfinished=None)):
+    for state in (session(world=SimpleNamespace(first=False)), session(phase=Phase.STARTING)):
         saved = SavedModels(state)
         saving(saved, "model.safetensors")(tmp_path)
         assert saved.files() == {}
