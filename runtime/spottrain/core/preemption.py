@@ -28,7 +28,7 @@ POLL_SECONDS: Final = 0.25
 """How often the files are read; each read is a stat and a few bytes."""
 FORCED_EXIT_SHARE: Final = 0.9
 """Share of the budget after which the exit is forced, so that the termination message precedes SIGKILL."""
-LEAST_BUDGET: Final = 2.0
+MIN_BUDGET: Final = 2.0
 """Minimum seconds for a save, even if the deadline has passed: the time of SIGKILL is not known exactly."""
 SIGNALS: Final = tuple(map(signal.Signals, startup_signals.SIGNALS))
 NAMES: Final = {signum.name for signum in SIGNALS}
@@ -107,7 +107,7 @@ class Preemption:
         """Unix seconds; infinite until a stop is requested."""
         if self.signalled_at is None:
             return float("inf")
-        return self.signalled_at + FORCED_EXIT_SHARE * max(self.deadline - self.signalled_at, LEAST_BUDGET)
+        return self.signalled_at + FORCED_EXIT_SHARE * max(self.deadline - self.signalled_at, MIN_BUDGET)
 
     def seconds_left(self) -> float:
         """Seconds until the forced exit."""

@@ -32,7 +32,7 @@ from spottrain.contract import (
     TimeSplit,
 )
 from spottrain.core import log, run_config
-from spottrain.core.preemption import LEAST_BUDGET, POLL_SECONDS, SIGNALS, read_time
+from spottrain.core.preemption import MIN_BUDGET, POLL_SECONDS, SIGNALS, read_time
 from spottrain.lifecycle import termination_message
 from spottrain.lifecycle.log_capture.outputs import MARK, CapturedOutputs, seconds_for_logs
 from spottrain.lifecycle.rank_reports import RankReports
@@ -282,7 +282,7 @@ class Launcher:
     def _kill_at(self) -> float:
         if self._stopping_since is None:
             return float("inf")
-        budget = max(self._deadline - self._stopping_since, LEAST_BUDGET)
+        budget = max(self._deadline - self._stopping_since, MIN_BUDGET)
         return min(self._stopping_since + FORCED_SHARE * budget, self._peers_until)
 
     @property

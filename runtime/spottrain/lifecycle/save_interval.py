@@ -34,7 +34,7 @@ FIRST_SECONDS: Final = 60.0
 """Interval in seconds until the first save has shown what one costs."""
 FRESH_SHARE: Final = 0.1
 """Share of the interval. A durable save younger than that makes an advised save unnecessary."""
-LEAST_SECONDS: Final = 5.0
+MIN_SECONDS: Final = 5.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,7 +79,7 @@ def auto_seconds(*, stall: float | None, upload: float | None, losses: Losses) -
     found = FIRST_SECONDS
     for _ in range(8):  # the rate of losses depends on the interval, but little: this converges
         best = young(max(stall, 1e-3), losses.seconds_between(found))
-        found = min(max(best, upload or 0.0, LEAST_SECONDS), LONGEST_AUTO_INTERVAL)
+        found = min(max(best, upload or 0.0, MIN_SECONDS), LONGEST_AUTO_INTERVAL)
     return found
 
 

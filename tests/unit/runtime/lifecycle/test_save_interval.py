@@ -18,7 +18,7 @@ from spottrain.lifecycle.save_interval import (
     AGAIN_SECONDS,
     AGE_SECONDS,
     FIRST_SECONDS,
-    LEAST_SECONDS,
+    MIN_SECONDS,
     SHAPE,
     Losses,
     RebalanceAdvice,
@@ -118,7 +118,7 @@ def test_auto_stays_within_its_bounds(
 ) -> None:
     losses = Losses(trained=trained, here=here * trained, attempts=attempts, lost=lost)
     seconds = auto_seconds(stall=stall, upload=upload, losses=losses)
-    assert LEAST_SECONDS <= seconds <= LONGEST_AUTO_INTERVAL
+    assert MIN_SECONDS <= seconds <= LONGEST_AUTO_INTERVAL
     assert seconds >= min(upload or 0, LONGEST_AUTO_INTERVAL), "uploads do not overlap"
 
 
