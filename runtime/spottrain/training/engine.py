@@ -51,7 +51,7 @@ from spottrain.storage.base import Cancelled
 from spottrain.techniques.trackers import Trackers
 from spottrain.training.metrics_log import MetricsLog
 
-SETTLE_SECONDS: Final = 60.0
+UPLOAD_SECONDS: Final = 60.0
 """Seconds for an upload in progress to finish when the script fails."""
 LONG_STEPS: Final = 2.0
 """A loop that is this many steps' time away from its last step is taken to do something else."""
@@ -564,7 +564,7 @@ class Engine:
         """Ends without a result: waits for an upload in progress, then releases HEAD."""
         if self.session.phase not in (Phase.STORED, Phase.DONE):
             self.session.enter(Phase.ENDED)
-        self._settle_and_release()
+        self._release_after_upload()
         self.close()
 
     @contextmanager
@@ -628,7 +628,7 @@ class Engine:
                     self._save_last(self.manager)
         except Exception as error:  # the end of the script is reported in any case
             log.event("save-failed", step=self.step, error=str(error))
-        self._settle_and_release()
+        self._release_after_upload()
 
     def save_at_stop(self, *, outside: bool, whole: bool) -> Ending | None:
         """Saves the last step if the state is `whole`, and releases HEAD. Returns the ending.
@@ -653,14 +653,14 @@ class Engine:
             self.session.board.update(state="Training")
             return None
         except RunError as error:
-            self._settle_and_release()
+            self._release_after_upload()
             return Ending.of(error)
         except Exception as error:  # of a state_dict() of the script, or a full disk
             if outside:
-                self._settle_and_release()
+                self._release_after_upload()
                 return Ending(Outcome.FAILED, f"{type(error).__name__}: {error}", Reason.SCRIPT_FAILED)
             log.unhindered("save-failed", step=self.step, error=str(error))
-        self._settle_and_release()
+        self._release_after_upload()
         return endings.interrupted(self.session.board.facts, why)
 
     def _save_and_release(self) -> Ending:
@@ -676,19 +676,19 @@ class Engine:
                 board.save_failed(str(error))
                 lost = str(error)
         durable_seconds = time.time() - (self.session.preemption.signalled_at or time.time())
-        self._settle_and_release()
+        self._release_after_upload()
         self._disconnect()
         if board.facts.lost_steps:
             text = f"Interrupted at step {step}; {board.facts.lost_steps} step(s) are lost: {lost}."
             return Ending(Outcome.INTERRUPTED_LOST, text)
         return endings.interrupted_at_saved_step(step, durable_seconds)
 
-    def _settle_and_release(self) -> None:
+    def _release_after_upload(self) -> None:
         """Waits a limited time for an upload in progress, then releases HEAD."""
         self.clock.enter(OTHER)
         if self.manager is not None:
             with self.clock.part(CHECKPOINT_STALL):
-                self.manager.wait_for_upload(min(SETTLE_SECONDS, self.session.preemption.seconds_left()))
+                self.manager.wait_for_upload(min(UPLOAD_SECONDS, self.session.preemption.seconds_left()))
             self.manager.release()
 
     def _disconnect(self) -> None:
