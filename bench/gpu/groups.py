@@ -266,10 +266,11 @@ def saves(size: Size, clock: Clock) -> None:
 
 
 def stall(size: Size) -> dict[str, Any]:
-    """Seconds of the copy of a save, and of a copy of the same bytes into pinned memory."""
+    """Seconds by which a save lengthens a step, and of a copy of the same bytes into pinned memory."""
     model = GPT(size.shape).to(DEVICE)
     optimizer = adamw(model)
-    loss_of(model, Windows(size.shape, 1).rows.long().to(DEVICE)).backward()  # type: ignore[no-untyped-call]
+    batch = Windows(size.shape, 8).rows.long().to(DEVICE)
+    loss_of(model, batch).backward()  # type: ignore[no-untyped-call]
     optimizer.step()
     tree = {"model": model_state(model), "optimizer": optimizer_state(model, optimizer)}
     moments = [value for state in tree["optimizer"]["state"].values() for value in state.values()]
@@ -283,7 +284,16 @@ def stall(size: Size) -> dict[str, Any]:
         for into, each in zip(pinned, tensors, strict=True):
             into.copy_(each, non_blocking=True)
 
-    own, theirs = best(lambda: saver.snapshot(tree, {}, 1), 5), best(copy, 5)
+    def step(*, save: bool) -> None:
+        if save:
+            saver.snapshot(tree, {}, 1, stepped=tensors)  # waits for the copy before
+        loss_of(model, batch).backward()  # type: ignore[no-untyped-call]
+        saver.before_step()
+        optimizer.step()
+
+    step(save=True)  # the first shows that the forward pass leaves weights alone, and copies at once
+    plain = best(lambda: step(save=False), 5)
+    own, theirs = best(lambda: step(save=True), 5) - plain, best(copy, 5)
     return {
         "state_gib": round(sum(each.nbytes for each in tensors) / 2**30, 2),
         "stall_s": round(own, 4),
