@@ -22,7 +22,7 @@ from tests.support import optional
 from tests.support.pages import ROOT, blocks
 
 pytestmark = pytest.mark.heavy
-CLOUDS = ("aws", "eksctl", "gcloud", "az", "docker", "make", "pip", "spottrain")
+CLOUDS = ("aws", "eksctl", "gcloud", "az", "docker", "pip", "spottrain")
 ANSWERS = """#!/bin/sh
 case "$*" in
   *get-caller-identity*) echo 123456789012;;

@@ -60,7 +60,7 @@ def test_kubectl_get_shows_how_far_a_job_is(kube: Kube, namespace: str) -> None:
         ("ETA", "1h30m"),
         ("Loss", "2.31"),
         ("Interruptions", 2),
-        ("Saved", "61.7%"),
+        ("Saving", "61.7%"),
     ]
     assert narrow[-1][0] == "Age"
 

@@ -47,7 +47,7 @@ def write(store: Store, entry: Entry, folder: SyncManifest, target: Path) -> Ans
         _write_new(store, folder, target)
     files = counted(len(folder.files), "file")
     facts = {"step": entry.step, "folder": str(target), "bytes": folder.size, "files": len(folder.files)}
-    line = f"{target}: {files} of step {entry.step}, {size(folder.size)}"
+    line = f"{target}: {files} of checkpoint {entry.step}, {size(folder.size)}"
     return Answer(facts=facts, lines=[line, *note(folder)])
 
 

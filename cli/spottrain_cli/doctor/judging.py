@@ -50,6 +50,10 @@ HAS_GPU: Final = (
 CANNOT_PULL: Final = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull")
 TIGHT: Final = 0.8
 """Share of the notice that a save may take."""
+INSTALL: Final = (
+    "helm upgrade --install spottrain charts/spottrain --namespace spottrain-system --create-namespace "
+    "--set image.operator.repository=... (docs/cluster/install.md)"
+)
 TROUBLE: Final = "docs/cluster/troubleshooting.md"
 
 
@@ -79,7 +83,7 @@ def _cluster(seen: Seen) -> Iterator[Finding]:
 
 def _installed(seen: Seen) -> Iterator[Finding]:
     if isinstance(seen.api, CommandError):
-        how = "helm install spottrain charts/spottrain, or choose the cluster by --context"
+        how = f"{INSTALL}; or choose the cluster by --context"
         text = (
             "this cluster has no TrainingJobs"
             if absent(seen.api) or "no TrainingJobs" in str(seen.api)
@@ -121,7 +125,7 @@ def _operator(seen: Seen) -> Iterator[Finding]:
         return
     found = seen.part(OPERATOR)
     if not found:
-        yield fail("operator", "there is no Deployment of it", "helm install spottrain charts/spottrain")
+        yield fail("operator", "there is no Deployment of it", INSTALL)
         return
     deployment, status = found[0], table(found[0], "status")
     place = "/".join(str(table(deployment, "metadata").get(key, "")) for key in ("namespace", "name"))

@@ -112,7 +112,7 @@ def test_a_download_writes_the_folder_and_claims_nothing(place: Place, tmp_path:
     before = place.store.get("HEAD")
     target = tmp_path / "out"
     answer = place("download", "--to", str(target))
-    assert (answer.code, answer.err) == (0, "") and "1 file of step 2" in answer.out
+    assert (answer.code, answer.err) == (0, "") and "1 file of checkpoint 2" in answer.out
     assert contents(target) == {"file": b"2" * 5000} and before == place.store.get("HEAD")
     assert place("download", "--step", "1", "--to", str(target)).code == 2, "it is there already"
     assert place("download", "--step", "1", "--to", str(tmp_path / "old")).code == 0
