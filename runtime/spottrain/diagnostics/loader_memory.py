@@ -2,10 +2,6 @@
 
 Private memory of a worker is its copy-on-write copies after the fork, and its own allocations. Batches in
 transit are in shared memory and do not count; nor do pages of mapped files, which the kernel can reclaim.
-`data.worker_memory` estimates in advance; this also sees module variables, caches and leaks.
-
-Reading smaps makes Linux walk all mappings of a worker: measured at 18 ms for 0.3 GiB and 83 to 140 ms for
-4 GiB (two shared, busy cores). So a thread does it, every 30 s.
 """
 
 from __future__ import annotations
@@ -20,14 +16,10 @@ from typing import Final
 from spottrain.core import log
 from spottrain.core.container import ContainerMemory, gib, memory_here
 
-FIRST: Final = 1.0
-"""Seconds before the first measurement. Pauses double up to EVERY: copies grow fastest in the first epoch."""
-EVERY: Final = 30.0
-"""Longest pause between two measurements, in seconds."""
-AHEAD: Final = 4
-"""Warns if the memory left is less than this many times the growth between two measurements."""
-IN_A_ROW: Final = 2
-"""Measurements in a row that must be near the limit: copies of a small set grow quickly, then stop."""
+EVERY: Final = 20.0
+"""Seconds between two measurements. Each takes 20 to 35 ms for each GiB of a worker, in a thread."""
+AHEAD: Final = 2
+"""Warns if the memory left is at most this many times the growth between two measurements."""
 PROC: Final = Path("/proc")
 OF_A_MAPPING: Final = re.compile(
     rb"^Private_Clean: +(\d+) kB\nPrivate_Dirty: +(\d+) kB\n(?:.*\n)*?Anonymous: +(\d+) kB$", re.MULTILINE
@@ -71,7 +63,7 @@ def warning(before: Look, now: Look, *, seconds: float, ranks: int = 1) -> str:
 
 
 class LoaderMemory:
-    """Measures in a thread until `close`.
+    """Measures in a thread until `close`, and warns once.
 
     `pids` returns the process ids of the current workers. `report` is called with their private bytes after
     each measurement. `ranks`: ranks in this container. The other arguments are for tests.
@@ -85,15 +77,10 @@ class LoaderMemory:
         ranks: int = 1,
         memory: Callable[[], ContainerMemory | None] = memory_here,
         proc: Path = PROC,
-        first: float = FIRST,
         every: float = EVERY,
     ) -> None:
         self._pids, self._report, self._ranks = pids, report, ranks
-        self._memory, self._proc = memory, proc
-        self._first, self._every = first, every
-        self._before = Look()
-        self._found = 0
-        """Measurements in a row that were near the limit."""
+        self._memory, self._proc, self._every = memory, proc, every
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="spottrain-loader-memory", daemon=True)
         self._thread.start()
@@ -107,38 +94,21 @@ class LoaderMemory:
         self._thread.join()
 
     def _run(self) -> None:
-        pause = self._first
-        while not self._over.wait(pause):
-            pids = tuple(self._pids())
-            if not pids:
+        before, warned = Look(), False
+        while not self._over.wait(self._every):
+            if not (pids := tuple(self._pids())):
                 continue
             if not (self._proc / "self" / "smaps").exists():
                 why = "this system has no /proc/<pid>/smaps"
                 log.event("loader-memory", why=why, next="the memory of the workers is not measured")
                 return
-            longer = min(2 * pause, self._every)
-            self._look(pids, pause, longer)
-            pause = longer
-
-    def _look(self, pids: Iterable[int], seconds: float, following: float) -> None:
-        """Measures once. `seconds`: since the last measurement; `following`: until the next one."""
-        found = {pid: private for pid in pids if (private := private_bytes(pid, self._proc)) is not None}
-        now, before = Look(private=found, memory=self._memory()), self._before
-        self._before = now
-        self._report(now.bytes)
-        text = warning(before, now, seconds=seconds, ranks=self._ranks)
-        if not text:
-            self._found = 0  # recovered; a later warning may follow
-            return
-        warned, self._found = self._found >= IN_A_ROW, self._found + 1
-        # Out of memory before the next measurement: warn now.
-        if (
-            now.memory is not None
-            and now.memory.left * seconds <= now.growth(before) * self._ranks * following
-        ):
-            self._found = max(self._found, IN_A_ROW)
-        if not warned and self._found >= IN_A_ROW:
-            log.event("advice", about="data", text=text)
+            found = {pid: private for pid in pids if (private := private_bytes(pid, self._proc)) is not None}
+            now = Look(private=found, memory=self._memory())
+            self._report(now.bytes)
+            if not warned and (text := warning(before, now, seconds=self._every, ranks=self._ranks)):
+                log.event("advice", about="data", text=text)
+                warned = True
+            before = now
 
 
 def private_bytes(pid: int, proc: Path = PROC) -> int | None:
