@@ -20,7 +20,7 @@ from typing import Any, Final
 import torch
 
 from spottrain.contract import Env
-from spottrain.core import log
+from spottrain.core import log, numpy_random
 from spottrain.errors import ConfigurationError
 
 OLDEST_TORCH: Final = (2, 6)
@@ -183,20 +183,18 @@ def settle_memory() -> None:
 
 def random_state() -> dict[str, Any]:
     """Returns all random state of this process (and its CUDA device) as plain values and tensors."""
-    state = _raw_random_state()
-    if "numpy" in state:
-        kind, keys, position, has_gauss, gauss = state["numpy"]
+    state = _random_state_of_torch()
+    if "numpy" in sys.modules:
+        kind, keys, position, has_gauss, gauss = sys.modules["numpy"].random.get_state()
         state["numpy"] = (kind, keys.tolist(), int(position), int(has_gauss), float(gauss))
     return state
 
 
-def _raw_random_state() -> dict[str, Any]:
-    """Like `random_state`, but not for storage: skips the conversion, which costs as much as a small step."""
+def _random_state_of_torch() -> dict[str, Any]:
+    """Returns that of Python too."""
     state: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         state["cuda"] = torch.cuda.get_rng_state()
-    if "numpy" in sys.modules:
-        state["numpy"] = sys.modules["numpy"].random.get_state()
     return state
 
 
@@ -206,7 +204,7 @@ def set_random_state(state: dict[str, Any]) -> None:
     if "cuda" in state and torch.cuda.is_available():
         torch.cuda.set_rng_state(state["cuda"])
     if "numpy" in state and "numpy" in sys.modules:
-        sys.modules["numpy"].random.set_state(state["numpy"])
+        numpy_random.restore(state["numpy"])
 
 
 def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
@@ -225,7 +223,7 @@ class Boundary:
     """
 
     def __init__(self, modules: Iterable[torch.nn.Module]) -> None:
-        self._random = _raw_random_state()
+        self._random = _random_state_of_torch() | {"numpy": numpy_random.copied()}
         self._buffers = [(module._buffers, dict(module._buffers)) for module in modules]
         found = (each for _, named in self._buffers for each in named.values() if each is not None)
         self._copies = [(each, each.clone()) for each in found if not overlaps(each)]

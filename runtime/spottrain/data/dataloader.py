@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch.utils.data import DataLoader, default_collate
 
+from spottrain.core import numpy_random
 from spottrain.data.plan import Dataset, Step
 from spottrain.data.shuffle import mix
 from spottrain.lifecycle.worker_signals import end_at_exit, ignore_signals, signals_held
@@ -38,8 +39,7 @@ def request(seed: int, epoch: int, samples: list[int]) -> FetchRequest:
 def seeded(seed: int) -> Iterator[None]:
     """Seeds `random`, torch (CPU) and numpy inside the block; restores their random states after it."""
     before = random.getstate(), torch.get_rng_state()
-    numpy = sys.modules.get("numpy")
-    numpy_before = numpy.random.get_state() if numpy else None
+    numpy, numpy_before = sys.modules.get("numpy"), numpy_random.copied()
     random.seed(seed)
     # Not torch.manual_seed: it also seeds CUDA.
     torch.default_generator.manual_seed(seed)
@@ -50,8 +50,7 @@ def seeded(seed: int) -> Iterator[None]:
     finally:
         random.setstate(before[0])
         torch.set_rng_state(before[1])
-        if numpy:
-            numpy.random.set_state(numpy_before)
+        numpy_random.restore(numpy_before)
 
 
 class Repeatable:

@@ -1,0 +1,81 @@
+"""NumPy's global random state is copied and put back as NumPy itself would do it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy
+import pytest
+from spottrain.core import numpy_random
+from spottrain.core.numpy_random import copied, restore
+
+RANDOM: Any = numpy.random
+DRAWS: dict[str, Callable[[], Any]] = {
+    "nothing": lambda: None,
+    "a number": numpy.random.random,
+    "a normal number": numpy.random.standard_normal,
+    "two normal numbers": lambda: numpy.random.standard_normal(2),
+    "all words": lambda: numpy.random.random(312),
+    "an odd number of words": lambda: numpy.random.randint(0, 2**31, 623),
+}
+
+
+@pytest.fixture(autouse=True)
+def usual() -> Iterator[None]:
+    generator, state = RANDOM.get_bit_generator(), numpy.random.get_state()
+    yield
+    RANDOM.set_bit_generator(generator)
+    numpy.random.set_state(state)
+
+
+def same(one: Any, other: Any) -> bool:
+    return bool((one[1] == other[1]).all()) and (one[0], *one[2:]) == (other[0], *other[2:])
+
+
+@pytest.mark.parametrize("after", DRAWS.values(), ids=DRAWS)
+@pytest.mark.parametrize("before", DRAWS.values(), ids=DRAWS)
+def test_a_copy_changes_nothing_and_brings_everything_back(
+    before: Callable[[], Any], after: Callable[[], Any]
+) -> None:
+    numpy.random.seed(7)
+    before()
+    state = numpy.random.get_state()
+    kept = copied()
+    assert same(numpy.random.get_state(), state)
+    after()
+    numpy.random.seed(9)
+    after()
+    restore(kept)
+    assert same(numpy.random.get_state(), state)
+
+
+def test_words_that_are_not_where_they_are_known_to_be_are_left_to_numpy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(numpy_random, "WORDS", 2504)
+    monkeypatch.setattr(numpy_random, "_known", None)
+    state = numpy.random.get_state()
+    kept = copied()
+    assert isinstance(kept, tuple) and not isinstance(kept, numpy_random.Words)
+    numpy.random.seed(9)
+    restore(kept)
+    assert same(numpy.random.get_state(), state)
+
+
+def test_another_generator_of_the_script_is_left_to_numpy() -> None:
+    RANDOM.set_bit_generator(numpy.random.PCG64(3))
+    with pytest.warns(RuntimeWarning, match="get_state and legacy"):
+        kept = copied()
+    expected = numpy.random.random(3)
+    restore(kept)
+    assert list(numpy.random.random(3)) == list(expected)
+
+
+def test_a_generator_of_the_same_kind_that_the_script_has_set_is_copied() -> None:
+    RANDOM.set_bit_generator(numpy.random.MT19937(5))
+    state = numpy.random.get_state()
+    kept = copied()
+    numpy.random.seed(9)
+    restore(kept)
+    assert isinstance(kept, numpy_random.Words) and same(numpy.random.get_state(), state)
