@@ -129,10 +129,10 @@ CHILD: Final = (
 def install(session: Session) -> None:
     """Attaches to libraries from now on. Call it after `session.prepare`, before the script runs."""
     if session.run.auto_attach and session.run.checkpoint_uri is not None:
-        Attachment(session).install()
+        LibraryAttachment(session).install()
 
 
-class Attachment:
+class LibraryAttachment:
     """What is attached to in this process."""
 
     def __init__(self, session: Session) -> None:

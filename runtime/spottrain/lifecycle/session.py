@@ -69,7 +69,7 @@ class RunEnded(SystemExit):
     """Leaves a script whose run has ended, with the termination message written. It is not an error."""
 
 
-class Training(Protocol):
+class ActiveTraining(Protocol):
     """A training of this process, as far as the end of the run concerns it."""
 
     @property
@@ -138,7 +138,7 @@ class Session:
         self.message: TerminationMessage | None = None
         """The termination message; the first one stays."""
         self.phase = Phase.STARTING
-        self.engine: Training | None = None
+        self.engine: ActiveTraining | None = None
         """The training that has begun."""
         self.loop: FinishableLoop | None = None
         """Its loop, if it is a custom one."""

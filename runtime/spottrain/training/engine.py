@@ -603,7 +603,7 @@ class Engine:
         for trackers in self._trackers:
             trackers.close(self.session.outcome)
 
-    # --- end, as the session asks for it (`lifecycle.session.Training`) -------------------------------
+    # --- end, as the session asks for it (`lifecycle.session.ActiveTraining`) -------------------------------
     @property
     def step_near(self) -> bool:
         return self.clock.seconds_since_step < LONG_STEPS * self.clock.step_seconds
