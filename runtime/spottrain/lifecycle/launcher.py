@@ -45,7 +45,7 @@ PEER_SECONDS: Final = 10.0
 REAP_SECONDS: Final = 5.0
 """Seconds for the kernel to end killed processes, if the deadline leaves them: at most half of the time until
 then. A process stuck in a driver is left behind."""
-LEAST_REAP_SECONDS: Final = 0.5
+MIN_REAP_SECONDS: Final = 0.5
 SIGNALLED: Final = 128
 """Plus the signal number: the exit code that shells report for a process killed by a signal."""
 OUTCOME_OF: Final = {
@@ -289,7 +289,7 @@ class Launcher:
     def _leave_behind_at(self) -> float:
         """When to end without waiting further for killed ranks."""
         kill_at = self._kill_at
-        left = max((self._deadline - kill_at) / 2, LEAST_REAP_SECONDS)
+        left = max((self._deadline - kill_at) / 2, MIN_REAP_SECONDS)
         return kill_at + min(left, REAP_SECONDS) if kill_at < float("inf") else kill_at
 
     def _watch_time(self) -> None:
