@@ -16,10 +16,12 @@ IN_TRAINING = {*INTACT, Phase.STEP}
 
 
 def every_case() -> Iterator[tuple[Phase, Facts, Action]]:
-    for phase, cause, spent, *switches in itertools.product(
-        Phase, Cause, SPENT, *[(False, True)] * len(SWITCHES)
-    ):
-        facts = Facts(cause=cause, spent=spent, **dict(zip(SWITCHES, switches, strict=True)))
+    switches = [
+        dict(zip(SWITCHES, each, strict=True))
+        for each in itertools.product((False, True), repeat=len(SWITCHES))
+    ]
+    for phase, cause, spent, switched in itertools.product(Phase, Cause, SPENT, switches):
+        facts = Facts(cause=cause, spent=spent, **switched)
         if facts.stopping or cause in (Cause.SCRIPT_ENDED, Cause.SCRIPT_RAISED):
             yield phase, facts, on_stop(phase, facts)
 
