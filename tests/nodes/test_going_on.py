@@ -60,7 +60,7 @@ def test_a_uri_has_one_owner_and_a_job_applied_again_says_so_or_goes_on_as_it_wa
 def test_a_fire_drill_saves_and_the_next_attempt_goes_on_where_it_was(lab: Lab) -> None:
     lab.apply(lab.slow_job("drilled"))
     lab.wait_for_step(5, name="drilled", seconds=240)
-    lab.wait_for_phase("Running", name="drilled")  # later than the log: the operator asks the trainer now and then
+    lab.wait_for_phase("Running", name="drilled")  # the operator knows it later than the log
     lab.kubectl.run("annotate", "trainingjob", "drilled", f"{INTERRUPT_ANNOTATION}=once")
     status = lab.wait_for_phase("Succeeded", name="drilled", seconds=240)
     assert status["interrupt"] == {"request": "once", "attempt": 1}
