@@ -152,7 +152,7 @@ def _from_reply(error: boto.ClientError, place: RequestTarget) -> Exception:
     response: Any = error.response
     code = str(response.get("Error", {}).get("Code", ""))
     status = int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
-    what = f"{place}: {status} {code}: {response.get('Error', {}).get('Message', '')}"
+    what = f"{place}: {status} {code}: {response.get('Error', {}).get('Message', '').rstrip('.')}"
     if error.operation_name == "AssumeRoleWithWebIdentity":
         return _role_error(status, code, what)
     if code == "InvalidObjectState":

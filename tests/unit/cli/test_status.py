@@ -153,6 +153,14 @@ def test_status_says_otherwise(name: str, told: Told) -> None:
     told("\n".join(each for each in ndiff(usual, lines) if each[0] in "+-"))
 
 
+@pytest.mark.parametrize(("phase", "says"), [("Running", False), ("Failed", True)])
+def test_a_job_that_has_paid_for_its_start_up_alone_is_not_called_dear_before_its_end(
+    phase: str, says: bool
+) -> None:
+    young = a_job(during(phase=phase, cost=COST | {"saving": "-4497.7%"}))
+    assert ("more than on demand" in "\n".join(timeline.status(young, now=NOW))) is says
+
+
 def test_list_says(told: Told) -> None:
     told("\n".join(overview.lines([*SITUATIONS.values()], where="namespace ml", now=NOW)))
 
