@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -592,7 +593,14 @@ def test_a_save_is_made_though_the_trainer_keeps_the_best_alone(lab: Lab) -> Non
         "eval_steps=3, greater_is_better=True)"  # that is, hardly ever
     }
     run = lab.run(CALLBACK, interval="3steps", env=env).done()
-    assert "committed step=7 " in run.log, "a step late, for at step 6 the Trainer decided"
+    committed = {int(step) for step in re.findall(r"committed step=(\d+) ", run.log)}
+    late = {
+        7,
+        10,
+        13,
+        16,
+    }  # a step after the Trainer has decided not to; one that still uploads delays the next
+    assert committed & late, committed
 
 
 def test_a_damaged_file_is_named_and_the_checkpoint_before_is_taken(lab: Lab) -> None:
