@@ -38,7 +38,6 @@ NOT_RUN: Final = {
     "console": "takes a job or minutes; verbs and options are looked up in the reference",
     "diff": "a part of a script; whole ones are in examples/, which tests run",
     "dockerfile": "takes Docker",
-    "lua": "takes Argo CD",
     "python": "a part of a script; whole ones are in examples/, which tests run. Python compiles it",
     "text": "what is printed, or a picture",
     "yaml": "takes a cluster; held to the schema of the definition, or of the chart's values",
