@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import runpy
 from pathlib import Path
-from typing import Any
 
 import pytest
 from spottrain.contract import OnExisting
@@ -93,10 +93,8 @@ def test_a_copy_onto_itself_is_refused(source: Place) -> None:
 
 
 def test_the_reader_in_the_documentation_reads_a_checkpoint(source: Place) -> None:
-    page = (Path(__file__).parents[3] / "docs" / "checkpoint-format.md").read_text()
-    names: dict[str, Any] = {}
-    exec(page.split("```python\n")[1].split("```")[0], names)
-    model = names["read"](source.folder / source.entry(9).key)
+    reader = Path(__file__).parents[3] / "examples" / "recipes" / "read_checkpoint.py"
+    model = runpy.run_path(str(reader))["read"](source.folder / source.entry(9).key)
     assert {name: value.tolist() for name, value in model.items()} == {
         "bias": [1.0, 2.0, 3.0],
         "weight": [[0.0, 1.0, 2.0, 3.0], [4.0, 5.0, 6.0, 7.0]],
