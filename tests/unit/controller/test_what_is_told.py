@@ -212,7 +212,7 @@ def test_what_no_restart_mends_is_the_jobs_own_reason_in_the_trainers_words(reas
 
 @pytest.mark.parametrize(("said", "shown"), [({"loss": 0.25}, Decimal("0.25")), ({}, None)])
 def test_the_loss_beside_the_last_step_is_that_steps_or_none(
-    said: dict[str, float], shown: Decimal | None
+    said: dict[str, Any], shown: Decimal | None
 ) -> None:
     job = Story()
     job.look("", make_pod(), sample=sample(5, loss=2.0))
