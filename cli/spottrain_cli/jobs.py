@@ -175,6 +175,11 @@ class Cost:
         """The saving in percent; None where a price is unknown, or nothing was computed."""
         return percent(self.saving) if self.known and self.onDemandIdeal else None
 
+    def told_saving(self, *, ended: bool) -> Decimal | None:
+        """The known saving; None where it is negative before the end: start-up alone has been paid."""
+        known = self.known_saving
+        return None if known is not None and known < 0 and not ended else known
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Goodput:

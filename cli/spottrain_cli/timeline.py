@@ -133,9 +133,7 @@ def _rows(job: Job, now: datetime) -> Iterator[tuple[str, str]]:
         again = f", {counted(steps, 'step')} of it done again" if steps else ""
         yield "Lost", f"{duration(total)} by the end of {counted(len(known), 'attempt')}{again}"
     if job.cost is not None:
-        saving = job.cost.known_saving
-        if saving is not None and saving < 0 and not job.ended:
-            saving = None  # at first nearly all that was paid is start-up, which says nothing yet
+        saving = job.cost.told_saving(ended=job.ended)
         more = (
             f", {abs(saving)} % {'less' if saving >= 0 else 'more'} than on demand"
             if saving is not None

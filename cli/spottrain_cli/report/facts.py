@@ -275,7 +275,4 @@ def headline(report: Report) -> str:
 
 def saving(report: Report) -> Decimal | None:
     """Returns what was saved against on-demand nodes, in percent; negative where a whole job was dearer."""
-    known = None if report.cost is None else report.cost.known_saving
-    return (
-        None if known is not None and known < 0 and report.live else known
-    )  # it has paid its start-up alone
+    return None if report.cost is None else report.cost.told_saving(ended=not report.live)

@@ -25,7 +25,7 @@ from typing import NamedTuple, NoReturn
 
 from spottrain.cli import profile, verbs
 from spottrain.cli.last_line import LastLine
-from spottrain.cli.output import WRONG_USAGE, exit_code_of_usage, named_by_flags
+from spottrain.cli.output import WRONG_USAGE, Parser, exit_code_of_usage, named_by_flags
 from spottrain.contract import LOG_FORMAT, Env, OnExisting, Outcome, Reason
 from spottrain.core import log
 from spottrain.core.process_start import process_start
@@ -214,14 +214,6 @@ class _Version(argparse.Action):
 
         print(f"spottrain {version('spottrain')}")
         parser.exit()
-
-
-class Parser(argparse.ArgumentParser):
-    """Raises ConfigurationError in place of exiting."""
-
-    def error(self, message: str) -> NoReturn:
-        words = message.replace("SCRIPT, ARGS", "SCRIPT")
-        raise ConfigurationError(f"{words}; see {self.prog} --help")
 
 
 def _require_script(command: Command) -> None:

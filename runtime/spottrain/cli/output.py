@@ -1,19 +1,28 @@
-"""Output of a command: facts for `-o json`, lines for people."""
+"""What commands share: their parser and refusals; output as facts for `-o json`, or lines for people."""
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from spottrain.contract import Env
 from spottrain.errors import ConfigurationError
 
 WRONG_USAGE: Final = 2
+
+
+class Parser(argparse.ArgumentParser):
+    """Raises ConfigurationError in place of exiting."""
+
+    def error(self, message: str) -> NoReturn:
+        words = message.replace("SCRIPT, ARGS", "SCRIPT")
+        raise ConfigurationError(f"{words}; see {self.prog} --help")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,8 +6,7 @@ import json
 import os
 from collections.abc import MutableMapping, Sequence
 
-from spottrain.cli.main import Parser
-from spottrain.cli.output import exit_code_of_usage, named_by_flags
+from spottrain.cli.output import Parser, exit_code_of_usage, named_by_flags
 from spottrain.contract import LOG_FORMAT, Env, OnExisting, SyncEnv
 from spottrain.core.run_config import LOG_FORMATS
 from spottrain.errors import ConfigurationError, RunError
