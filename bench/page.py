@@ -17,6 +17,8 @@ and the machine; do not edit it. **Bold** is a goal that was missed; a line with
 cells are as above. Seconds of one machine mean little on another; ratios are of both sides in one run.
 """
 COMPARES: Final = {"<=": operator.le, ">=": operator.ge, "=": operator.eq}
+BY_HAND: Final = "'by hand'"
+"""Command of a record whose figures a person gave (`bench.record --by-hand`)."""
 Records = Mapping[str, Sequence[Mapping[str, Any]]]
 """Of each benchmark, the newest first."""
 
@@ -52,7 +54,8 @@ def rows_of(benchmark: Benchmark, records: Sequence[Mapping[str, Any]]) -> Itera
     for goal in benchmark.goals:
         record, values = newest(goal, records)
         where = [record["date"][:10], machine(record)] if record else ["", ""]
-        told = [*where, benchmark.command]
+        by_hand = record is not None and record["command"] == BY_HAND and benchmark.command != "by hand"
+        told = [*where, f"by hand, as {benchmark.command}" if by_hand else benchmark.command]
         yield [
             goal.what,
             limit_of(goal, record),
