@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, cast
 
-from spottrain.distributed.stop_agreement import Decision, StopAgreement, make_agreement
+from spottrain.distributed.control_channel import ControlChannel
+from spottrain.distributed.stop_agreement import Decision, StopAgreement
 from spottrain.distributed.world import World
 from spottrain.errors import PeerLost
 
@@ -109,7 +110,7 @@ class Gang:
         lines = [FakeLine(world, wires) for world in worlds]
         now = [0.0]
         players = [
-            Player(make_agreement(line, clock=lambda: now[0], start=lambda work: work()), start, total)
+            Player(StopAgreement(cast(ControlChannel, line), clock=lambda: now[0]), start, total)
             for line in lines
         ]
         return cls(players, lines, wires, now)
@@ -145,6 +146,8 @@ class Gang:
         for player in self.players:
             inner = dict(vars(player.agreement))
             inner["_made_at"] = round(self.now[0] - inner.get("_made_at", self.now[0]), 6)
-            inside = [inner[name] for name in ("request", "_order", "_until", "_made_at")]
+            inside = [
+                inner[name] for name in ("stop_deadline", "stop_reason", "_order", "_until", "_made_at")
+            ]
             facts += [player.step, player.begun, player.stopped, player.saves, *inside]
         return repr(facts)

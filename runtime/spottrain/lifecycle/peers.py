@@ -11,7 +11,7 @@ from typing import Final
 
 from spottrain.core import log
 from spottrain.distributed.control_channel import ControlChannel, connect
-from spottrain.distributed.stop_agreement import StopAgreement, alone, make_agreement
+from spottrain.distributed.stop_agreement import StopAgreement
 from spottrain.errors import PeerLost
 from spottrain.lifecycle.save_interval import RebalanceAdvice
 from spottrain.lifecycle.session import Session
@@ -34,13 +34,13 @@ class Peers:
     def __init__(self, session: Session, advice: RebalanceAdvice, end: Callable[[PeerLost], None]) -> None:
         self._session, self._advice, self._end = session, advice, end
         self.control: ControlChannel | None = None
-        self.agreement: StopAgreement = alone(lambda: session.preemption.stopping)
         world = session.world
         if not world.distributed:
+            self.agreement = StopAgreement(stopping=lambda: session.preemption.stopping)
             return
         host = os.environ.get("MASTER_ADDR", "127.0.0.1")
         self.control = connect(world, host=host, bind=session.run.bind_address, on_lost=self._lost)
-        self.agreement = make_agreement(self.control)
+        self.agreement = StopAgreement(self.control)
         if world.first:
             self.control.handle(ADVISED, lambda rank, body: advice.tell(float(body)))
         forward = (self.control, advice if world.first_here and not world.first else None)

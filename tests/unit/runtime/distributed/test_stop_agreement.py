@@ -6,20 +6,19 @@ import math
 from collections import deque
 from collections.abc import Iterator
 from functools import partial
+from typing import cast
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from spottrain.distributed.control_channel import ControlChannel
 from spottrain.distributed.stop_agreement import (
     MAX_STEPS,
     REACH_SECONDS,
     REACH_SECONDS_PER_RANK,
     Decision,
     Order,
-    StopRequest,
-    alone,
-    decide,
-    make_agreement,
+    StopAgreement,
     reach,
 )
 from spottrain.distributed.world import World
@@ -29,7 +28,6 @@ from tests.support.gang import STEP_SECONDS, FakeLine, Gang
 from tests.support.sentences import Told
 
 FEW = settings(max_examples=50, deadline=None)
-NEVER = lambda: False  # noqa: E731
 ALWAYS = lambda: True  # noqa: E731
 
 
@@ -53,26 +51,12 @@ def test_an_order_reaches_at_most_twice_as_far_as_the_last(span: int, seconds: f
 
 # --- what an order says ---------------------------------------------------------------------------------
 def test_a_stop_ends_the_orders_at_this_boundary_and_carries_the_deadline() -> None:
-    request = StopRequest(deadline=99.0, reason="rank 3: SIGTERM")
-    order = decide(at=4, steps=9, total=100, request=request, save_due=ALWAYS)
-    assert (order.at, order.until, order.decision) == (4, 4, Decision(stop=True))
-    assert (order.deadline, order.reason) == (99.0, "rank 3: SIGTERM")
-
-
-@FEW
-@given(
-    at=st.integers(0, 50),
-    steps=st.integers(0, 90),
-    total=st.none() | st.integers(0, 80),
-    horizon=st.none() | st.integers(0, 80),
-)
-def test_an_order_goes_on_but_not_past_the_end_or_the_horizon(
-    at: int, steps: int, total: int | None, horizon: int | None
-) -> None:
-    order = decide(at=at, steps=steps, total=total, request=None, save_due=NEVER, horizon=horizon)
-    assert at < order.until <= at + max(1, steps)
-    for bound in (total, horizon):
-        assert bound is None or bound <= at or order.until <= bound
+    gang = Gang.of(2, total=100)
+    gang.players[0].agreement.request_stop(99.0, "SIGTERM")
+    gang.move(0)
+    order = Order.from_bytes(gang.wires[1].orders[-1])
+    assert (order.at, order.until, order.stop, order.save) == (0, 0, True, False)
+    assert (order.deadline, order.reason) == (99.0, "SIGTERM")
 
 
 @FEW
@@ -84,28 +68,21 @@ def test_an_order_is_read_as_it_was_written(order: Order) -> None:
 @FEW
 @given(st.lists(st.floats(0, 1e10), min_size=1))
 def test_the_least_deadline_counts_and_the_first_reason(deadlines: list[float]) -> None:
-    joined: StopRequest | None = None
+    agreement = StopAgreement()
     for number, deadline in enumerate(deadlines):
-        joined = StopRequest(deadline=deadline, reason=str(number)).joined(joined)
-    assert joined == StopRequest(deadline=min(deadlines), reason="0")
+        agreement.request_stop(deadline, str(number))
+    assert (agreement.stop_deadline, agreement.stop_reason) == (min(deadlines), "0")
 
 
 # --- a world of one -------------------------------------------------------------------------------------
 def test_alone_a_rank_is_asked_at_every_boundary() -> None:
     stopping = False
-    agreement = alone(lambda: stopping)
+    agreement = StopAgreement(stopping=lambda: stopping)
     assert agreement.begin(3, 10) == Decision()
     assert agreement.at_boundary(4, save_due=ALWAYS) == Decision(save=True)
     stopping = True
     assert agreement.at_boundary(5, save_due=ALWAYS) == Decision(stop=True)
-
-
-def test_alone_a_request_stops_too_and_leaves_its_deadline() -> None:
-    agreement = alone(NEVER)
-    agreement.request_stop(50.0, "SIGTERM")
-    agreement.request_stop(40.0, "deadline-file")
-    assert agreement.begin(0, 10) == Decision(stop=True)
-    assert (agreement.stop_deadline, agreement.stop_reason) == (40.0, "SIGTERM")
+    assert agreement.begin(10, 10) == Decision(), "all steps are done"
 
 
 # --- a gang ---------------------------------------------------------------------------------------------
@@ -189,7 +166,9 @@ class Emptied(FakeLine):
 
 
 def test_rank_0_does_not_go_on_without_a_rank_that_has_ended(told: Told) -> None:
-    agreement = make_agreement(Emptied(World(rank=0, size=4, local_rank=0, local_size=4), {}))
+    agreement = StopAgreement(
+        cast(ControlChannel, Emptied(World(rank=0, size=4, local_rank=0, local_size=4), {}))
+    )
     told(lambda: agreement.begin(5, 8))
 
 
