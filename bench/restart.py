@@ -41,8 +41,7 @@ def child(spawned: float) -> dict[str, Any]:
         now = time.time()
         marks[part], last = now - last, now
 
-    from spottrain.checkpoint.compile_cache.cache import CacheEntry, CompileCache
-    from spottrain.checkpoint.compile_cache.folders import use_folder
+    from spottrain.checkpoint.compile_cache import CompileCache, use_folder
     from spottrain.contract import Env
     from spottrain.core.run_config import RunConfig
     from spottrain.storage.open import open_store
@@ -51,7 +50,7 @@ def child(spawned: float) -> dict[str, Any]:
     run = RunConfig.from_env(os.environ, script="train.py")
     cache = CompileCache.of(open_store(**run.where), run, os.environ)
     assert cache is not None
-    restored: list[tuple[CacheEntry | None, float]] = []
+    restored: list[tuple[int, float]] = []
     began = time.time()
     thread = threading.Thread(target=lambda: restored.append((cache.restore(), time.time() - began)))
     thread.start()
@@ -72,14 +71,14 @@ def child(spawned: float) -> dict[str, Any]:
         seconds.append(marks.pop("step"))
     saved = cache.save_if_changed()
     mark("save")
-    entry, restore_seconds = restored[0]
+    archive_bytes, restore_seconds = restored[0]
     return {
         **marks,
         "first_step": seconds[0],
         "steady_step": statistics.median(seconds[1:]),
         "compile_processor": processor[0] - statistics.median(processor[1:]),
-        "restore": restore_seconds if entry else 0.0,
-        "archive_bytes": entry.bytes if entry else 0,
+        "restore": restore_seconds if archive_bytes else 0.0,
+        "archive_bytes": archive_bytes,
         "losses": losses,
         "saved": saved,
         **hits(),

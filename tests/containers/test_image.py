@@ -8,7 +8,7 @@ from tests.support.lab import Lab
 
 ROUND_TRIP = """
 import pathlib, tempfile
-from spottrain.checkpoint.compile_cache.folders import listing, pack, unpack
+from spottrain.checkpoint.compile_cache import listing, pack, unpack
 
 one, two = pathlib.Path(tempfile.mkdtemp()), pathlib.Path(tempfile.mkdtemp())
 (one / "deep" / "er").mkdir(parents=True)

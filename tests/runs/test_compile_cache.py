@@ -15,8 +15,7 @@ from spottrain.contract import Env
 COMPILE = """\
 import json, os
 from pathlib import Path
-from spottrain.checkpoint.compile_cache.cache import CompileCache
-from spottrain.checkpoint.compile_cache.folders import header_folder, use_folder
+from spottrain.checkpoint.compile_cache import CompileCache, header_folder, use_folder
 from spottrain.core import run_config
 from spottrain.storage.open import open_store
 
@@ -33,7 +32,7 @@ assert str(header_folder()) == codecache._HEADER_DIR
 compiled = torch.compile(lambda x: (x.sin() * x.cos()).sum())
 value = compiled(torch.arange(64.0))
 print(json.dumps({
-    "restored": restored is not None,
+    "restored": restored > 0,
     "value": value.item(),
     "hits": counters["inductor"]["fxgraph_cache_hit"],
     "misses": counters["inductor"]["fxgraph_cache_miss"],

@@ -9,7 +9,7 @@ On the way to HEAD `saver` does everything up to the upload, on each rank; `mana
     final_files     `final/` of a run that is done: weights, configuration, what its script has saved
     live_state      what training changes and no state_dict() holds; `model_watch` refuses the rest
     head/           HEAD, the object that records which attempt trains and which checkpoints are durable
-    compile_cache/  the compiler's cache, stored beside the checkpoints
+    compile_cache   the compiler's cache, stored beside the checkpoints
 
 Importing this package must not import torch: the upload process imports it and must start fast.
 """

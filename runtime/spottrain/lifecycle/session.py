@@ -25,8 +25,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, NoReturn, Protocol
 
-from spottrain.checkpoint.compile_cache.cache import CompileCache
-from spottrain.checkpoint.compile_cache.folders import use_folder
+from spottrain.checkpoint.compile_cache import CompileCache, use_folder
 from spottrain.checkpoint.head.state import Head
 from spottrain.contract import (
     EXIT_CODE_OF,

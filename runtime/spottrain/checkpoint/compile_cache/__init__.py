@@ -1,1 +1,0 @@
-"""The compiler's cache folders, stored beside the checkpoints: a restarted pod does not compile again."""
