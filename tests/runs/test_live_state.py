@@ -91,11 +91,11 @@ def test_a_loop_goes_on_with_all_that_it_has_changed(lab: Lab) -> None:
     assert "event=override setting=param_groups" in second.log, "it stopped in the epoch that adds the group"
 
 
-def test_a_model_that_becomes_another_is_refused_at_that_step_and_the_mended_script_goes_on(lab: Lab) -> None:
-    pruned = lab.run(LOOP, attempt=1, interval="2steps", env={"CASE": "pruned"})
+def test_a_model_that_becomes_another_is_refused_at_a_save_and_the_mended_script_goes_on(lab: Lab) -> None:
+    pruned = lab.run(LOOP, attempt=1, interval="2steps", env={"CASE": "pruned", "PAUSE": "0.1"})
     pruned.ends(ExitCode.BAD_CONFIGURATION)
     assert "model.first.weight is gone, model.first.weight_orig is new" in pruned.message.message
-    assert max(pruned.losses) == 3 and lab.head["state"] == "released"
+    assert 3 <= max(pruned.losses) < 15 and lab.head["state"] == "released"
     mended = lab.run(LOOP, attempt=2).done()
     assert mended.digest == lab.alone(LOOP).digest
 
@@ -175,7 +175,8 @@ def test_a_loop_of_accelerate_goes_on_with_what_it_has_changed_and_cannot_change
     first = lab.run(ACCELERATE, attempt=1, env={"PAUSE": "0.05"}).until(" step=7 ").stopped()
     second = lab.run(ACCELERATE, attempt=2).done()
     assert first.losses | second.losses == plain.losses and second.digest == plain.digest
-    group = lab.run(ACCELERATE, at="group", env={"CASE": "group"}).ends(ExitCode.BAD_CONFIGURATION)
+    slow = {"CASE": "group", "PAUSE": "0.1"}
+    group = lab.run(ACCELERATE, at="group", interval="1steps", env=slow).ends(ExitCode.BAD_CONFIGURATION)
     assert "the parameter groups of the optimizer have changed" in group.message.message
 
 

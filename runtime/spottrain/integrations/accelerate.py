@@ -113,7 +113,6 @@ class AccelerateRun(Loop):
             replicas=any(map(plain_state.replica, accelerator._models)),
             regroups=False,
             over=lambda: self._engine.ended or self.ended_by_itself,
-            failed=self._engine.failed,
         )
         self._begin(self._checkpoints, torch.nn.ModuleList(self._plain()), optimizers)
 

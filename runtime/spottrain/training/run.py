@@ -119,7 +119,6 @@ class Run(Loop):
             replicas=session.world.distributed and any(map(plain_state.replica, given)),
             regroups=True,
             over=lambda: self._engine.ended or self.ended_by_itself,
-            failed=self._engine.failed,
         )
         self._engine.join()
         state = TrainingState(
@@ -161,12 +160,15 @@ class Run(Loop):
         )
         for each in scheduler.values() if isinstance(scheduler, Mapping) else [scheduler]:
             outside_parameters.require_of(each, self._optimizers.values(), "Run(scheduler=...)")
-        scheduled = any("initial_lr" in g for each in self._optimizers.values() for g in each.param_groups)
-        if (
-            scheduled
-            and scheduler is None
-            and not any(hasattr(e, "optimizer") for e in self._objects.values())
-        ):
+        self._may_schedule = scheduler is not None or any(
+            hasattr(each, "optimizer") for each in self._objects.values()
+        )
+        self._require_scheduler()
+
+    def _require_scheduler(self) -> None:
+        """Raises ConfigurationError if the script has made a torch scheduler that is not saved."""
+        groups = [group for each in self._optimizers.values() for group in each.param_groups]
+        if not self._may_schedule and any("initial_lr" in group for group in groups):
             raise ConfigurationError(
                 "a torch scheduler was made for the optimizer, and the Run is not given it, so after an "
                 "interruption it would begin anew: Run(scheduler=scheduler), or scheduler={} where the "
@@ -215,6 +217,7 @@ class Run(Loop):
         if self._saves == 2:  # the first call only measures the size
             self._tell_unread()
         self._watch.require_unchanged()
+        self._require_scheduler()
         model = plain_state.model_state(self._model)  # first: FSDP2 shards it again
         saved = self._saved_step
         copies = {} if saved is None else saved.objects

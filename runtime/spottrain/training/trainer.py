@@ -235,7 +235,6 @@ class Trainer:
             replicas=self.session.world.distributed and not any_sharded(self.model),
             regroups=False,  # its schedule has a rate for each group
             over=lambda: self._engine.ended,
-            failed=self._engine.failed,
         )
 
     def _set_up_model(
