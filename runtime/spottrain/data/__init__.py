@@ -10,7 +10,6 @@
     adapters.py        `Skipping`, `Streaming`: make a plain loader or a MosaicML one `Resumable`
     sampler.py         `Sampler`, `BatchSampler`, `loader`: for custom loops with a DataLoader
     download_cache.py  `spottrain.cached`: downloads once for all attempts. No torch
-    cache_volume.py    the lock for filling a folder of the cache; syncs it before it is published
 
 `Batches` and `StreamBatches` are both a `Source`:
 

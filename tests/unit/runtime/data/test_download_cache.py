@@ -156,28 +156,6 @@ def test_a_file_in_the_way_is_named(root: Path, told: Told) -> None:
     told(lambda: spottrain.cached("set", _never))
 
 
-def test_a_link_that_would_break_with_the_rename_is_refused_and_others_stay(root: Path, told: Told) -> None:
-    def absolute(folder: Path) -> None:
-        (folder / "file").touch()
-        (folder / "link").symlink_to(folder / "file")
-
-    told(lambda: spottrain.cached("set", absolute))
-
-    def by_another_path(folder: Path) -> None:
-        alias = root.parent / "alias"
-        alias.symlink_to(root)
-        (folder / "deep").mkdir()
-        (folder / "link").symlink_to(alias / folder.relative_to(root) / "deep" / "file")
-
-    told(lambda: spottrain.cached("set", by_another_path))
-
-    def relative(folder: Path) -> None:
-        (folder / "file").write_text("abc")
-        (folder / "link").symlink_to("file")
-
-    assert (spottrain.cached("set", relative) / "link").read_text() == "abc"
-
-
 def _full(name: str | None, wrapped: bool = False) -> Callable[[Path], object]:
     def make(folder: Path) -> None:
         where = str(folder / "file") if name == "file" else name
