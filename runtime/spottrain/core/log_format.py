@@ -122,7 +122,6 @@ WARNINGS: Final[Mapping[str, str]] = {
     "save-abandoned": "The save of step {step} was abandoned",
     "ranks-killed": "Killed ranks {ranks}: their time is up",
     # the rendezvous of several pods or ranks
-    "accept-failed": "A connection could not be accepted: {error}; {next}",
     # a synced folder
     "sync-link-out": "{path} leads to {target}, outside the folder: only the link itself is stored",
     "sync-little-room": "The file system of {folder} has {bytes:size} left",
@@ -170,7 +169,6 @@ WARNINGS: Final[Mapping[str, str]] = {
     "logs-not-kept": "The logs are not kept: {why}[; {remedy}][; {next}]",
     # techniques
     "advice": "{about}: [{text}][{why}][; {fix}]",
-    "loader-memory": "Loader memory: {why}; {next}",
     "step-left-out": "A step was left out: {why}",
     "empty-step": "A step is empty: {why}",
     "tracker-failed": "Tracker {tracker} failed: {why}; {then}",

@@ -5,12 +5,9 @@ nothing in it is ever executed. Standard library only; no import of torch.
 
     frame: length of the name (2 bytes), length of the body (4 bytes), name, body
 
-Over TCP each side proves by HMAC-SHA256 that it knows the same key. The other end of a socket pair can only
-be the child, so it needs no proof. Nothing is encrypted, as with gloo and NCCL.
-
-    leader -> member   challenge: 32 random bytes
-    member -> leader   hello: its number, 32 random bytes, proof
-    leader -> member   welcome: proof; sent when all members are connected
+Over TCP a member says hello with its number and a key that all of them know. The leader welcomes them when
+all are connected. The other end of a socket pair can only be the child. Nothing is encrypted, as with gloo
+and NCCL, and the key keeps out only who cannot read the connection, as that of torch's store.
 
 `multiprocessing.connection` does not serve: on Python 3.11 it authenticates by HMAC-MD5, which FIPS nodes
 refuse, and a client that connects and says nothing blocks its `accept` without a limit.
@@ -18,10 +15,8 @@ refuse, and a client that connects and says nothing blocks its `accept` without 
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import os
-import secrets
 import select
 import selectors
 import signal
@@ -33,18 +28,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from spottrain.contract import listening_socket
-from spottrain.core import log
 from spottrain.core.preemption import SIGNALS
 
 SILENT_SECONDS: Final = 25
 """Seconds after which a host counts as gone that acknowledges no keepalive and accepts no bytes."""
-HELLO_SECONDS: Final = 10.0
-"""Seconds for a client to prove that it is a member."""
 LOOK_SECONDS: Final = 0.2
 """Seconds between two checks of a wait's condition."""
 RETRY_SECONDS: Final = 0.5
@@ -54,7 +45,8 @@ MAX_BYTES: Final = 2**30
 HELLO_BYTES: Final = 256
 """Maximum size of a message of the handshake."""
 FRAME: Final = struct.Struct(">HI")
-HELLO: Final = struct.Struct(">I32s32s")
+HELLO: Final = struct.Struct(">I")
+"""Number of a member, before the key."""
 Message = tuple[str, bytes]
 
 
@@ -149,20 +141,6 @@ def _detect_silence(connection: socket.socket) -> None:
 
 
 # --- TCP ------------------------------------------------------------------------------------------------
-def _proof(key: bytes, side: bytes, number: int, challenge: bytes, answer: bytes) -> bytes:
-    return hmac.digest(key, side + HELLO.pack(number, challenge, answer), hashlib.sha256)
-
-
-@dataclass(eq=False, slots=True)
-class _Client:
-    link: Link
-    challenge: bytes
-    until: float
-    """Monotonic time until which it must prove its number."""
-    number: int = 0
-    welcome: bytes = b""
-
-
 class Meeting:
     """The leader's side: accepts the members 1 to `size` - 1. One thread uses it.
 
@@ -173,19 +151,14 @@ class Meeting:
     def __init__(self, size: int, key: bytes, port: int = 0, host: str = "") -> None:
         """`host`: IP address on which it listens; "" for all. Raises OSError if it cannot."""
         self.server = listening_socket(host, port, backlog=size)
+        self.links: dict[int, Link] = {}
+        """The connected members by number."""
         self._size = size
         self._key = key
-        self._clients: set[_Client] = set()
         self._admitted: set[int] = set()
         self._open = False
-        self._failure = ""
         self._selector = selectors.DefaultSelector()
         self._selector.register(self.server, selectors.EVENT_READ)
-
-    @property
-    def links(self) -> dict[int, Link]:
-        """The connected members by number."""
-        return {client.number: client.link for client in self._clients if client.number}
 
     @property
     def missing(self) -> list[int]:
@@ -207,107 +180,79 @@ class Meeting:
     def welcome(self) -> None:
         """Welcomes the connected members, and from now on each that connects."""
         self._open = True
-        for client in self._clients:
-            if client.number:
-                self._welcome(client)
+        for link in self.links.values():
+            _welcome(link)
 
     def close(self, *, members: bool = False) -> None:
         """Stops listening. Closes the connections of `members` too, if told to."""
+        for key in list(self._selector.get_map().values()):
+            if members or key.data not in self.links.values():
+                key.fileobj.close()  # type: ignore[union-attr]
         self._selector.close()
-        self.server.close()
-        for client in self._clients:
-            if members or not client.number:
-                client.link.socket.close()
 
     def turn(self, seconds: float) -> None:
         """Handles what arrives within `seconds`."""
         for key, _ in self._selector.select(seconds):
             if key.data is None:
                 self._accept()
-            elif key.data in self._clients:  # not dropped a moment ago
+            elif key.data.socket.fileno() >= 0:  # not dropped a moment ago
                 self._hear(key.data)
-        now = time.monotonic()
-        for client in [each for each in self._clients if not each.number and each.until < now]:
-            self._drop(client)
 
     def _accept(self) -> None:
         try:
             connection, _ = self.server.accept()
-        except OSError as error:  # such as no free file descriptor; accept fails at once
-            if str(error) != self._failure:
-                self._failure = str(error)
-                log.event("accept-failed", error=self._failure, next="it is tried again")
-            time.sleep(RETRY_SECONDS)
-            return
+        except OSError:  # such as no free file descriptor; accept fails at once
+            return time.sleep(RETRY_SECONDS)
         link = Link(connection, most=HELLO_BYTES)
-        client = _Client(link, secrets.token_bytes(32), time.monotonic() + HELLO_SECONDS)
-        self._clients.add(client)
-        self._selector.register(connection, selectors.EVENT_READ, client)
-        with suppress(OSError):  # its end is noticed when it is read
-            link.send("challenge", client.challenge)
+        self._selector.register(connection, selectors.EVENT_READ, link)
 
-    def _hear(self, client: _Client) -> None:
+    def _hear(self, link: Link) -> None:
         try:
-            while (message := client.link.receive(0)) is not None:
-                self._admit(client, message)
+            while (message := link.receive(0)) is not None:
+                self._admit(link, message)
         except (OSError, struct.error):
-            self._drop(client)
+            self._drop(link)
 
-    def _admit(self, client: _Client, message: Message) -> None:
+    def _admit(self, link: Link, message: Message) -> None:
         """Raises OSError or struct.error if the client is no member."""
-        number, answer, proof = HELLO.unpack(message[1])
-        facts = (number, client.challenge, answer)
-        known = hmac.compare_digest(proof, _proof(self._key, b"member", *facts))
-        if not known or not 0 < number < self._size or client.number:
+        (number,) = HELLO.unpack(message[1][: HELLO.size])
+        known = hmac.compare_digest(message[1][HELLO.size :], self._key)
+        if not known or not 0 < number < self._size or link in self.links.values():
             raise ConnectionRefusedError("not a member")
-        for other in [each for each in self._clients if each.number == number]:
-            self._drop(other)
+        if number in self.links:
+            self._drop(self.links[number])
         self._admitted.add(number)
-        client.number, client.welcome = number, _proof(self._key, b"leader", *facts)
-        client.link.most = MAX_BYTES
+        self.links[number] = link
+        link.most = MAX_BYTES
         if self._open:
-            self._welcome(client)
+            _welcome(link)
 
-    def _welcome(self, client: _Client) -> None:
-        with suppress(OSError):  # whoever reads from it notices the end
-            client.link.send("welcome", client.welcome)
+    def _drop(self, link: Link) -> None:
+        self.links = {number: other for number, other in self.links.items() if other is not link}
+        self._selector.unregister(link.socket)
+        link.socket.close()
 
-    def _drop(self, client: _Client) -> None:
-        self._clients.discard(client)
-        self._selector.unregister(client.link.socket)
-        client.link.socket.close()
+
+def _welcome(link: Link) -> None:
+    with suppress(OSError):  # whoever reads from it notices the end
+        link.send("welcome")
 
 
 def join(connection: socket.socket, key: bytes, number: int, go_on: Callable[[], bool]) -> Link | None:
     """A member's side: returns the link when the leader has welcomed all members.
 
-    Returns None if `go_on` returns False before. Raises OSError if the leader hangs up or does not know the
-    key. The caller closes the connection in both cases.
+    Returns None if `go_on` returns False before. Raises OSError if the leader hangs up. The caller closes the
+    connection in both cases.
     """
     link = Link(connection, most=HELLO_BYTES)
-    challenge = _await(link, "challenge", go_on)
-    if challenge is None:
-        return None
-    if len(challenge) != 32:
-        raise ConnectionRefusedError("the peer is not the leader")
-    facts = (number, challenge, secrets.token_bytes(32))
-    link.send("hello", HELLO.pack(number, facts[2], _proof(key, b"member", *facts)))
-    welcome = _await(link, "welcome", go_on)
-    if welcome is None:
-        return None
-    if not hmac.compare_digest(welcome, _proof(key, b"leader", *facts)):
-        raise ConnectionRefusedError("the peer is not the leader")
-    link.most = MAX_BYTES
-    return link
-
-
-def _await(link: Link, name: str, go_on: Callable[[], bool]) -> bytes | None:
+    link.send("hello", HELLO.pack(number) + key)
     while (message := link.receive(LOOK_SECONDS)) is None:
         if not go_on():
             return None
-    if message[0] != name:
-        raise ConnectionRefusedError(f"{name} was expected")
-    return message[1]
+    if message[0] != "welcome":
+        raise ConnectionRefusedError("the peer is not the leader")
+    link.most = MAX_BYTES
+    return link
 
 
 # --- child processes ------------------------------------------------------------------------------------

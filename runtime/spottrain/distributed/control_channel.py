@@ -16,7 +16,6 @@ import selectors
 import socket
 import threading
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
@@ -38,8 +37,6 @@ END_SECONDS: Final = 5.0
 """Seconds for the receiving thread to read what arrived before a connection's end."""
 TELL_AFTER_SECONDS: Final = 60.0
 """Seconds of waiting after which the log says for what."""
-MAX_NAMES: Final = 256
-"""Unread names per rank that rank 0 keeps; the oldest are dropped, such as those of an aborted save."""
 BYE: Final = "bye"
 
 
@@ -62,7 +59,6 @@ class ControlChannel:
         """The first rank that disconnected without `close`."""
         self._links = dict(links)
         self._open = set(self._links)
-        self._said_bye: set[int] = set()
         self._on_lost = on_lost
         self._closing = False
         self._arrived = threading.Condition()
@@ -70,9 +66,8 @@ class ControlChannel:
         self._handlers: dict[str, Callable[[int, bytes], None]] = {}
         self._handling = threading.RLock()
         """Held while a message is passed to its handler, so that one is passed at a time, in order."""
-        myself = weakref.ref(self)
         # A forked loader worker would keep the connections open after this process has died.
-        os.register_at_fork(after_in_child=lambda: _leave_to_parent(myself()))
+        os.register_at_fork(after_in_child=self._close_links)
         self._receiver = threading.Thread(target=self._listen, name="spottrain-control", daemon=True)
         self._receiver.start()
 
@@ -167,10 +162,14 @@ class ControlChannel:
             self._links[rank].shut(socket.SHUT_WR)
         if self._receiver is not threading.current_thread():
             self._receiver.join(timeout=min(timeout, 2.0))
+        self._close_links()
+
+    # --- inside -------------------------------------------------------------------------------------
+    def _close_links(self) -> None:
+        """Takes no lock: in a forked child a thread of the parent may have held it."""
         for link in self._links.values():
             link.socket.close()
 
-    # --- inside -------------------------------------------------------------------------------------
     def _wait(self, done: Callable[[], Any], timeout: float, name: str) -> None:
         """Waits with `_arrived` held. In slices, so that the log can say what it waits for."""
         began = time.monotonic()
@@ -200,10 +199,6 @@ class ControlChannel:
             handler = self._handlers.get(name)
             if handler is None:
                 self._inbox.setdefault((name, rank), deque()).append(body)
-                if self.world.first and len(self._inbox) > MAX_NAMES:
-                    kept = [key for key in self._inbox if key[1] == rank]
-                    if len(kept) > MAX_NAMES:
-                        del self._inbox[kept[0]]
                 self._arrived.notify_all()
         if handler is not None:
             with self._handling:
@@ -224,7 +219,9 @@ class ControlChannel:
         try:
             while (message := self._links[rank].receive(0)) is not None:
                 if message[0] == BYE:
-                    self._said_bye.add(rank)
+                    with self._arrived:
+                        self._open.discard(rank)
+                        self._arrived.notify_all()
                 else:
                     self._keep(message[0], rank, message[1])
         except (OSError, ValueError) as error:
@@ -241,7 +238,7 @@ class ControlChannel:
         with self._arrived:
             known = rank not in self._open
             self._open.discard(rank)
-            fresh = not (known or self.lost or rank in self._said_bye or self._closing)
+            fresh = not (known or self.lost or self._closing)
             if fresh:
                 self.lost = PeerLost(
                     f"rank {rank} is gone: its connection to rank {self.world.rank} broke ({error}). Its own "
@@ -271,13 +268,6 @@ def _ended() -> PeerLost:
     return PeerLost("rank 0 has ended its run, so this rank cannot go on; rank 0's log says why")
 
 
-def _leave_to_parent(control: ControlChannel | None) -> None:
-    """In a forked child: takes no lock, because a thread of the parent may have held it."""
-    if control is not None:
-        for link in control._links.values():
-            link.socket.close()
-
-
 def connect(
     world: World,
     *,
@@ -295,8 +285,6 @@ def connect(
     the store of torch's default process group. Raises PeerLost if a rank does not connect within `timeout`
     seconds.
     """
-    if world.size == 1:
-        return ControlChannel(world, {}, on_lost=on_lost)
     if store is None:
         from torch.distributed import distributed_c10d
 
