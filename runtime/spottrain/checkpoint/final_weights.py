@@ -50,7 +50,7 @@ def require_room(state: Mapping[str, Any], known: ContainerMemory | None) -> Non
         raise ConfigurationError(
             f"the final weights are written tensor by tensor, and {name} alone has "
             f"{gib(sizes[name])}: with its copy that is more than the {gib(known.left)} that are left "
-            f"of {known.whose}; raise resources.limits.memory by {gib(2 * sizes[name] - known.left)} "
+            f"of the container's limit; raise resources.limits.memory by {gib(2 * sizes[name] - known.left)} "
             "or more",
             reason=Reason.OUT_OF_MEMORY,
         )

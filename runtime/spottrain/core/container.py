@@ -5,32 +5,28 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 CGROUPS: Final = Path("/sys/fs/cgroup")
 MEMBERSHIP: Final = Path("/proc/self/cgroup")
-MEMINFO: Final = Path("/proc/meminfo")
 MOUNTS: Final = Path("/proc/self/mountinfo")
 NO_VOLUMES: Final = ("dev", "proc", "sys")
 """Folders of each container that are mounts and hold no files of a user."""
 UNLIMITED: Final = 1 << 60
 """cgroup v1 writes about 2^63 where there is no limit."""
-V1: Final = ("memory.limit_in_bytes", "memory.usage_in_bytes")
-V2: Final = ("memory.max", "memory.current")
-FILES: Final = ("inactive_file", "active_file")
+LIMITS: Final = ("memory.max", "memory.limit_in_bytes")
+USES: Final = ("memory.current", "memory.usage_in_bytes")
+"""Files of cgroup v2 and v1."""
 
 
-# --- cores --------------------------------------------------------------------------------------------
 def cores(cgroups: Path = CGROUPS, membership: Path = MEMBERSHIP) -> float:
     """Returns the CPU cores that this container may use: its quota, not the host's number.
 
     The smallest quota of the process's cgroup and its parents applies; see `memory_limit`.
     """
-    quotas = map(_quota, _groups(cgroups, membership, "cpu"))
-    return min(float(_scheduled()), *quotas)
+    return min(float(_scheduled()), *map(_quota, _groups(cgroups, membership, "cpu")))
 
 
 def _scheduled() -> int:
@@ -49,14 +45,12 @@ def _quota(group: Path) -> float:
         return math.inf
 
 
-# --- memory -------------------------------------------------------------------------------------------
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ContainerMemory:
     """`limit`: bytes that may be used. `used`: bytes in use that the kernel cannot reclaim."""
 
     limit: int
     used: int
-    whose: str = "the container's limit"
 
     @property
     def left(self) -> int:
@@ -69,7 +63,8 @@ def memory_limit(cgroups: Path = CGROUPS, membership: Path = MEMBERSHIP) -> int 
     The smallest limit of the group and its parents applies. cgroups: mount point of the cgroup file systems.
     membership: /proc/self/cgroup; in a container it mostly says "/", since the mount is the container's own.
     """
-    return min((limit for limit, _ in _limited(cgroups, membership)), default=None)
+    limits = (_number(group, LIMITS) for group in _groups(cgroups, membership, "memory"))
+    return min((limit for limit in limits if limit is not None), default=None)
 
 
 def memory(cgroups: Path = CGROUPS, membership: Path = MEMBERSHIP) -> ContainerMemory | None:
@@ -77,19 +72,11 @@ def memory(cgroups: Path = CGROUPS, membership: Path = MEMBERSHIP) -> ContainerM
 
     `used` counts all processes of the group, but not clean page cache, which the kernel reclaims first.
     """
-    found = [
-        ContainerMemory(limit=limit, used=used)
-        for limit, folder in _limited(cgroups, membership)
-        if (used := _used(folder)) is not None
-    ]
-    return min(found, key=lambda each: each.left, default=None)
-
-
-def memory_here(
-    cgroups: Path = CGROUPS, membership: Path = MEMBERSHIP, meminfo: Path = MEMINFO
-) -> ContainerMemory | None:
-    """The container's memory, or the machine's if that has less left: exceeding either kills the process."""
-    found = [each for each in (memory(cgroups, membership), _of_machine(meminfo)) if each is not None]
+    found = []
+    for group in _groups(cgroups, membership, "memory"):
+        limit, used = _number(group, LIMITS), _number(group, USES)
+        if limit is not None and used is not None:
+            found.append(ContainerMemory(limit=limit, used=used - _reclaimable(group)))
     return min(found, key=lambda each: each.left, default=None)
 
 
@@ -97,18 +84,10 @@ def gib(size: float) -> str:
     return f"{size / 2**30:.2f} GiB"
 
 
-def _limited(cgroups: Path, membership: Path) -> Iterator[tuple[int, Path]]:
-    for folder in _groups(cgroups, membership, "memory"):
-        limit = _limit(folder)
-        if limit is not None:
-            yield limit, folder
-
-
 def _groups(cgroups: Path, membership: Path, controller: str) -> set[Path]:
     """Groups by which the controller (of v1; v2 has one tree for all) may limit this process."""
     folders = {cgroups, cgroups / controller}
-    lines = membership.read_text().splitlines() if membership.exists() else []
-    for line in lines:
+    for line in _text(membership).splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers and controller not in controllers.split(","):
             continue
@@ -118,38 +97,17 @@ def _groups(cgroups: Path, membership: Path, controller: str) -> set[Path]:
     return folders
 
 
-def _limit(folder: Path) -> int | None:
-    for name, _ in (V2, V1):
-        text = _text(folder / name)
-        if text.isdecimal() and int(text) < UNLIMITED:  # else absent, or the word max
-            return int(text)
-    return None
+def _number(group: Path, names: tuple[str, str]) -> int | None:
+    """Returns what the first of these files says that has a number; None where there is no limit."""
+    found = (int(text) for name in names if (text := _text(group / name)).isdecimal())
+    return next((number for number in found if number < UNLIMITED), None)
 
 
-def _used(folder: Path) -> int | None:
-    for _, name in (V2, V1):
-        text = _text(folder / name)
-        if text.isdecimal():
-            return int(text) - _reclaimable(_numbers(_text(folder / "memory.stat")))
-    return None
-
-
-def _reclaimable(stat: Mapping[str, int]) -> int:
+def _reclaimable(group: Path) -> int:
     """Bytes of clean page cache. v1 counts those of child groups under separate names (`total_*`)."""
-    return sum(stat.get(f"total_{name}", stat.get(name, 0)) for name in FILES)
-
-
-def _of_machine(meminfo: Path) -> ContainerMemory | None:
-    kib = _numbers(_text(meminfo).replace(":", "").replace(" kB", ""))
-    if "MemTotal" not in kib or "MemAvailable" not in kib:
-        return None
-    whole, free = kib["MemTotal"] * 1024, kib["MemAvailable"] * 1024
-    return ContainerMemory(limit=whole, used=whole - free, whose="the machine's memory")
-
-
-def _numbers(text: str) -> dict[str, int]:
-    pairs = (line.split() for line in text.splitlines())
-    return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdecimal()}
+    stat = dict(re.findall(r"^(\w+) (\d+)$", _text(group / "memory.stat"), re.MULTILINE))
+    names = ("inactive_file", "active_file")
+    return sum(int(stat.get(f"total_{name}", stat.get(name, 0))) for name in names)
 
 
 def _text(path: Path) -> str:
@@ -159,17 +117,14 @@ def _text(path: Path) -> str:
         return ""
 
 
-# --- volumes ------------------------------------------------------------------------------------------
 def on_volume(folder: Path, mounts: Path = MOUNTS) -> bool:
     """Whether a folder, which need not exist yet, is below the mount of a volume; True if that is unknown."""
     lines = _text(mounts).splitlines()
-    points = [Path(re.sub(r"\\(\d{3})", _character, line.split()[4])) for line in lines]
+    # A space in a path is written as \040.
+    points = [
+        Path(re.sub(r"\\(\d{3})", lambda octal: chr(int(octal[1], 8)), line.split()[4])) for line in lines
+    ]
     where = folder.resolve()
     above = [each for each in points if where.is_relative_to(each)]
     nearest = max(above, key=lambda each: len(each.parts), default=None)
     return nearest is None or (len(nearest.parts) > 1 and nearest.parts[1] not in NO_VOLUMES)
-
-
-def _character(octal: re.Match[str]) -> str:
-    """Returns the character of an escape in mountinfo, such as \\040 for a space."""
-    return chr(int(octal[1], 8))

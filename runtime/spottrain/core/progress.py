@@ -98,8 +98,6 @@ class ProgressFacts:
     mfu: float | None = None
     flops_per_step: float | None = None
     """FLOPs of this rank."""
-    loader_bytes: int | None = None
-    """Private memory of this rank's loader workers, in bytes; None without workers."""
 
     @property
     def shown_state(self) -> str:
@@ -301,7 +299,6 @@ class ProgressBoard:
             "spottrain_gpu_memory": facts.gpu_memory,
             "spottrain_mfu": facts.mfu,
             "spottrain_flops_per_step": facts.flops_per_step,
-            "spottrain_loader_private_bytes": facts.loader_bytes,
             "spottrain_idle_seconds": self.heartbeat.idle,
             "spottrain_hang_seconds": self.heartbeat.limit(facts.state),
             "spottrain_durable_age_seconds": time.time() - facts.durable_time if facts.durable_time else None,
@@ -348,7 +345,6 @@ METRICS: Final = {
     "spottrain_gpu_memory": "Share of the GPU's memory in use (NVML).",
     "spottrain_mfu": "Model FLOP utilisation.",
     "spottrain_flops_per_step": "FLOP of an optimizer step.",
-    "spottrain_loader_private_bytes": "Memory that DataLoader workers do not share.",
     "spottrain_state": "1 for the present state.",
     "spottrain_seconds_total": "Where the seconds of this process went.",
     "spottrain_time_share": "Where the time of a step goes, as shares.",

@@ -1,8 +1,8 @@
 """`Monitor`: everything that observes one attempt of a training, whatever its loop.
 
-Each attempt gets a profile if requested, GPU utilisation, and the memory of the loader workers. A loop that
-marks the phases of its steps (`Phases`) also gets their time split and a bottleneck. Results go to the log,
-the progress board and the store.
+Each attempt gets a profile if requested, and GPU utilisation. A loop that marks the phases of its steps
+(`Phases`) also gets their time split and a bottleneck. Results go to the log, the progress board and the
+store.
 """
 
 from __future__ import annotations
@@ -16,11 +16,9 @@ from spottrain.core.training_spec import Profile
 from spottrain.diagnostics.bottleneck import InUse
 from spottrain.diagnostics.flops import Work
 from spottrain.diagnostics.gpu_monitor import GPUMonitor
-from spottrain.diagnostics.loader_memory import LoaderMemory
 from spottrain.diagnostics.loop_watch import Watch
 from spottrain.diagnostics.profiler import of_run
 from spottrain.lifecycle.session import Session
-from spottrain.lifecycle.worker_signals import worker_pids
 
 EVERY: Final = 64
 """Steps between two diagnoses. They are collectives, so all ranks make them at the same steps."""
@@ -83,13 +81,6 @@ class Monitor:
             device=device,
             facts=(lambda: None) if self._watch is None else self._watch.alone,
         )
-        self._memory: LoaderMemory | None = None
-        if session.world.first_here:  # the rank of a pod that serves /metrics
-            self._memory = LoaderMemory(
-                worker_pids,
-                lambda found: session.board.update(loader_bytes=found),
-                ranks=session.world.local_size,
-            )
         self._steps = 0
 
     def step_done(self) -> None:
@@ -124,8 +115,6 @@ class Monitor:
 
     def close(self) -> None:
         """Ends all observers, waits until the profile is stored, and logs the time split of the attempt."""
-        if self._memory is not None:
-            self._memory.close()
         self._profiler.close()
         self._gpu.close()
         if self._watch is None:

@@ -104,21 +104,6 @@ def end_at_exit(iterator: Any = None) -> Any:
     return iterator
 
 
-def worker_pids() -> tuple[int, ...]:
-    """Process IDs of active loader workers of this process. Thread-safe; it does not contact the workers."""
-    try:
-        open_ones = tuple(_OPEN)
-    except RuntimeError:  # one was added meanwhile: the next call includes it
-        return ()
-    return tuple(
-        worker.pid
-        for each in open_ones
-        if not getattr(each, "_shutdown", False)
-        for worker in getattr(each, "_workers", ())
-        if worker.pid is not None
-    )
-
-
 def _end_the_rest() -> None:
     end_workers(*_OPEN)
     rest = [child for child in multiprocessing.active_children() if child.daemon]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from spottrain.core.container import ContainerMemory, cores, memory, memory_here, memory_limit, on_volume
+from spottrain.core.container import ContainerMemory, cores, memory, memory_limit, on_volume
 
 
 def written(folder: Path, files: dict[str, str]) -> Path:
@@ -117,28 +117,6 @@ def test_the_group_with_the_least_left_counts_and_not_the_one_with_the_least_lim
 )
 def test_without_a_limit_or_without_the_use_nothing_is_known(tmp_path: Path, files: dict[str, str]) -> None:
     assert memory(written(tmp_path, files), tmp_path / "absent") is None
-
-
-MEMINFO = "MemTotal:        8 kB\nMemFree:         1 kB\nMemAvailable:    2 kB\nHugePages_Total: 0\n"
-
-
-@pytest.mark.parametrize(("used", "whose"), [(9000, "the container's limit"), (100, "the machine's memory")])
-def test_a_machine_with_less_left_than_the_container_is_what_counts(
-    tmp_path: Path, used: int, whose: str
-) -> None:
-    filled(tmp_path, V2, 10_000, used)
-    found = memory_here(tmp_path, tmp_path / "absent", written(tmp_path, {"meminfo": MEMINFO}) / "meminfo")
-    assert found is not None and found.whose == whose
-    assert found.left == (1000 if used == 9000 else 2048)
-
-
-def test_where_there_is_neither_proc_nor_a_cgroup_nothing_is_known(tmp_path: Path) -> None:
-    assert memory_here(tmp_path, tmp_path / "absent", tmp_path / "absent") is None
-
-
-def test_the_machine_of_this_test_is_known() -> None:
-    found = memory_here()
-    assert found is not None and 0 < found.used < found.limit
 
 
 def test_what_lies_on_a_volume_is_told_from_what_dies_with_the_container(tmp_path: Path) -> None:
