@@ -18,7 +18,7 @@ from google.auth.compute_engine import _metadata
 from spottrain.errors import ConfigurationError, StoreDenied, StoreUnavailable
 from spottrain.storage import gcs, s3_credentials
 from spottrain.storage.open import open_store
-from spottrain.storage.outage import Outage, PatientStore
+from spottrain.storage.outage import Outage, patient_store
 from spottrain.storage.s3 import S3Store
 
 from tests.support import s3server
@@ -100,7 +100,7 @@ def test_an_issuer_that_is_not_up_yet_is_waited_for(
         direct.probe()
     outage = Outage(sleep=lambda seconds: agent.start() if agent.http is None else None)
     outage.patient = True
-    PatientStore(direct, outage).probe()
+    patient_store(direct, outage).probe()
     assert direct.list("") == []
 
 

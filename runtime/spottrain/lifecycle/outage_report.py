@@ -10,7 +10,7 @@ from typing import Final
 from spottrain.core import log
 from spottrain.core.progress import ProgressBoard
 from spottrain.storage.base import Store
-from spottrain.storage.outage import Outage, PatientStore, Silence, watch
+from spottrain.storage.outage import Outage, Silence, patient_store, watch
 
 LOG_SECONDS: Final = 30.0
 """Between two log lines of one outage."""
@@ -57,13 +57,13 @@ def watched(
     limit: Callable[[], float],
     *,
     head_too: bool = False,
-) -> PatientStore:
+) -> Store:
     """Returns the store, waited for while `outage` is patient. A thread reports outages from here on.
 
     After `limit()` seconds without a response it calls `give_up` (see `storage.outage.watch`). `head_too`:
-    see `PatientStore`.
+    see `patient_store`.
     """
     report = OutageReport(store, outage, board, limit)
     acts = (outage, report.tell, give_up, limit)
     threading.Thread(target=watch, args=acts, name="spottrain-outage", daemon=True).start()
-    return PatientStore(store, outage, head_too=head_too)
+    return patient_store(store, outage, head_too=head_too)

@@ -11,8 +11,6 @@ from __future__ import annotations
 import builtins
 import contextlib
 import functools
-import hashlib
-import io
 import itertools
 import os
 import secrets
@@ -54,6 +52,7 @@ from spottrain.storage.requests import (
     LONGEST_PAUSE,
     RequestBody,
     Stopped,
+    VerifiedPartBody,
     digests,
     pause,
     probe_conditions,
@@ -182,11 +181,19 @@ class GCSStore:
     def upload(
         self, key: str, body: memoryview, *, cancelled: Callable[[], bool] = never
     ) -> builtins.list[str]:
+        def check() -> None:
+            if cancelled():
+                raise Stopped
+
         view, write_id = body.cast("B"), secrets.token_hex(8)
+        blob = self._blob(key, write_id)
+        blob.chunk_size = self._chunk_bytes
+        sent = RequestBody(view, check, exact=True)
         with ThreadPoolExecutor(1, thread_name_prefix="spottrain-digest") as pool:
             hashed = pool.submit(digests, view, self._chunk_bytes)
             try:
-                self._send(key, view, write_id, cancelled)
+                with self._translating(key):
+                    self._stream(blob, sent, cancelled, if_generation_match=0)
             except (PreconditionFailed, KeyMissing):  # KeyMissing: the session is gone
                 self._etag_of_own(key, write_id)
             except Stopped:
@@ -194,19 +201,19 @@ class GCSStore:
             return hashed.result()
 
     def put_part(self, key: str, part: FilePart, *, cancelled: Callable[[], bool] = never) -> None:
-        """Sends PART_WINDOW at a time. The library checks no SHA-256: `_Part` does, before the last bytes."""
+        """Sends PART_WINDOW at a time. The library checks no SHA-256: `VerifiedPartBody` does."""
 
         def check() -> None:
             if cancelled():
                 raise Stopped
 
-        body = _Part(part, check)
+        body = VerifiedPartBody(part, check)
         blob = self._blob(key)
         blob.chunk_size = PART_WINDOW
         waits = self._whole if PART_WINDOW < part.bytes <= LARGEST_WHOLE else contextlib.nullcontext()
         try:
             with waits, self._translating(key):
-                self._stream(blob, body, part.bytes, cancelled)
+                self._stream(blob, body, cancelled)
         except Stopped:
             raise (Changed(key) if body.changed else Cancelled(key)) from None
         except KeyMissing as error:  # the session has ended
@@ -281,24 +288,11 @@ class GCSStore:
             blob.upload_from_string(content, if_generation_match=generation, **self._patience(key))
         return str(blob.generation)
 
-    def _send(self, key: str, view: memoryview, write_id: str, cancelled: Callable[[], bool]) -> None:
-        def check() -> None:
-            if cancelled():
-                raise Stopped
-
-        blob = self._blob(key, write_id)
-        blob.chunk_size = self._chunk_bytes
-        with self._translating(key):
-            self._stream(blob, _Incoming(view, check), len(view), cancelled, if_generation_match=0)
-
-    def _stream(
-        self, blob: Any, body: Any, bytes: int, cancelled: Callable[[], bool], **condition: int
-    ) -> None:
-        def go_on(error: Exception) -> bool:
-            return _passes(error) and not cancelled()
-
-        retry = self._retry.with_predicate(go_on)
-        blob.upload_from_file(body, size=bytes, timeout=(5.0, self._times[False]), retry=retry, **condition)
+    def _stream(self, blob: Any, body: Any, cancelled: Callable[[], bool], **condition: int) -> None:
+        retry = self._retry.with_predicate(lambda error: _passes(error) and not cancelled())
+        blob.upload_from_file(
+            body, size=len(body), timeout=(5.0, self._times[False]), retry=retry, **condition
+        )
 
     def _etag_of_own(self, key: str, write_id: str) -> str:
         """Returns the ETag if an earlier try of the same write created the object.
@@ -398,53 +392,3 @@ def _from_reply(error: api.GoogleAPICallError, what: str) -> Exception:
         case status if status in (408, 429) or status >= 500 or not status:
             return StoreUnavailable(f"the store failed: {what}")
     return ConfigurationError(f"the store refused {what}; check the URI and the endpoint")
-
-
-class _Incoming(RequestBody):
-    """A body of which each read returns a copy of exactly the requested bytes, as the library expects."""
-
-    def read(self, size: int = -1) -> bytes:  # type: ignore[override]
-        self._check()
-        end = len(self._view) if size < 0 else self._at + size
-        part = bytes(self._view[self._at : end])
-        self._at += len(part)
-        return part
-
-
-class _Part:
-    """A part of a file of which each read returns exactly the requested bytes.
-
-    A file that has changed stops it, and sets `changed`; at the latest before the last bytes, which no read
-    returns unless all of them match the SHA-256.
-    """
-
-    def __init__(self, part: FilePart, check: Callable[[], None]) -> None:
-        self.changed = False
-        self._part = part
-        self._check = check
-        self._at = 0
-        self._hashed = 0
-        """How many bytes are in `_digest`: after a failed request some are read again."""
-        self._digest = hashlib.sha256()
-
-    def read(self, size: int = -1) -> bytes:
-        self._check()
-        left = self._part.bytes - self._at
-        wanted = left if size < 0 else min(size, left)
-        found = os.pread(self._part.file, wanted, self._part.offset + self._at)
-        self._digest.update(found[max(self._hashed - self._at, 0) :])
-        self._at += len(found)
-        self._hashed = max(self._hashed, self._at)
-        other = self._hashed == self._part.bytes and self._digest.hexdigest() != self._part.sha256
-        if len(found) < wanted or other or self._part.changed():
-            self.changed = True
-            raise Stopped
-        return found
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._part.bytes}[whence]
-        self._at = max(0, base + offset)
-        return self._at

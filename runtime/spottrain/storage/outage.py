@@ -7,18 +7,17 @@ endpoint that accepts connections and never responds gives no error for minutes.
 
 from __future__ import annotations
 
-import builtins
 import contextlib
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 from spottrain.contract import COMPILE_CACHE_PREFIX, HEAD_KEY
 from spottrain.errors import StoreUnavailable
-from spottrain.storage.base import Body, FilePart, Object, Stat, Store, never
+from spottrain.storage.base import Store
 
 T = TypeVar("T")
 
@@ -29,6 +28,17 @@ FORGET_SECONDS: Final = 45.0
 """Seconds without another request after which a failure is forgotten. HEAD is read every 30 s."""
 FIRST_PAUSE: Final = 0.25
 LONGEST_PAUSE: Final = 3.0
+WORDS: Final = {
+    **dict.fromkeys(("get", "read_into"), "GET"),
+    **dict.fromkeys(("put", "put_if_absent", "put_if_match", "upload", "put_part"), "PUT"),
+    **dict.fromkeys(("list", "folders"), "LIST"),
+    "stat": "HEAD",
+    "delete": "DELETE",
+    "sweep_uploads": "LIST uploads of",
+    "probe": "the first requests",
+}
+"""The requests of a store, as messages name them."""
+RETRIED: Final = frozenset({"get", "read_into", "stat", "list", "folders", "probe"})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -187,65 +197,31 @@ def look(
     return False
 
 
-class PatientStore:
-    """Wraps `store` and retries its reads and its probe in an outage.
+def patient_store(store: Store, outage: Outage, *, head_too: bool = False) -> Store:
+    """Wraps `store`: tracks its requests, and retries its reads and its probe in an outage.
 
     Writes are not retried: their callers handle a lost response. HEAD is not: `checkpoint.head.owner` retries
     it itself, and can be stopped. `head_too`: HEAD is retried here as well."""
+    return cast(Store, _PatientStore(store, outage, head_too))
 
-    def __init__(self, store: Store, outage: Outage, *, head_too: bool = False) -> None:
-        self._store = store
-        self._head_too = head_too
-        self._outage = outage
-        self.uri = store.uri
-        self.endpoint = store.endpoint
 
-    def get(self, key: str) -> Object | None:
-        if key != HEAD_KEY or self._head_too:
-            brief = not key.startswith(COMPILE_CACHE_PREFIX)  # compile-cache archives are large
-            return self._outage.through(f"GET {key}", lambda: self._store.get(key), brief=brief)
-        with self._outage.request("GET HEAD"):
-            return self._store.get(key)
+class _PatientStore:
+    def __init__(self, store: Store, outage: Outage, head_too: bool) -> None:
+        self._store, self._outage, self._head_too = store, outage, head_too
 
-    def put(self, key: str, body: Body) -> None:
-        with self._outage.request(f"PUT {key}", brief=False):
-            self._store.put(key, body)
+    def __getattr__(self, name: str) -> Any:
+        act = getattr(self._store, name)
+        if name not in WORDS:
+            return act
 
-    def put_if_absent(self, key: str, body: Body) -> str:
-        with self._outage.request(f"PUT {key}", brief=key == HEAD_KEY):
-            return self._store.put_if_absent(key, body)
+        def request(*args: Any, **options: Any) -> Any:
+            key = args[0] if args and isinstance(args[0], str) else ""
+            what = f"{WORDS[name]} {key}".rstrip()
+            archive = key.startswith(COMPILE_CACHE_PREFIX)  # large
+            brief = key == HEAD_KEY or name in ("stat", "probe") or (name == "get" and not archive)
+            if name in RETRIED and (key != HEAD_KEY or self._head_too):
+                return self._outage.through(what, lambda: act(*args, **options), brief=brief)
+            with self._outage.request(what, brief=brief):
+                return act(*args, **options)
 
-    def put_if_match(self, key: str, body: Body, etag: str) -> str:
-        with self._outage.request(f"PUT {key}", brief=key == HEAD_KEY):
-            return self._store.put_if_match(key, body, etag)
-
-    def upload(self, key: str, body: memoryview, *, cancelled: Callable[[], bool] = never) -> list[str]:
-        with self._outage.request(f"PUT {key}", brief=False):
-            return self._store.upload(key, body, cancelled=cancelled)
-
-    def put_part(self, key: str, part: FilePart, *, cancelled: Callable[[], bool] = never) -> None:
-        with self._outage.request(f"PUT {key}", brief=False):
-            self._store.put_part(key, part, cancelled=cancelled)
-
-    def read_into(self, key: str, offset: int, buffer: memoryview) -> None:
-        self._outage.through(f"GET {key}", lambda: self._store.read_into(key, offset, buffer), brief=False)
-
-    def stat(self, key: str) -> Stat | None:
-        return self._outage.through(f"HEAD {key}", lambda: self._store.stat(key))
-
-    def sweep_uploads(self, prefix: str, doomed: Callable[[str], bool]) -> list[str]:
-        with self._outage.request(f"LIST uploads of {prefix}", brief=False):
-            return self._store.sweep_uploads(prefix, doomed)
-
-    def list(self, prefix: str) -> list[str]:
-        return self._outage.through(f"LIST {prefix}", lambda: self._store.list(prefix), brief=False)
-
-    def folders(self, prefix: str) -> builtins.list[str]:
-        return self._outage.through(f"LIST {prefix}", lambda: self._store.folders(prefix), brief=False)
-
-    def delete(self, keys: Sequence[str]) -> None:
-        with self._outage.request("DELETE", brief=False):
-            self._store.delete(keys)
-
-    def probe(self) -> None:
-        self._outage.through("the first requests", self._store.probe)
+        return request

@@ -30,58 +30,66 @@ def unchecked() -> None:
     """Default of `check`: the body is never stopped."""
 
 
-class RequestBody:
-    """A memoryview as a file that is sent without a copy.
+class _Body:
+    """A body as a file that an SDK reads and, before it sends it again, rewinds.
 
-    `read` returns slices of the view, and more than requested: http.client asks for 16 KiB at a time, which
-    costs a fifth of the throughput, but sends whatever it gets. `check` is called before each read.
+    `check` is called before each read.
     """
 
-    def __init__(self, view: memoryview, check: Callable[[], None] = unchecked) -> None:
-        self._view = view.cast("B")
-        self._check = check
-        self._at = 0
+    def __init__(self, size: int, check: Callable[[], None]) -> None:
+        self._size, self._check, self._at = size, check, 0
 
     def __len__(self) -> int:
-        return len(self._view)
-
-    def read(self, size: int = -1) -> memoryview:
-        self._check()
-        end = len(self._view) if size < 0 else self._at + max(size, SLICE)
-        part = self._view[self._at : end]
-        self._at += len(part)
-        return part
+        return self._size
 
     def tell(self) -> int:
         return self._at
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: len(self._view)}[whence]
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
         self._at = max(0, base + offset)
         return self._at
 
 
-class PartBody:
+class RequestBody(_Body):
+    """A memoryview that is sent without a copy.
+
+    `read` returns slices of the view, and more than requested: http.client asks for 16 KiB at a time, which
+    costs a fifth of the throughput, but sends whatever it gets. With `exact`, a copy of what is requested.
+    """
+
+    def __init__(
+        self, view: memoryview, check: Callable[[], None] = unchecked, *, exact: bool = False
+    ) -> None:
+        self._view = view.cast("B")
+        self._exact = exact
+        super().__init__(len(self._view), check)
+
+    def read(self, size: int = -1) -> memoryview | bytes:
+        self._check()
+        end = self._size if size < 0 else self._at + (size if self._exact else max(size, SLICE))
+        part = self._view[self._at : end]
+        self._at += len(part)
+        return bytes(part) if self._exact else part
+
+
+class PartBody(_Body):
     """A part of a file as a body that is read in slices while it is sent.
 
-    `check` is called before each read. A file that has changed stops the body; then `changed` is set. A read
-    is valid until the next one: all share one buffer, which keeps the process small.
+    A file that has changed stops the body; then `changed` is set. A read is valid until the next one: all
+    share one buffer, which keeps the process small.
     """
 
     def __init__(self, part: FilePart, check: Callable[[], None] = unchecked) -> None:
+        super().__init__(part.bytes, check)
         self.changed = False
         self._part = part
-        self._check = check
-        self._at = 0
         self._buffer = memoryview(bytearray(min(SLICE, part.bytes)))
-
-    def __len__(self) -> int:
-        return self._part.bytes
 
     def read(self, size: int = -1) -> memoryview:
         """Returns up to SLICE bytes, whatever `size` is; none at the end."""
         self._check()
-        view = self._buffer[: self._part.bytes - self._at]
+        view = self._buffer[: self._size - self._at]
         count = os.preadv(self._part.file, [view], self._part.offset + self._at) if view else 0
         if (view and not count) or self._part.changed():
             self.changed = True
@@ -89,13 +97,35 @@ class PartBody:
         self._at += count
         return view[:count]
 
-    def tell(self) -> int:
-        return self._at
 
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: len(self)}[whence]
-        self._at = max(0, base + offset)
-        return self._at
+class VerifiedPartBody(_Body):
+    """A part of a file of which each read returns exactly the requested bytes.
+
+    A file that has changed stops it, and sets `changed`; at the latest before the last bytes, which no read
+    returns unless all of them match the SHA-256.
+    """
+
+    def __init__(self, part: FilePart, check: Callable[[], None]) -> None:
+        super().__init__(part.bytes, check)
+        self.changed = False
+        self._part = part
+        self._hashed = 0
+        """How many bytes are in `_digest`: after a failed request some are read again."""
+        self._digest = hashlib.sha256()
+
+    def read(self, size: int = -1) -> bytes:
+        self._check()
+        left = self._size - self._at
+        wanted = left if size < 0 else min(size, left)
+        found = os.pread(self._part.file, wanted, self._part.offset + self._at)
+        self._digest.update(found[max(self._hashed - self._at, 0) :])
+        self._at += len(found)
+        self._hashed = max(self._hashed, self._at)
+        other = self._hashed == self._size and self._digest.hexdigest() != self._part.sha256
+        if len(found) < wanted or other or self._part.changed():
+            self.changed = True
+            raise Stopped
+        return found
 
 
 def slices(part: FilePart) -> Iterator[bytes]:

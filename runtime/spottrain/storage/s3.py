@@ -17,9 +17,8 @@ import hashlib
 import secrets
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
@@ -284,9 +283,6 @@ class S3Store:
                 at += count
                 yield count
 
-    def abort_all(self, key: str) -> None:
-        self.sweep_uploads(key, lambda found: found == key)
-
     def _uploads(self, prefix: str) -> Iterator[tuple[str, str]]:
         """Yields key and upload ID of each unfinished upload."""
         for reply in self._replies("list_multipart_uploads", prefix, "KeyMarker", "UploadIdMarker"):
@@ -376,8 +372,6 @@ class Upload:
     _stop: threading.Event = field(default_factory=threading.Event)
     _parts: dict[int, dict[str, Any]] = field(default_factory=dict)
     _digests: dict[int, list[str]] = field(default_factory=dict)
-    _lost: bool = False
-    """A creation request got no response, so an upload with an unknown ID may exist."""
 
     def run(self) -> list[str]:
         """Uploads and returns the digests. Call it once."""
@@ -402,46 +396,42 @@ class Upload:
                 "put_object", self.key, Body=body, ChecksumSHA256=digest, IfNoneMatch="*", **self._options
             )
 
-        try:
-            self._tried(put, self._rest)
-        except PreconditionFailed:
-            self.store.own(self.key, self._write_id)
-        except StoreUnavailable:
-            if not self._arrived():
-                raise
+        self._create(put, self._rest)
         return digests(self.body, self.store.chunk_bytes)
 
     def _in_parts(self) -> list[str]:
-        left = ""
+        reply = self._tried(
+            lambda: self.store.ask_bulk(
+                "create_multipart_upload", self.key, ChecksumAlgorithm="SHA256", **self._options
+            ),
+            self._rest,
+        )
+        left = upload_id = str(reply["UploadId"])
         try:
-            left = upload_id = self._tried(self._create, self._rest)
             self._send(upload_id)
             self._unless_cancelled()
             if self._complete(upload_id):
                 left = ""
         finally:
-            self._clear(left)
+            if left:
+                self._abort(left)
         return [digest for number in sorted(self._digests) for digest in self._digests[number]]
-
-    def _create(self) -> str:
-        try:
-            reply = self.store.ask_bulk(
-                "create_multipart_upload", self.key, ChecksumAlgorithm="SHA256", **self._options
-            )
-        except StoreUnavailable:
-            self._lost = True
-            raise
-        return str(reply["UploadId"])
 
     def _send(self, upload_id: str) -> None:
         size = part_bytes(len(self.body), self.store.chunk_bytes)
         starts = range(0, len(self.body), size)
-        todo = deque((number, self.body[at : at + size]) for number, at in enumerate(starts, 1))
-        workers = min(self.store.connections, len(todo))
-        pool = ThreadPoolExecutor(workers, thread_name_prefix="spottrain-upload")
-        futures = [pool.submit(self._work, upload_id, todo) for _ in range(workers)]
+        pool = ThreadPoolExecutor(self.store.connections, thread_name_prefix="spottrain-upload")
+        futures = [
+            pool.submit(self._part, upload_id, number, self.body[at : at + size])
+            for number, at in enumerate(starts, 1)
+        ]
         try:
-            self._watch(futures)
+            pending = set(futures)
+            while pending:
+                self._unless_cancelled()
+                done, pending = wait(pending, timeout=POLL_SECONDS, return_when=FIRST_EXCEPTION)
+                for future in done:
+                    future.result()
         except BaseException:
             self._stop.set()
             wait(futures, timeout=STOP_SECONDS)
@@ -449,25 +439,8 @@ class Upload:
         finally:
             pool.shutdown(wait=False)
 
-    def _watch(self, futures: list[Future[None]]) -> None:
-        pending = set(futures)
-        while pending:
-            self._unless_cancelled()
-            done, pending = wait(pending, timeout=POLL_SECONDS, return_when=FIRST_EXCEPTION)
-            for future in done:
-                future.result()
-
-    def _work(self, upload_id: str, todo: deque[tuple[int, memoryview]]) -> None:
-        """Worker of one connection: sends the next part until none is left."""
-        while True:
-            self._unless_stopped()
-            try:
-                number, view = todo.popleft()
-            except IndexError:
-                return
-            self._part(upload_id, number, view)
-
     def _part(self, upload_id: str, number: int, view: memoryview) -> None:
+        self._unless_stopped()
         chunk_bytes = self.store.chunk_bytes
         self._digests[number] = digests(view, chunk_bytes)
         one = len(view) <= chunk_bytes
@@ -502,37 +475,34 @@ class Upload:
                 MultipartUpload=parts,
             )
 
+        return self._create(complete, time.sleep)  # not cancellable once begun: it may already be done
+
+    def _create(self, request: Callable[[], object], rest: Callable[[float], None]) -> bool:
+        """Makes the request that creates the object. Returns False if only the object shows that it did.
+
+        Raises AlreadyExists if another's object is there."""
         try:
-            self._tried(complete, time.sleep)  # not cancellable once begun: it may already be done
+            self._tried(request, rest)
             return True
         except (PreconditionFailed, KeyMissing):
             self.store.own(self.key, self._write_id)
         except StoreUnavailable:
-            if not self._arrived():
-                raise
+            with contextlib.suppress(RunError):
+                self.store.own(self.key, self._write_id)
+                return False
+            raise
         return False
-
-    def _arrived(self) -> bool:
-        """After a missing response: whether our object is at the key. Raises AlreadyExists for another's."""
-        with contextlib.suppress(RunError):
-            self.store.own(self.key, self._write_id)
-            return True
-        return False
-
-    def _clear(self, left: str) -> None:
-        """Aborts what is left of the upload, or of a creation whose response was lost."""
-        try:
-            if left:
-                self._tried(lambda: self._abort(left), time.sleep)
-            if self._lost:
-                self.store.abort_all(self.key)
-        except RunError as error:
-            # Leftovers cost money but are harmless; the next start's sweep finds them.
-            log.event("upload-not-aborted", key=self.key, upload=left or None, error=str(error))
 
     def _abort(self, upload_id: str) -> None:
-        with contextlib.suppress(KeyMissing):
-            self.store.ask_bulk("abort_multipart_upload", self.key, UploadId=upload_id)
+        try:
+            with contextlib.suppress(KeyMissing):
+                self._tried(
+                    lambda: self.store.ask_bulk("abort_multipart_upload", self.key, UploadId=upload_id),
+                    time.sleep,
+                )
+        except RunError as error:
+            # Leftovers cost money but are harmless; the next start's sweep finds them.
+            log.event("upload-not-aborted", key=self.key, upload=upload_id, error=str(error))
 
     def _tried(self, act: Callable[[], T], rest: Callable[[float], None]) -> T:
         return tried(act, self.store.tries, lambda failures: rest(self.store.pause(failures)))

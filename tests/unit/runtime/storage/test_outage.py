@@ -9,7 +9,7 @@ import pytest
 from spottrain.errors import StoreDenied, StoreUnavailable
 from spottrain.storage.base import Object
 from spottrain.storage.local import FolderStore
-from spottrain.storage.outage import FORGET_SECONDS, TELL_SECONDS, Outage, PatientStore, Silence, look
+from spottrain.storage.outage import FORGET_SECONDS, TELL_SECONDS, Outage, Silence, look, patient_store
 
 
 class Clock:
@@ -61,7 +61,7 @@ def test_a_request_is_made_again_until_the_store_answers(tmp_path: Path, outage:
     store = Down(tmp_path)
     store.put("manifest", b"1")
     store.failures = 7
-    found = PatientStore(store, outage).get("manifest")
+    found = patient_store(store, outage).get("manifest")
     assert found is not None and found.body == b"1" and store.failures == 0
     assert outage.silence is None, "it has answered"
 
@@ -90,7 +90,7 @@ def test_head_is_asked_once_for_its_owner_asks_again_and_can_be_told_to_stop(
     store = Down(tmp_path)
     store.failures = 1
     with pytest.raises(StoreUnavailable):
-        PatientStore(store, outage).get("HEAD")
+        patient_store(store, outage).get("HEAD")
     assert silent(outage).why == "connection refused"
 
 
