@@ -28,7 +28,7 @@ import torch
 from spottrain.checkpoint.manager import CheckpointManager
 from spottrain.checkpoint.reader import read_trees
 from spottrain.checkpoint.saver import Saver, manifest, report_of
-from spottrain.checkpoint.upload import ProcessTransfer
+from spottrain.checkpoint.upload import Transfer
 from spottrain.contract import Env
 from spottrain.core.preemption import Preemption
 from spottrain.core.run_config import RunConfig
@@ -44,9 +44,10 @@ from tests.support import s3server
 
 
 # --- stall ------------------------------------------------------------------------------------------
-class Nowhere:
+class Nowhere(Transfer):
     """Takes the place of the uploader where only the copy is measured."""
 
+    def __init__(self) -> None: ...
     def share(self, arena: object) -> None: ...
     def forget(self) -> None: ...
     def close(self) -> None: ...
@@ -128,7 +129,7 @@ def stall(training: Training, folder: Path, rounds: int) -> dict[str, Any]:
 
 # --- folder -----------------------------------------------------------------------------------------
 def in_folder(training: Training, folder: Path, rounds: int) -> dict[str, Any]:
-    saver = Saver(World(), lambda: ProcessTransfer({"uri": str(folder / "ours")}))
+    saver = Saver(World(), lambda: Transfer({"uri": str(folder / "ours")}))
     save = saver.snapshot(training.tree(), {}, 1)
     store = open_store(str(folder / "ours"))
 
@@ -159,7 +160,7 @@ def in_folder(training: Training, folder: Path, rounds: int) -> dict[str, Any]:
 
 # --- transfer ---------------------------------------------------------------------------------------
 def transfer(training: Training, endpoint: str, rounds: int) -> dict[str, Any]:
-    saver = Saver(World(), lambda: ProcessTransfer({"uri": f"s3://{BUCKET}/ours", "endpoint": endpoint}))
+    saver = Saver(World(), lambda: Transfer({"uri": f"s3://{BUCKET}/ours", "endpoint": endpoint}))
     save = saver.snapshot(training.tree(), {}, 1)
     store = open_store(f"s3://{BUCKET}/ours", endpoint)
     bare = Child("bare", endpoint, str(training.bytes))
@@ -208,7 +209,7 @@ class Ours:
         self.training = training
         where = self.session.run.where
         self.checkpoints = CheckpointManager(
-            self.session, open_store(uri, endpoint), transfer=lambda: ProcessTransfer(where)
+            self.session, open_store(uri, endpoint), transfer=lambda: Transfer(where)
         )
         self.checkpoints.claim()
         self.checkpoints.saver.prepare(training.tree(), {})

@@ -6,7 +6,7 @@ The uploader is a process of its own, and here it learns to tell when it uploads
 import os
 import sys
 
-if "CHAOS" in os.environ and "spottrain.checkpoint.upload_process" in sys.orig_argv:
+if "CHAOS" in os.environ and "spottrain.checkpoint.upload" in sys.orig_argv:
     from spottrain.storage.local import FolderStore
 
     from tests.chaos.order import Order, Teller, tell_of_uploads

@@ -135,11 +135,11 @@ def test_a_signal_to_the_whole_group_leaves_the_loader_workers_alone(lab: Lab) -
 def test_when_it_is_killed_its_uploader_ends_as_well(lab: Lab) -> None:
     run = lab.run(env=SLOW_STEPS).until("step=3/")
     children = Path(f"/proc/{run.trainer}/task/{run.trainer}/children").read_text().split()
-    uploaders = [pid for pid in children if b"upload_process" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    uploaders = [pid for pid in children if b"checkpoint.upload" in Path(f"/proc/{pid}/cmdline").read_bytes()]
     assert len(uploaders) == 1
     run.killed()
     give_up = time.monotonic() + 20
-    while b"upload_process" in _command(uploaders[0]):
+    while b"checkpoint.upload" in _command(uploaders[0]):
         assert time.monotonic() < give_up, f"the uploader {uploaders[0]} goes on"
         time.sleep(0.01)
 

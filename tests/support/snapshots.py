@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import mmap
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -13,11 +14,32 @@ from spottrain.checkpoint.manifest import Manifest, Piece, Shard, StoredTensor
 from spottrain.checkpoint.reader import Want, read_manifest, read_trees
 from spottrain.checkpoint.staging_buffer import StagingBuffer
 from spottrain.checkpoint.tree import Flattened
+from spottrain.checkpoint.upload import Sent, Transfer, Uploader, UploadItem
 from spottrain.contract import CHUNK_BYTES, MANIFEST_NAME
 from spottrain.distributed.dtensor import Box
-from spottrain.storage.base import Body, FilePart, KeyMissing, Object, Stat, Truncated, never
+from spottrain.storage.base import Body, FilePart, KeyMissing, Object, Stat, Store, Truncated, never
 
 KEY: Final = "checkpoints/t000001-s000000003-abc/"
+
+
+class InProcessTransfer(Transfer):
+    """Uploads in this process, so that a test may give it any store."""
+
+    def __init__(self, store: Store) -> None:
+        self._uploader = Uploader(lambda: store)
+        self._memory: mmap.mmap | None = None
+
+    def share(self, buffer: StagingBuffer) -> None:
+        self._memory = buffer.map
+
+    def forget(self) -> None:
+        self._memory = None
+
+    def put(self, items: Sequence[UploadItem], cancelled: Callable[[], bool]) -> dict[str, Sent]:
+        return self._uploader.put(items, self._memory, cancelled)
+
+    def close(self) -> None:
+        self._memory = None
 
 
 class Memory:

@@ -1,6 +1,6 @@
 """Saves training state to object storage and restores it.
 
-    state -> tree -> layout -> staging_buffer (one copy, the stall) -> upload_process -> manifest -> HEAD
+    state -> tree -> layout -> staging_buffer (one copy, the stall) -> upload -> manifest -> HEAD
     HEAD -> manifest -> reader -> tree -> state
 
 On the way to HEAD `saver` does everything up to the upload, on each rank; `manager` commits, on rank 0.

@@ -34,8 +34,7 @@ from spottrain.checkpoint.manifest import FOLDER
 from spottrain.checkpoint.reader import Want
 from spottrain.checkpoint.saver import Report, Save, Saver, manifest, report_of
 from spottrain.checkpoint.selection import CheckpointSelection, Restored
-from spottrain.checkpoint.upload import Transfer
-from spottrain.checkpoint.upload_process import UploadItem
+from spottrain.checkpoint.upload import Transfer, UploadItem
 from spottrain.contract import CHECKPOINTS_PREFIX, CHUNK_BYTES, FINAL_PREFIX, MANIFEST_NAME
 from spottrain.core import log
 from spottrain.distributed.control_channel import ControlChannel, broadcast_facts, receive_facts

@@ -21,8 +21,7 @@ from spottrain.checkpoint.layout import describe, divide, plan, signature
 from spottrain.checkpoint.manifest import FOLDER, MODEL, STATE, File, Manifest, StoredTensor, shard, stored
 from spottrain.checkpoint.staging_buffer import PendingCopy, StagingBuffer
 from spottrain.checkpoint.tree import Flattened, Leaf, renumber
-from spottrain.checkpoint.upload import Sent, Transfer, UploaderDied
-from spottrain.checkpoint.upload_process import UploadItem
+from spottrain.checkpoint.upload import Sent, Transfer, UploaderDied, UploadItem
 from spottrain.contract import Reason
 from spottrain.core import log
 from spottrain.distributed.world import World

@@ -1,6 +1,7 @@
 """Staging buffer: memory for the copy of a training state, shared with the upload process; how it is filled.
 
 It is an anonymous file (memfd): its pages count as the container's memory, not against the size of /dev/shm.
+A system without memfd has a temporary file.
 Faulting in fresh pages costs many times what a copy costs. So a thread makes them resident before the first
 save, and pins them with CUDA.
 """
@@ -11,6 +12,7 @@ import ctypes
 import mmap
 import os
 import sys
+import tempfile
 import threading
 import weakref
 from collections import deque
@@ -39,7 +41,7 @@ FLOATS: Final = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 class StagingBuffer:
     """Staging buffer for the files of one layout.
 
-    `fd`: the anonymous file, or -1 if the system has no memfd; then this process uploads.
+    `fd`: the anonymous file.
     `freed`: bytes of the previous buffer, whose memory may not be returned yet.
     `ranks_here`: ranks of this pod that allocate as much at the same time.
     """
@@ -48,8 +50,8 @@ class StagingBuffer:
         self.layout = layout
         self.size = max(layout.bytes, mmap.PAGESIZE)
         require_memory((self.size - freed) * ranks_here)
-        self.fd = self._make_file() if hasattr(os, "memfd_create") else -1
-        self.map = mmap.mmap(self.fd, self.size)  # with fd -1 it is private memory of this process
+        self.fd = self._make_file()
+        self.map = mmap.mmap(self.fd, self.size)
         self._bytes = torch.frombuffer(self.map, dtype=torch.uint8)
         self._pin = pin
         self._pinned = False
@@ -58,7 +60,11 @@ class StagingBuffer:
         threading.Thread(target=self._make_resident, name="spottrain-staging", daemon=True).start()
 
     def _make_file(self) -> int:
-        fd = os.memfd_create("spottrain-staging", os.MFD_CLOEXEC)
+        if hasattr(os, "memfd_create"):
+            fd = os.memfd_create("spottrain-staging", os.MFD_CLOEXEC)
+        else:
+            fd, path = tempfile.mkstemp(prefix="spottrain-staging-")
+            os.unlink(path)
         weakref.finalize(self, os.close, fd)
         os.ftruncate(fd, self.size)
         return fd

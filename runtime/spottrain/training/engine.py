@@ -10,7 +10,6 @@ restores, saves, agrees with the other ranks on saves and stops, stores the fina
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -27,7 +26,7 @@ from spottrain.checkpoint.initial_weights import InitialWeights
 from spottrain.checkpoint.kinds import CheckpointKind
 from spottrain.checkpoint.manager import CheckpointManager
 from spottrain.checkpoint.saver import Save
-from spottrain.checkpoint.upload import InProcessTransfer, ProcessTransfer
+from spottrain.checkpoint.upload import Transfer
 from spottrain.contract import Env, Outcome, Reason
 from spottrain.core import device as devices
 from spottrain.core import log
@@ -144,7 +143,10 @@ class Engine:
             self._peers = Peers(session, self._policy.advice, self._end_without)
         if session.store is not None:
             self.manager = CheckpointManager(
-                session, session.store, transfer=self._transfer, control=self._peers.control
+                session,
+                session.store,
+                transfer=lambda: Transfer(self.session.run.where),
+                control=self._peers.control,
             )
             self.manager.saver.by_rank0 = kind.state.by_rank0
             self.manager.on_durable = self._after_commit
@@ -230,12 +232,6 @@ class Engine:
     def _require_first(self) -> None:
         if self.session.phase in (Phase.STORED, Phase.DONE):
             raise ConfigurationError("a second training in one run: a run trains once; make it two scripts")
-
-    def _transfer(self) -> ProcessTransfer | InProcessTransfer:
-        assert self.session.store is not None
-        if hasattr(os, "memfd_create"):
-            return ProcessTransfer(self.session.run.where)
-        return InProcessTransfer(self.session.store)
 
     def _claim(self) -> Claim | None:
         if self.manager is None:

@@ -21,13 +21,12 @@ from spottrain.checkpoint.manifest import ALIGNMENT
 from spottrain.checkpoint.saver import Saver
 from spottrain.checkpoint.staging_buffer import StagingBuffer, require_memory
 from spottrain.checkpoint.tree import Flattened, Leaf
-from spottrain.checkpoint.upload import InProcessTransfer
 from spottrain.core.container import ContainerMemory
 from spottrain.distributed.world import World
 from spottrain.storage.local import FolderStore
 
 from tests.support.sentences import Told
-from tests.support.snapshots import KEY, pack, same
+from tests.support.snapshots import KEY, InProcessTransfer, pack, same
 
 shapes = st.lists(st.integers(0, 5), max_size=3)
 leaf_lists = st.lists(st.tuples(st.sampled_from(list(SAFETENSORS)), shapes), max_size=8)

@@ -12,13 +12,12 @@ from typing import Any
 
 import pytest
 import torch
-from spottrain.checkpoint import manager, saver
+from spottrain.checkpoint import manager, saver, upload
 from spottrain.checkpoint.final_weights import FinalWeights, digest, load_weights
 from spottrain.checkpoint.layout import plan
 from spottrain.checkpoint.manager import CheckpointManager, seconds_for_running
 from spottrain.checkpoint.reader import read_manifest, read_trees
 from spottrain.checkpoint.saver import Save, TornCopy
-from spottrain.checkpoint.upload import InProcessTransfer
 from spottrain.contract import Env
 from spottrain.core.preemption import Preemption
 from spottrain.core.run_config import RunConfig
@@ -28,6 +27,7 @@ from spottrain.storage.base import Body, never
 from spottrain.storage.local import FolderStore
 
 from tests.support.sentences import Told
+from tests.support.snapshots import InProcessTransfer
 from tests.unit.runtime.distributed.test_control_channel import wait_for
 
 
@@ -94,6 +94,7 @@ def taking(it: CheckpointManager, step: int, tensors: int = 1) -> Callable[[], S
 def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(saver, "plan", partial(plan, shard_bytes=16))
     monkeypatch.setattr(manager, "RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(upload, "SMALL_AT_ONCE", 1)
 
 
 @pytest.mark.usefixtures("small_shards")

@@ -14,7 +14,6 @@ from spottrain.checkpoint import manager
 from spottrain.checkpoint.manager import CheckpointManager
 from spottrain.checkpoint.saver import Save
 from spottrain.checkpoint.selection import Restored
-from spottrain.checkpoint.upload import InProcessTransfer
 from spottrain.contract import Env
 from spottrain.core.preemption import Preemption
 from spottrain.core.run_config import RunConfig
@@ -25,6 +24,7 @@ from spottrain.storage.base import Cancelled, never
 from spottrain.storage.local import FolderStore
 
 from tests.support.sentences import Told
+from tests.support.snapshots import InProcessTransfer
 from tests.unit.runtime.distributed.test_control_channel import SECONDS, gang, vanish, wait_for
 
 

@@ -21,12 +21,10 @@ from spottrain.checkpoint.layout import plan
 from spottrain.checkpoint.saver import Saver
 from spottrain.checkpoint.staging_buffer import StagingBuffer
 from spottrain.checkpoint.tree import Leaf
-from spottrain.checkpoint.upload import InProcessTransfer, ProcessTransfer
-from spottrain.checkpoint.upload_process import Uploader, UploadItem
+from spottrain.checkpoint.upload import Sent, Transfer, Uploader, UploadItem
 from spottrain.contract import CHUNK_BYTES
 from spottrain.distributed.world import World
 from spottrain.storage.base import AlreadyExists, Cancelled, never
-from spottrain.storage.local import FolderStore
 
 from tests.support.sentences import Told
 from tests.support.snapshots import Memory
@@ -41,13 +39,13 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def process(root: Path) -> Iterator[ProcessTransfer]:
-    it = ProcessTransfer({"uri": str(root)})
+def process(root: Path) -> Iterator[Transfer]:
+    it = Transfer({"uri": str(root)})
     yield it
     ended(it)
 
 
-def ended(it: ProcessTransfer) -> None:
+def ended(it: Transfer) -> None:
     it.close()
     it._process.wait(SECONDS)  # by itself, because its socket is closed
 
@@ -64,16 +62,15 @@ def sha(body: bytes) -> str:
 
 
 # --- what it sends ------------------------------------------------------------------------------------
-@pytest.mark.parametrize("separate", [True, False])
 def test_it_sends_parts_of_the_memory_and_files_and_tells_what_it_sent(
-    process: ProcessTransfer, root: Path, tmp_path: Path, separate: bool
+    process: Transfer, root: Path, tmp_path: Path
 ) -> None:
-    it = process if separate else InProcessTransfer(FolderStore(root))
+    it = process
     buffer, memory = filled()
     (tmp_path / "file").write_bytes(b"of a library")
     (tmp_path / "nothing").write_bytes(b"")
     it.share(buffer)
-    key = f"checkpoints/{separate}"
+    key = "checkpoints/all"
     sent = it.put(
         [
             UploadItem(key=f"{key}-a", bytes=100, offset=64),
@@ -86,12 +83,10 @@ def test_it_sends_parts_of_the_memory_and_files_and_tells_what_it_sent(
     for name, body in {"a": memory[64:164], "b": memory, "c": b"of a library", "d": b""}.items():
         assert (root / f"{key}-{name}").read_bytes() == body
         assert sent[f"{key}-{name}"].bytes == len(body)
-        assert sent[f"{key}-{name}"].chunks == ((sha(body),) if body else ())
+        assert sent[f"{key}-{name}"].chunks == ([sha(body)] if body else [])
 
 
-def test_the_copy_that_is_sent_is_the_newest_and_of_the_newest_memory(
-    process: ProcessTransfer, root: Path
-) -> None:
+def test_the_copy_that_is_sent_is_the_newest_and_of_the_newest_memory(process: Transfer, root: Path) -> None:
     for number in (1, 2):
         buffer, _ = filled(1000 * number)
         process.share(buffer)
@@ -102,9 +97,7 @@ def test_the_copy_that_is_sent_is_the_newest_and_of_the_newest_memory(
             assert (root / key).read_bytes() == bytes(buffer.map[:size])
 
 
-def test_an_error_of_the_store_comes_back_as_what_it_was(
-    process: ProcessTransfer, root: Path, told: Told
-) -> None:
+def test_an_error_of_the_store_comes_back_as_what_it_was(process: Transfer, root: Path, told: Told) -> None:
     buffer, _ = filled()
     (root / "checkpoints").mkdir(exist_ok=True)
     (root / "checkpoints" / "there").write_bytes(b"x")
@@ -117,12 +110,12 @@ def test_an_error_of_the_store_comes_back_as_what_it_was(
 
 
 def test_a_store_that_cannot_be_opened_is_told_by_the_first_upload(told: Told) -> None:
-    it = ProcessTransfer({"uri": "ftp://nowhere"})
+    it = Transfer({"uri": "ftp://nowhere"})
     told(lambda: it.put([UploadItem(key="a", bytes=1)], never))
     ended(it)
 
 
-def test_an_upload_that_is_given_up_ends_as_such(process: ProcessTransfer, root: Path) -> None:
+def test_an_upload_that_is_given_up_ends_as_such(process: Transfer, root: Path) -> None:
     buffer, memory = filled((CHUNK_BYTES + 4096) // 4)
     process.share(buffer)
     with pytest.raises(Cancelled):
@@ -137,13 +130,13 @@ def test_a_script_s_files_that_are_named_like_modules_are_not_taken_for_them(
         (tmp_path / name).write_text("raise SystemExit('not this one')")
     (tmp_path / "file").write_bytes(b"x")
     monkeypatch.chdir(tmp_path)
-    it = ProcessTransfer({"uri": str(tmp_path / "store")})
+    it = Transfer({"uri": str(tmp_path / "store")})
     assert it.put([UploadItem(key="checkpoints/a", bytes=1, path=str(tmp_path / "file"))], never)
     ended(it)
 
 
 def test_a_trainer_that_changes_its_folder_sends_the_files_that_it_sees(
-    process: ProcessTransfer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    process: Transfer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "later" / "written").mkdir(parents=True)
     (tmp_path / "later" / "written" / "a").write_bytes(b"of a library")
@@ -156,7 +149,7 @@ def test_a_trainer_that_changes_its_folder_sends_the_files_that_it_sees(
 
 
 def test_of_a_state_that_has_grown_the_old_memory_goes_before_the_new_is_made(
-    process: ProcessTransfer, monkeypatch: pytest.MonkeyPatch
+    process: Transfer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     alive = weakref.WeakSet[StagingBuffer]()
     counts: list[int] = []
@@ -174,10 +167,10 @@ def test_of_a_state_that_has_grown_the_old_memory_goes_before_the_new_is_made(
 # --- how it ends --------------------------------------------------------------------------------------
 def test_one_that_dies_is_replaced_and_what_it_had_sent_is_not_in_the_way(tmp_path: Path, told: Told) -> None:
     items = [UploadItem(key=f"checkpoints/{name}", bytes=100) for name in "ab"]
-    started: list[ProcessTransfer] = []
+    started: list[Transfer] = []
 
-    def start() -> ProcessTransfer:
-        started.append(ProcessTransfer({"uri": str(tmp_path / "store")}))
+    def start() -> Transfer:
+        started.append(Transfer({"uri": str(tmp_path / "store")}))
         return started[-1]
 
     saver = Saver(World(), start)
@@ -196,10 +189,7 @@ def test_one_that_dies_is_replaced_and_what_it_had_sent_is_not_in_the_way(tmp_pa
 
 
 def test_the_uploader_starts_without_torch() -> None:
-    words = (
-        "import sys, spottrain.checkpoint.upload_process; "
-        "print('torch' in sys.modules, 'boto3' in sys.modules)"
-    )
+    words = "import sys, spottrain.checkpoint.upload; print('torch' in sys.modules, 'boto3' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", words], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "False"]
 
@@ -212,7 +202,7 @@ class Scene:
         self.uploader = Uploader(lambda: store)
         self.memory = mmap.mmap(-1, mmap.PAGESIZE)
 
-    def put(self, *keys: str, again: bool = False) -> dict[str, tuple[int, list[str]]]:
+    def put(self, *keys: str, again: bool = False) -> dict[str, Sent]:
         items = [UploadItem(key=key, bytes=10, again=again) for key in keys]
         return self.uploader.put(items, self.memory, never)
 
