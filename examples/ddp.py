@@ -23,8 +23,8 @@ x = torch.randn(4096, 16)
 dataset = TensorDataset(x, x.sin().sum(1, keepdim=True))
 model = DistributedDataParallel(nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 1)).to(device))
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-sampler = spottrain.data.Sampler(dataset, batch_size=32, shuffle=True)
-loader = DataLoader(dataset, batch_size=32, sampler=sampler)
+sampler = spottrain.data.BatchSampler(dataset, batch_size=32, shuffle=True)
+loader = DataLoader(dataset, batch_sampler=sampler)
 run = spottrain.Run(model=model, optimizer=optimizer, data=sampler)
 
 for epoch in run.epochs(EPOCHS):

@@ -43,8 +43,8 @@ for layer in model.layers:
 fully_shard(model)
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
 scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.7)
-sampler = spottrain.data.Sampler(dataset, batch_size=16, shuffle=True)
-loader = DataLoader(dataset, batch_size=16, sampler=sampler)
+sampler = spottrain.data.BatchSampler(dataset, batch_size=16, shuffle=True)
+loader = DataLoader(dataset, batch_sampler=sampler)
 run = spottrain.Run(model=model, optimizer=optimizer, scheduler=scheduler, data=sampler)
 
 for epoch in run.epochs(EPOCHS):

@@ -4,11 +4,10 @@
     shuffle.py         the order of an epoch
     dataloader.py      the loader of map-style datasets; its workers ignore SIGTERM
     worker_count.py    how many loader workers are needed, by measurement
-    source.py          makes a `Source` from the `train_dataset` argument
-    map_style.py       `Batches`: a map-style dataset as an endless stream of optimizer steps
+    source.py          `Batches`: a map-style dataset as a stream of steps; a `Source` of `train_dataset`
     iterable.py        `StreamBatches`: the same for any `Resumable` (StatefulDataLoader, streaming datasets)
     adapters.py        `Skipping`, `Streaming`: make a plain loader or a MosaicML one `Resumable`
-    sampler.py         `Sampler`, `BatchSampler`, `loader`: for custom loops with a DataLoader
+    sampler.py         `BatchSampler`, `loader`: for custom loops with a DataLoader
     download_cache.py  `spottrain.cached`: downloads once for all attempts. No torch
 
 `Batches` and `StreamBatches` are both a `Source`:
@@ -39,9 +38,9 @@ if TYPE_CHECKING:
     from spottrain.data.adapters import Skipping, Streaming
     from spottrain.data.dataloader import load
     from spottrain.data.iterable import Resumable, StreamBatches
-    from spottrain.data.map_style import Batches
     from spottrain.data.plan import Dataset, Plan, Position, Source, Step, Stream
-    from spottrain.data.sampler import BatchSampler, Loader, Sampler, loader
+    from spottrain.data.sampler import BatchSampler, Loader, loader
+    from spottrain.data.source import Batches
     from spottrain.lifecycle.worker_signals import ignore_signals
 
 __all__ = [
@@ -52,7 +51,6 @@ __all__ = [
     "Plan",
     "Position",
     "Resumable",
-    "Sampler",
     "Skipping",
     "Source",
     "Step",
@@ -66,13 +64,12 @@ __all__ = [
 
 _HOME = {
     "BatchSampler": "spottrain.data.sampler",
-    "Batches": "spottrain.data.map_style",
+    "Batches": "spottrain.data.source",
     "Dataset": "spottrain.data.plan",
     "Loader": "spottrain.data.sampler",
     "Plan": "spottrain.data.plan",
     "Position": "spottrain.data.plan",
     "Resumable": "spottrain.data.iterable",
-    "Sampler": "spottrain.data.sampler",
     "Skipping": "spottrain.data.adapters",
     "Source": "spottrain.data.plan",
     "Step": "spottrain.data.plan",

@@ -104,23 +104,12 @@ class Plan:
                 f"{self.global_batch_size}: lower global_batch_size (globalBatchSize in the manifest) "
                 "or add data"
             )
-        if self.global_batch_size % self._at_once:
-            raise ConfigurationError(self._uneven())
+        accumulation_of(self.global_batch_size, self.micro_batch_size, self.ranks)
 
     @property
     def _at_once(self) -> int:
         """Samples of one micro-batch over all ranks."""
         return self.micro_batch_size * self.ranks
-
-    def _uneven(self) -> str:
-        of = f"microBatchSize {self.micro_batch_size}"
-        if self.ranks > 1:
-            of = f"{self.ranks} ranks x {of} = {self._at_once}"
-        below = self.global_batch_size // self._at_once * self._at_once
-        nearest = " or ".join(str(size) for size in (below, below + self._at_once) if size)
-        return (
-            f"globalBatchSize {self.global_batch_size} is not a multiple of {of}; nearest that fit: {nearest}"
-        )
 
     @property
     def accumulation(self) -> int:
@@ -137,23 +126,10 @@ class Plan:
         """Optimizer steps in an epoch."""
         return -(-self.samples_per_epoch // self.global_batch_size)
 
-    @property
-    def micro_batches_per_epoch(self) -> int:
-        """Micro-batches of one rank in an epoch; the same number on every rank."""
-        return self.micro_batches(self.samples_per_epoch)
-
     def micro_batches(self, samples: int) -> int:
         """Returns this rank's micro-batches in the steps that use so many samples, from a step's first on."""
         full, rest = divmod(samples, self.global_batch_size)
         return full * self.accumulation - (-rest // self._at_once)
-
-    @property
-    def samples_per_epoch_here(self) -> int:
-        """Samples that this rank processes in an epoch, fillers included."""
-        full, rest = divmod(self.samples_per_epoch, self.global_batch_size)
-        size = self.micro_batch_size
-        last = [min(size, rest - i * size if i * size < rest else rest) for i in self._mine(-(-rest // size))]
-        return full * self.accumulation * size + sum(last)
 
     def order(self, epoch: int) -> Order:
         """Returns the order of an epoch: a function from (first, end) to sample indices (int64, 1-D).
@@ -195,7 +171,7 @@ class Plan:
             epoch=position.epoch,
             micro_batches=[parts[i] if i < len(parts) else parts[0] for i in self._mine(len(parts))],
             after=self.after(position),
-            shares=self._shares(len(numbers)),
+            shares=self.shares(len(numbers)),
             samples=len(numbers),
         )
 
@@ -203,14 +179,11 @@ class Plan:
         rounds = -(-parts // self.ranks)
         return range(self.rank, rounds * self.ranks, self.ranks)
 
-    def _shares(self, samples: int) -> list[float]:
+    def shares(self, samples: int) -> list[float]:
+        """Returns the shares of this rank's micro-batches in a step of so many samples."""
         size = self.micro_batch_size
         mine = self._mine(-(-samples // size))
         return [max(0, min(size, samples - i * size)) / samples for i in mine]
-
-    def shares(self, position: Position) -> list[float]:
-        """Returns the shares of this rank's micro-batches in the step at `position`."""
-        return self._shares(min(self.global_batch_size, self.samples_per_epoch - position.sample))
 
     def state(self, position: Position) -> dict[str, Any]:
         """Returns the state for a checkpoint: plain values, the same on all ranks."""
@@ -229,8 +202,11 @@ class Plan:
             CheckpointError: the dataset had another size, or the state is not one of a map-style dataset.
         """
         if state is None or state.get("size") != self.size:
+            amount = "a stream instead of a map-style dataset"
+            if state is not None and "size" in state:
+                amount = f"{state['size']} samples"
             raise CheckpointError(
-                f"the checkpoint was made with {_amount(state)}, and the dataset now has {self.size}, so its "
+                f"the checkpoint was made with {amount}, and the dataset now has {self.size}, so its "
                 "position in the epoch would select other samples. Use the same data, or another checkpoint "
                 "URI",
                 reason=Reason.CHECKPOINT_INCOMPATIBLE,
@@ -250,7 +226,16 @@ def of_checkpoint(setting: str, saved: Any, here: Any) -> Any:
     return saved
 
 
-def _amount(state: dict[str, Any] | None) -> str:
-    if state is None or "size" not in state:
-        return "a stream instead of a map-style dataset"
-    return f"{state['size']} samples"
+def accumulation_of(global_batch_size: int, micro_batch_size: int, ranks: int) -> int:
+    """Returns the micro-batches per rank in a step. Raises ConfigurationError if it is no whole number."""
+    at_once = micro_batch_size * ranks
+    if global_batch_size % at_once:
+        of = f"microBatchSize {micro_batch_size}"
+        if ranks > 1:
+            of = f"{ranks} ranks x {of} = {at_once}"
+        below = global_batch_size // at_once * at_once
+        nearest = " or ".join(str(size) for size in (below, below + at_once) if size)
+        raise ConfigurationError(
+            f"globalBatchSize {global_batch_size} is not a multiple of {of}; nearest that fit: {nearest}"
+        )
+    return global_batch_size // at_once

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sized
-from itertools import chain, tee
+from itertools import chain
 from typing import Any, Final, Literal
 
 import torch
@@ -189,7 +189,8 @@ class Cursor:
     @property
     def shares(self) -> list[float]:
         """Weight of each batch of this rank in the next step; they add up to 1 over all ranks."""
-        return self.plan.shares(self._next)
+        left = self.plan.samples_per_epoch - self._next.sample
+        return self.plan.shares(min(self.plan.global_batch_size, left))
 
     def state_dict(self) -> dict[str, Any]:
         """Returns plain values, the same on all ranks."""
@@ -284,23 +285,7 @@ class BatchSampler(Cursor, torch.utils.data.Sampler[list[int]]):
 
     def __len__(self) -> int:
         """Batches of this rank in a whole epoch."""
-        return self.plan.micro_batches_per_epoch
-
-
-class Sampler(Cursor, torch.utils.data.Sampler[int]):
-    """Yields this rank's samples, for `DataLoader(sampler=..., batch_size=...)` with the same batch size.
-
-    Arguments: see `Cursor`.
-    """
-
-    def __iter__(self) -> Iterator[int]:
-        for step in self.steps():
-            for samples in step.micro_batches:
-                yield from samples
-
-    def __len__(self) -> int:
-        """Samples of this rank in a whole epoch."""
-        return self.plan.samples_per_epoch_here
+        return self.plan.micro_batches(self.plan.samples_per_epoch)
 
 
 class _Requests(BatchSampler):
@@ -344,7 +329,6 @@ class Loader(DataLoader[Any]):
         clock: Callable[[], float] = devices.device_clock,
         **options: Any,
     ) -> None:
-        self._trial: measuring.WorkerTrial | None = None
         super().__init__(
             Repeatable(dataset, collate_fn),  # type: ignore[arg-type]
             batch_sampler=requests,
@@ -356,11 +340,12 @@ class Loader(DataLoader[Any]):
         protect(self)
         self.requests = requests
         requests.taken = 0
+        self._trial: measuring.WorkerTrial | None = None
         if isinstance(num_workers, str):
             self.num_workers = 0
             self._timeout, self.timeout = self.timeout, 0.0  # torch refuses one without workers
             available = measuring.cores(local_ranks=requests.world.local_size)
-            self._trial = measuring.WorkerTrial(clock=clock, available=available)
+            self._trial = measuring.WorkerTrial(clock, available)
 
     def __iter__(self) -> Any:
         """Reads the position at the first batch, so a restore after `iter()` still counts."""
@@ -381,33 +366,18 @@ class Loader(DataLoader[Any]):
         self.requests.ended = epoch
 
     def _batches(self, steps: Iterator[Step]) -> Any:
-        if self._trial is not None:
-            return self._measured(self._trial, steps)
-        return self._pass(steps)
+        if self._trial is None or self._trial.found is not None:
+            return self._pass(steps)
+        pairs = measuring.fetched(steps, self._pass, 0, self._trial)
+        return chain.from_iterable(batches for _, batches in pairs)
 
-    def _pass(self, steps: Iterator[Step]) -> Any:
+    def _pass(self, steps: Iterator[Step], workers: int | None = None) -> Any:
+        """workers: as the trial has found; None: as they are."""
+        if workers is not None:
+            self.num_workers, self.timeout = workers, self._timeout if workers else 0.0
         self.requests.next = steps
         with signals_held():
             return end_at_exit(super().__iter__())
-
-    def _measured(self, trial: measuring.WorkerTrial, steps: Iterator[Step]) -> Iterator[Any]:
-        """A pass without workers until the trial knows how many to use. A trial may span passes."""
-        asked, given = tee(steps)
-        stream = self._pass(asked)
-        for step in given:
-            found = trial.step()
-            if found is not None:
-                log.event("loader-workers", workers=found, **trial.figures)
-                self._trial, self.num_workers = None, found
-                del asked, stream  # else `tee` keeps all that `given` yields for them
-                self.timeout = self._timeout if found else 0.0
-                yield from self._pass(chain([step], given))
-                return
-            for _ in step.micro_batches:
-                began = trial.clock()
-                batch = next(stream)
-                trial.fetch(trial.clock() - began)
-                yield batch
 
     @property
     def position(self) -> Position:
@@ -473,15 +443,15 @@ def loader(
         num_workers: loader processes of this rank. "auto": as many as the first steps show are needed,
             limited by this rank's cores.
         collate_fn: makes a batch of a list of samples; None: torch's `default_collate`.
-        pin_memory: whether batches are copied to pinned memory.
+        pin_memory: as in torch.
         drop_last: leave out an epoch's last optimizer step if it is smaller than a global batch. Otherwise
             ranks without a batch in that step repeat its first one: multiply the loss by `shares`.
-        timeout: seconds to wait for a batch of a worker; 0: no limit.
-        worker_init_fn: is called in each worker, with its number. Seeds that it sets have no effect.
-        multiprocessing_context: how workers are started.
+        timeout: as in torch.
+        worker_init_fn: as in torch, but seeds that it sets have no effect.
+        multiprocessing_context: as in torch.
         generator: refused; the order is set by `seed`.
-        prefetch_factor: batches that each worker fetches ahead; None: torch's default, 2.
-        persistent_workers: keep the workers from one epoch to the next.
+        prefetch_factor: as in torch.
+        persistent_workers: as in torch.
         in_order: must be True.
         accumulation: batches of one rank in an optimizer step.
         seed: seed of order and augmentation; None: that of `spottrain.seed()`, else 0. A checkpoint's seed
@@ -496,7 +466,20 @@ def loader(
     Raises:
         ConfigurationError: an argument cannot be honoured, or the dataset is not map-style or too small.
     """
-    _require_resumable(dataset, batch_size, batch_sampler, generator, in_order)
+    sized = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
+    if not sized or isinstance(dataset, torch.utils.data.IterableDataset):
+        raise ConfigurationError(
+            f"spottrain.data.loader(dataset=...) is a {type(dataset).__name__}, which has no len() and [i]; "
+            "give a map-style dataset, or use torchdata's StatefulDataLoader for a stream"
+        )
+    for given, name, remedy in (
+        (batch_sampler is not None, "batch_sampler=...", _OWN_BATCHES),
+        (generator is not None, "generator=...", "seed= sets the order and each batch's random numbers"),
+        (batch_size is None, "batch_size=None", "a position counts batches; give a number"),
+        (not in_order, "in_order=False", "batches must come in order; leave it out"),
+    ):
+        if given:
+            raise ConfigurationError(f"spottrain.data.loader({name}) cannot be resumed bit for bit: {remedy}")
     if sampler is not None and shuffle:
         raise ConfigurationError(
             "spottrain.data.loader(sampler=..., shuffle=True): both set the order; leave one of them out"
@@ -511,8 +494,10 @@ def loader(
         "multiprocessing_context": multiprocessing_context,
         "timeout": timeout,
     }
-    if num_workers == 0:
-        options = _without_workers(options)
+    if num_workers == 0:  # torch refuses these, and a manifest with 0 workers would end the run
+        if unused := [name for name in OF_WORKERS if options.get(name)]:
+            log.event("advice", about="data", text=f"{', '.join(unused)} cannot act: num_workers is 0")
+        options = {name: value for name, value in options.items() if name not in OF_WORKERS}
     assert batch_size is not None, "refused above"
     requests = _Requests(
         dataset,
@@ -535,36 +520,8 @@ def loader(
     )
 
 
-def _require_resumable(
-    dataset: Any, batch_size: int | None, batch_sampler: Any, generator: Any, in_order: bool
-) -> None:
-    """Raises ConfigurationError for arguments with which an epoch could not be resumed bit for bit."""
-    sized = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
-    if not sized or isinstance(dataset, torch.utils.data.IterableDataset):
-        raise ConfigurationError(
-            f"spottrain.data.loader(dataset=...) is a {type(dataset).__name__}, which has no len() and [i]; "
-            "give a map-style dataset, or use torchdata's StatefulDataLoader for a stream"
-        )
-    for given, name, remedy in (
-        (batch_sampler is not None, "batch_sampler=...", _OWN_BATCHES),
-        (generator is not None, "generator=...", "seed= sets the order and each batch's random numbers"),
-        (batch_size is None, "batch_size=None", "a position counts batches; give a number"),
-        (not in_order, "in_order=False", "batches must come in order; leave it out"),
-    ):
-        if given:
-            raise ConfigurationError(f"spottrain.data.loader({name}) cannot be resumed bit for bit: {remedy}")
-
-
 def _order_seed(world: World) -> int:
     """Returns the script's seed. That of `torch.manual_seed()` may be another one on each rank."""
     if devices.seeded():
         return devices.seed_in_use()
     return 0 if world.distributed else devices.seed_of_script() or 0
-
-
-def _without_workers(options: dict[str, Any]) -> dict[str, Any]:
-    """Drops and logs worker options: torch refuses them, and a manifest with 0 workers would end the run."""
-    unused = [name for name in OF_WORKERS if options.get(name)]
-    if unused:
-        log.event("advice", about="data", text=f"{', '.join(unused)} cannot act: num_workers is 0")
-    return {name: value for name, value in options.items() if name not in OF_WORKERS}

@@ -1,16 +1,98 @@
-"""Makes a `Source` from the argument of `Trainer(train_dataset=...)`."""
+"""`Batches`: a map-style dataset as an endless stream of optimizer steps, from any position.
+
+Prefetched batches are not checkpointed: the position counts committed optimizer steps only. After a resume,
+or a change of the number of workers, they are fetched again. `source` makes it, or a `StreamBatches`, from
+the argument of `Trainer(train_dataset=...)`.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
-from spottrain.data.dataloader import Collate
+from spottrain.core import device as devices
+from spottrain.data.dataloader import Collate, load
 from spottrain.data.iterable import StreamBatches
-from spottrain.data.map_style import Batches
-from spottrain.data.plan import Plan, Source
-from spottrain.data.worker_count import cores
+from spottrain.data.plan import Dataset, Plan, Position, Source, Step, Stream, accumulation_of
+from spottrain.data.worker_count import WorkerTrial, cores, fetched
 from spottrain.distributed.world import World
 from spottrain.errors import ConfigurationError
+
+
+class Batches:
+    """A `Source` over a map-style dataset. Its state is the same on all ranks and for any number of ranks.
+
+    The content of a sample does not depend on the number of workers.
+
+    Args:
+        dataset: map-style dataset.
+        plan: assigns samples to steps; it may be replaced before the first step.
+        num_workers: loader processes. "auto" times the first steps without workers. Then it starts as many as
+            are needed, limited by `cores`.
+        collate_fn: makes a batch of a list of samples; None: torch's `default_collate`.
+        pin_memory: as of torch's DataLoader.
+        prefetch_factor: micro-batches that each worker fetches ahead; None: torch's default, 2.
+        available: CPU cores of this rank; None: as cgroups or the machine say.
+        clock: returns seconds; must wait for the device.
+    """
+
+    per_rank = False
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        plan: Plan,
+        *,
+        num_workers: int | Literal["auto"] = 0,
+        collate_fn: Collate | None = None,
+        pin_memory: bool = False,
+        prefetch_factor: int | None = None,
+        available: float | None = None,
+        clock: Callable[[], float] = devices.device_clock,
+    ) -> None:
+        self.dataset, self.plan = dataset, plan
+        self.collate_fn, self.pin_memory, self.prefetch_factor = collate_fn, pin_memory, prefetch_factor
+        self.position = Position()
+        self.num_workers, self._trial = 0, None
+        if isinstance(num_workers, int):
+            self.num_workers = num_workers
+        else:
+            self._trial = WorkerTrial(clock, cores() if available is None else available)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Optimizer steps in an epoch."""
+        return self.plan.steps_per_epoch
+
+    def __iter__(self) -> Stream:
+        """Yields (step, iterator of (batch, share)). Take all micro-batches, then call `done(step)`."""
+        steps = self.plan.steps(self.position)
+        for step, batches in fetched(steps, self._load, self.num_workers, self._trial):
+            yield step, ((next(batches), share) for share in step.shares)
+
+    def _load(self, steps: Iterator[Step], workers: int) -> Iterator[Any]:
+        self.num_workers = workers
+        return load(
+            self.dataset,
+            steps,
+            seed=self.plan.seed,
+            num_workers=workers,
+            collate_fn=self.collate_fn,
+            pin_memory=self.pin_memory,
+            prefetch_factor=self.prefetch_factor,
+        )
+
+    def done(self, step: Step) -> None:
+        """Moves the position past `step`, after its optimizer step."""
+        self.position = step.after
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns plain values, the same on all ranks."""
+        return self.plan.state(self.position)
+
+    def load_state_dict(self, state: dict[str, Any] | None) -> None:
+        """Restores position and order; the saved seed overrides the current one. Raises CheckpointError."""
+        self.plan, self.position = self.plan.resumed(state)
 
 
 def source(
@@ -19,24 +101,22 @@ def source(
     *,
     global_batch_size: int,
     micro_batch_size: int | None,
-    seed: int,
-    shuffle: bool,
-    drop_last: bool,
-    steps_per_epoch: int | None,
-    num_workers: int | Literal["auto"],
-    collate_fn: Collate | None,
-    pin_memory: bool,
-    prefetch_factor: int | None = None,
+    seed: int = 0,
+    shuffle: bool = False,
+    drop_last: bool = False,
+    steps_per_epoch: int | None = None,
+    **loading: Any,
 ) -> Source:
     """Returns `Batches` for a map-style dataset, `StreamBatches` for a loader of this rank's micro-batches.
 
-    Raises ConfigurationError, also if the batch sizes do not divide evenly.
+    loading: further arguments of `Batches`. Raises ConfigurationError, also if the batch sizes do not divide
+    evenly.
     """
     micro = micro_batch_size or max(global_batch_size // world.size, 1)
     if not hasattr(train_dataset, "__getitem__") and hasattr(train_dataset, "__iter__"):
         return StreamBatches(
             train_dataset,
-            accumulation=_accumulation(global_batch_size, micro, world.size),
+            accumulation=accumulation_of(global_batch_size, micro, world.size),
             steps_per_epoch=steps_per_epoch,
             seed=seed,
             rank=world.rank,
@@ -52,15 +132,7 @@ def source(
         rank=world.rank,
         ranks=world.size,
     )
-    return Batches(
-        train_dataset,
-        plan,
-        num_workers=num_workers,
-        collate_fn=collate_fn,
-        pin_memory=pin_memory,
-        prefetch_factor=prefetch_factor,
-        cores=cores(local_ranks=world.local_size),
-    )
+    return Batches(train_dataset, plan, available=cores(local_ranks=world.local_size), **loading)
 
 
 def size_of(dataset: Any, name: str) -> int:
@@ -71,12 +143,3 @@ def size_of(dataset: Any, name: str) -> int:
             "dataset or, for train_dataset, a loader that can be resumed (see spottrain.data)"
         )
     return len(dataset)
-
-
-def _accumulation(global_batch_size: int, micro: int, ranks: int) -> int:
-    if global_batch_size % (micro * ranks):
-        raise ConfigurationError(
-            f"globalBatchSize {global_batch_size} is not a multiple of {ranks} rank(s) x microBatchSize "
-            f"{micro}, the size of the loader's batches; change one of the two"
-        )
-    return global_batch_size // (micro * ranks)

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import chain, islice, repeat, tee
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from spottrain.core import container
+from spottrain.core import container, log
+from spottrain.data.plan import Step
 
 TRIAL_STEPS: Final = 5
 """Timed steps. The first step is not among them: it compiles and opens files."""
@@ -41,32 +43,52 @@ def needed(fetch_seconds: float, other_seconds: float, available: float) -> int:
 
 
 class WorkerTrial:
-    """Times the first steps, then returns the number of workers to use."""
+    """Times the first steps, then says how many workers to use. It may span passes."""
 
     def __init__(self, clock: Callable[[], float], available: float) -> None:
-        self.clock, self._available = clock, available
+        self._clock, self._available = clock, available
         self._steps: list[tuple[float, float]] = []
         """Seconds of fetching, and from the first fetch of a step to the first fetch of the next one."""
         self._began: float | None = None
         self._fetching = 0.0
+        self.found: int | None = None
 
-    def fetch(self, seconds: float) -> None:
-        """Adds the seconds of one fetch."""
-        self._fetching += seconds
+    def timed(self, batches: Iterator[Any]) -> Any:
+        """Returns the next batch; its fetch counts as fetching of this step."""
+        began = self._clock()
+        batch = next(batches)
+        self._fetching += self._clock() - began
+        return batch
 
     def step(self) -> int | None:
         """Marks the beginning of a step. Returns the number of workers once it is known, else None."""
-        now = self.clock()
+        now = self._clock()
         if self._began is not None:
             self._steps.append((self._fetching, now - self._began))
         self._began, self._fetching = now, 0.0
-        if len(self._steps) <= TRIAL_STEPS:
-            return None
-        figures = self.figures
-        return needed(figures["fetch"], max(figures["step"] - figures["fetch"], 0.0), self._available)
+        if len(self._steps) > TRIAL_STEPS:
+            fetch, step = map(statistics.median, zip(*self._steps[1:], strict=True))
+            self.found = needed(fetch, max(step - fetch, 0.0), self._available)
+            log.event("loader-workers", workers=self.found, fetch=fetch, step=step, cores=self._available)
+        return self.found
 
-    @property
-    def figures(self) -> dict[str, float]:
-        """Median seconds of fetching and of a whole step, and the cores, for a log line."""
-        fetched, lasted = map(statistics.median, zip(*self._steps[1:], strict=True))
-        return {"fetch": fetched, "step": lasted, "cores": self._available}
+
+def fetched(
+    steps: Iterator[Step],
+    fetch: Callable[[Iterator[Step], int], Iterator[Any]],
+    workers: int,
+    trial: WorkerTrial | None = None,
+) -> Iterator[tuple[Step, Iterator[Any]]]:
+    """Yields each step with its micro-batches, which must be taken before the next step.
+
+    fetch: (steps, number of workers) -> their micro-batches. trial: replaces `workers` once it knows better.
+    """
+    asked, given = tee(steps)  # one order of an epoch in memory, not two
+    stream = fetch(asked, workers)
+    for step in given:
+        if trial is not None and (found := trial.step()) is not None:
+            del asked, stream  # else `tee` keeps all that `given` yields for them
+            yield from fetched(chain([step], given), fetch, found)
+            return
+        count = len(step.micro_batches)
+        yield step, islice(stream, count) if trial is None else map(trial.timed, repeat(stream, count))

@@ -17,7 +17,7 @@ import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
 import torch
@@ -264,7 +264,7 @@ class MemoryFit:
             ways = SMALLER_WAYS if self._sized else "set microBatchSize to auto or a smaller number"
             raise ConfigurationError(f"a micro-batch of {size} does not fit into memory: {ways}")
         if self._sized:
-            self._batches.resized(found)
+            self._batches.plan = replace(self._batches.plan, micro_batch_size=found)
         if trial_of_policies:
             log.event("activation-checkpointing", wanted=AUTO, chosen=self.policy)
 
@@ -388,13 +388,7 @@ def find_batch_size(
         world,
         global_batch_size=global_batch_size,
         micro_batch_size=size,
-        seed=0,
-        shuffle=False,
-        drop_last=False,
-        steps_per_epoch=None,
-        num_workers=0,
         collate_fn=collate_fn,
-        pin_memory=False,
     )
     memory_fit = MemoryFit(
         settings,

@@ -8,7 +8,7 @@ import pytest
 import torch
 from spottrain.contract import Env
 from spottrain.core import device as devices
-from spottrain.data import Sampler
+from spottrain.data import BatchSampler
 from spottrain.distributed.world import World
 
 
@@ -19,8 +19,8 @@ def test_the_seed_that_a_script_has_given_torch_is_the_one_in_use(monkeypatch: p
         random.seed(9)
         drawn = random.getstate()
         monkeypatch.setattr(devices, "_seeded", None)
-        assert Sampler(8, shuffle=True).plan.seed == 123
-        assert Sampler(8, shuffle=True, world=World(rank=1, size=2)).plan.seed == 0
+        assert BatchSampler(8, shuffle=True).plan.seed == 123
+        assert BatchSampler(8, shuffle=True, world=World(rank=1, size=2)).plan.seed == 0
         assert devices.seed_in_use() == torch.initial_seed() == 123 and random.getstate() == drawn
         monkeypatch.setattr(devices, "_seeded", None)
         monkeypatch.setenv(Env.TRAINING, '{"seed": 7}')

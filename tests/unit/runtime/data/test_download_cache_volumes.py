@@ -6,6 +6,7 @@ import errno
 import fcntl
 import os
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -118,7 +119,7 @@ def test_a_lock_that_the_server_keeps_for_a_dead_node_is_freed_by_deleting_its_f
     lock.parent.mkdir(parents=True)
     dead = os.open(lock, os.O_RDWR | os.O_CREAT)
     fcntl.flock(dead, fcntl.LOCK_EX)
-    monkeypatch.setattr(download_cache.time, "sleep", lambda _: lock.unlink())  # by a person
+    monkeypatch.setattr(time, "sleep", lambda _: lock.unlink())  # by a person
     assert (spottrain.cached("set", _fill()) / "file").exists()
     os.close(dead)
 

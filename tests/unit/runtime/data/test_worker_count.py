@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -57,7 +58,7 @@ class Numbers:
 
 def _trained(numbers: Numbers, steps: int, **more: Any) -> tuple[Batches, list[list[int]]]:
     plan = Plan(size=64, global_batch_size=8, micro_batch_size=4, seed=1)
-    batches = Batches(numbers, plan, clock=numbers.clock, cores=4, **more)
+    batches = Batches(numbers, plan, clock=numbers.clock, available=4, **more)
     seen = []
     for step, parts in islice(batches, steps):
         seen.append([int(n) for part, _ in parts for n in part])
@@ -83,31 +84,16 @@ def test_the_first_step_is_no_measure() -> None:
     now = [0.0]
     trial = WorkerTrial(clock=lambda: now[0], available=8)
     found = None
+
+    def fetching(seconds: float) -> Iterator[None]:
+        now[0] += seconds
+        yield
+
     for step in range(TRIAL_STEPS + 2):
         found = trial.step()
-        trial.fetch(100.0 if step == 0 else 0.5)
-        now[0] += 200.0 if step == 0 else 1.5
+        trial.timed(fetching(100.0 if step == 0 else 0.5))
+        now[0] += 100.0 if step == 0 else 1.0
     assert found == 1
-
-
-def test_smaller_micro_batches_from_the_next_step_on_are_of_the_same_samples() -> None:
-    plan = Plan(size=64, global_batch_size=8, micro_batch_size=8, seed=1)
-    batches = Batches(list(range(64)), plan)
-    sizes, seen = [], []
-    for number, (step, parts) in enumerate(islice(batches, 4)):
-        found = [[int(n) for n in part] for part, _ in parts]
-        sizes.append([len(part) for part in found])
-        seen += [n for part in found for n in part]
-        if number == 1:
-            batches.resized(2)
-        batches.done(step)
-    assert sizes == [[8], [8], [2] * 4, [2] * 4]
-    assert seen == [
-        n
-        for step in islice(plan.steps(batches.position._replace(epoch=0, sample=0)), 4)
-        for part in step.micro_batches
-        for n in part
-    ]
 
 
 def test_without_workers_the_prefetch_factor_is_left_out() -> None:
