@@ -289,19 +289,3 @@ def test_a_loader_that_the_trainer_cannot_skip_in_is_refused_before_its_first_st
     loader = "type('Pairs', (), {'__iter__': lambda self: iter([]), '__len__': lambda self: 5})"
     run = lab.run(SCRIPT, env={"DATA": f"dict(loader={loader})"}).ends(ExitCode.BAD_CONFIGURATION)
     assert "the Trainer's loader is a Pairs" in run.message.message
-
-
-def test_a_stream_without_the_trainer_is_refused_before_its_first_step(lab: Lab) -> None:
-    script = (
-        DATA
-        + """\
-from spottrain.integrations.transformers import TransformersCallback
-theirs, spot = trainer(data=Stream), TransformersCallback()
-theirs.add_callback(spot)
-spot.on_init_end(theirs.args, theirs.state, theirs.control)
-theirs.train(resume_from_checkpoint=spot.resume())
-"""
-    )
-    run = lab.run(script).ends(ExitCode.BAD_CONFIGURATION)
-    assert not run.losses and "the training data have no length" in run.message.message
-    assert "spot.resume(trainer)" in run.message.message

@@ -64,9 +64,6 @@ class CheckpointKind(Protocol):
     ) -> Save:
         """Copies everything that the next step depends on. `beside`: `state.stepped` may be copied later."""
 
-    def last_exists(self, manager: CheckpointManager, step: int) -> bool:
-        """Whether the last step of the training can be saved."""
-
     def final_files(self) -> Iterable[tuple[str, Path]]:
         """Yields name and place of each file to store beside the final weights. Only rank 0 calls it."""
 
@@ -100,9 +97,6 @@ class StateCheckpoints:
     ) -> Save:
         stepped = self.state.stepped() if beside else ()
         return manager.saver.snapshot(self.state.shared(), self.state.own(), step, best=best, stepped=stepped)
-
-    def last_exists(self, manager: CheckpointManager, step: int) -> bool:
-        return True
 
     def final_files(self) -> Iterator[tuple[str, Path]]:
         with tempfile.TemporaryDirectory(prefix=".spottrain-") as folder:

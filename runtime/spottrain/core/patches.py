@@ -7,6 +7,7 @@
     Accelerator.save_state, load_state integrations.attach: a loop that nothing saves is told of it
     save_model, save_pretrained        integrations.attach: what a script saves is stored
     Trainer._init_training_state       integrations.trainer_position: the position in a stream
+    Trainer._maybe_log_save_evaluate   integrations.transformers: a save follows what is due at a step
     optimizer.add_param_group          checkpoint.plain_state: a restored group is not added twice
     destroy_process_group              training.loop: sharded weights are stored before it
     sys.excepthook                     lifecycle.session: an uncaught error is reported

@@ -42,9 +42,7 @@ class FolderCheckpoints:
     """Checkpoints that a library writes, as a `checkpoint.kinds.CheckpointKind`.
 
     `write(folder)` saves with the library, on all ranks. `place`: a folder on a disk with room for one
-    checkpoint. `target(step)`: the folder for a restored checkpoint; by default one that `close` deletes.
-    `written(step)`: whether the library made a checkpoint of the training's last step. `describe(folder)`
-    writes the files that the library needs beside the final weights to read them.
+    checkpoint. `describe(folder)` writes the files that the library needs beside the final weights.
     """
 
     def __init__(
@@ -53,15 +51,12 @@ class FolderCheckpoints:
         *,
         place: Path,
         write: Callable[[Path], None],
-        target: Callable[[int], Path] | None = None,
-        written: Callable[[int], bool] = lambda step: True,
         describe: Callable[[Path], None] = lambda folder: None,
     ) -> None:
         self.state = state
         self._place = place.resolve()
-        self._write, self._written, self._describe = write, written, describe
+        self._write, self._describe = write, describe
         self._described = self._place / f"{OURS}final"
-        self._target = target or (lambda step: self._place / f"{OURS}restored-{step}")
         self._saved: list[tuple[Path, Save]] = []
         self._saves = 0
         self.restored: Path | None = None
@@ -73,9 +68,12 @@ class FolderCheckpoints:
             _delete(self._place.glob(f"{OURS}*"), world)  # left by a killed process
 
     def restore(self, manager: CheckpointManager, claim: Claim) -> Restored | None:
-        found = manager.restore(claim, folder=self._target)
+        def target(step: int) -> Path:
+            return self._place / f"{OURS}restored-{step}"
+
+        found = manager.restore(claim, folder=target)
         if found is not None:
-            self.restored = self._target(found.entry.step)
+            self.restored = target(found.entry.step)
         return found
 
     def prepare(self, manager: CheckpointManager) -> None:
@@ -84,7 +82,9 @@ class FolderCheckpoints:
     def take(
         self, manager: CheckpointManager, step: int, *, best: bool = False, beside: bool = False
     ) -> Save:
-        self._delete_uploaded(manager.context.world)
+        uploaded = [each for each in self._saved if each[1].finished.is_set()]
+        self._saved = [each for each in self._saved if each not in uploaded]
+        _delete((folder for folder, _ in uploaded), manager.context.world)
         began = time.perf_counter()
         self._saves += 1
         folder = self._place / f"{OURS}save-{step}-{self._saves}"
@@ -95,10 +95,6 @@ class FolderCheckpoints:
         self._saved.append((folder, save))
         return save
 
-    def last_exists(self, manager: CheckpointManager, step: int) -> bool:
-        manager.barrier()  # rank 0 of the library may still delete it, if another one is the best
-        return self._written(step)
-
     def final_files(self) -> Iterator[tuple[str, Path]]:
         self._described.mkdir(parents=True, exist_ok=True)
         self._describe(self._described)
@@ -108,14 +104,9 @@ class FolderCheckpoints:
 
     def close(self, world: World) -> None:
         folders = [self._described, *(folder for folder, _ in self._saved)]
-        if self.restored is not None and self.restored.name.startswith(OURS):
+        if self.restored is not None:
             folders.append(self.restored)
         _delete(folders, world)
-
-    def _delete_uploaded(self, world: World) -> None:
-        uploaded = [each for each in self._saved if each[1].finished.is_set()]
-        self._saved = [each for each in self._saved if each not in uploaded]
-        _delete((folder for folder, _ in uploaded), world)
 
 
 def _delete(folders: Iterable[Path], world: World) -> None:

@@ -10,6 +10,7 @@ import functools
 from collections.abc import Mapping
 from typing import Any, Final
 
+import transformers
 from torch.utils.data import DataLoader
 
 from spottrain.core import log, patches
@@ -25,13 +26,12 @@ NO_SKIP: Final = (
 )
 
 
-class TrainerPosition:
+class TrainerPosition(PassPosition):
     """The epoch, its finished steps, and the pass over the data. `follow` makes the Trainer resume there."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._trainer: Any = None
-        """Set if the position is known."""
-        self._pass = PassPosition()
         self._epoch = self._steps = self._steps_per_epoch = 0
         self._begun = False
         """Whether this attempt has begun an epoch."""
@@ -42,7 +42,10 @@ class TrainerPosition:
     def follow(self, trainer: Any) -> None:
         """Makes the training that begins next resume at the position of the checkpoint, if there is one."""
         if not hasattr(type(trainer), METHOD):
-            return  # transformers 4
+            raise ConfigurationError(
+                f"transformers {transformers.__version__} is too old for TransformersCallback: install 5.10 "
+                "or newer"
+            )
         self._trainer = trainer
         usual = functools.partial(getattr(type(trainer), METHOD), trainer)
 
@@ -62,7 +65,7 @@ class TrainerPosition:
     def load(self, saved: Mapping[str, Any] | None) -> None:
         self._saved = saved
 
-    def require_known(self, loader: Any, call: str, *, skips: bool) -> None:
+    def require_known(self, loader: Any, *, skips: bool) -> None:
         """Raises ConfigurationError for data that cannot be resumed. `skips`: unless ignore_data_skip."""
         if not skips:
             log.event("advice", about="resume", text=NO_SKIP)
@@ -72,50 +75,30 @@ class TrainerPosition:
                 "so no attempt could go on in the middle of an epoch: let get_train_dataloader() return a "
                 "torch DataLoader"
             )
-        if self._trainer is None and not is_sized(loader):
-            raise ConfigurationError(
-                "the training data have no length, so the Trainer cannot find its position in them after an "
-                f"interruption: call {call}, with transformers 5"
-            )
 
     def begin_epoch(self, loader: Any) -> None:
-        if self._trainer is None:
-            return
         saved = None
         if self._begun:
             self._epoch, self._steps = self._epoch + 1, 0
         elif self._saved is not None and not self._trainer.args.ignore_data_skip:
-            saved = {**self._saved, "batches": self._batches}
+            saved = {**self._saved, "batches": self._used}
         self._begun, self._sized = True, is_sized(loader)
-        self._pass.expect(loader, first=self._epoch == 0, saved=saved)
+        self.expect(loader, first=self._epoch == 0, saved=saved)
 
-    def go_on(self) -> None:
-        """Ends a resume, before the first step and at an epoch's end."""
-        self._pass.go_on()
+    def step_over(self) -> None:
+        self._steps += 1
+        self.step_done(self._used)
 
-    def release(self) -> None:
-        self._pass.release()
-
-    def step_done(self) -> None:
-        if self._trainer is not None:
-            self._steps += 1
-            self._pass.step_done(self._batches)
-
-    def state(self, *, epoch_stops: bool) -> dict[str, Any] | None:
-        """Returns the position after the last step; None if it is not known.
-
-        `epoch_stops`: whether a callback has ended the epoch there.
-        """
-        if self._trainer is None:
-            return None
+    def state_after(self, *, epoch_stops: bool) -> dict[str, Any]:
+        """Returns the position after the last step. `epoch_stops`: whether a callback has ended the epoch."""
         over = epoch_stops or self._steps >= self._steps_per_epoch
         return {
-            **self._pass.state(),
+            **self.state(),
             "epoch": self._epoch + over,
             "steps": 0 if over else self._steps,
             "steps_per_epoch": self._steps_per_epoch if self._sized else None,
         }
 
     @property
-    def _batches(self) -> int:
+    def _used(self) -> int:
         return self._steps * int(self._trainer.args.gradient_accumulation_steps)

@@ -341,14 +341,11 @@ class Engine:
             failed=self.manager.last_save_failed,
         )
 
-    def save(self, *, best: bool = False, since: float | None = None) -> Save:
-        """Copies the state and uploads it while training continues. All ranks call it at the same step.
-
-        `since`: the `perf_counter` value at which training paused for the save; default: now.
-        """
+    def save(self, *, best: bool = False) -> Save:
+        """Copies the state and uploads it while training continues. All ranks call it at the same step."""
         assert self.manager is not None
         self._policy.started(self.step)
-        began = time.perf_counter() if since is None else since
+        began = time.perf_counter()
         with self.clock.part(CHECKPOINT_STALL):
             self.manager.wait_for_upload()  # on other ranks than 0 a save may be in progress
             save = self._take(best=best, beside=True)
@@ -497,7 +494,7 @@ class Engine:
             with self.clock.part(CHECKPOINT_STALL):
                 manager.wait_for_upload()
                 if self.session.board.facts.durable_step != self.step:
-                    self._save_last(manager)
+                    manager.save_now(self._take)
             manager.saver.forget()
         final = FinalWeights(weights(), beside=beside, most=most_bytes(memory()))
         digest = self._write_final_weights(final)
@@ -515,12 +512,6 @@ class Engine:
             unsaved = time.time() - since if facts.lost_steps else 0.0
             session.store_wait = max(session.run.store_wait, unsaved)
             session.outage.patient = True
-
-    def _save_last(self, manager: CheckpointManager) -> None:
-        if self.kind.last_exists(manager, self.step):
-            manager.save_now(self._take)
-        else:
-            log.event("no-last-checkpoint", step=self.step, why="the library did not write one")
 
     def _write_final_weights(self, final: FinalWeights) -> str:
         """Writes the final weights on rank 0, one file at a time. Returns their digest on all ranks."""
@@ -621,7 +612,7 @@ class Engine:
             with self.clock.part(CHECKPOINT_STALL):
                 self.manager.wait_for_upload()
                 if self.session.board.facts.lost_steps:
-                    self._save_last(self.manager)
+                    self.manager.save_now(self._take)
         except Exception as error:  # the end of the script is reported in any case
             log.event("save-failed", step=self.step, error=str(error))
         self._release_after_upload()
