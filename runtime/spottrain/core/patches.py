@@ -4,7 +4,6 @@
     DataLoader.__iter__                integrations.loader_position, integrations.pass_position: a library's
                                        loop goes on in the middle of an epoch
     Trainer.train, Trainer.fit         integrations.attach: an unchanged script is saved
-    Accelerator.save_state, load_state integrations.attach: a loop that nothing saves is told of it
     save_model, save_pretrained        integrations.attach: what a script saves is stored
     Trainer._init_training_state       integrations.trainer_position: the position in a stream
     Trainer._maybe_log_save_evaluate   integrations.transformers: a save follows what is due at a step

@@ -3,7 +3,6 @@
 `install` waits for the script's import of a library, and then wraps the method that trains: `Trainer.train`
 of transformers, `Trainer.fit` of Lightning. The first training of the script gets the callback that
 `integrations` has for it, and resumes from the checkpoint URI. The job is done when the script ends.
-Accelerate has no such method: a script that saves its state by itself is told what to do.
 
 Nothing is imported that the script does not import. A script that imports the callback itself is left alone.
 """
@@ -37,9 +36,9 @@ from spottrain.lifecycle.session import Session
 FLAG: Final = "--no-auto-attach"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Library:
-    """A library whose `module.Trainer.method` trains. Versions from `least` on and below `below` fit."""
+    """A library whose `module.Trainer.method` trains. Versions from `least` to the next major one fit."""
 
     name: str
     """Of the distribution."""
@@ -48,40 +47,16 @@ class Library:
     integration: str
     """Module with the callback, and with `run_attached(call, method)`."""
     least: tuple[int, int]
-    below: tuple[int, int]
     tested: str
 
 
+HUGGING_FACE: Final = "spottrain.integrations.transformers"
+LIGHTNING: Final = "spottrain.integrations.lightning"
 LIBRARIES: Final = (
-    Library(
-        name="transformers",
-        module="transformers.trainer",
-        method="train",
-        integration="spottrain.integrations.transformers",
-        least=(5, 10),
-        below=(6, 0),
-        tested="5.23",
-    ),
-    Library(
-        name="lightning",
-        module="lightning.pytorch.trainer.trainer",
-        method="fit",
-        integration="spottrain.integrations.lightning",
-        least=(2, 6),
-        below=(3, 0),
-        tested="2.6",
-    ),
-    Library(
-        name="pytorch-lightning",
-        module="pytorch_lightning.trainer.trainer",
-        method="fit",
-        integration="spottrain.integrations.lightning",
-        least=(2, 6),
-        below=(3, 0),
-        tested="2.6",
-    ),
+    Library("transformers", "transformers.trainer", "train", HUGGING_FACE, (5, 10), "5.23"),
+    Library("lightning", "lightning.pytorch.trainer.trainer", "fit", LIGHTNING, (2, 6), "2.6"),
+    Library("pytorch-lightning", "pytorch_lightning.trainer.trainer", "fit", LIGHTNING, (2, 6), "2.6"),
 )
-ACCELERATE: Final = "accelerate.accelerator"
 FOLDER: Final = {"train": "output_dir", "fit": "default_root_dir"}
 """Attribute with the folder of a Trainer, by the method that trains."""
 MODELS: Final = {"transformers.modeling_utils": "PreTrainedModel", "peft.peft_model": "PeftModel"}
@@ -89,11 +64,6 @@ MODELS: Final = {"transformers.modeling_utils": "PreTrainedModel", "peft.peft_mo
 OPTIMIZER: Final = "torch.optim.optimizer"
 NAMES: Final = re.compile(r"\b(transformers|trl|lightning|pytorch_lightning)\b.*\b\w*Trainer\b", re.DOTALL)
 """What a script contains that is going to train with one of the libraries."""
-NO_LOOP: Final = (
-    "Accelerate has no training loop to attach to: nothing of this script is saved at a notice. If it "
-    "resumes by itself from a folder, keep that folder with spottrain sync or checkpoint.mode Sync "
-    "(docs/sync.md); if not, put AccelerateRun around its loop (docs/libraries.md)"
-)
 SECOND: Final = (
     "the script trains a second time. Only its first training is saved: after an interruption the second one "
     "begins again. To save both, make them two scripts with two checkpoint URIs"
@@ -110,11 +80,6 @@ NOTHING: Final = "it is not attached to, and nothing is saved at a notice"
 UNUSED: Final = (
     "the script imports the callback of {integration}, and this Trainer does not use it, so nothing is saved "
     "at a notice. Use it (docs/libraries.md), or do not import it"
-)
-OVERRIDDEN: Final = (
-    "{name}.{method} trains by itself and does not call {method} of {library}, which spottrain run attaches "
-    "to: nothing is saved at a notice. Call super().{method}() in it, or put spottrain.Run around its loop "
-    "(docs/libraries.md)"
 )
 SEARCH: Final = (
     "a hyperparameter search is not saved, nor a training after it, because after an interruption the search "
@@ -140,12 +105,10 @@ class LibraryAttachment:
         self._process = os.getpid()
         self._imported: set[str] = set()
         """Integrations that were imported here, not by the script."""
-        self._called = self._failed = self._left_out = self._stepped = False
-        """Whether a wrapped method was called, what was attached to has failed, a training was left out, and
-        an optimizer has stepped."""
+        self._failed = self._left_out = self._stepped = False
+        """Whether what was attached to has failed, a training was left out, and an optimizer has stepped."""
         self._trainer: Callable[[], Any] | None = None
         """Weak reference to the Trainer that was attached to. A script may free it after a failure."""
-        self._classes: list[tuple[Library, type]] = []
         self._advised: set[str] = set()
         self._saved = SavedModels(session)
 
@@ -153,7 +116,6 @@ class LibraryAttachment:
         hooks: dict[str, Callable[[ModuleType], None]] = {
             each.module: functools.partial(self._wrap, each) for each in LIBRARIES
         }
-        hooks[ACCELERATE] = self._wrap_accelerator
         hooks[OPTIMIZER] = self._watch_steps
         hooks |= dict.fromkeys(MODELS, self._wrap_model)
         self._session.attachment = self
@@ -170,12 +132,10 @@ class LibraryAttachment:
                 _unfit(library) or f"{library.module} has no Trainer.{library.method}, so {NOTHING}"
             )
             return
-        self._classes.append((library, kind))
         signature = inspect.signature(method)
 
         @functools.wraps(method)
         def attached(*args: Any, **kwargs: Any) -> Any:
-            self._called = True
             call = signature.bind(*args, **kwargs)
             if not self._takes(library, call):
                 return method(*args, **kwargs)
@@ -210,7 +170,8 @@ class LibraryAttachment:
             if not session.phase.begun:  # the callback has not been asked to resume
                 self._leave_out(UNUSED.format(integration=library.integration))
             return False
-        if any(getattr(each, "_early_exit", False) for each in _callbacks(call)):
+        callbacks = getattr(call.arguments["self"], "callbacks", None) or ()
+        if any(getattr(each, "_early_exit", False) for each in callbacks):
             return False  # a trial of Lightning's Tuner, no training
         if session.phase in (Phase.STORED, Phase.DONE):
             session.lost_after_training = LOST
@@ -253,39 +214,13 @@ class LibraryAttachment:
             saves = self._saved.noting(kind.save_pretrained, "save_directory")
             patches.replace(kind, "save_pretrained", saves)
 
-    def _wrap_accelerator(self, module: ModuleType) -> None:
-        kind = getattr(module, "Accelerator", None)
-        for name in ("save_state", "load_state"):
-            if hasattr(kind, name):
-                patches.replace(kind, name, self._advising(getattr(kind, name)))
-
     def _watch_steps(self, module: ModuleType) -> None:
         register = getattr(module, "register_optimizer_step_post_hook", None)
         if register is not None:
             register(self._note_step)
 
     def _note_step(self, *_: Any) -> None:
-        """Notes that the script trains. Says so if it is a Trainer that does not call the wrapped method."""
-        if self._stepped:
-            return
         self._stepped = True
-        frame = None if self._called else sys._getframe()
-        while frame is not None:
-            for library, kind in self._classes:
-                caller = type(frame.f_locals.get("self"))
-                if issubclass(caller, kind):
-                    words = {"name": caller.__name__, "method": library.method, "library": library.name}
-                    self._leave_out(OVERRIDDEN.format(**words))
-            frame = frame.f_back
-
-    def _advising(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(method)
-        def advising(*args: Any, **kwargs: Any) -> Any:
-            if not self._session.phase.begun:  # otherwise an AccelerateRun calls it
-                self._leave_out(NO_LOOP)
-            return method(*args, **kwargs)
-
-        return advising
 
     @property
     def serves(self) -> bool:
@@ -342,9 +277,6 @@ class _Hooked(Loader):
         self._usual.exec_module(module)
         self._hook(module)
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._usual, name)
-
 
 def _identity(library: Library, trainer: Any, *, ranks: int) -> dict[str, Any]:
     """Returns what its checkpoints are recognised by. Numbers of a time in a folder's name are left out."""
@@ -359,21 +291,18 @@ def _identity(library: Library, trainer: Any, *, ranks: int) -> dict[str, Any]:
     }
 
 
-def _callbacks(call: inspect.BoundArguments) -> Sequence[Any]:
-    return getattr(call.arguments["self"], "callbacks", None) or ()
-
-
 def _unfit(library: Library) -> str:
     """Returns why this version cannot be attached to; "" if it can."""
     found = _version(library)
     match = re.match(r"(\d+)\.(\d+)", found)
-    if match and library.least <= (int(match[1]), int(match[2])) < library.below:
+    below = library.least[0] + 1
+    if match and library.least <= (int(match[1]), int(match[2])) < (below, 0):
         return ""
-    least, below = (".".join(map(str, each)) for each in (library.least, library.below))
+    least = ".".join(map(str, library.least))
     return (
         f"{library.name} {found} is not attached to, so nothing is saved at a notice: it has to be at least "
-        f"{least} and below {below} (tested: {library.tested}). Install such a version, or use the callback "
-        f"of {library.integration} (docs/libraries.md)"
+        f"{least} and below {below}.0 (tested: {library.tested}). Install such a version, or use the "
+        f"callback of {library.integration} (docs/libraries.md)"
     )
 
 
