@@ -190,20 +190,17 @@ class Session:
         self._warn_of_torchrun()
         if Env.JOB_UID in self.env:  # a pod, where the kubelet signals only PID 1
             parent_signals.warn_if_init_is_deaf()
-        if self.run.progress_port is not None and self.world.first_here:
-            port = progress.serve(
-                self.board, self.run.progress_port, self._accept_stop_order, host=self.run.bind_address
-            )
-            log.event("progress-served", port=port)
+        if self.world.first_here:
+            self.serve_progress()
         self._use_cache_dir()
         self.board.heartbeat.timeout = self.run.hang_timeout
         hang_watchdog.watch(self.board)
         self.attempt = self.run.attempt or 1
         if self.run.checkpoint_uri:
-            self.store = self._open_store()
+            self.store = self.open_store()
             if self.world.first:
                 self.store.probe()
-                self.attempt = self.run.attempt or self._attempt_after_head(self.store)
+                self.attempt = self.run.attempt or self.attempt_after_head(self.store)
         self.board.update(attempt=self.attempt)
         self._fetch_compile_cache()
         log.event(
@@ -215,8 +212,15 @@ class Session:
             grace=self.preemption.grace,
         )
 
+    def serve_progress(self) -> None:
+        if self.run.progress_port is not None:
+            port = progress.serve(
+                self.board, self.run.progress_port, self._accept_stop_order, host=self.run.bind_address
+            )
+            log.event("progress-served", port=port)
+
     # --- a store that does not respond ------------------------------------------------------------------
-    def _open_store(self) -> Store:
+    def open_store(self) -> Store:
         """Opens the store. Until the training begins, a store that does not respond is waited for."""
         self.store_wait = self.run.store_wait
         self.outage.patient = True
@@ -478,12 +482,12 @@ class Session:
             return self.message.outcome
         return Outcome.DONE if self.phase is Phase.DONE else Outcome.FAILED
 
-    def note_done(self) -> None:
-        """Writes the termination message as done, after HEAD was released as done.
+    def note(self, ending: Ending) -> None:
+        """Writes the termination message that holds if the process ends without its final one.
 
-        It then also holds if the process ends without its final message, such as by os._exit() in the script.
+        Such as by os._exit() in the script, after HEAD was released as done.
         """
-        self._write_message(self._message_of(self.done))
+        self._write_message(self._message_of(ending))
 
     def _message_of(self, ending: Ending) -> TerminationMessage:
         return self.board.message(
@@ -513,7 +517,7 @@ class Session:
             with contextlib.suppress(OSError):
                 os.truncate(path, 0)
 
-    def _attempt_after_head(self, store: Store) -> int:
+    def attempt_after_head(self, store: Store) -> int:
         """Returns the attempt number outside Kubernetes: a run may continue its own interrupted one."""
         found = self.outage.through("GET HEAD", lambda: store.get(HEAD_KEY))
         return Head.from_json(found.body).attempt + 1 if found else 1

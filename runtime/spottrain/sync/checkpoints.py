@@ -29,9 +29,9 @@ from spottrain.storage.base import Changed, Store, never
 from spottrain.sync.blobs import Named, unnamed
 from spottrain.sync.copies import copies_of
 from spottrain.sync.manifest import OtherKind, SyncManifest, read_manifest
-from spottrain.sync.record import Record, Start, decide, notes_of
+from spottrain.sync.record import Record, is_restored, notes_of
 from spottrain.sync.restore import REPLACED, adopt, explained, first_that_counts, restore, set_aside
-from spottrain.sync.tree import FolderError, Node, NodeKind, Tree, look
+from spottrain.sync.tree import FolderError, NodeKind, Tree, look
 from spottrain.sync.upload import Contents, Known
 from spottrain.sync.whole import restores
 
@@ -148,11 +148,12 @@ class SyncedCheckpoints:
         """
         found = self._record if again else Record.read(self._root)
         empty = not look(self._root)
-        begin = decide(found, self._record, empty=empty, stored=bool(self._resumable), folder=self._root)
+        stored = bool(self._resumable)
+        write = is_restored(found, self._record, empty=empty, stored=stored, folder=self._root)
         with explained(self._root):
-            if found is not None and found != self._record and not self._resumable:
-                self._set_aside(found)
-            write = begin is Start.RESTORE
+            earlier = None if found == self._record or stored or not self._when.each_file else found
+            if earlier is not None and earlier.uri == self._record.uri and not earlier.worth:
+                self._told_of_moved(set_aside(self._root))  # of a first save that was killed
             found_one = self._restored(write=write, told=told, cancelled=cancelled)
             if told and found_one is None:
                 raise CheckpointError(
@@ -164,11 +165,6 @@ class SyncedCheckpoints:
             self._record.write(self._root)
         self._sweep()
         return result
-
-    def _set_aside(self, found: Record) -> None:
-        """Moves away files that are cut off, of a first save in which an earlier start was killed."""
-        if found.uri == self._record.uri and not found.worth and self._when.each_file:
-            self._told_of_moved(set_aside(self._root))
 
     def _told_of_moved(self, files: int) -> None:
         if files:
@@ -293,7 +289,10 @@ class SyncedCheckpoints:
         self.step += 1
         key = self._owner.new_key(self.step)
         self._sent_in_vain = True
-        send = partial(self._contents.send, self._root, tree, self._known, blobs_of(key), cancelled)
+        place = blobs_of(key)
+        send = partial(
+            self._contents.send, self._root, tree, self._known, place, cancelled, looked_ns=looked_ns
+        )
         if copied:
             new = [path for path in self._contents.unknown(tree, self._known) if path not in kept]
             with copies_of(self._root, tree, new) as copies:
@@ -307,7 +306,7 @@ class SyncedCheckpoints:
         manifest = SyncManifest(
             step=self.step,
             attempt=self._attempt,
-            files=sent.files,
+            files={path: each.stored for path, each in sent.files.items()},
             links={path: node.target for path, node in tree.items() if node.kind is NodeKind.LINK},
             folders={path: node.mode for path, node in tree.items() if node.kind is NodeKind.FOLDER},
             owners={path: node.owner for path, node in tree.items()},
@@ -315,9 +314,10 @@ class SyncedCheckpoints:
             chunk_bytes=self._chunk_bytes,
         )
         dropped = self._put_in_head(key, manifest, began, patience)
-        self._known = self._after(tree, sent.files, looked_ns)
+        self._known = sent.files
         self.committed = dict(tree)
-        self._keep_record()
+        if Record.read(self._root) is None:  # the script has emptied the folder
+            self._write_record()
         self._delete(dropped)
         return Commit(
             step=self.step,
@@ -344,21 +344,6 @@ class SyncedCheckpoints:
         if manifest.atEnd:  # once there is a newer one, it does not count any more
             self._uncounted.add(key)
         return dropped
-
-    def _after(self, tree: Tree, files: Mapping[str, object], looked_ns: int) -> dict[str, Known]:
-        known: dict[str, Known] = {}
-        for path, stored in files.items():
-            node: Node = tree[path]
-            before = self._known.get(path)
-            kept = before is not None and before.stored is stored
-            looked = before.looked_ns if before is not None and kept else looked_ns
-            known[path] = Known(node=node, stored=stored, looked_ns=looked)  # type: ignore[arg-type]
-        return known
-
-    def _keep_record(self) -> None:
-        """Writes the record again if the script has emptied the folder."""
-        if Record.read(self._root) is None:
-            self._write_record()
 
     def _write_record(self) -> None:
         try:
@@ -390,7 +375,7 @@ class SyncedCheckpoints:
         try:
             head = self._head()
             self._owner.prune(dropped)
-            named = self._named(head)
+            named = named_by(self._store, head, self._manifests)
             gone = [self._manifests.pop(key, None) for key in dropped]
             candidates = set(self._contents.keys).union(*(each.blobs for each in gone if each))
             doomed = sorted(key for key in candidates if key not in named)
@@ -405,7 +390,8 @@ class SyncedCheckpoints:
         try:
             assert self._claim is not None
             keys = self._store.list(BLOBS_PREFIX)  # before HEAD is read (see `blobs`)
-            self._store.delete(unnamed(keys, self._named(self._head()), below=self._claim.term))
+            named = named_by(self._store, self._head(), self._manifests)
+            self._store.delete(unnamed(keys, named, below=self._claim.term))
             self._owner.sweep_orphans()
         except RunError as error:
             log.event("prune-failed", error=str(error))
@@ -414,9 +400,6 @@ class SyncedCheckpoints:
         """Returns HEAD. Raises Superseded unless it is still ours."""
         self._owner.check()
         return present(HeadClient(self._store).read())
-
-    def _named(self, head: Head) -> Named:
-        return named_by(self._store, head, self._manifests)
 
 
 def named_by(store: Store, head: Head, read: dict[str, SyncManifest | None]) -> Named:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any, Final
@@ -102,7 +102,11 @@ class SyncManifest:
                 folders=raw["folders"],
                 links=raw["links"],
                 files={path: _file(facts, raw["places"]) for path, facts in raw["files"].items()},
-                owners=_owners(raw.get("owners", ())),
+                owners={
+                    path: (int(user), int(group))
+                    for user, group, paths in raw.get("owners", ())
+                    for path in paths
+                },
             )
         except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
             raise Damaged(f"the manifest is not readable ({type(error).__name__}: {error})") from error
@@ -151,10 +155,6 @@ def _by_owner(owners: Mapping[str, Owner]) -> list[list[Any]]:
     for path, owner in owners.items():
         found.setdefault(owner, []).append(path)
     return [[*owner, paths] for owner, paths in sorted(found.items())]
-
-
-def _owners(facts: Iterable[list[Any]]) -> dict[str, Owner]:
-    return {path: (int(user), int(group)) for user, group, paths in facts for path in paths}
 
 
 def digest_of(key: str) -> str:

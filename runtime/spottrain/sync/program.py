@@ -13,46 +13,39 @@ import os
 import shlex
 import signal
 import stat
-import threading
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from spottrain.checkpoint.head.owner import ClaimPolicy, Identity
-from spottrain.checkpoint.head.state import Head
 from spottrain.contract import (
     ARGUMENTS_OF_SHELL,
-    EXIT_CODE_OF,
-    HEAD_KEY,
     Env,
     LastExit,
     Outcome,
     Reason,
-    Stop,
     SyncEnv,
     SyncResult,
     SyncWhen,
-    TerminationMessage,
     loses_arguments,
 )
-from spottrain.core import log, progress, run_config
+from spottrain.core import log, run_config
 from spottrain.core.preemption import Preemption
 from spottrain.core.uri import given, is_path
 from spottrain.errors import ConfigurationError, RunError, StoreUnavailable
-from spottrain.lifecycle import termination_message
 from spottrain.lifecycle.endings import Ending
 from spottrain.lifecycle.notice_budget import COMMIT_SECONDS
-from spottrain.lifecycle.outage_report import watched
-from spottrain.storage.base import Cancelled, Store
-from spottrain.storage.open import open_store
-from spottrain.storage.outage import Outage, Silence
+from spottrain.lifecycle.session import Session
+from spottrain.storage.base import Cancelled
 from spottrain.sync.checkpoints import CheckpointFound, SyncedCheckpoints
 from spottrain.sync.command import ChildCommand
 from spottrain.sync.tree import look
 from spottrain.sync.watch import Watcher
+
+T = TypeVar("T")
 
 POLL_SECONDS: Final = 0.1
 STALE_SECONDS: Final = 60.0
@@ -93,41 +86,25 @@ class SyncSettings:
         result = env.get(SyncEnv.RESULT_FILE)
         return cls(
             folder=folder,
-            when=_when(env),
+            when=_parsed(env, SyncEnv.WHEN, SyncWhen.from_json),
             config=config,
             result_file=Path(result) if result else None,
-            last_exit=_last_exit(env),
-            resume_args=_resume_args(env),
+            last_exit=_parsed(
+                env, SyncEnv.LAST_EXIT, LastExit.parse, " must be ATTEMPT:EXITCODE, such as 2:0"
+            ),
+            resume_args=tuple(
+                _parsed(env, SyncEnv.RESUME_ARGS, shlex.split, " (--resume-args) is not quoted as in a shell")
+            ),
             told=None if env.get(SyncEnv.RESUMED) is None else env[SyncEnv.RESUMED] == "true",
         )
 
 
-def _when(env: Mapping[str, str]) -> SyncWhen:
-    text = env.get(SyncEnv.WHEN, "")
+def _parsed(env: Mapping[str, str], name: str, parse: Callable[[str], T], more: str = "") -> T:
+    text = env.get(name, "")
     try:
-        return SyncWhen.from_json(text)
+        return parse(text)
     except ValueError as error:
-        raise ConfigurationError(f"{SyncEnv.WHEN}={text!r}: {error}") from error
-
-
-def _last_exit(env: Mapping[str, str]) -> LastExit | None:
-    text = env.get(SyncEnv.LAST_EXIT, "")
-    try:
-        return LastExit.parse(text)
-    except ValueError as error:
-        raise ConfigurationError(
-            f"{SyncEnv.LAST_EXIT}={text!r} must be ATTEMPT:EXITCODE, such as 2:0"
-        ) from error
-
-
-def _resume_args(env: Mapping[str, str]) -> tuple[str, ...]:
-    text = env.get(SyncEnv.RESUME_ARGS, "")
-    try:
-        return tuple(shlex.split(text))
-    except ValueError as error:
-        raise ConfigurationError(
-            f"{SyncEnv.RESUME_ARGS}={text!r} (--resume-args) is not quoted as in a shell: {error}"
-        ) from error
+        raise ConfigurationError(f"{name}={text!r}{more}: {error}") from error
 
 
 def _require_apart(folder: Path, uri: str) -> None:
@@ -151,30 +128,29 @@ class Program:
         self._child: ChildCommand | None = None
         self._watcher: Watcher | None = None
         self._checkpoints: SyncedCheckpoints | None = None
-        self._board = progress.ProgressBoard()
-        self._outage = Outage()
-        self._message = threading.Lock()
-        self._ended = False
         self.preemption = Preemption(
             grace=run_config.grace_seconds(env),
             deadline_file=run_config.deadline_file(env),
             stale_after=STALE_SECONDS,
         )
+        self._session = Session(env, self.preemption)
+        self._board = self._session.board
+        self._board.trains = False  # whether it does is not known
+        self.preemption.on_stop = lambda time_up: self._forced() if time_up else self._pass_on()
 
     def run(self) -> int:
         """Returns the exit code. The termination message is written by then."""
-        self.preemption.on_stop = lambda time_up: self._forced() if time_up else self._pass_on()
         self.preemption.install()
         try:
             return self._run(self._settings())
         except RunError as error:
             if self._child is not None:
                 self._child.end(self.preemption.grace)
-            return self._end(Ending.of(error))
+            return self._session.conclude(Ending.of(error))
 
     def refuse(self, error: RunError) -> int:
         """Ends before it began, because of the command line. Returns the exit code."""
-        return self._end(Ending.of(error), logged=False)
+        return self._session.conclude(Ending.of(error), logged=False)
 
     def _settings(self) -> SyncSettings:
         """Raises ConfigurationError, also where the arguments of a resume would not reach the program."""
@@ -213,15 +189,12 @@ class Program:
         """Claims the URI and restores the folder. Returns None if stopped first. Raises Cancelled too."""
         config = settings.config
         self._prepare_folder(settings.folder)
+        self._session.run = config
         self._board.update(attempt=config.attempt or 1, job_uid=self._env.get(Env.JOB_UID, ""))
-        if config.progress_port is not None:
-            port = progress.serve(
-                self._board, config.progress_port, self._accept_stop, host=config.bind_address
-            )
-            log.event("progress-served", port=port)
-        store = self._open_store(config)
+        self._session.serve_progress()
+        store = self._session.open_store()
         store.probe()
-        attempt = config.attempt or self._attempt_after_head(store)
+        attempt = config.attempt or self._session.attempt_after_head(store)
         self._board.update(attempt=attempt, state="Gated")
         log.event(
             "start",
@@ -251,7 +224,7 @@ class Program:
         except CheckpointFound as found:
             self._board.update(step=found.step, durable_step=found.step)
             raise
-        self._outage.patient = False
+        self._session.outage.patient = False
         step = result.step or None
         self._board.update(
             state="Training", step=self._checkpoints.step, start_step=step, durable_step=step, key=result.key
@@ -301,7 +274,7 @@ class Program:
                 ending = self._ending(watcher.covered, True, 0)
                 if ending != told:
                     told = ending
-                    self._write(self._message_of(ending))
+                    self._session.note(ending)
             time.sleep(POLL_SECONDS)
         noticed = self.preemption.source != signal.SIGTERM.name
         covered = watcher.last(everything=True, at_end=True, until=lambda: self._left() <= 0)
@@ -328,7 +301,9 @@ class Program:
             if empty and stopped and not stored:
                 return Ending(Outcome.INTERRUPTED_LOST, "Interrupted, and the folder is empty.")
             words = "The folder is empty" if empty else f"All of the folder is stored as {newest}"
-            return Ending(outcome, f"{'Interrupted. ' if stopped else ''}{words}.")
+            signalled_at = self.preemption.signalled_at if stopped else None
+            seconds = None if signalled_at is None else time.time() - signalled_at
+            return Ending(outcome, f"{'Interrupted. ' if stopped else ''}{words}.", durable_seconds=seconds)
         text = f"Stored: {newest}.{left_out}"
         if stopped:
             return Ending(Outcome.INTERRUPTED_LOST, f"Interrupted. {text}")
@@ -343,61 +318,18 @@ class Program:
                 if not self.preemption.stopping:  # otherwise the time is short, and the next attempt does it
                     self._checkpoints.collect()
                 self._checkpoints.release(RELEASE_SECONDS)
-        ended = self._end(ending)
+        self._board.update(state="Done")
+        ended = self._session.conclude(ending)
         return code if code and ending.outcome is Outcome.FAILED else ended
-
-    def _end(self, ending: Ending, *, logged: bool = True) -> int:
-        message = self._message_of(ending)
-        with self._message:
-            self._ended = True
-            self._board.update(state="Done")
-            self._write(message)
-        code = int(EXIT_CODE_OF[ending.outcome])
-        if logged:
-            log.unhindered(
-                "end",
-                outcome=message.outcome,
-                code=code,
-                reason=message.reason or None,
-                message=message.message,
-            )
-        return code
-
-    def _message_of(self, ending: Ending) -> TerminationMessage:
-        signalled_at, stored = self.preemption.signalled_at, ending.outcome is Outcome.INTERRUPTED
-        message = self._board.message(
-            ending.outcome,
-            ending.text,
-            reason=ending.reason,
-            signalled_at=signalled_at,
-            durable_seconds=time.time() - signalled_at if stored and signalled_at is not None else None,
-        )
-        return replace(message, timeSplit=None)
-
-    def _write(self, message: TerminationMessage) -> None:
-        path = self._env.get(Env.TERMINATION_MESSAGE)
-        if not path:
-            return
-        try:  # this process alone writes the file, so the newest message counts
-            termination_message.revise(Path(path), lambda found: message, since=float("inf"))
-        except OSError as error:
-            log.unhindered("termination-message-not-written", path=path, error=str(error))
 
     def _forced(self) -> None:
         """The time is up. A sidecar has left its message already, and stays: it would be started again."""
-        if not self._words and not self.preemption.signal_arrived:
-            return
-        if not self._message.acquire(blocking=False):
-            return
-        if self._ended:
-            self._message.release()
+        if (not self._words and not self.preemption.signal_arrived) or self._session.message is not None:
             return
         if self._child is not None:
             self._child.kill()
-        ending = self._ending(self._watcher is not None and self._watcher.covered, True, 0)
-        self._write(self._message_of(ending))
-        log.flush()
-        os._exit(int(EXIT_CODE_OF[ending.outcome]))
+        covered = self._watcher is not None and self._watcher.covered
+        self._session.end(self._ending(covered, True, 0), at_once=True)
 
     # --- stops ------------------------------------------------------------------------------------------
     def _stopping(self) -> bool:
@@ -405,7 +337,7 @@ class Program:
 
     def _pass_on(self) -> None:
         """Passes the request to stop on to the command; called again and again once it has come."""
-        self._outage.patient = False  # a restore does not wait for the store any more
+        self._session.outage.patient = False  # a restore does not wait for the store any more
         if self._child is not None:
             interrupt = self.preemption.source == signal.SIGINT.name
             self._child.stop(signal.SIGINT if interrupt else signal.SIGTERM)
@@ -415,12 +347,6 @@ class Program:
         if not self.preemption.stopping:
             return float("inf")
         return self.preemption.seconds_left() - COMMIT_SECONDS / 2
-
-    def _accept_stop(self, order: Stop) -> bool:
-        meant = bool(order.podUID) and order.podUID == self._env.get(Env.POD_UID)
-        if meant:
-            self.preemption.stop_by(order.deadline, "operator")
-        return meant
 
     # --- the start --------------------------------------------------------------------------------------
     def _prepare_folder(self, folder: Path) -> None:
@@ -439,25 +365,6 @@ class Program:
     def _run_id(self, attempt: int) -> str:
         pod = self._env.get(Env.POD_UID, "")
         return f"{pod}/{attempt}" if pod else f"{os.getpid()}/{time.time_ns()}"
-
-    def _open_store(self, config: run_config.RunConfig) -> Store:
-        """Opens the store. Until the folder is restored, a store that does not respond is waited for."""
-        self._outage.patient = True
-        store = open_store(**config.where)
-        return watched(store, self._outage, self._board, self._give_up_store, lambda: config.store_wait)
-
-    def _attempt_after_head(self, store: Store) -> int:
-        """Returns the attempt number outside Kubernetes: a run may continue its own interrupted one."""
-        found = self._outage.through("GET HEAD", lambda: store.get(HEAD_KEY))
-        return Head.from_json(found.body).attempt + 1 if found else 1
-
-    def _give_up_store(self, silence: Silence) -> None:
-        if self.preemption.stopping:
-            return
-        words = f"The checkpoint store did not answer for {silence.seconds:.0f} s: {silence.why}"
-        self._end(Ending(Outcome.STORE_UNREACHABLE, words, Reason.STORE_UNAVAILABLE))
-        log.flush()
-        os._exit(int(EXIT_CODE_OF[Outcome.STORE_UNREACHABLE]))
 
 
 def make_folder(folder: Path, *, for_others: bool) -> None:

@@ -10,9 +10,7 @@ import contextlib
 import json
 import os
 import re
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
@@ -36,30 +34,31 @@ class Record:
 
     def write(self, root: Path) -> None:
         text = json.dumps(asdict(self))
-        old = root / PRIVATE / NAME
         try:
-            _set_attribute(root, text)
-        except (OSError, AttributeError):
-            folder = notes_of(root)
-            folder.mkdir(exist_ok=True)
-            fresh = folder / f"{NAME}.new"
+            folder = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                os.setxattr(folder, ATTRIBUTE, text.encode())
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+        except (OSError, AttributeError):  # there are none on this file system, or on macOS
+            notes = notes_of(root)
+            notes.mkdir(exist_ok=True)
+            fresh = notes / f"{NAME}.new"
             with fresh.open("w") as file:
                 file.write(text)
                 file.flush()
                 os.fsync(file.fileno())
-            os.replace(fresh, folder / NAME)
-            if folder.parent == root:
-                log.event("sync-notes-inside", folder=folder)
-                return
-        with contextlib.suppress(OSError):  # of an earlier version
-            old.unlink()
-            old.parent.rmdir()
+            os.replace(fresh, notes / NAME)
+            if notes.parent == root:
+                log.event("sync-notes-inside", folder=notes)
 
     @classmethod
     def read(cls, root: Path) -> Record | None:
-        for source in (_attribute, _in_file(notes_of(root)), _in_file(root / PRIVATE)):
-            with contextlib.suppress(OSError, AttributeError, ValueError, TypeError):
-                return cls(**json.loads(source(root)))
+        with contextlib.suppress(OSError, AttributeError, ValueError, TypeError):
+            return cls(**json.loads(os.getxattr(root, ATTRIBUTE)))
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            return cls(**json.loads((notes_of(root) / NAME).read_text()))
         return None
 
 
@@ -84,33 +83,8 @@ def _is_mount(folder: Path) -> bool:
     return any(line.split()[4] == escaped for line in mounts.splitlines())
 
 
-def _set_attribute(root: Path, text: str) -> None:
-    folder = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.setxattr(folder, ATTRIBUTE, text.encode())
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-
-
-def _attribute(root: Path) -> str:
-    return os.getxattr(root, ATTRIBUTE).decode()
-
-
-def _in_file(folder: Path) -> Callable[[Path], str]:
-    return lambda root: (folder / NAME).read_text()
-
-
-class Start(StrEnum):
-    """What to do with the folder at the start."""
-
-    KEEP = "keep"
-    """Leave it as it is: there is nothing to restore, or this start goes on with what is there."""
-    RESTORE = "restore"
-
-
-def decide(found: Record | None, mine: Record, *, empty: bool, stored: bool, folder: Path) -> Start:
-    """Decides what happens to the folder. Pure.
+def is_restored(found: Record | None, mine: Record, *, empty: bool, stored: bool, folder: Path) -> bool:
+    """Whether a start fills the folder; if not, it leaves it as it is. Pure.
 
     Args:
         found: The folder's record.
@@ -124,9 +98,9 @@ def decide(found: Record | None, mine: Record, *, empty: bool, stored: bool, fol
     """
     ours = found is not None and found.uri == mine.uri
     if not stored or (found == mine and mine.ready):
-        return Start.KEEP
+        return False
     if empty or ours:
-        return Start.RESTORE
+        return True
     raise ConfigurationError(
         f"{folder} is not empty, and {mine.uri} has a checkpoint that belongs there: nothing was changed. "
         "Move the files away to restore the checkpoint, or name another folder or another checkpoint URI"

@@ -15,7 +15,7 @@ import os
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -28,11 +28,10 @@ from spottrain.sync.formats import says_whole
 from spottrain.sync.manifest import StoredFile, SyncManifest, digest_of
 from spottrain.sync.record import notes_of
 from spottrain.sync.tree import FolderError, Node, NodeKind, Owner, Tree, look
-from spottrain.sync.upload import Known
+from spottrain.sync.upload import Known, in_parallel
 
 WINDOW: Final = 4 << 20
 """Bytes of one read request, and of one buffer."""
-CONNECTIONS: Final = 6
 INCOMING: Final = "incoming"
 REPLACED: Final = "replaced"
 
@@ -71,7 +70,7 @@ def restore(
     incoming.mkdir(parents=True)
     try:
         names = {path: incoming / str(number) for number, path in enumerate(missing)}
-        _Download(store, manifest, cancelled).run(missing, names)
+        _download(store, manifest, missing, names, cancelled)
         moved = _move_away(root, tree, lambda path: _stays(path, tree[path], manifest, same, movable))
         _put_in_place(root, manifest, names)
         return moved
@@ -130,52 +129,32 @@ def explained(root: Path) -> Iterator[None]:
         raise FolderError(what) from error
 
 
-class _Download:
-    def __init__(self, store: Store, manifest: SyncManifest, cancelled: Callable[[], bool]) -> None:
-        self._store = store
-        self._manifest = manifest
-        self._cancelled = cancelled
-        self._buffers = threading.local()
+def _download(
+    store: Store,
+    manifest: SyncManifest,
+    files: Mapping[str, StoredFile],
+    names: Mapping[str, Path],
+    cancelled: Callable[[], bool],
+) -> None:
+    failed, buffers = threading.Event(), threading.local()
 
-    def run(self, files: Mapping[str, StoredFile], names: Mapping[str, Path]) -> None:
-        for path, file in files.items():
-            with names[path].open("wb") as out:
-                out.truncate(file.size)
-        work = iter(
-            [
-                (names[path], *chunk)
-                for path, file in files.items()
-                for chunk in self._manifest.chunks_of(file)
-            ]
-        )
-        lock = threading.Lock()
-        failed = threading.Event()
-
-        def fetch() -> None:
-            while not failed.is_set():
-                with lock:
-                    each = next(work, None)
-                if each is None:
-                    return
-                try:
-                    self._chunk(*each)
-                except BaseException:
-                    failed.set()
-                    raise
-
-        with ThreadPoolExecutor(CONNECTIONS, thread_name_prefix="spottrain-restore") as pool:
-            futures = [pool.submit(fetch) for _ in range(CONNECTIONS)]
-        for future in futures:
-            future.result()
-
-    def _chunk(self, name: Path, key: str, offset: int, size: int) -> None:
-        if not hasattr(self._buffers, "window"):
-            self._buffers.window = memoryview(bytearray(WINDOW))
+    def fetch(name: Path, key: str, offset: int, size: int) -> None:
+        if failed.is_set():
+            return
+        if not hasattr(buffers, "window"):
+            buffers.window = memoryview(bytearray(WINDOW))
         with name.open("r+b", buffering=0) as out:
-            for view in read_content(self._store, key, size, self._buffers.window):
-                _go_on(self._cancelled)
-                _write_all(out.fileno(), view, offset)
-                offset += len(view)
+            for view in read_content(store, key, size, buffers.window):
+                _go_on(cancelled)
+                while view:
+                    count = os.pwrite(out.fileno(), view, offset)
+                    view, offset = view[count:], offset + count
+
+    for path, file in files.items():
+        with names[path].open("wb") as out:
+            out.truncate(file.size)
+    chunks = [(names[path], *chunk) for path, file in files.items() for chunk in manifest.chunks_of(file)]
+    in_parallel([partial(fetch, *chunk) for chunk in chunks], failed)
 
 
 def read_content(store: Store, key: str, size: int, window: memoryview) -> Iterator[memoryview]:
@@ -205,12 +184,6 @@ def damage(store: Store, manifest: SyncManifest) -> list[str]:
         except Damaged as error:
             found.append(str(error))
     return found
-
-
-def _write_all(file: int, view: memoryview, offset: int) -> None:
-    while view:
-        count = os.pwrite(file, view, offset)
-        view, offset = view[count:], offset + count
 
 
 def _move_away(root: Path, tree: Tree, stays: Callable[[str], bool]) -> int:

@@ -123,14 +123,8 @@ def _below(folder: str, prefix: str) -> Iterator[tuple[str, Node]]:
 
 def leads_out(path: str, target: str) -> bool:
     """Whether a link at `path` has a target outside the folder. Such a link is stored, its target is not."""
-    if target.startswith("/"):
-        return True
-    depth = 0
-    for part in (*PurePosixPath(path).parent.parts, *target.split("/")):
-        depth += {"..": -1, ".": 0, "": 0}.get(part, 1)
-        if depth < 0:
-            return True
-    return False
+    place = os.path.normpath(os.path.join(os.path.dirname(path), target))
+    return place == ".." or place.startswith(("/", "../"))
 
 
 def with_parents(tree: Tree, paths: set[str]) -> dict[str, Node]:

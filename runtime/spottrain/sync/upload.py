@@ -12,9 +12,10 @@ import hashlib
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
@@ -46,7 +47,7 @@ class Known:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SentFiles:
-    files: Mapping[str, StoredFile]
+    files: Mapping[str, Known]
     bytes: int
     seconds: float
 
@@ -66,12 +67,9 @@ class _FilePart:
 class Contents:
     """The contents that the store holds, and the way to add some. Not for several uploads at once."""
 
-    def __init__(
-        self, store: Store, *, connections: int = CONNECTIONS, chunk_bytes: int = CHUNK_BYTES
-    ) -> None:
+    def __init__(self, store: Store, *, chunk_bytes: int = CHUNK_BYTES) -> None:
         self.store = store
         self.chunk_bytes = chunk_bytes
-        self._connections = connections
         self._keys: dict[str, str] = {}
         """By SHA-256: where this content is stored for certain."""
         self._sending: dict[str, Future[str]] = {}
@@ -97,7 +95,7 @@ class Contents:
         return [
             path
             for path, node in tree.items()
-            if node.kind is NodeKind.FILE and not _is_known(path, node, known)
+            if node.kind is NodeKind.FILE and not (path in known and known[path].covers(node))
         ]
 
     def send(
@@ -108,6 +106,7 @@ class Contents:
         place: str,
         cancelled: Callable[[], bool] = never,
         *,
+        looked_ns: int = 0,
         kept: Collection[str] = (),
         logs: Collection[str] = (),
         copies: Mapping[str, Path] = MappingProxyType({}),
@@ -120,6 +119,7 @@ class Contents:
             known: Files by path, as they are stored.
             place: Beginning of keys.
             cancelled: Whether to give up.
+            looked_ns: See `Known`.
             kept: Paths that are taken from `known`, whatever the folder has there.
             logs: Paths that may grow meanwhile: what they had in `tree` is stored.
             copies: Where to read the content of a path instead.
@@ -137,11 +137,15 @@ class Contents:
         began = time.monotonic()
         self._work_off(self._parts(root, files, chunks, logs, copies), chunks, place, cancelled)
         stored = {
-            path: StoredFile(
-                size=node.size, mode=node.mode, mtime_ns=node.mtime_ns, chunks=tuple(chunks[path])
+            path: Known(
+                node=node,
+                stored=StoredFile(
+                    size=node.size, mode=node.mode, mtime_ns=node.mtime_ns, chunks=tuple(chunks[path])
+                ),
+                looked_ns=looked_ns,
             )
             if path in chunks
-            else known[path].stored
+            else replace(known[path], node=node)
             for path, node in files.items()
         }
         return SentFiles(files=stored, bytes=self._sent, seconds=time.monotonic() - began)
@@ -180,21 +184,11 @@ class Contents:
         def over() -> bool:
             return failed.is_set() or cancelled()
 
-        def work() -> None:
-            while not over():
-                with self._lock:
-                    part = next(parts, None)
-                if part is None:
-                    return
+        def store(part: _FilePart) -> None:
+            if not over():
                 chunks[part.path][part.number] = self._store_part(part, place, over)
 
-        with ThreadPoolExecutor(self._connections, thread_name_prefix="spottrain-sync") as pool:
-            futures = [pool.submit(work) for _ in range(self._connections)]
-            wait(futures, return_when=FIRST_EXCEPTION)
-            failed.set()  # without an error all are done
-        errors = [error for future in futures if (error := future.exception())]
-        for error in sorted(errors, key=lambda each: isinstance(each, Cancelled)):  # the cause first
-            raise error
+        in_parallel([partial(store, part) for part in parts], failed)
         if cancelled() and any("" in keys for keys in chunks.values()):
             raise Cancelled(place)
 
@@ -251,8 +245,15 @@ class Contents:
         return digest.hexdigest()
 
 
-def _is_known(path: str, node: Node, known: Mapping[str, Known]) -> bool:
-    return path in known and known[path].covers(node)
+def in_parallel(calls: Iterable[Callable[[], None]], failed: threading.Event) -> None:
+    """Runs the calls in a few threads. Sets `failed` after the first error, and raises the cause of all."""
+    with ThreadPoolExecutor(CONNECTIONS, thread_name_prefix="spottrain-sync") as pool:
+        futures = [pool.submit(each) for each in calls]
+        wait(futures, return_when=FIRST_EXCEPTION)
+        failed.set()  # without an error all are done
+    errors = [error for future in futures if (error := future.exception())]
+    for error in sorted(errors, key=lambda each: isinstance(each, Cancelled)):
+        raise error
 
 
 @contextlib.contextmanager

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -36,27 +33,10 @@ MAX_NAMED: Final = 3
 TELL_SECONDS: Final = 300.0
 """After so long without a commit, although something has changed, the reason is logged."""
 RETRY_SECONDS: Final = 5.0
-LOW_ROOM: Final = 0.12
-"""Share of the file system; by default a kubelet evicts pods below 0.1 of its own."""
 PATIENCE: Final = 30.0
 """Seconds to wait for HEAD in a commit."""
 MIN_BYTES: Final = 2**20
 """An upload of less says little about the bandwidth."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Bandwidth:
-    """Bytes per second of the uploads so far; 0: not measured."""
-
-    rate: float = 0.0
-
-    def after(self, sent: int, seconds: float) -> Bandwidth:
-        """Returns the bandwidth after another upload: the latest counts, for networks change."""
-        return Bandwidth(rate=sent / seconds) if sent >= MIN_BYTES and seconds > 0 else self
-
-    def commit_seconds(self, bytes: int) -> float:
-        """Estimates a commit that sends this much; without a measurement, its requests alone."""
-        return COMMIT_SECONDS + (bytes / self.rate if self.rate else 0.0)
 
 
 class Watcher:
@@ -102,7 +82,8 @@ class Watcher:
             self._saves.look(tree, {}, clock())
         self._lived_at = clock()
         """When the program was known to live last."""
-        self._bandwidth = Bandwidth()
+        self._bandwidth = 0.0
+        """Bytes per second of the latest upload that says something about it."""
         self._look_at = self._look_early_at = self._try_at = float("-inf")
         self._check_at = float("-inf")
         self._tell_at = clock() + TELL_SECONDS
@@ -130,7 +111,9 @@ class Watcher:
         now = self._clock()
         if alive:
             self._lived_at = now
-        if now < self._look_at and not (now >= self._look_early_at and self._written()):
+        if now < self._look_at and not (
+            now >= self._look_early_at and self._writes.count() != self._writes_known
+        ):
             return
         if not self._look():
             return self._tell(str(self.failure))
@@ -205,10 +188,6 @@ class Watcher:
             committed, self._checkpoints.stored, self._lived_at, ended=ended, killed=killed
         )
 
-    def _written(self) -> bool:
-        """Whether a write was seen since the last look."""
-        return self._writes.count() != self._writes_known
-
     def _look(self) -> bool:
         began = self._clock()
         self._writes_known, writes = self._writes.count(), self._writes.now()
@@ -279,7 +258,8 @@ class Watcher:
             self._saves.committed()
         self._settled()
         self._check_at = self._clock() + CHECK_SECONDS
-        self._bandwidth = self._bandwidth.after(done.sent, done.sent_seconds)
+        if done.sent >= MIN_BYTES and done.sent_seconds > 0:
+            self._bandwidth = done.sent / done.sent_seconds
         log.event(
             "sync-committed",
             step=done.step,
@@ -300,14 +280,14 @@ class Watcher:
 
     def _budget(self, bytes: int) -> dict[str, object]:
         """Returns what a commit of so much takes at a notice, for the board."""
-        if not self._bandwidth.rate:
+        if not self._bandwidth:
             return {}
         budget = NoticeBudget(
-            bytes=bytes, bandwidth=self._bandwidth.rate, step_seconds=0, copy_seconds=0, grace=self._grace
+            bytes=bytes, bandwidth=self._bandwidth, step_seconds=0, copy_seconds=0, grace=self._grace
         )
         self._warn("budget", budget.warning)
         return {
-            "emergency_seconds": self._bandwidth.commit_seconds(bytes),
+            "emergency_seconds": COMMIT_SECONDS + bytes / self._bandwidth,
             "grace_seconds": self._grace,
         }
 
@@ -365,26 +345,10 @@ class Watcher:
         self._warnings[about] = words
         self._board.update(warning=" ".join(filter(None, self._warnings.values())))
 
-    def _check_room(self) -> None:
-        """Warns of a file system that is nearly full, such as the node's own under an emptyDir."""
-        with contextlib.suppress(OSError):
-            found = os.statvfs(self._root)
-            free, used = found.f_bavail * found.f_frsize, (found.f_blocks - found.f_bfree) * found.f_frsize
-            words = (
-                f"The file system of {self._root} has {free / 1e9:.1f} of {(free + used) / 1e9:.1f} GB left, "
-                "and a node evicts pods when its disk is full: let the script keep fewer checkpoints, or "
-                "mount a larger volume."
-            )
-            low = free < LOW_ROOM * (free + used)
-            if low and not self._warnings.get("room"):
-                log.event("sync-little-room", folder=self._root, bytes=free)
-            self._warn("room", words if low else "")
-
     def _check(self) -> None:
         if self._clock() < self._check_at:
             return
         self._check_at = self._clock() + CHECK_SECONDS
-        self._check_room()
         try:
             self._checkpoints.check()
         except Superseded:

@@ -536,7 +536,7 @@ class Engine:
         with session.preemption.turn:  # a stop does not cut off what follows
             session.enter(Phase.DONE)
             session.board.update(state="Done", output_uri=uri)
-            session.note_done()
+            session.note(session.done)
             self._disconnect()
             log.event("done", step=self.step, digest=digest, output=uri or None)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import zipfile
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from spottrain.storage.base import Cancelled, FilePart, never
 from spottrain.storage.local import FolderStore
 from spottrain.sync.checkpoints import SyncedCheckpoints
 from spottrain.sync.manifest import read_manifest
-from spottrain.sync.watch import Bandwidth, Watcher
+from spottrain.sync.watch import Watcher
 
 
 class SlowStore(FolderStore):
@@ -122,7 +121,7 @@ def test_a_commit_before_a_deadline_is_tried_however_much_is_to_be_read(scene: S
     scene.write("step_1", "1" * chunk)
     watcher = scene.start(SyncWhen(renamed="step_*"))
     scene.step(watcher)
-    watcher._bandwidth = Bandwidth(rate=1.0)  # bytes a second of the last upload: all of it was new
+    watcher._bandwidth = 1.0  # bytes a second of the last upload: all of it was new
     scene.left = 20.0
     scene.write("step_2", "1" * chunk)
     assert scene.step(watcher) == ["step_1", "step_2"], "no byte of it was new"
@@ -203,23 +202,6 @@ def test_a_folder_that_is_gone_is_a_warning(scene: Scene) -> None:
     for _ in range(62):
         scene.step(watcher, 10)
     assert "cannot be listed: No such file or directory" in scene.board.facts.warning
-
-
-def test_a_file_system_that_is_nearly_full_is_a_warning_until_it_is_not(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    watcher = scene.start(QUIET)
-    free = 10
-
-    def statvfs(path: Path) -> os.statvfs_result:
-        return os.statvfs_result((10**9, 10**9, 100, free, free, 0, 0, 0, 0, 255))
-
-    monkeypatch.setattr(os, "statvfs", statvfs)
-    scene.step(watcher, 40)
-    assert "has 10.0 of 100.0 GB left" in scene.board.facts.warning
-    free = 50
-    scene.step(watcher, 40)
-    assert scene.board.facts.warning == ""
 
 
 def test_a_commit_that_only_the_end_made_whole_is_no_durable_step(scene: Scene) -> None:
