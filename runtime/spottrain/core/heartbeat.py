@@ -31,8 +31,6 @@ class Heartbeat:
         """Seconds; from the manifest, in place of the measured limit."""
         self.steps = 0
         """Steps of this attempt."""
-        self.on_begin: Callable[[], None] = lambda: None
-        """Called when the first step is done, from which on the limit applies."""
         self._clock = clock
         self.last = clock()
         """Time of the last sign of progress, by the clock."""
@@ -51,8 +49,6 @@ class Heartbeat:
         if self.steps % LAST_STEPS == 0:
             self._slowest_before, self._slowest = self._slowest, 0.0
         self.last = now
-        if self.steps == 1:
-            self.on_begin()
 
     @property
     def idle(self) -> float:
