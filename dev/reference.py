@@ -251,18 +251,46 @@ def _reason(reason: StrEnum, text: str) -> tuple[str, str, str]:
 
 
 def log_events() -> str:
+    facts = _facts_of_events()
     rows = (
-        (code(name), "warning" if name in log_format.WARNINGS else "", code(sentence))
-        for name, sentence in sorted(log_format.SENTENCES.items())
+        (
+            code(name),
+            "warning" if name in log_format.WARNINGS else "",
+            ", ".join(map(code, sorted(facts.get(name, ())))),
+        )
+        for name in sorted({*facts, *log_format.WARNINGS, *log_format.SENTENCES})
     )
     return "\n\n".join(
         (
             "# Log events of the runtime",
-            "Each is one line, `event=NAME fact=value ...`, or the sentence in a terminal. `{fact}` stands "
-            "for a fact of the event, `{rest}` for all that the sentence does not name; what is bracketed is "
-            "left out where its fact is unknown. How to read them: [runtime](../runtime.md).",
-            table(("event", "", "sentence"), rows),
+            "Each is one line, `event=NAME fact=value ...`, or a sentence of the same in a terminal. How to "
+            "read them: [runtime](../runtime.md).",
+            table(("event", "", "facts"), rows),
         )
+    )
+
+
+def _facts_of_events() -> dict[str, set[str]]:
+    """The events that the runtime logs by name, each with the facts that some call gives."""
+    found: dict[str, set[str]] = {}
+    for file in sorted((ROOT / "runtime" / "spottrain").rglob("*.py")):
+        for call in ast.walk(ast.parse(file.read_text())):
+            if not (isinstance(call, ast.Call) and call.args and _logs(call)):
+                continue
+            for name in ast.walk(call.args[-1]):
+                if isinstance(name, ast.Constant) and isinstance(name.value, str):
+                    facts = found.setdefault(name.value, set())
+                    facts |= {each.arg for each in call.keywords if each.arg}
+    return found
+
+
+def _logs(call: ast.Call) -> bool:
+    """Whether it is `log.event(...)`, `log.unhindered(...)`, `log.text(...)` or `partial(log.event, ...)`."""
+    return any(
+        isinstance(each, ast.Attribute)
+        and isinstance(each.value, ast.Name)
+        and (each.value.id, each.attr) in {("log", "event"), ("log", "unhindered"), ("log", "text")}
+        for each in (call.func, *call.args)
     )
 
 

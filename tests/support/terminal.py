@@ -78,11 +78,6 @@ class Terminal:
         self.sent += data.decode()
         return bool(data)
 
-    def until(self, pattern: str, seconds: float = 60) -> str:
-        """Waits until the last row of the screen has the pattern, and returns that row."""
-        self._wait(lambda rows: bool(re.search(pattern, rows[-1])), pattern, seconds)
-        return self.rows[-1]
-
     def until_rows(self, pattern: str, count: int, seconds: float = 60) -> None:
         """Waits until so many rows of the screen have the pattern."""
         self._wait(lambda rows: sum(bool(re.search(pattern, row)) for row in rows) >= count, pattern, seconds)

@@ -310,6 +310,6 @@ def _exit_of_script(session: Session, exit_: SystemExit, last_line: str) -> int:
         show(exit_, lambda: print(exit_.code, file=sys.stderr))
     last = f" Its last line: {last_line}" if last_line and isinstance(exit_.code, int) else ""
     words = f"The script ended itself: sys.exit({exit_.code!r}).{last}"
-    told = not isinstance(exit_.code, int) and log.console.on_terminal
+    told = not isinstance(exit_.code, int) and log.on_terminal()
     session.conclude(Ending(Outcome.FAILED, words, Reason.SCRIPT_FAILED), shown=told)
     return code

@@ -1,6 +1,6 @@
 """Structured log events, through Python's `logging`: logger `spottrain`, steps by `spottrain.steps`.
 
-`event("committed", step=120)` logs one record. Its message is a sentence; `msg` is the `Event`.
+`event("committed", step=120)` logs one record. Its message is a sentence; `msg` is the `Event`. The handler
 `console` writes it to standard output: as text in a terminal, as logfmt elsewhere, or as SPOTTRAIN_LOG_FORMAT
 says (`log_format`). If the program has given the logger a handler before, that one stays alone. By default
 records do not propagate, so that a handler of the root logger repeats no line.
@@ -16,13 +16,12 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Final
+from typing import Final, TextIO
 
 from spottrain.contract import LOG_FORMAT
-from spottrain.core.console import ConsoleHandler
-from spottrain.core.log_format import FORMATS, STEP, Event, chosen_format, rfc3339
+from spottrain.core.log_format import FORMATS, STEP, Event, chosen_format, event_of, rfc3339, sentence_line
 
-__all__ = ["console", "event", "flush", "rfc3339", "step", "text", "unhindered", "within_patience"]
+__all__ = ["console", "event", "flush", "on_terminal", "rfc3339", "step", "text", "unhindered"]
 
 PATIENCE: Final = 1.0
 """Seconds that a line or a flush may block a caller that must not be blocked."""
@@ -30,15 +29,47 @@ PATIENCE: Final = 1.0
 rank: int | None = None
 """Set if there are several ranks, whose lines share one stream."""
 
+
+class ConsoleHandler(logging.Handler):
+    """Writes to what is standard output at the time. A reader that is gone must not stop a save."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            event, write = event_of(record), _format(sys.stdout)
+            if write is sentence_line and is_terminal(sys.stdout) and not event.for_people:
+                return
+            line = (self.format(record) if self.formatter else write(event, record.levelno)) + "\n"
+            try:
+                sys.stdout.write(line)  # one write: a split line cannot be parsed
+            except UnicodeEncodeError:
+                sys.stdout.write(line.encode("ascii", "backslashreplace").decode())
+            sys.stdout.flush()
+        except (OSError, ValueError, AttributeError):  # closed, gone, or None
+            return
+        except Exception:  # such as arguments of another module's record that do not fit its text
+            self.handleError(record)
+
+
+def is_terminal(stream: TextIO) -> bool:
+    """Whether a person reads the stream. In a Jupyter kernel only its descriptor is a terminal."""
+    try:
+        return stream.isatty() and os.isatty(stream.fileno())
+    except (OSError, ValueError, AttributeError):
+        return False
+
+
+def on_terminal() -> bool:
+    """Whether a person reads both the log and standard error in a terminal."""
+    return is_terminal(sys.stdout) and is_terminal(sys.stderr) and _format(sys.stdout) is sentence_line
+
+
+def _format(stream: TextIO) -> Callable[[Event, int], str]:
+    return FORMATS[chosen_format(os.environ.get(LOG_FORMAT, ""), terminal=is_terminal(stream))]
+
+
+console: Final = ConsoleHandler()
 _logger = logging.getLogger("spottrain")
 _steps = logging.getLogger("spottrain.steps")
-
-
-def _progress_wanted() -> bool:
-    return console in _logger.handlers and _steps.isEnabledFor(logging.INFO)
-
-
-console: Final = ConsoleHandler(_progress_wanted)
 if not _logger.handlers:
     _logger.addHandler(console)
     _logger.propagate = False

@@ -6,12 +6,11 @@ Several threads write to the board and read from it: training, upload, HTTP serv
 from __future__ import annotations
 
 import math
-import re
 import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -29,9 +28,7 @@ from spottrain.contract import (
     listening_socket,
 )
 from spottrain.core import log
-from spottrain.core.console import BAR, REST
 from spottrain.core.heartbeat import Heartbeat
-from spottrain.core.log_format import duration
 from spottrain.core.time_split import PARTS, TimeSplitClock
 
 STOP_LIMIT: Final = 4096
@@ -39,9 +36,6 @@ STOP_LIMIT: Final = 4096
 MAX_CONNECTIONS: Final = 16
 """Maximum number of open connections, each with a thread: the operator's, a scraper's, and room for both to
 restart."""
-SHORTEST_BAR: Final = 10
-LONGEST_BAR: Final = 40
-"""Columns of the progress bar."""
 IDLE_SECONDS: Final = 90.0
 """A connection without a request for so long is closed. The operator keeps those of trainers that it asks
 every 10 to 40 s. Prometheus asks every 15 to 60 s."""
@@ -120,53 +114,6 @@ class ProgressFacts:
     def lost_steps(self) -> int:
         """Steps done that are in no committed checkpoint."""
         return self.step - max(self.durable_step or 0, self.start_step or 0)
-
-
-def progress_line(facts: ProgressFacts, now: float, width: int) -> str:
-    """Returns the line that a terminal shows, or "" if no training is under way. `now`: Unix seconds.
-
-    Figures that do not fit are left out, the last ones first. The bar takes what is left.
-    """
-    if facts.state in ("Starting", "Done"):
-        return ""
-    state = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", facts.shown_state)
-    if not facts.total_steps:
-        return _fitting(f"{state}: step {facts.step}", facts, now, width)[: max(width, 0)]
-    head = f"{state} {min(1.0, facts.step / facts.total_steps):4.0%} "
-    words = _fitting(f"{facts.step}/{facts.total_steps}", facts, now, width - len(head) - SHORTEST_BAR - 1)
-    room = width - len(head) - len(words) - 1
-    if room < SHORTEST_BAR:
-        return (head + words)[: max(width, 0)]
-    length = min(room, LONGEST_BAR)
-    done = min(length, length * facts.step // facts.total_steps)
-    return f"{head}{BAR * done}{REST * (length - done)} {words}"
-
-
-def _fitting(line: str, facts: ProgressFacts, now: float, width: int) -> str:
-    for part in _figures_of(facts, now):
-        if len(line) + len(part) + 2 > width:
-            break
-        line += ", " + part
-    return line
-
-
-def _figures_of(facts: ProgressFacts, now: float) -> Iterator[str]:
-    if facts.loss is not None:
-        yield f"loss {facts.loss:.4g}"
-    if facts.seconds_left:
-        yield f"ETA {duration(max(1, round(facts.seconds_left)))}"
-    if facts.samples_per_second:
-        yield f"{_rate(facts.samples_per_second)} samples/s"
-    elif facts.steps_per_second:
-        yield f"{_rate(facts.steps_per_second)} steps/s"
-    if facts.durable_time is None:
-        yield "nothing saved yet"
-    else:
-        yield f"saved {duration(max(1, round(now - facts.durable_time)))} ago"
-
-
-def _rate(number: float) -> str:
-    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
 
 
 class ProgressBoard:

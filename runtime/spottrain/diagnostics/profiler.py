@@ -180,7 +180,7 @@ class Profiler:
             trace = path.read_bytes()
         text = f"{first}\n\n{table}\n" if first else f"{table}\n"
         if self._rank == 0:
-            shown = brief(averages, gpu=self._device is not None) if log.console.on_terminal else text
+            shown = brief(averages, gpu=self._device is not None) if log.on_terminal() else text
             print(shown, flush=True)
         parts = {path.name: trace, f"{stem}.top.txt": text.encode()}
         self._storing = threading.Thread(

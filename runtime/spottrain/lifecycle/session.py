@@ -45,7 +45,6 @@ from spottrain.core.preemption import Preemption
 from spottrain.core.process_start import process_start
 from spottrain.core.profile_window import MADE as PROFILES_MADE
 from spottrain.core.profile_window import not_made
-from spottrain.core.text import without_manifest
 from spottrain.core.time_split import TimeSplitClock, before_this_process
 from spottrain.distributed.world import World
 from spottrain.errors import ConfigurationError, RunError
@@ -176,11 +175,6 @@ class Session:
         """Reads the environment and probes the store: bad settings end the run early. Raises RunError."""
         self.world = World.from_env(self.env)
         self.run = run_config.RunConfig.from_env(self.env, script=script)
-
-        def shown(width: int) -> str:
-            return progress.progress_line(self.board.facts, time.time(), width)
-
-        log.console.start_terminal(shown if self.world.first else None, shared=self.world.distributed)
         self.board.update(
             attempt=self.run.attempt or 1,
             job_uid=self.env.get(Env.JOB_UID, ""),
@@ -343,7 +337,7 @@ class Session:
                 return self.conclude(self.ending_of(error), shown=True)
             if not fault:
                 self.script_raised(error, script)  # its message comes first and stays
-            return self.conclude(endings.raised(error, script, fault), shown=log.console.on_terminal)
+            return self.conclude(endings.raised(error, script, fault), shown=log.on_terminal())
 
     def script_ended(self) -> ExitCode:
         """Writes the termination message of a script that ended by itself."""
@@ -609,8 +603,7 @@ def show(error: BaseException, usual: Callable[[], None] = lambda: None) -> None
     """
     with contextlib.suppress(OSError, ValueError, AttributeError):
         if isinstance(error, RunError):
-            words = str(error) if Env.JOB_UID in os.environ else without_manifest(str(error))
-            print(log.console.on_stderr(f"spottrain: {words}"), file=sys.stderr)
+            print(f"spottrain: {error}", file=sys.stderr)
         else:
             usual()
 

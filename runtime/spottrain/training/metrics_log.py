@@ -78,7 +78,16 @@ class MetricsLog:
             loss=loss, samples_per_second=speed, steps_per_second=self._steps / seconds
         )
         if self._session.world.first and self._wanted(step):
-            log.step(step, self._total, loss=loss, lr=rate, samples_per_second=speed, epoch=epoch)
+            eta = self._session.board.facts.seconds_left
+            log.step(
+                step,
+                self._total,
+                loss=loss,
+                lr=rate,
+                samples_per_second=speed,
+                epoch=epoch,
+                eta_seconds=eta,
+            )
         if self._series is not None:
             self._series.add(self._point(step, loss, rate, seconds))
         self.restart()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import logging
 import os
@@ -14,8 +13,7 @@ from collections.abc import Iterator
 
 import pytest
 from spottrain.contract import LOG_FORMAT
-from spottrain.core import console, log
-from spottrain.core.console import ConsoleHandler
+from spottrain.core import log
 from spottrain.core.log_format import Event
 
 from tests.support.terminal import screen
@@ -73,7 +71,7 @@ def test_a_program_that_propagates_gets_the_records_at_its_root_logger() -> None
     assert not own.records
     LOGGER.propagate = True
     log.event("released")
-    assert [record.getMessage() for record in own.records] == ["Released the checkpoint URI"]
+    assert [record.getMessage() for record in own.records] == ["Released"]
 
 
 def test_levels_are_the_programs(capsys: pytest.CaptureFixture[str]) -> None:
@@ -94,7 +92,7 @@ def test_a_formatter_and_the_removal_of_our_handler_hold(capsys: pytest.CaptureF
         log.console.setFormatter(None)
     LOGGER.removeHandler(log.console)
     log.event("released")
-    assert capsys.readouterr().out == "INFO Released the checkpoint URI\n"
+    assert capsys.readouterr().out == "INFO Released\n"
 
 
 def test_records_of_other_code_have_the_same_format(capsys: pytest.CaptureFixture[str]) -> None:
@@ -108,7 +106,7 @@ def test_records_of_other_code_have_the_same_format(capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.parametrize(
-    ("chosen", "line"), [("text", "Released the checkpoint URI\n"), ("json", '"event": "released"}\n')]
+    ("chosen", "line"), [("text", "Released\n"), ("json", '"event": "released"}\n')]
 )
 def test_the_environment_names_the_format(
     chosen: str, line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -160,7 +158,7 @@ def test_a_child_forked_while_a_line_is_written_can_write(capfd: pytest.CaptureF
     held, go = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with log.console._turn:
+        with log.console.lock:
             held.set()
             go.wait(30)
 
@@ -189,16 +187,14 @@ class Screen:
         self.out = os.fdopen(slave, "w", buffering=1)
         self.err = os.fdopen(os.dup(slave), "w", buffering=1)
         self._monkeypatch = monkeypatch
-        monkeypatch.setattr(console, "REDRAW_SECONDS", 0.01)
-        monkeypatch.setenv("TERM", "xterm")
         monkeypatch.delenv(LOG_FORMAT, raising=False)
         self.sent = ""
 
-    def handler(self) -> ConsoleHandler:
+    def handler(self) -> log.ConsoleHandler:
         """In the test, for pytest replaces standard output after the set-up."""
         self._monkeypatch.setattr(sys, "stdout", self.out)
         self._monkeypatch.setattr(sys, "stderr", self.err)
-        handler = ConsoleHandler()
+        handler = log.ConsoleHandler()
         LOGGER.handlers[:] = [handler]
         return handler
 
@@ -227,167 +223,19 @@ def shown(monkeypatch: pytest.MonkeyPatch) -> Iterator[Screen]:
     screen.close()
 
 
-def wait_for(screen: Screen, last: str) -> None:
-    for _ in range(3000):
-        if screen.rows()[-1] == last:
-            return
-        threading.Event().wait(0.01)
-    raise AssertionError(f"no {last!r} in 30 s: {screen.rows()}")
-
-
-def test_the_progress_line_is_cleared_before_each_line_and_is_gone_at_the_end(shown: Screen) -> None:
-    handler = shown.handler()
-    handler.start_terminal(lambda width: f"at most {width}")
-    wait_for(shown, "at most 77")
-    log.event("compiled", graphs=2)
-    print("printed")
-    print("two\nlines")
-    log.step(3, 9, loss=1.0)
-    wait_for(shown, "at most 77")
-    log.event("end", outcome="done", code=0, message="Trained.")
-    assert shown.words() == [
-        "Compiled 2 graphs",
-        "printed",
-        "two",
-        "lines",
-        "Trained.",
-        "",
-    ]
-
-
-def test_the_progress_line_yields_to_a_line_that_is_not_whole_and_to_other_bars(shown: Screen) -> None:
-    drawn = threading.Semaphore(0)
-    handler = shown.handler()
-
-    def progress(width: int) -> str:
-        drawn.release()
-        return "progress"
-
-    handler.start_terminal(progress)
-    wait_for(shown, "progress")
-    print("\rbar 5 %", end="", flush=True)
-    print("\r       \r", end="", flush=True)  # a bar that removes itself
-    wait_for(shown, "progress")
-    print("loading", end="", flush=True)
-    for _ in range(3):
-        assert drawn.acquire(timeout=30)
-    log.event("compiled", graphs=2)
-    print("\rbar 10 %", end="", flush=True)
-    print("\rbar 20 %", end="", flush=True)
-    for _ in range(3):
-        assert drawn.acquire(timeout=30)
-    assert shown.rows()[-1] == "bar 20 %"
-    log.event("compiled", graphs=2)
-    handler.close_progress()
-    sentence = "Compiled 2 graphs"
-    assert shown.words() == ["loading", sentence, sentence, ""]
-
-
-def test_a_program_that_takes_our_handler_away_or_asks_for_warnings_only_has_no_progress_line() -> None:
-    assert log._progress_wanted()
-    logging.getLogger("spottrain.steps").setLevel(logging.WARNING)
-    assert not log._progress_wanted()
-    logging.getLogger("spottrain.steps").setLevel(logging.NOTSET)
-    LOGGER.handlers.clear()
-    assert not log._progress_wanted()
-
-
-@pytest.mark.parametrize(("name", "value"), [("TERM", "dumb"), (LOG_FORMAT, "json")])
-def test_no_control_sequence_where_the_terminal_knows_none_or_a_machine_reads(
-    shown: Screen, monkeypatch: pytest.MonkeyPatch, name: str, value: str
-) -> None:
-    monkeypatch.setenv(name, value)
-    handler = shown.handler()
-    handler.start_terminal(lambda width: "progress")
-    log.event("compiled", graphs=2)
-    print("printed")
-    assert len(shown.rows()) == 3 and "\x1b" not in shown.sent
-
-
-def test_a_terminal_shows_what_a_person_can_use_and_nothing_after_the_end_but_warnings(shown: Screen) -> None:
+def test_a_terminal_shows_what_a_person_can_use(shown: Screen) -> None:
     shown.handler()
     log.event("trained", steps=3)
     log.event("emergency-budget", seconds=2.0, warning="too small")
     log.event("sigterm", source="SIGINT", deadline="2025-11-21T12:04:01.000Z")
     log.event("end", outcome="badConfiguration", code=64)
-    log.event("compiled", graphs=2)
     log.event("prune-failed", error="403")
     assert shown.words() == [
         "Warning: A save at a notice takes 2.0 s. too small",
         "Interrupted: saving, then it stops, within 0 ms",
-        "Warning: Old checkpoints were not deleted: 403",
+        "Warning: Prune failed: 403",
         "",
     ]
-
-
-def test_the_progress_line_is_shown_where_the_log_goes_to_a_file(
-    shown: Screen, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    handler = shown.handler()
-    monkeypatch.setattr(sys, "stdout", file := io.StringIO())
-    handler.start_terminal(lambda width: f"{console.BAR}{console.REST}")
-    log.step(1, 10, loss=2.0)
-    wait_for(shown, f"{console.BAR}{console.REST}")
-    handler.close_progress()
-    assert "step=1/10 loss=2" in file.getvalue() and "\x1b" not in file.getvalue()
-
-
-def test_one_object_as_both_standard_streams_is_wrapped_once(
-    shown: Screen, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    handler = shown.handler()
-    monkeypatch.setattr(sys, "stderr", sys.stdout)
-    handler.start_terminal(lambda width: "progress")
-    print("precious line")
-    handler.close_progress()
-    assert shown.rows() == ["precious line", ""]
-
-
-def test_steps_go_on_to_an_output_that_is_put_in_the_terminals_place(shown: Screen) -> None:
-    handler = shown.handler()
-    handler.start_terminal(lambda width: "progress")
-    with contextlib.redirect_stdout(io.StringIO()) as tee:
-        log.step(1, 10, loss=2.0)
-    assert "step=1/10 loss=2" in tee.getvalue()
-
-
-def test_a_progress_line_that_cannot_be_made_gives_way_to_lines_of_steps(shown: Screen) -> None:
-    handler = shown.handler()
-    failed = threading.Event()
-
-    def progress(width: int) -> str:
-        failed.set()
-        raise ZeroDivisionError
-
-    handler.start_terminal(progress)
-    assert failed.wait(30)
-    for _ in range(3000):
-        log.step(1, 10, loss=2.0)
-        if any("Step 1/10" in row for row in shown.rows()):
-            return
-        threading.Event().wait(0.01)
-    raise AssertionError(shown.rows())
-
-
-def test_the_end_does_not_wait_for_a_terminal_that_takes_nothing(
-    shown: Screen, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    handler = shown.handler()
-    monkeypatch.setattr(console, "LOCK_SECONDS", 0.01)
-    written, over = threading.Event(), threading.Event()
-
-    def blocked(fd: int, data: bytes) -> int:
-        written.set()
-        over.wait(60)
-        return len(data)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(os, "write", blocked)
-        handler.start_terminal(lambda width: "progress")
-        assert written.wait(30)
-        handler.close_progress()
-        over.set()
-    handler.close_progress()
 
 
 class Cell(io.StringIO):
@@ -404,15 +252,13 @@ class Cell(io.StringIO):
 def test_a_notebook_started_from_a_terminal_gets_every_line_in_its_cell(
     shown: Screen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    handler = shown.handler()
+    shown.handler()
     cell = Cell(shown.out.fileno())
     monkeypatch.setattr(sys, "stdout", cell)
     monkeypatch.setattr(sys, "stderr", Cell(shown.err.fileno()))
-    handler.start_terminal(lambda width: "progress")
     log.step(1, 10, loss=2.0)
     print("printed")
-    assert "step=1/10" in cell.getvalue() and "\x1b" not in cell.getvalue()
-    assert shown.rows() in ([""], ["progress"]), "no line of the cell; the progress line may be there again"
+    assert "step=1/10" in cell.getvalue() and shown.rows() == [""]
 
 
 def test_a_record_of_other_code_that_cannot_be_formatted_is_no_error_of_the_training(

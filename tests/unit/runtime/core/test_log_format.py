@@ -1,4 +1,4 @@
-"""One event as a sentence, as `key=value` and as JSON; and the progress line for each width."""
+"""One event as a sentence, as `key=value` and as JSON."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import re
 from collections.abc import Callable
 
 import pytest
-from spottrain.core.console import BAR, REST
 from spottrain.core.log_format import (
     SENTENCES,
     Event,
@@ -17,11 +16,9 @@ from spottrain.core.log_format import (
     json_line,
     logfmt,
     sentence,
+    sentence_line,
     size,
-    text,
-    wrapped,
 )
-from spottrain.core.progress import ProgressFacts, progress_line
 
 AT = 1_763_726_584.123
 TIME = "2025-11-21T12:03:04.123Z"
@@ -48,10 +45,16 @@ COMMITTED = event("committed", step=120, seconds=1.8034, bytes=10_172_817, key="
             "Termination notice (SIGTERM): 0 ms left, saving",
         ),
         (event("restored", step=120, seconds=0.9996, key="k"), "Resumed from step 120 in 1.0 s"),
-        (event("logs-missing", of=0, bytes=0, why="w"), "0 B of the log of rank 0 are missing: w"),
-        (event("override", setting="lr", manifest=0.1, script=2), "lr is 0.1, not 2 as in the script"),
-        (event("override", setting="x", checkpoint=1, script=2), "x is 1 in the checkpoint, 2 in the script"),
-        (event("override", setting="x", manifest=0, script=None), "x is 0"),
+        (event("logs-missing", of=0, bytes=0, why="w"), "Logs missing: of 0, 0 B; w"),
+        (
+            event("override", setting="lr", manifest=0.1, script=2),
+            "lr: 0.1 by the manifest, not 2 as in the script",
+        ),
+        (
+            event("override", setting="x", checkpoint=1, script=2),
+            "x: 1 of the checkpoint, not 2 as in the script",
+        ),
+        (event("override", setting="x", manifest=0, script=None), "x: 0 by the manifest"),
         (event("override", setting="x", group=1, was=2), "x: group 1, was 2"),
         (
             event("step-time", step_seconds=0.002, compute="0.700", data="0.290", h2d="0.004", other="0.006"),
@@ -61,10 +64,14 @@ COMMITTED = event("committed", step=120, seconds=1.8034, bytes=10_172_817, key="
             event("evaluated", step=3, seconds=1.0, eval_loss="1.83269026"),
             "Evaluated step 3 in 1.0 s: loss 1.8327",
         ),
-        (event("precision", name="bf16", matmul="high"), "Precision bf16"),
+        (event("profile-stored", folder="x", bytes=3e6), "Profile stored: folder x, 3 MB"),
         (event("diagnosis", verdict="data-bound", why="data-bound: it waits."), "data-bound: it waits."),
         (event("step", step=3, total_steps=9, loss=2.5, lr=None), "Step 3/9: loss 2.5"),
         (event("step", step=3, loss=None), "Step 3"),
+        (
+            event("compile-cache-not-saved", why="no room", key="k", seconds=2.0),
+            "Compile cache not saved: key k, 2.0 s; no room",
+        ),
         (event("of-a-later-version", some_key="v", rank=3), "Of a later version: some key v"),
         (event("advice", about="{text}", text="a [b] {about}"), "{text}: a [b] {about}"),
         (event("committed", step=1, seconds="soon"), "Saved step 1 in soon"),
@@ -80,7 +87,7 @@ def test_no_event_needs_a_fact_to_be_told() -> None:
 
 
 def test_a_line_for_people_has_the_rank_and_marks_warnings() -> None:
-    line = text(event("save-failed", rank=1, step=7, error="no\nnetwork"), logging.WARNING)
+    line = sentence_line(event("save-failed", rank=1, step=7, error="no\nnetwork"), logging.WARNING)
     assert re.fullmatch(r"\d\d:\d\d:\d\d \[rank 1\] Warning: The save of step 7 failed: no network", line)
 
 
@@ -90,17 +97,9 @@ def test_rank_0_speaks_for_all_but_for_warnings() -> None:
     assert not event("rank-ended", of=1, status=0).for_people
     assert event("rank-ended", of=1, status="SIGKILL").for_people
     assert not event("launcher-end", code=75).for_people and event("launcher-end", code=1).for_people
-    assert re.fullmatch(r"\d\d:\d\d:\d\d Compiled 2 graphs", text(event("compiled", rank=0, graphs=2), 20))
-
-
-def test_a_long_line_breaks_between_words() -> None:
-    line = "12:03:04 It is at s3://bucket/a-prefix-that-is-longer-than-the-terminal is wide."
-    assert wrapped(line, 30).splitlines() == [
-        "12:03:04 It is at",
-        "         s3://bucket/a-prefix-that-is-longer-than-the-terminal",
-        "         is wide.",
-    ]
-    assert wrapped(line, 100) == line
+    assert re.fullmatch(
+        r"\d\d:\d\d:\d\d Compiled: graphs 2", sentence_line(event("compiled", rank=0, graphs=2), 20)
+    )
 
 
 def test_a_budget_that_is_too_small_is_a_warning() -> None:
@@ -139,7 +138,7 @@ def test_json_keeps_types_and_is_json_for_every_number() -> None:
     }
 
 
-@pytest.mark.parametrize("write", [logfmt, json_line, text])
+@pytest.mark.parametrize("write", [logfmt, json_line, sentence_line])
 @pytest.mark.parametrize("long", ["x" * 1_000_000, ValueError("x" * 1_000_000)])
 def test_a_text_of_a_megabyte_is_cut_in_its_line(write: Callable[[Event, int], str], long: object) -> None:
     line = write(event("end", message=long, error=long), logging.INFO)
@@ -182,46 +181,3 @@ def test_sizes_are_decimal() -> None:
 )
 def test_the_output_decides_unless_a_format_is_named(asked: str, terminal: bool, chosen: str) -> None:
     assert chosen_format(asked, terminal=terminal) == chosen
-
-
-# --- the progress line ----------------------------------------------------------------------------------
-FACTS = ProgressFacts(
-    state="Training",
-    step=120,
-    total_steps=400,
-    loss=2.34567891,
-    samples_per_second=812.04,
-    steps_per_second=2.0,
-    durable_step=100,
-    durable_time=AT - 61,
-)
-FIGURES = " 120/400, loss 2.346, ETA 2 min, 812 samples/s, saved 61 s ago"
-
-
-def test_the_progress_line_leaves_out_at_its_end_what_does_not_fit() -> None:
-    bar = BAR * 12 + REST * 28
-    assert progress_line(FACTS, AT, 200) == f"Training  30% {bar}{FIGURES}"
-    shortest = f"Training  30% {BAR * 3}{REST * 7}{FIGURES}"
-    assert progress_line(FACTS, AT, len(shortest)) == shortest
-    assert progress_line(FACTS, AT, len(shortest) - 1).endswith("812 samples/s")
-    assert progress_line(FACTS, AT, 30) == "Training  30% 120/400"
-    assert progress_line(FACTS, AT, 10) == "Training  "
-    assert all(len(progress_line(FACTS, AT, width)) <= width for width in range(120))
-
-
-def test_the_progress_line_says_only_what_is_known() -> None:
-    assert progress_line(ProgressFacts(state="Training"), AT, 100) == "Training: step 0, nothing saved yet"
-    custom = ProgressFacts(state="Evaluating", step=3, steps_per_second=0.25)
-    assert progress_line(custom, AT, 100) == "Evaluating: step 3, 0.25 steps/s, nothing saved yet"
-    waiting = ProgressFacts(state="Restoring", waiting_for="s3", waits=True)
-    assert progress_line(waiting, AT, 100).startswith("Waiting For Store: step 0")
-    beyond = ProgressFacts(state="Training", step=12, total_steps=10, samples_per_second=26_234.5)
-    assert (
-        progress_line(beyond, AT, 70)
-        == f"Training 100% {BAR * 13} 12/10, 26,234 samples/s, nothing saved yet"
-    )
-
-
-@pytest.mark.parametrize("state", ["Starting", "Done"])
-def test_there_is_no_progress_line_before_and_after_the_training(state: str) -> None:
-    assert progress_line(ProgressFacts(state=state, step=5), AT, 100) == ""
