@@ -38,13 +38,20 @@ class World:
         """
         if not env.get(RANK) and env.get(WORLD_SIZE, "") in ("", "1"):
             return cls()
-        size = _whole(env, WORLD_SIZE, least=1)
-        alone = 1 if size == 1 else None
+        names = (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE)
+        required = names if env.get(WORLD_SIZE) != "1" else names[:2]
+        if missing := [name for name in required if not env.get(name)]:
+            others = " ".join(f"{name}={env[name]}" for name in names if env.get(name))
+            raise ConfigurationError(
+                f"{missing[0]} is not set, but {others}: spottrain run, torchrun and accelerate launch set "
+                f"{RANK}, {WORLD_SIZE}, {LOCAL_RANK} and {LOCAL_WORLD_SIZE}; set all, or none for one process"
+            )
+        size = whole_number(env, WORLD_SIZE, least=1)
         world = cls(
-            rank=_whole(env, RANK),
+            rank=whole_number(env, RANK),
             size=size,
-            local_rank=_whole(env, LOCAL_RANK, default=0 if alone else None),
-            local_size=_whole(env, LOCAL_WORLD_SIZE, least=1, default=alone),
+            local_rank=whole_number(env, LOCAL_RANK, default=0),
+            local_size=whole_number(env, LOCAL_WORLD_SIZE, least=1, default=1),
         )
         world._require_sense()
         return world
@@ -79,17 +86,11 @@ class World:
                 )
 
 
-def _whole(env: Mapping[str, str], name: str, *, least: int = 0, default: int | None = None) -> int:
+def whole_number(env: Mapping[str, str], name: str, *, least: int = 0, default: int | None = None) -> int:
+    """Returns a variable's number. `default`: of one that is not set. Raises ConfigurationError."""
     text = env.get(name, "")
     if not text and default is not None:
         return default
-    if not text:
-        names = (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE)
-        others = " ".join(f"{each}={env[each]}" for each in names if env.get(each))
-        raise ConfigurationError(
-            f"{name} is not set, but {others}: spottrain run, torchrun and accelerate launch "
-            f"set {RANK}, {WORLD_SIZE}, {LOCAL_RANK} and {LOCAL_WORLD_SIZE}; set all, or none for one process"
-        )
     if not text.isdecimal() or int(text) < least:
         raise ConfigurationError(f"{name}={text!r} must be a whole number, at least {least}")
     return int(text)

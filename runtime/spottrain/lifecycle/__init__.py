@@ -8,7 +8,7 @@ save_interval, notice_budget              when a save is due; whether it fits in
 launcher, topology, rendezvous            one process per GPU of a pod; rendezvous of all pods of a gang
 outage_report        what is logged and shown while the store does not respond
 hang_watchdog, gpu_faults                 detect stalled training and failed GPUs
-termination_message, rank_reports         what the operator and the launcher read after a rank has ended
+termination_message  what the operator and the launcher read after a rank has ended
 log_capture/                              stores the output of the ranks beside the checkpoints
 worker_signals, parent_signals, signal_scope   SIGTERM in DataLoader workers, parent processes and scripts
 

@@ -12,11 +12,12 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import json
+import math
 import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -32,11 +33,11 @@ from spottrain.contract import (
     TimeSplit,
 )
 from spottrain.core import log, run_config
+from spottrain.core.container import cores
 from spottrain.core.preemption import MIN_BUDGET, POLL_SECONDS, SIGNALS, read_time
 from spottrain.lifecycle import termination_message
 from spottrain.lifecycle.log_capture.outputs import MARK, CapturedOutputs, seconds_for_logs
-from spottrain.lifecycle.rank_reports import RankReports
-from spottrain.lifecycle.topology import LOOPBACK, Gang, reserve_port, threads_of_each
+from spottrain.lifecycle.topology import LOOPBACK, Gang, reserve_port
 
 FORCED_SHARE: Final = 0.95
 """Share of the notice after which ranks are killed: after their own 0.9, before the kubelet's SIGKILL."""
@@ -137,7 +138,7 @@ class Launcher:
         self._grace = run_config.grace_seconds(env)
         self._deadline_file = run_config.deadline_file(env)
         self._signalled_at: float | None = None
-        self._reports = RankReports()
+        self._reports = termination_message.RankReports()
         self._alive: dict[int, int] = {}
         """Ranks by process ID."""
         self._ended: list[Ended] = []
@@ -197,7 +198,8 @@ class Launcher:
         env = {**self._env, **self._gang.env_of(local_rank, port), **told}
         if self._outputs is not None:
             env.update(MARK)
-        env.setdefault("OMP_NUM_THREADS", str(threads_of_each(self._gang.nproc)))
+        # Otherwise every rank uses all of the node's cores and they contend.
+        env.setdefault("OMP_NUM_THREADS", str(max(1, math.floor(cores() / self._gang.nproc))))
         argv = [sys.executable, *_program(self._env), *self._command]
         launcher = os.getpid()
         pid = os.fork()
@@ -233,18 +235,14 @@ class Launcher:
     def _reap(self) -> None:
         """Reaps ranks, and at PID 1 also orphaned processes."""
         with contextlib.suppress(ChildProcessError):
-            while (found := _reap_one(before=self._kill_rest)) is not None:
+            while (found := os.waitpid(-1, os.WNOHANG))[0]:
                 pid, status = found
                 rank = self._alive.pop(pid, None)
                 if rank is not None:
+                    _kill_group(pid)  # loaders and uploader of the rank
                     self._note_end(rank, os.waitstatus_to_exitcode(status), self._reports.outcome_of(pid))
                 elif self._outputs is not None and pid == self._outputs.pid:
                     self._outputs.died()
-
-    def _kill_rest(self, pid: int) -> None:
-        """Kills loaders and uploader of a rank that has ended, before its process ID can be reused."""
-        if pid in self._alive:
-            _kill_group(pid)
 
     def _note_end(self, rank: int, status: int, said: Outcome | None) -> None:
         killed = self._killed and status == -signal.SIGKILL
@@ -365,20 +363,6 @@ def _next_signal(awaited: set[signal.Signals]) -> int | None:
             return None
         time.sleep(0.01)
     return signal.sigwait(pending)
-
-
-def _reap_one(before: Callable[[int], None]) -> tuple[int, int] | None:
-    """Reaps one ended child: its ID and status, or None. Raises ChildProcessError without any child."""
-    if not hasattr(os, "waitid"):  # macOS before Python 3.13
-        pid, status = os.waitpid(-1, os.WNOHANG)
-        if pid:
-            before(pid)
-        return (pid, status) if pid else None
-    found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    if found is None:
-        return None
-    before(found.si_pid)
-    return found.si_pid, os.waitpid(found.si_pid, 0)[1]
 
 
 def _name(signum: int) -> str:

@@ -48,7 +48,7 @@ from spottrain.core.profile_window import not_made
 from spottrain.core.time_split import TimeSplitClock, before_this_process
 from spottrain.distributed.world import World
 from spottrain.errors import ConfigurationError, RunError
-from spottrain.lifecycle import endings, hang_watchdog, parent_signals, rank_reports, termination_message
+from spottrain.lifecycle import endings, hang_watchdog, parent_signals, termination_message
 from spottrain.lifecycle.endings import Ending
 from spottrain.lifecycle.gpu_faults import fault_behind
 from spottrain.lifecycle.life import Action, Cause, Facts, Phase, on_stop
@@ -438,7 +438,7 @@ class Session:
                 if self.world.distributed and ending.outcome is Outcome.FAILED:
                     ending = replace(ending, text=f"Rank {self.world.rank}: {ending.text}")
                 self.message = self._message_of(ending)
-                rank_reports.report_outcome(self.env, self.message.outcome)
+                termination_message.report_outcome(self.env, self.message.outcome)
                 self._write_message(self.message)  # first: writing to the log may block
                 if logged:
                     self._log_end(self.message, endings.what_is_saved(self.message) if shown else None)

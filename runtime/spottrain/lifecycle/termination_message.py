@@ -1,4 +1,6 @@
-"""The termination message: a file that all ranks of a pod share. The gravest message stays.
+"""What the operator and the launcher read after a rank has ended: termination message and outcomes.
+
+The termination message is a file that all ranks of a pod share. The gravest message stays.
 
 Each rank reports its own end; the launcher reports how the ranks' processes ended. The kubelet mounts the
 file itself, so nothing can be renamed over it: a lock on the file orders the writers.
@@ -9,12 +11,14 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
-from spottrain.contract import Outcome, Reason, TerminationMessage
+from spottrain.contract import OUTCOMES_FILE, Outcome, Reason, TerminationMessage
+from spottrain.core import log
 
 GRAVEST_FIRST: Final = (
     Outcome.BAD_CONFIGURATION,
@@ -86,3 +90,47 @@ def _lock(file: int) -> None:
         with contextlib.suppress(BlockingIOError):
             return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         time.sleep(0.01)
+
+
+# --- outcomes -------------------------------------------------------------------------------------------
+class RankReports:
+    """The outcomes of a launcher's ranks, in a file. Without a writable folder only the exit codes count.
+
+    The interpreter needs seconds to shut torch down. A signal or a crash in these seconds does not change an
+    outcome that was reported.
+    """
+
+    def __init__(self) -> None:
+        self._file, self._owner = -1, os.getpid()
+        self.env: dict[str, str] = {}
+        """Environment variables for the ranks."""
+        try:
+            self._file, path = tempfile.mkstemp(prefix="spottrain-ranks-")
+        except OSError as error:
+            log.event("outcome-not-recorded", why=error)
+            return
+        self.env = {OUTCOMES_FILE: path}
+
+    def outcome_of(self, pid: int) -> Outcome | None:
+        """Returns the outcome of the rank with this process ID; None if it has reported none."""
+        if self._file < 0:
+            return None
+        lines = os.pread(self._file, 2**16, 0).decode(errors="replace").splitlines()
+        return next((outcome for outcome in Outcome if f"{pid} {outcome}" in lines), None)
+
+    def close(self) -> None:
+        """Closes and deletes the file. Does nothing in a forked child."""
+        if self._file >= 0 and self._owner == os.getpid():
+            os.close(self._file)
+            with contextlib.suppress(OSError):
+                os.unlink(self.env[OUTCOMES_FILE])
+
+
+def report_outcome(env: Mapping[str, str], outcome: Outcome) -> None:
+    """Reports this rank's outcome, if it has a launcher."""
+    if path := env.get(OUTCOMES_FILE):
+        try:
+            with open(path, "a") as file:
+                file.write(f"{os.getpid()} {outcome}\n")
+        except OSError as error:
+            log.event("outcome-not-recorded", path=path, error=str(error))

@@ -6,22 +6,18 @@ nothing watches the signals.
 
 from __future__ import annotations
 
-import math
+import contextlib
 import re
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Final
 
 from spottrain.contract import Env
 from spottrain.core import run_config
-from spottrain.core.container import CGROUPS, cores
-from spottrain.core.preemption import told_to_stop
 from spottrain.distributed.world import (
     LOCAL_RANK,
     LOCAL_WORLD_SIZE,
@@ -29,6 +25,7 @@ from spottrain.distributed.world import (
     MASTER_PORT,
     RANK,
     WORLD_SIZE,
+    whole_number,
 )
 from spottrain.errors import ConfigurationError
 
@@ -63,15 +60,18 @@ class Gang:
                     f"--nproc {nproc}: {RANK}={env[RANK]} is set, so another launcher has started this "
                     "process; leave --nproc out, or start it without that launcher"
                 )
-            return cls(index=_whole(env, RANK, least=0))  # so that the single rank here has its number
+            return cls(index=whole_number(env, RANK))  # so that the single rank here has its number
         if nproc != "auto" and (not nproc.isdecimal() or int(nproc) < 1):
             raise ConfigurationError(f"--nproc {nproc} must be auto or a whole number, at least 1")
-        workers = _whole(env, Env.WORKERS, least=1, default=1)
-        here = _of_each(env, count) if nproc == "auto" else int(nproc)
+        workers = whole_number(env, Env.WORKERS, least=1, default=1)
+        if nproc != "auto":
+            here = int(nproc)
+        else:  # as many as GPUs were requested: a container may see GPUs that are not its own
+            here = max(1, whole_number(env, Env.GPUS)) if env.get(Env.GPUS) else count()
         bind = run_config.bind_address_of(env)
         if workers == 1:
             return cls(nproc=here, host=bind or LOOPBACK, bind=bind)
-        index = _whole(env, Env.WORKER_INDEX, least=0)
+        index = whole_number(env, Env.WORKER_INDEX)
         if index >= workers:
             raise ConfigurationError(f"{Env.WORKER_INDEX}={index} is not below {Env.WORKERS}={workers}")
         host, port = _rendezvous(env)
@@ -98,11 +98,6 @@ class Gang:
         }
 
 
-def _of_each(env: Mapping[str, str], count: Callable[[], int]) -> int:
-    """Returns as many processes as GPUs were requested: a container may see GPUs that are not its own."""
-    return max(1, _whole(env, Env.GPUS, least=0)) if env.get(Env.GPUS) else count()
-
-
 def _rendezvous(env: Mapping[str, str]) -> tuple[str, int]:
     text = env.get(Env.RENDEZVOUS, "")
     found = re.fullmatch(r"\[?([^\s\[\]]+)\]?:([0-9]{1,5})", text)
@@ -111,15 +106,6 @@ def _rendezvous(env: Mapping[str, str]) -> tuple[str, int]:
             f"{Env.RENDEZVOUS}={text!r} must be host:port of pod 0, because {Env.WORKERS}={env[Env.WORKERS]}"
         )
     return found[1], int(found[2])
-
-
-def _whole(env: Mapping[str, str], name: str, *, least: int, default: int | None = None) -> int:
-    text = env.get(name, "")
-    if not text and default is not None:
-        return default
-    if not text.isdecimal() or int(text) < least:
-        raise ConfigurationError(f"{name}={text!r} must be a whole number, at least {least}")
-    return int(text)
 
 
 def reserve_port(host: str = LOOPBACK) -> socket.socket:
@@ -134,44 +120,21 @@ def reserve_port(host: str = LOOPBACK) -> socket.socket:
 def count_gpus(env: Mapping[str, str], dev: Path = Path("/dev"), ask: Callable[[], int] | None = None) -> int:
     """Returns the number of processes to start: one per CUDA device visible to torch, at least 1.
 
-    The device files show what the container may use. Names in CUDA_VISIBLE_DEVICES other than plain numbers,
-    MIG and ROCm are left to torch, in a process of its own.
+    The device files show what the container may use. Where something restricts them (CUDA_VISIBLE_DEVICES,
+    MIG) and for ROCm torch is asked, in a process of its own.
     """
-    ask = ask or partial(ask_torch, run_config.deadline_file(env))
     files = len([path for path in dev.glob("nvidia*") if path.name.removeprefix("nvidia").isdecimal()])
-    if (dev / "kfd").exists():
-        return max(1, ask())
-    if not files:
-        return 1
-    visible = env.get("CUDA_VISIBLE_DEVICES")
     # Two capability files, for configuring and monitoring MIG, exist without MIG too.
     partitioned = len(list((dev / "nvidia-caps").glob("nvidia-cap*"))) > 2
-    if visible is None and not partitioned:
-        return files
-    named = [word.strip() for word in (visible or "").split(",")]
-    plain = all(word.isdecimal() and int(word) < files for word in named) and len(set(named)) == len(named)
-    return len(named) if plain and not partitioned else max(1, ask())
+    restricted = files and ("CUDA_VISIBLE_DEVICES" in env or partitioned)
+    return max(1, (ask or ask_torch)() if restricted or (dev / "kfd").exists() else files)
 
 
-def ask_torch(deadline_file: Path | None) -> int:
-    """Counts GPUs with torch in a child process. Returns 1 on timeout or when this process must stop."""
+def ask_torch() -> int:
+    """Counts GPUs with torch in a child process. Raises ConfigurationError."""
     counting = [sys.executable, "-c", "import torch; print(torch.cuda.device_count())"]
-    with subprocess.Popen(counting, stdout=subprocess.PIPE, text=True) as child:
-        give_up = time.monotonic() + ASK_SECONDS
-        while child.poll() is None:
-            if time.monotonic() > give_up or told_to_stop(deadline_file):
-                child.kill()
-                return 1
-            time.sleep(0.05)
-        text = child.stdout.read().strip() if child.stdout else ""
-    if not text.isdecimal():
-        raise ConfigurationError(
-            "--nproc auto: torch could not count the GPUs (see its output above); give the number: --nproc N"
-        )
-    return int(text)
-
-
-# --- threads ------------------------------------------------------------------------------------------
-def threads_of_each(nproc: int, cgroups: Path = CGROUPS) -> int:
-    """Returns the cores per process: otherwise every rank uses all of the node's cores and they contend."""
-    return max(1, math.floor(cores(cgroups) / nproc))
+    with contextlib.suppress(subprocess.SubprocessError, ValueError):
+        return int(subprocess.check_output(counting, timeout=ASK_SECONDS))
+    raise ConfigurationError(
+        "--nproc auto: torch could not count the GPUs (see its output above); give the number: --nproc N"
+    )
