@@ -194,6 +194,7 @@ def test_when_the_scribe_dies_the_training_goes_on_and_is_seen(lab: Lab) -> None
     (lab.folder / "enough").touch()
     run.done()
     assert "event=end outcome=untrained" in run.log
+    assert "event=end outcome=untrained" in stored(lab.folder / "store"), "by another scribe"
 
 
 def _last(log: str) -> int:

@@ -1,8 +1,7 @@
 """Sends standard output and error of this machine's ranks through pipes to the log capture process.
 
-That process forwards the output. This module also keeps the reading ends of the pipes: if the log capture
-process dies, threads forward what the ranks wrote meanwhile, and no copy is stored any more. Standard library
-only; log capture is a program of its own.
+That process forwards the output. This module keeps the reading ends of the pipes too, so that another one can
+read on if it dies. Standard library only; log capture is a program of its own.
 """
 
 from __future__ import annotations
@@ -34,7 +33,6 @@ SPARE_SECONDS: Final = 1.0
 """Seconds of the notice period left after the last parts."""
 DRAIN_SECONDS: Final = 0.5
 """Seconds for what is in the pipes, even if no time is left."""
-READ_BYTES: Final = 1 << 16
 MARK: Final[dict[str, str]] = {Env.LOGS: "off"}
 """Environment variables for the ranks: their output is captured already."""
 
@@ -47,27 +45,37 @@ class CapturedOutputs:
         self._usual = (_copy(STDOUT), _copy(STDERR))
         self._streams: list[tuple[int, int, int]] = []
         """Rank, reading end of the pipe, and standard output or error."""
-        self._ends = [self._make_pipes(rank) for rank in ranks]
-        """Writing ends of each rank's pipes, for both outputs."""
+        # A single pipe for both outputs if they have one destination, to keep their order.
+        targets = (STDOUT,) if os.path.sameopenfile(STDOUT, STDERR) else (STDOUT, STDERR)
+        self._ends = [[self._pipe(rank, target) for target in targets] for rank in ranks]
+        """Writing ends of each rank's pipes."""
+        self._plan = json.dumps({"streams": self._streams, "store": where, "attempt": attempt}).encode()
         self._owner = os.getpid()
-        self._finishing = threading.Lock()
+        self._turn = threading.Lock()
         self._finished = False
-        self._forwarders: list[threading.Thread] = []
-        """Replace the log capture process if it has died."""
+        self._start()
+
+    def _pipe(self, rank: int, target: int) -> int:
+        source, end = os.pipe()
+        with contextlib.suppress(OSError, AttributeError):  # a smaller pipe is enough
+            fcntl.fcntl(end, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+        self._streams.append((rank, source, target))
+        return end
+
+    def _start(self) -> None:
         self._process, self._link = start_child(
             "spottrain.lifecycle.log_capture.relay",
             pass_fds=[source for _, source, _ in self._streams],
             stdout=self._usual[0],
             stderr=self._usual[1],
         )
-        plan = {"streams": self._streams, "store": where, "attempt": attempt}
-        self._link.send("plan", json.dumps(plan).encode())
+        self._link.send("plan", self._plan)
 
     def redirect(self, number: int = 0) -> None:
         """Sends the output of this process and its children to the `number`th rank's pipes."""
         _flush()
-        for end, fd in zip(self._ends[number], (STDOUT, STDERR), strict=True):
-            os.dup2(end, fd)
+        os.dup2(self._ends[number][0], STDOUT)
+        os.dup2(self._ends[number][-1], STDERR)
 
     def leave_to_parent(self) -> None:
         """Closes everything in a forked child except its own output."""
@@ -78,8 +86,9 @@ class CapturedOutputs:
             os.close(fd)
 
     def _close_ends(self) -> None:
-        for end in {end for ends in self._ends for end in ends}:
-            os.close(end)
+        for ends in self._ends:
+            for end in ends:
+                os.close(end)
 
     @property
     def pid(self) -> int:
@@ -87,64 +96,42 @@ class CapturedOutputs:
 
     def watch(self) -> None:
         """Takes note of the log capture process's death in a thread, if nothing else waits for children."""
-        threading.Thread(target=self._watch, name="spottrain-log-capture", daemon=True).start()
 
-    def _watch(self) -> None:
-        self._process.wait()
-        if not self._finished:
-            self.died()
+        def watch() -> None:
+            while not self._finished:
+                self._process.wait()
+                self.died()
+
+        threading.Thread(target=watch, name="spottrain-log-capture", daemon=True).start()
 
     def died(self) -> None:
-        """Forwards the output here after the log capture process has ended and was reaped."""
-        self._process.poll()
-        self._link.socket.close()
-        for _, source, target in self._streams:
-            thread = threading.Thread(target=_forward, args=[source, self._usual[target - 1]], daemon=True)
-            thread.start()
-            self._forwarders.append(thread)
-        why = "the process that keeps them has died"
-        log.event("logs-not-kept", why=why, next="the output is forwarded, but no longer stored")
+        """Starts log capture again after its process has ended and was reaped."""
+        with self._turn:
+            if self._finished:
+                return
+            self._process.poll()
+            self._link.socket.close()
+            with contextlib.suppress(OSError):  # this one has died already: whoever reaps it calls this again
+                self._start()
+        why = "the process that keeps them has died, with what it had not stored"
+        log.unhindered("logs-not-kept", why=why, next="another one keeps them from here on")
 
     def finish(self, seconds: float) -> None:
         """Forwards and stores the remaining output within `seconds`. Later output is not stored."""
         if os.getpid() != self._owner:
             return  # a child of this process, which has only inherited the object
-        with self._finishing:  # a second thread that leaves must wait for the first
-            if not self._finished:
-                self._finished = True
-                self._give_back()
-                self._finish(max(0.0, min(seconds, LAST_SECONDS)))
-
-    def _give_back(self) -> None:
-        _flush()
-        for usual, fd in zip(self._usual, (STDOUT, STDERR), strict=True):
-            os.dup2(usual, fd)
-        self._close_ends()
-
-    def _finish(self, seconds: float) -> None:
-        for thread in self._forwarders:
-            thread.join(DRAIN_SECONDS)
-        if self._forwarders:
-            return
-        until = time.monotonic() + seconds
-        with contextlib.suppress(OSError):  # the process has died
-            self._link.send("finish", json.dumps(seconds).encode())
-            self._link.receive(DRAIN_SECONDS)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(max(0.0, until - time.monotonic()))
-
-    # --- inside -------------------------------------------------------------------------------------
-    def _make_pipes(self, rank: int) -> tuple[int, int]:
-        """Creates one rank's pipes: a single one if both outputs had one destination, to keep their order."""
-        out = self._pipe(rank, STDOUT)
-        return out, out if os.path.sameopenfile(STDOUT, STDERR) else self._pipe(rank, STDERR)
-
-    def _pipe(self, rank: int, target: int) -> int:
-        source, end = os.pipe()
-        with contextlib.suppress(OSError, AttributeError):  # a smaller pipe is enough
-            fcntl.fcntl(end, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
-        self._streams.append((rank, source, target))
-        return end
+        with self._turn:  # a second thread that leaves must wait for the first
+            if self._finished:
+                return
+            self._finished = True
+            _flush()
+            for usual, fd in zip(self._usual, (STDOUT, STDERR), strict=True):
+                os.dup2(usual, fd)
+            self._close_ends()
+            seconds = max(0.0, min(seconds, LAST_SECONDS))
+            with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+                self._link.send("finish", json.dumps(seconds).encode())
+                self._process.wait(max(seconds, DRAIN_SECONDS))
 
 
 def capture(
@@ -175,13 +162,6 @@ def capture(
 def seconds_for_logs(deadline: float) -> float:
     """Returns the seconds for the last parts of a process that must end by `deadline` (Unix seconds)."""
     return min(LAST_SECONDS, deadline - SPARE_SECONDS - time.time())
-
-
-def _forward(source: int, target: int) -> None:
-    while data := os.read(source, READ_BYTES):
-        with contextlib.suppress(OSError):  # the output is closed; the writers must not wait
-            while data:
-                data = data[os.write(target, data) :]
 
 
 def _copy(fd: int) -> int:

@@ -2,11 +2,10 @@
 
 It is a process of its own, so that a hung trainer, its interpreter lock or a hung store cannot block the
 output. It reads what the ranks write into pipes, forwards it at once, byte for byte, to where it went before,
-and stores a copy. It talks to `outputs` over a `Link`, in JSON:
+and stores a copy. `outputs` sends it messages over a `Link`, in JSON:
 
-    <- plan: {"streams": [[rank, pipe, target], ...], "store": arguments of open_store, "attempt": 2 or null}
-    <- finish: seconds      no more data will be written to the pipes; store the copy in so many seconds
-    -> done                 all output is forwarded
+    plan: {"streams": [[rank, pipe, target], ...], "store": arguments of open_store, "attempt": 2 or null}
+    finish: seconds      no more data will be written to the pipes; store the copy in so many seconds
 
 Then it ends. If the link closes without `finish`, it ends when no writer is left. If nobody reads the output
 the writers block, as they would without log capture.
@@ -43,7 +42,7 @@ SWITCH_SECONDS: Final = 0.0005
 """Thread switch interval in seconds: the relay must not wait for an upload."""
 
 
-@dataclass(kw_only=True, slots=True)
+@dataclass(kw_only=True, slots=True, eq=False)
 class Stream:
     """`source`: the reading end of a pipe. `target`: where its bytes go."""
 
@@ -61,16 +60,9 @@ class Relay:
     Several ranks share one output, so whole lines are forwarded; an incomplete one waits briefly for its end.
     """
 
-    def __init__(
-        self,
-        streams: Iterable[Stream],
-        keep: Callable[[int, bytes], None],
-        link: Link,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, streams: Iterable[Stream], keep: Callable[[int, bytes], None], link: Link) -> None:
         self._keep = keep
         self._link = link
-        self._clock = clock
         self._until: float | None = None
         """When the parent, which has said `finish`, ends."""
         self._selector = selectors.DefaultSelector()
@@ -82,15 +74,14 @@ class Relay:
     def run(self) -> float:
         """Forwards until no writer is left, or `finish` arrives. Returns the seconds that are left."""
         while self._open and self._until is None:
-            self._turn(self._patience())
-        until = self._clock() + DRAIN_SECONDS
-        while self._turn(0.0) and self._clock() < until:
+            self._turn(PATIENCE_SECONDS if any(stream.begun for stream in self._open) else None)
+        until = time.monotonic() + DRAIN_SECONDS
+        while self._turn(0.0) and time.monotonic() < until:
             pass
         for stream in self._open:
             self._forward(stream, len(stream.begun))
-        return LAST_SECONDS if self._until is None else max(0.0, self._until - self._clock())
+        return LAST_SECONDS if self._until is None else max(0.0, self._until - time.monotonic())
 
-    # --- inside -------------------------------------------------------------------------------------
     def _turn(self, seconds: float | None) -> bool:
         """Forwards what is ready. Returns whether any output arrived within so many seconds."""
         ready = self._selector.select(seconds)
@@ -99,15 +90,11 @@ class Relay:
                 self._hear()
             else:
                 self._read(key.data)
-        now = self._clock()
+        now = time.monotonic()
         for stream in self._open:
             if stream.begun and now - stream.since >= PATIENCE_SECONDS:
                 self._forward(stream, len(stream.begun))
         return any(key.data is not None for key, _ in ready)
-
-    def _patience(self) -> float | None:
-        since = [stream.since for stream in self._open if stream.begun]
-        return max(0.0, min(since) + PATIENCE_SECONDS - self._clock()) if since else None
 
     def _hear(self) -> None:
         try:
@@ -116,7 +103,7 @@ class Relay:
             self._selector.unregister(self._link.socket)
             return
         if message is not None:
-            self._until = self._clock() + float(json.loads(message[1]))
+            self._until = time.monotonic() + float(json.loads(message[1]))
 
     def _read(self, stream: Stream) -> None:
         data = os.read(stream.source, READ_BYTES)
@@ -126,11 +113,11 @@ class Relay:
             self._open.remove(stream)
             return
         if not stream.begun:
-            stream.since = self._clock()
+            stream.since = time.monotonic()
         stream.begun += data
         if end := stream.begun.rfind(b"\n") + 1:
             self._forward(stream, end)
-            stream.since = self._clock()
+            stream.since = time.monotonic()
 
     def _forward(self, stream: Stream, end: int) -> None:
         data = bytes(stream.begun[:end])
@@ -155,8 +142,6 @@ def main(fd: int) -> None:
     uploader = LogUploader(store, ranks, attempt=plan["attempt"], say=_say)
     uploader.start()
     seconds = Relay(streams, uploader.add, link).run()
-    with contextlib.suppress(OSError):
-        link.send("done")
     uploader.finish(max(0.0, seconds - SAY_SECONDS))
     os._exit(0)
 

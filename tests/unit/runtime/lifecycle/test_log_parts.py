@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from spottrain.contract import log_key, part_of_log
-from spottrain.lifecycle.log_capture.uploader import Limits, LogPart, RankLog
+from spottrain.lifecycle.log_capture.uploader import Limits, RankLog
 
 
 def book(printed: bytes = b"", **limits: Any) -> RankLog:
@@ -17,18 +17,12 @@ def book(printed: bytes = b"", **limits: Any) -> RankLog:
     return it
 
 
-def part(it: RankLog, now: float) -> LogPart:
-    taken = it.take(now)
-    assert taken is not None
-    return taken
-
-
 def bodies(it: RankLog, now: float, *, last: bool = False) -> list[bytes]:
     """Of all that is due, each stored at once."""
     found = []
-    while (taken := it.take(now, last=last)) is not None:
-        it.stored(taken)
-        found.append(taken.body)
+    while body := it.due(now, last=last):
+        it.stored()
+        found.append(body)
     return found
 
 
@@ -46,17 +40,18 @@ def test_a_part_is_closed_a_while_after_its_first_byte_and_not_without_one() -> 
 
 def test_a_part_that_is_full_is_closed_at_the_end_of_a_line() -> None:
     it = book(b"1234\n5678\n9", part=10)
-    assert part(it, 0.0) == LogPart(number=1, body=b"1234\n5678\n")
+    assert bodies(it, 0.0) == [b"1234\n5678\n"] and it.number == 1
     it.add(b"x" * 25, 0.0)
-    assert part(it, 0.0) == LogPart(number=2, body=b"9" + b"x" * 9), "or where there is no end, anywhere"
-    assert bodies(it, 0.0) == [b"x" * 10]
+    assert bodies(it, 0.0) == [b"9" + b"x" * 9, b"x" * 10], "or where there is no end, anywhere"
+    assert it.number == 3
 
 
 def test_while_a_part_is_being_stored_the_newest_ones_wait_and_the_others_are_dropped() -> None:
     it = book(b"1234567\n", part=8, waiting=25)
-    part(it, 0.0)
+    it.due(0.0)
     for number in range(6):
         it.add(f"of {number:>4}\n".encode(), 1.0)
+    it.stored()
     first, *others = bodies(it, 1.0)
     assert b"event=logs-missing bytes=24" in first and first.endswith(b"\nof    3\n"), "whole lines"
     assert others == [b"of    4\n", b"of    5\n"]
@@ -64,22 +59,13 @@ def test_while_a_part_is_being_stored_the_newest_ones_wait_and_the_others_are_dr
 
 def test_a_part_that_failed_is_tried_again_unchanged_when_the_next_would_come() -> None:
     it = book(b"a\n", every=30.0)
-    first = part(it, 30.0)
-    it.failed(first, 31.0)
+    assert it.due(30.0) == b"a\n"
+    it.failed(31.0)
     it.add(b"b\n", 32.0)
-    assert it.take(60.9) is None
-    again = part(it, 61.0)
-    assert again == LogPart(number=first.number, body=first.body, tries=1)
-    it.stored(again)
-    assert bodies(it, 62.0) == [b"b\n"]
-
-
-def test_a_name_that_is_taken_is_left_to_whoever_has_it() -> None:
-    it = book(b"a\nb\n", part=2)
-    moved = it.renumbered(part(it, 0.0), newest=7)
-    assert moved == LogPart(number=8, body=b"a\n")
-    it.failed(moved, 0.0)
-    assert (part(it, 1000.0).number, part(it, 1000.0).number) == (8, 9), "its own name from then on"
+    assert it.due(60.9) == b"" and it.unstored == 4
+    assert (it.due(61.0), it.number) == (b"a\n", 1)
+    it.stored()
+    assert bodies(it, 62.0) == [b"b\n"] and it.unstored == 0
 
 
 def test_no_more_than_so_much_is_kept_and_the_log_says_that_once() -> None:
@@ -88,17 +74,6 @@ def test_no_more_than_so_much_is_kept_and_the_log_says_that_once() -> None:
     line = it.add(b"defg\n", 0.0)
     assert "event=logs-full of=3 bytes=6" in line and it.add(b"more\n", 0.0) == ""
     assert bodies(it, 0.0, last=True) == [b"abc\nde\n" + line.encode()]
-
-
-def test_at_the_end_what_had_failed_and_all_the_rest_are_left_but_not_what_is_on_its_way() -> None:
-    it = book(b"a\nb\nc\nd", part=2)
-    first = part(it, 0.0)
-    assert bodies(it, 0.0, last=True) == [b"b\n", b"c\n", b"d"] and it.unstored == 2
-    it.failed(first, 0.0)
-    it.add(b"e", 0.0)
-    assert it.unstored == 3
-    assert it.take(0.0, last=True) == LogPart(number=1, body=b"a\n", tries=1)
-    assert it.take(0.0, last=True) == LogPart(number=5, body=b"e")
 
 
 @settings(max_examples=50)
@@ -116,17 +91,16 @@ def test_whatever_happens_the_parts_in_order_are_what_was_printed(
         it.add(data, now)
         printed += data
         now += seconds
-        taken = it.take(now) if act != "wait" else None
-        if taken is not None and act == "fail":
-            stored.setdefault(taken.number, taken.body)  # it may have arrived all the same
-            it.failed(taken, now)
-        elif taken is not None:
-            assert stored.get(taken.number, taken.body) == taken.body, "a part that was tried never changes"
-            stored[taken.number] = taken.body
-            it.stored(taken)
-    while (left := it.take(now, last=True)) is not None:
-        assert stored.get(left.number, left.body) == left.body
-        stored[left.number] = left.body
+        if act != "wait" and (body := it.due(now)):
+            # Of a try that failed it may have arrived all the same.
+            assert stored.setdefault(it.number, body) == body, "a part that was tried never changes"
+            if act == "fail":
+                it.failed(now)
+            else:
+                it.stored()
+    while body := it.due(now, last=True):
+        assert stored.setdefault(it.number, body) == body
+        it.stored()
     assert b"".join(stored[number] for number in sorted(stored)) == printed
     assert sorted(stored) == list(range(1, len(stored) + 1))
 

@@ -180,17 +180,6 @@ class Gate:
         self.order.append(key)
 
 
-def test_at_the_end_the_rest_is_stored_beside_a_part_that_hangs(tmp_path: Path) -> None:
-    scene = Scene(tmp_path / "store", ranks=(0, 1))
-    gate = Gate(scene)
-    scene.shelf.add(1, b"last of 1\n")
-    scene.shelf.finish(0.4)
-    assert scene.stored(0) == {2: "last\n"} and scene.stored(1) == {1: "last of 1\n"}
-    assert len(scene.said) == 1, "what is not stored is said"
-    assert "event=logs-missing of=0 bytes=6" in scene.said[0]
-    gate.open.set()
-
-
 @pytest.mark.parametrize("error", [None, StoreUnavailable("503")])
 def test_at_the_end_a_part_that_is_on_its_way_is_waited_for_and_comes_first_however_it_ends(
     scene: Scene, error: Exception | None
@@ -207,6 +196,7 @@ def test_at_the_end_a_store_that_hangs_is_not_waited_for(scene: Scene) -> None:
     gate = Gate(scene)
     scene.shelf.finish(0.0)
     assert scene.stored() == {}
+    assert len(scene.said) == 1 and "event=logs-missing of=0 bytes=11" in scene.said[0]
     gate.open.set()
 
 
