@@ -3,11 +3,10 @@
     clock = TimeSplitClock()                   # start-up, until the first step is done
     with clock.part(RESTORE): ...              # something else for a while
     clock.step_done()                          # after each step, which it times
-    with clock.data: batch = next(batches)     # in the loop, so without a lock
+    with clock.data: batch = next(batches)
 
 The training thread changes the part. Another thread may do so only while the training thread stands still.
-Any thread may read. The state is one tuple that is replaced as a whole, so that the parts always add up to
-the elapsed time. No part gets smaller: a reader that meets a change reads again.
+Any thread may read. Each change takes the time once, so that the parts always add up to the elapsed time.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from types import TracebackType
 from typing import Any, Final, TypeVar
 
 from spottrain.contract import TIME_BEFORE, TimeSplit
@@ -32,8 +30,6 @@ PARTS: Final = ("productive", "dataWait", "startup", "checkpointStall", "restore
 IN_TRAINING: Final = (PRODUCTIVE, DATA_WAIT, CHECKPOINT_STALL)
 STEPS_MEASURED: Final = 15
 _END: Final = object()
-TRIES, PAUSE_SECONDS = 100, 0.001
-"""Limit for a reader that meets a change: it may be a signal handler in the thread that makes the change."""
 
 
 class TimeSplitClock:
@@ -53,20 +49,20 @@ class TimeSplitClock:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         before = before or TimeSplit()
-        productive, data, *rest = (float(getattr(before, name)) for name in PARTS)
+        seconds = tuple(float(getattr(before, name)) for name in PARTS)
+        productive, trained = seconds[PRODUCTIVE], seconds[PRODUCTIVE] + seconds[DATA_WAIT]
         self._clock = clock
-        self._now: _State = (STARTUP, clock() - age, productive, data, tuple(rest))
-        self._changing = False
-        """Whether a thread has read the time of a change that it has not made yet."""
+        self._lock = threading.RLock()  # a signal handler may read in the middle of a change
+        self._now: _State = (STARTUP, clock() - age, seconds)
         self._silent: tuple[_State, int] | None = None
         """State of a silent store, and the part that it has replaced."""
         self.done = productive
         """Productive seconds at the end of the last step or evaluation: what a checkpoint taken now saves."""
         self._steps: deque[float] = deque(maxlen=STEPS_MEASURED)
         """Seconds of training of the last steps, without the first one of the training."""
-        self._marked = (clock(), productive + data)
+        self._marked = (clock(), trained)
         """When the last step or evaluation ended, and the seconds of training up to then."""
-        self._trained_before = productive + data
+        self._trained_before = trained
         """Seconds of training before `begin`."""
         self._durable = productive - before.unsaved
         self._lost = before.unsaved
@@ -87,10 +83,15 @@ class TimeSplitClock:
 
     def enter(self, part: int) -> None:
         """From now on the time belongs to `part`."""
-        self._changing = True
-        now, (productive, data, *rest) = self._seconds(self._now)
-        self._now = (part, now, productive, data, tuple(rest))
-        self._changing = False
+        with self._lock:
+            self._now = (part, *self._read())
+
+    def swap(self, old: int, new: int) -> bool:
+        """Enters `new` if the time belongs to `old`. Returns whether it did."""
+        with self._lock:
+            if swapped := self._now[0] == old:
+                self.enter(new)
+            return swapped
 
     @contextmanager
     def part(self, part: int) -> Iterator[None]:
@@ -121,11 +122,9 @@ class TimeSplitClock:
 
         What is noted so is no part of the next step.
         """
-        part, since, productive, data, _ = self._now
-        now = self._clock()
-        productive += now - since if part == PRODUCTIVE else 0.0
-        data += now - since if part == DATA_WAIT else 0.0
-        self.done, self._marked = productive, (now, productive + data)
+        now, seconds = self._read()
+        self.done = seconds[PRODUCTIVE]
+        self._marked = (now, seconds[PRODUCTIVE] + seconds[DATA_WAIT])
 
     def durable(self, done: float) -> None:
         """Notes that a checkpoint is durable that was taken when `done` was this."""
@@ -137,10 +136,9 @@ class TimeSplitClock:
 
     def waited(self, seconds: float) -> None:
         """Moves the first seconds of the current part to `waiting`."""
-        part, since, productive, data, rest = self._now
-        more = [*rest]
-        more[WAITING - STARTUP] += seconds
-        self._now = (part, since + seconds, productive, data, tuple(more))
+        part, since, parts = self._now
+        moved = parts[WAITING] + seconds
+        self._now = (part, since + seconds, (*parts[:WAITING], moved, *parts[WAITING + 1 :]))
 
     # --- steps ----------------------------------------------------------------------------------------
     @property
@@ -176,63 +174,37 @@ class TimeSplitClock:
     # --- the result -----------------------------------------------------------------------------------
     def split(self) -> TimeSplit:
         """Returns the split up to now, in milliseconds."""
-        durable = self._durable  # read first: it only grows, and never beyond `productive`
         _, seconds = self._read()
-        unsaved = max(seconds[PRODUCTIVE] - durable, 0.0)
+        unsaved = max(seconds[PRODUCTIVE] - self._durable, 0.0)
         named = dict(zip(PARTS, seconds, strict=True)) | {"unsaved": unsaved}
         return TimeSplit(**{name: round(value, 3) for name, value in named.items()})
 
-    def _read(self) -> tuple[float, list[float]]:
+    def _read(self) -> tuple[float, tuple[float, ...]]:
         """Returns the time, and the seconds of each part up to then."""
-        for _ in range(TRIES):
-            state = self._now
-            found = self._seconds(state)
-            if not self._changing and state is self._now:  # in this order: a change ends with `_changing`
-                break
-            time.sleep(PAUSE_SECONDS)  # the time that was read may be in another part
-        return found
-
-    def _seconds(self, state: _State) -> tuple[float, list[float]]:
-        part, since, productive, data, rest = state
-        now, seconds = self._clock(), [productive, data, *rest]
-        seconds[part] += now - since
-        return now, seconds
+        with self._lock:
+            part, since, seconds = self._now
+            now = self._clock()
+            return now, (*seconds[:part], seconds[part] + now - since, *seconds[part + 1 :])
 
 
-_State = tuple[int, float, float, float, tuple[float, ...]]
-"""Part, since when, and the seconds of all parts before that: productive, data wait, and the others."""
+_State = tuple[int, float, tuple[float, ...]]
+"""Part, since when, and the seconds of all parts before that."""
 
 
 class _DataWait:
-    """Does what `TimeSplitClock.enter` does, for the two parts that change in each step."""
-
-    __slots__ = ("_changed", "_clock", "_owner")
+    """Counts as data wait what is productive otherwise."""
 
     def __init__(self, owner: TimeSplitClock) -> None:
-        self._owner, self._clock = owner, owner._clock
+        self._owner = owner
         self._changed: list[bool] = []
         """For each wait that lasts, the outermost first, whether it has changed the part."""
 
     def __enter__(self) -> None:
-        owner = self._owner
-        part, since, productive, data, rest = owner._now
-        self._changed.append(part == PRODUCTIVE)
-        if part == PRODUCTIVE:
-            owner._changing = True
-            now = self._clock()
-            owner._now = (DATA_WAIT, now, productive + now - since, data, rest)
-            owner._changing = False
+        self._changed.append(self._owner.swap(PRODUCTIVE, DATA_WAIT))
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        owner = self._owner
-        part, since, productive, data, rest = owner._now
-        if self._changed.pop() and part == DATA_WAIT:
-            owner._changing = True
-            now = self._clock()
-            owner._now = (PRODUCTIVE, now, productive, data + now - since, rest)
-            owner._changing = False
+    def __exit__(self, *_: object) -> None:
+        if self._changed.pop():
+            self._owner.swap(DATA_WAIT, PRODUCTIVE)
 
 
 def timed(batches: Callable[[], Iterable[T]], clock: TimeSplitClock) -> Iterator[T]:
