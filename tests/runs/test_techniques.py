@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from spottrain.contract import ExitCode
 from spottrain.lifecycle.topology import LOOPBACK, reserve_port
-from spottrain.techniques.activation_checkpointing import Policy, apply
+from spottrain.techniques.activation_checkpointing import apply
 from spottrain.techniques.compilation import compilations, compiled, warm_up
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -61,17 +61,17 @@ def require_same(some: list[torch.Tensor], others: list[torch.Tensor]) -> None:
 
 
 # --- activation checkpointing under wrappers ------------------------------------------------------------
-@pytest.mark.parametrize("wanted", ["all", "every-2"])
-def test_under_ddp_gradients_are_the_same(world_of_one: None, wanted: str) -> None:
+@pytest.mark.parametrize("wanted", ["all", 2])
+def test_under_ddp_gradients_are_the_same(world_of_one: None, wanted: Any) -> None:
     usual, model = dropping(), dropping()
-    apply(model, Policy.of(wanted))
+    apply(model, wanted)
     require_same(gradients(DistributedDataParallel(model), model), gradients(usual, usual))
 
 
-@pytest.mark.parametrize("wanted", ["all", "every-2"])
-def test_under_fsdp2_gradients_and_names_are_the_same(world_of_one: None, wanted: str) -> None:
+@pytest.mark.parametrize("wanted", ["all", 2])
+def test_under_fsdp2_gradients_and_names_are_the_same(world_of_one: None, wanted: Any) -> None:
     usual, model = dropping(), dropping()
-    apply(model, Policy.of(wanted))
+    apply(model, wanted)
     mesh = init_device_mesh("cpu", (1,))
     for block in model.blocks:
         fully_shard(block, mesh=mesh)
@@ -86,7 +86,7 @@ def test_after_fsdp2_its_blocks_are_found_by_the_name_that_the_script_gave_them(
     for block in model.blocks:
         fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)
-    assert len(apply(model, Policy.of("Dropping")).modules) == 4
+    assert len(apply(model, [Dropping]).modules) == 4
     require_same(gradients(model, model), gradients(usual, usual))
 
 
@@ -94,7 +94,7 @@ def test_after_fsdp2_its_blocks_are_found_by_the_name_that_the_script_gave_them(
 def test_compiled_as_one_graph_gradients_are_the_same() -> None:
     torch._dynamo.reset()
     usual, model = Net(), Net()
-    apply(model, Policy.of("every-2"))
+    apply(model, 2)
     outer = compiled(model, fullgraph=True)
     warm_up(lambda: outer(torch.ones(6, 8)).sum().backward(), outer)
     before = compilations()
@@ -123,7 +123,7 @@ class Normed(Block):
 def test_running_statistics_are_updated_once_in_a_step_under_wrappers(world_of_one: None, way: str) -> None:
     torch.manual_seed(2)
     plain: Any = torch.nn.Sequential(*(Normed(breaks=way == "broken graph") for _ in range(2)))
-    apply(plain, Policy.of("all"))
+    apply(plain, "all")
     model = plain
     if way == "ddp":
         model = DistributedDataParallel(plain)
@@ -145,14 +145,14 @@ HOME: Final = {"ROOT": str(Path(__file__).parents[2])}
 
 # --- a training that goes on in another setting ---------------------------------------------------------
 TRAINING: Final = """\
-import os, sys, torch, spottrain
-from spottrain.techniques.activation_checkpointing import Policy, apply
+import json, os, sys, torch, spottrain
+from spottrain.techniques.activation_checkpointing import apply
 sys.path.insert(0, os.environ["ROOT"])
 from tests.support.blocks import Net
 
 spottrain.seed(1)
 model = Net()
-apply(model, Policy.of(os.environ["WANTED"]))
+apply(model, json.loads(os.environ["WANTED"]))
 trainer = spottrain.Trainer(
     model=model,
     optimizer=torch.optim.AdamW(model.parameters(), lr=0.01),
@@ -166,8 +166,8 @@ print("digest", trainer.fit().digest)
 """
 
 
-def digest(lab: Lab, at: str, wanted: str, steps: int = 8) -> str:
-    env = HOME | {"WANTED": wanted, "STEPS": str(steps)}
+def digest(lab: Lab, at: str, wanted: Any, steps: int = 8) -> str:
+    env = HOME | {"WANTED": json.dumps(wanted), "STEPS": str(steps)}
     run = lab.run(TRAINING, at=at, interval="4steps", env=env)
     run.end()
     assert run.code == 0, run.log
@@ -175,7 +175,7 @@ def digest(lab: Lab, at: str, wanted: str, steps: int = 8) -> str:
 
 
 def test_a_training_ends_with_the_same_weights_whatever_is_recomputed(lab: Lab) -> None:
-    assert digest(lab, "none", "none") == digest(lab, "all", "all") == digest(lab, "two", "every-2")
+    assert digest(lab, "none", "none") == digest(lab, "all", "all") == digest(lab, "two", 2)
 
 
 # --- two ranks ------------------------------------------------------------------------------------------
@@ -232,9 +232,9 @@ def test_ranks_compile_without_each_other(lab: Lab) -> None:
 # --- real memory ----------------------------------------------------------------------------------------
 MEMORY: Final = """\
 import ctypes, json, os, sys, torch
-from spottrain.techniques.activation_checkpointing import Policy, apply
+from spottrain.techniques.activation_checkpointing import apply
 from spottrain.distributed.world import World
-from spottrain.techniques.memory import HostMemory, memory_of
+from spottrain.techniques.memory import StepMemory
 from spottrain.techniques.memory_fit import Trial, sizes_up_to
 from spottrain.techniques.precision import Precision
 sys.path.insert(0, os.environ["ROOT"])
@@ -245,14 +245,16 @@ ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 1 << 17)
 model = Net(depth=6)
 optimizer = torch.optim.AdamW(model.parameters())
 cpu = torch.device("cpu")
-assert memory_of(cpu).limit > 0
+memory = StepMemory(cpu)
+assert memory.limit > 0
 MB = 1 << 20
 
 
 def trial(limit):
+    memory.limit = limit
     return Trial(model, optimizer, loss_of=lambda model, batch: model(batch).square().mean(),
                  batch_of=lambda size: torch.ones(size * 1024, 8), share=64, precision=Precision(name="fp32"),
-                 memory=HostMemory(limit), world=World())
+                 memory=memory, world=World())
 
 
 def peak(size):
@@ -261,7 +263,7 @@ def peak(size):
 
 all_of_them, base, usual = trial(1 << 50).largest(sizes_up_to(64)), peak(1), peak(64)
 some = trial((base + 31 * MB) * 10 // 9).largest(sizes_up_to(64))  # a tenth stays free
-apply(model, Policy.of("all"))
+apply(model, "all")
 print("found", json.dumps([all_of_them, some, (usual - base) // MB, (peak(64) - base) // MB]))
 """
 

@@ -101,11 +101,11 @@ for policy in activation_checkpointing.STEPS:
     SCALED["by"] = 4 - len(activation_checkpointing.apply(model, policy).modules)
     if trial().largest(sizes_up_to(16)) == 16:
         break
-activation_checkpointing.apply(model, activation_checkpointing.Policy())
+activation_checkpointing.apply(model, "none")
 say(
     size=size,
     sizes=sizes,
-    policy=str(policy),
+    policy=activation_checkpointing.described(policy),
     largest=max(passes),
     untouched=all(torch.equal(a, b) for a, b in zip(before, full(model))),
     same_numbers=torch.equal(random, torch.get_rng_state()),

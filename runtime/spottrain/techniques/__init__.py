@@ -29,7 +29,6 @@ if TYPE_CHECKING:
         schedules,
         trackers,
     )
-    from spottrain.techniques.activation_checkpointing import Policy
     from spottrain.techniques.compilation import compiled, warm_up
     from spottrain.techniques.dry_run import rehearsal
     from spottrain.techniques.early_stopping import EarlyStopping
@@ -43,7 +42,6 @@ __all__ = [
     "EMA",
     "Amp",
     "EarlyStopping",
-    "Policy",
     "Precision",
     "Trackers",
     "accumulation",
@@ -69,7 +67,6 @@ _HOME: Final = {
     "Amp": "spottrain.techniques.precision",
     "EMA": "spottrain.techniques.ema",
     "EarlyStopping": "spottrain.techniques.early_stopping",
-    "Policy": "spottrain.techniques.activation_checkpointing",
     "Precision": "spottrain.techniques.precision",
     "Trackers": "spottrain.techniques.trackers",
     "compiled": "spottrain.techniques.compilation",

@@ -1,8 +1,8 @@
 """Activation checkpointing: a block stores only its input and recomputes the rest in the backward pass.
 
-    from spottrain.techniques.activation_checkpointing import Policy, apply
+    from spottrain.techniques.activation_checkpointing import apply
 
-    apply(model, Policy.of("every-2"))     # before DDP, fully_shard or torch.compile, once for each model
+    apply(model, 2)     # every 2nd block; before DDP, fully_shard or torch.compile, once for each model
 
 It trades computation for memory: one more forward pass of the checkpointed blocks, so at most +33 % FLOPs.
 The share of a step depends on the rest of the model. Counted on GPT-2 (12 layers, batch 1 x 128): +23.1 % for
@@ -12,7 +12,6 @@ With a vocabulary of 256: +33.3, +16.6 and +11.1 %.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -24,6 +23,8 @@ from torch.utils.checkpoint import checkpoint
 
 from spottrain.checkpoint.plain_state import clean, plain
 from spottrain.core import log
+from spottrain.core.training_settings import activation_checkpointing as policy_of
+from spottrain.core.training_spec import ActivationCheckpointing
 from spottrain.errors import ConfigurationError
 
 ROOMY: Final = 0.7
@@ -37,59 +38,21 @@ SWITCHED: Final = "_spottrain_checkpointing"
 """Attribute that marks a transformers model whose own checkpointing was enabled here."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Policy:
-    """Which blocks are checkpointed."""
-
-    every: int = 0
-    """Every k-th block, the first included: 1 all, 2 every other one; 0 none."""
-    classes: tuple[str, ...] = ()
-    """Class names whose instances are the blocks; empty: the blocks are detected."""
-    auto: bool = False
-    """Whether trials choose `every`; see `memory_fit`."""
-
-    @classmethod
-    def of(cls, wanted: str | Iterable[str | type[torch.nn.Module]]) -> Policy:
-        """Makes a policy from its name.
-
-        Args:
-            wanted: none, all, every-K, auto, or class names, as a list or separated by commas.
-
-        Raises:
-            ConfigurationError: `wanted` is none of these.
-        """
-        if not isinstance(wanted, str):
-            return cls(
-                every=1, classes=tuple(each if isinstance(each, str) else each.__name__ for each in wanted)
-            )
-        if wanted in ("none", "all", "auto"):
-            return cls(every=int(wanted == "all"), auto=wanted == "auto")
-        if (every := re.fullmatch(r"every-([1-9]\d*)", wanted)) is not None:
-            return cls(every=int(every[1]))
-        names = tuple(name.strip() for name in wanted.split(","))
-        if not all(name.isidentifier() for name in names):
-            raise ConfigurationError(
-                f"activation checkpointing {wanted!r} is not known: use none, all, every-K (such as "
-                "every-2), auto, or the class names of the model's blocks, separated by commas"
-            )
-        return cls(every=1, classes=names)
-
-    def __str__(self) -> str:
-        if self.auto or not self.every:
-            return "auto" if self.auto else "none"
-        words = "all" if self.every == 1 else f"every-{self.every}"
-        return words if not self.classes else f"{words} of {','.join(self.classes)}"
-
-
-STEPS: Final = (Policy(), Policy(every=3), Policy(every=2), Policy(every=1))
+STEPS: Final = tuple(map(policy_of, ("none", 3, 2, "all")))
 """Policies that `auto` tries, in this order: the least recomputation first."""
+
+
+def described(policy: ActivationCheckpointing) -> str:
+    """Returns the policy as a word for the log, such as every-2."""
+    return {"every": f"every-{policy.every}", "classes": ",".join(policy.classes)}.get(
+        policy.policy, policy.policy
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Applied:
     """Result of `apply`."""
 
-    policy: Policy
     modules: tuple[str, ...]
     """Names of the checkpointed blocks."""
     of: int
@@ -205,7 +168,7 @@ def _outermost(named: dict[str, torch.nn.Module]) -> dict[str, torch.nn.Module]:
 
 
 # --- switching --------------------------------------------------------------------------------------------
-def apply(model: torch.nn.Module, policy: Policy) -> Applied:
+def apply(model: torch.nn.Module, policy: Any) -> Applied:
     """Checkpoints the blocks that `policy` selects, and undoes any earlier `apply`.
 
     A transformers model uses its own checkpointing, unless classes are named: that also disables the
@@ -214,29 +177,37 @@ def apply(model: torch.nn.Module, policy: Policy) -> Applied:
 
     Args:
         model: wrapped or not; call it before DDP, `fully_shard` and torch.compile.
-        policy: the blocks to checkpoint; not `auto`, which needs trials (`find_batch_size`).
+        policy: as `Trainer(activation_checkpointing=...)`: none, all, a number k for every k-th block, or a
+            list of classes or their names; not `auto`, which needs trials (`find_batch_size`).
 
     Returns:
         What was done; it is also logged.
 
     Raises:
-        ConfigurationError: the policy is `auto`, or no module has one of its classes.
+        ConfigurationError: the policy is `auto` or not known, or no module has one of its classes.
     """
-    if policy.auto:
+    wanted = policy_of(policy)
+    if wanted.policy == "auto":
         raise ConfigurationError(
             "apply() does not accept the policy auto, which needs trials: call "
-            "find_batch_size(checkpointing='auto'), or pass one of none, every-2, all"
+            "find_batch_size(checkpointing='auto'), or pass one of none, 2, all"
         )
     inner = plain(model)
     remove(inner)
-    if policy.every and not policy.classes and _has_switch(inner) and not any(map(_tracks, inner.modules())):
-        applied = _switch(inner, policy)
-    else:
-        applied = _patch(inner, policy)
-    if policy.every:
-        words = {"blocks": len(applied.modules), "of": applied.of, "by": applied.by}
-        log.event("activation-checkpointing", policy=policy, **words)
-    if policy.every and not applied.of:
+    if wanted.policy == "none":
+        return Applied(modules=(), of=0)
+    applied, every = None, wanted.every or 1
+    if not wanted.classes and _has_switch(inner) and not any(map(_tracks, inner.modules())):
+        applied = _switch(inner, every)
+    if applied is None:
+        found = blocks(inner, wanted.classes)
+        chosen = dict(list(found.items())[::every])
+        for module in chosen.values():
+            module.forward = Recomputed(module, vars(module).get("forward"))
+        applied = Applied(modules=tuple(chosen), of=len(found))
+    words = {"blocks": len(applied.modules), "of": applied.of, "by": applied.by}
+    log.event("activation-checkpointing", policy=described(wanted), **words)
+    if not applied.of:
         log.event(
             "advice",
             about="activations",
@@ -244,14 +215,6 @@ def apply(model: torch.nn.Module, policy: Policy) -> Applied:
             "name the classes of the blocks",
         )
     return applied
-
-
-def _patch(model: torch.nn.Module, policy: Policy) -> Applied:
-    found = blocks(model, policy.classes)
-    chosen = {n: m for i, (n, m) in enumerate(found.items()) if policy.every and i % policy.every == 0}
-    for module in chosen.values():
-        module.forward = Recomputed(module, vars(module).get("forward"))
-    return Applied(policy=policy, modules=tuple(chosen), of=len(found))
 
 
 def remove(model: torch.nn.Module) -> None:
@@ -279,24 +242,23 @@ def _call_switch(model: Any, word: str, *args: Any, **kwargs: Any) -> None:
     getattr(model, new if hasattr(model, new) else f"gradient_checkpointing_{word}")(*args, **kwargs)
 
 
-def _switch(model: torch.nn.Module, policy: Policy) -> Applied:
-    _call_switch(model, "enable", {"use_reentrant": False})
-    setattr(model, SWITCHED, True)
+def _switch(model: torch.nn.Module, every: int) -> Applied | None:
+    """Has the model checkpoint every k-th block itself; None, and nothing is done, if it cannot."""
     # Only flags of inner modules count: those are read by the layers. The whole model is not a block.
     flagged = {
         clean(name): module
         for name, module in model.named_modules()
         if name and hasattr(type(module), "gradient_checkpointing")
     }
+    if every > 1 and not flagged:
+        return None
+    _call_switch(model, "enable", {"use_reentrant": False})
+    setattr(model, SWITCHED, True)
     found = _outermost(flagged) or blocks(model)
-    chosen = [name for i, name in enumerate(found) if i % policy.every == 0]
-    if policy.every > 1:
-        if not flagged:
-            remove(model)
-            return _patch(model, policy)
-        for name, module in found.items():
-            module.gradient_checkpointing = name in chosen  # type: ignore[assignment]
-    return Applied(policy=policy, modules=tuple(chosen), of=len(found), by="transformers")
+    chosen = list(found)[::every]
+    for name in found if every > 1 else ():
+        found[name].gradient_checkpointing = name in chosen  # type: ignore[assignment]
+    return Applied(modules=tuple(chosen), of=len(found), by="transformers")
 
 
 # --- cost and benefit ---------------------------------------------------------------------------------------

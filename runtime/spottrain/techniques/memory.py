@@ -5,9 +5,8 @@ from __future__ import annotations
 import ctypes
 import os
 import re
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 import torch
 
@@ -29,72 +28,48 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and OUT_OF_MEMORY.search(str(error)) is not None
 
 
-class StepMemory(Protocol):
-    """Memory limit and peak of one device."""
+class StepMemory:
+    """Peak of a GPU's memory reserved by torch's allocator, or of the process' resident memory on a CPU.
 
-    device: torch.device
-    limit: int
-    """Bytes that this process may use."""
-    fails_softly: bool
-    """Whether exceeding the limit raises an exception; else the process is killed."""
+    Args:
+        device: a GPU, of which other processes' memory is left out; or a CPU.
+        ranks: ranks in this container (`World.local_size`), which share the limit of a CPU.
+        cgroups: folder of the container's limit.
+        process: folder of this process under /proc.
+    """
 
-    def begin(self) -> None:
-        """Resets the peak."""
-
-    def peak(self) -> int:
-        """Returns the peak in bytes since `begin`, including all that the process held before."""
-
-
-@dataclass(slots=True)
-class CudaMemory:
-    """Peak memory reserved by torch's allocator. The limit leaves out what other processes use."""
-
-    device: torch.device
-    limit: int
-    fails_softly: bool = True
-
-    def begin(self) -> None:
-        torch.cuda.empty_cache()  # the peak is of reserved memory, which includes cached blocks
-        torch.cuda.reset_peak_memory_stats(device=self.device)
-
-    def peak(self) -> int:
-        return int(torch.cuda.max_memory_reserved(self.device))
-
-
-@dataclass(slots=True)
-class HostMemory:
-    """Peak resident memory of the process, as Linux counts it. `process`: its folder under /proc."""
-
-    limit: int
-    process: Path = SELF
-    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    fails_softly: bool = False
+    def __init__(
+        self, device: torch.device, *, ranks: int = 1, cgroups: Path = CGROUPS, process: Path = SELF
+    ) -> None:
+        self.device, self._process = device, process
+        self.fails_softly = device.type == "cuda"
+        """Whether exceeding the limit raises an exception; else the process is killed."""
+        if self.fails_softly:
+            limit = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
+        else:
+            physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+            limit = min(memory_limit(cgroups, process / "cgroup") or physical, physical) // ranks
+        self.limit = limit
+        """Bytes that this process may use."""
 
     def begin(self) -> None:
         """Resets the peak. If that fails, the earlier one counts too, which only makes sizes smaller."""
+        if self.fails_softly:
+            torch.cuda.empty_cache()  # the peak is of reserved memory, which includes cached blocks
+            torch.cuda.reset_peak_memory_stats(device=self.device)
+            return
         try:
             # Returns freed blocks to the system, else a smaller trial would seem as large as the one before.
             # Only glibc has it.
             ctypes.CDLL(None).malloc_trim(0)
-            (self.process / "clear_refs").write_text("5")
+            (self._process / "clear_refs").write_text("5")
         except (OSError, AttributeError) as error:
             log.event("batch-size", peak="of all trials so far", why=error)
 
     def peak(self) -> int:
-        found = re.search(r"^VmHWM:\s+(\d+) kB", (self.process / "status").read_text(), re.MULTILINE)
+        """Returns the peak in bytes since `begin`, including all that the process held before."""
+        if self.fails_softly:
+            return int(torch.cuda.max_memory_reserved(self.device))
+        status = (self._process / "status").read_text()
+        found = re.search(r"^VmHWM:\s+(\d+) kB", status, re.MULTILINE)
         return int(found[1]) * 1024 if found else 0
-
-
-def memory_of(
-    device: torch.device, *, ranks: int = 1, cgroups: Path = CGROUPS, process: Path = SELF
-) -> StepMemory:
-    """Returns the memory of a GPU, limited by what is free; or of a CPU, limited by the container or machine.
-
-    ranks: ranks in this container (`World.local_size`), which share the limit of a CPU.
-    """
-    if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        return CudaMemory(device, free + torch.cuda.memory_reserved(device))
-    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limit = memory_limit(cgroups, process / "cgroup")
-    return HostMemory(min(limit or physical, physical) // ranks, process)

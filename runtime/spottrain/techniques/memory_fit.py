@@ -12,11 +12,12 @@ same as `Trainer`:
 
 from __future__ import annotations
 
-import inspect
 import math
 import os
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
@@ -26,8 +27,7 @@ from torch.utils.data import default_collate
 from spottrain.contract import Reason
 from spottrain.core import log
 from spottrain.core.device import to_device
-from spottrain.core.training_settings import Settings
-from spottrain.core.training_settings import activation_checkpointing as checked_policy
+from spottrain.core.training_settings import activation_checkpointing as policy_of
 from spottrain.core.training_spec import AUTO, ActivationCheckpointing
 from spottrain.data import Batches, Source
 from spottrain.data.dataloader import Collate, request, seeded
@@ -37,9 +37,9 @@ from spottrain.distributed.dtensor import any_sharded
 from spottrain.distributed.world import World
 from spottrain.errors import ConfigurationError, RunError, TrainingFailed
 from spottrain.techniques import accumulation
-from spottrain.techniques.activation_checkpointing import STEPS, Policy, apply
+from spottrain.techniques.activation_checkpointing import STEPS, apply, described
 from spottrain.techniques.dry_run import local_bytes, rehearsal, release
-from spottrain.techniques.memory import StepMemory, is_out_of_memory, memory_of
+from spottrain.techniques.memory import StepMemory, is_out_of_memory
 from spottrain.techniques.precision import Precision
 
 Loss = Callable[[torch.nn.Module, Any], torch.Tensor]
@@ -49,16 +49,6 @@ SMALLER_WAYS: Final = (
     "use activation checkpointing (all), precision bf16, an optimizer with less state, more GPUs "
     "with a sharded model (spottrain.shard), a smaller model, or shorter samples"
 )
-
-
-def policy_of(wanted: ActivationCheckpointing) -> Policy:
-    match wanted.policy:
-        case "every":
-            return Policy(every=wanted.every or 2)
-        case "classes":
-            return Policy(every=1, classes=wanted.classes)
-        case word:
-            return Policy.of(word)
 
 
 def sizes_up_to(most: int) -> list[int]:
@@ -186,20 +176,19 @@ def weight_bytes(optimizer: torch.optim.Optimizer) -> int:
 def state_bytes(optimizer: torch.optim.Optimizer) -> int:
     """Estimates the bytes that the optimizer's state still has to allocate; 0 once it has stepped.
 
-    Steps an optimizer of the same class and settings on a small parameter. If that fails, it logs this, and
-    assumes Adam's state: two numbers per weight.
+    Steps a copy of it on a small parameter. If that fails, it logs this, and assumes Adam's state: two
+    numbers per weight.
     """
     if optimizer.state:
         return 0
     probe = torch.nn.Parameter(torch.zeros(16, 16))
     probe.grad = torch.ones_like(probe)
+    small = copy(optimizer)
+    small.state, small.param_groups = defaultdict(dict), [optimizer.param_groups[0] | {"params": [probe]}]
     try:
         with torch.random.fork_rng(devices=[]):
-            # Not all defaults are arguments: AdamW's include some of its base's (torch 2.15).
-            accepted = inspect.signature(type(optimizer)).parameters
-            small = type(optimizer)([probe], **{n: v for n, v in optimizer.defaults.items() if n in accepted})
             small.step()
-    except Exception as error:  # a user's class may need other arguments
+    except Exception as error:  # a user's class may have other attributes
         log.event("batch-size", optimizer=type(optimizer).__name__, state="as Adam's", why=error)
         return 2 * weight_bytes(optimizer)
     state = sum(local_bytes(each) for each in small.state[probe].values() if isinstance(each, torch.Tensor))
@@ -207,11 +196,27 @@ def state_bytes(optimizer: torch.optim.Optimizer) -> int:
 
 
 class MemoryFit:
-    """Memory fit of one training. `loss_of(model, batch)` returns the mean loss over the batch."""
+    """Memory fit of one training.
+
+    Args:
+        micro_batch_size: "auto": found by trials.
+        policy: of activation checkpointing.
+        model: not wrapped by DDP or torch.compile.
+        optimizer: optimizer of the model.
+        loss_of: (model, batch) -> the mean loss over the batch.
+        source: the training's batches.
+        precision: number format of the passes.
+        device: where the model is.
+        world: the ranks.
+
+    Raises:
+        ConfigurationError: trials are needed, and the data are not a map-style dataset.
+    """
 
     def __init__(
         self,
-        settings: Settings,
+        micro_batch_size: int | str | None,
+        policy: ActivationCheckpointing,
         *,
         model: torch.nn.Module,
         optimizer: torch.optim.Optimizer,
@@ -223,12 +228,13 @@ class MemoryFit:
     ) -> None:
         self._model, self._optimizer, self._loss_of = model, optimizer, loss_of
         self._precision, self._device, self._world = precision, device, world
-        self.policy = policy_of(settings.activation_checkpointing)
-        self._sized = settings.micro_batch_size == AUTO
+        self.policy = policy
+        self._sized = micro_batch_size == AUTO
+        self._tries = self._sized or policy.policy == AUTO
         self.saved_size: int | None = None
         """Micro-batch size of the previous attempt: it is kept if it fits, so that sums keep their order."""
         self._batches = source if isinstance(source, Batches) else None
-        if (self._sized or self.policy.auto) and self._batches is None:
+        if self._tries and self._batches is None:
             raise ConfigurationError(
                 "microBatchSize auto and activationCheckpointing auto run trials, which need a "
                 "map-style train_dataset: set a size and a policy, or pass a dataset instead of a "
@@ -244,16 +250,25 @@ class MemoryFit:
         Raises:
             ConfigurationError: nothing fits.
         """
-        if self._batches is None or not (self._sized or self.policy.auto):
+        if self._batches is None or not self._tries:
             apply(self._model, self.policy)
             return
         saved, share = self.saved_size, self._share
         most = self._batches.plan.micro_batch_size
         if self._sized:
             most = saved if saved is not None and share % saved == 0 else share
-        trial, found = self._trial(), None
-        trial_of_policies = self.policy.auto
-        for policy in STEPS if trial_of_policies else (self.policy,):
+        trial = Trial(
+            self._model,
+            self._optimizer,
+            loss_of=self._loss_of,
+            batch_of=self.sample,
+            share=share,
+            precision=self._precision,
+            memory=StepMemory(self._device, ranks=self._world.local_size),
+            world=self._world,
+        )
+        found, chooses = None, self.policy.policy == AUTO
+        for policy in STEPS if chooses else (self.policy,):
             self.policy = policy
             apply(self._model, policy)
             found = trial.largest(sizes_up_to(most))
@@ -265,8 +280,8 @@ class MemoryFit:
             raise ConfigurationError(f"a micro-batch of {size} does not fit into memory: {ways}")
         if self._sized:
             self._batches.plan = replace(self._batches.plan, micro_batch_size=found)
-        if trial_of_policies:
-            log.event("activation-checkpointing", wanted=AUTO, chosen=self.policy)
+        if chooses:
+            log.event("activation-checkpointing", wanted=AUTO, chosen=described(self.policy))
 
     @property
     def size(self) -> int | None:
@@ -308,18 +323,6 @@ class MemoryFit:
         assert self._batches is not None
         return self._batches.plan.global_batch_size // self._world.size
 
-    def _trial(self) -> Trial:
-        return Trial(
-            self._model,
-            self._optimizer,
-            loss_of=self._loss_of,
-            batch_of=self.sample,
-            share=self._share,
-            precision=self._precision,
-            memory=memory_of(self._device, ranks=self._world.local_size),
-            world=self._world,
-        )
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fit:
@@ -329,7 +332,7 @@ class Fit:
     """Samples of one forward pass on one rank."""
     accumulation: int
     """Forward passes per rank in an optimizer step."""
-    policy: Policy
+    policy: ActivationCheckpointing
     """Policy of activation checkpointing; it is already applied to the model."""
 
 
@@ -341,7 +344,7 @@ def find_batch_size(
     *,
     global_batch_size: int,
     micro_batch_size: int | Literal["auto"] | None = AUTO,
-    checkpointing: Policy | str | int | None = "none",
+    checkpointing: Any = "none",
     precision: Precision | None = None,
     collate_fn: Collate | None = None,
     world: World | None = None,
@@ -360,8 +363,8 @@ def find_batch_size(
         global_batch_size: samples of one optimizer step over all ranks.
         micro_batch_size: samples per rank and forward pass; "auto": found by trials; None: the rank's share
             of a step at once.
-        checkpointing: policy of activation checkpointing, its name, or k for every k-th block; None: none.
-            It is applied to the model.
+        checkpointing: policy of activation checkpointing, as `activation_checkpointing.apply` takes it, or
+            "auto". It is applied to the model.
         precision: number format, such as `Amp(...).precision`; None: fp32.
         collate_fn: makes a batch of a list of samples; None: torch's `default_collate`.
         world: rank and number of ranks; None: from the environment.
@@ -377,12 +380,6 @@ def find_batch_size(
     device = next(model.parameters()).device
     process_group.join(world, device)
     size = None if micro_batch_size is None or micro_batch_size == AUTO else int(micro_batch_size)
-    given = isinstance(checkpointing, Policy)
-    settings = Settings(
-        global_batch_size=global_batch_size,
-        micro_batch_size=micro_batch_size,
-        activation_checkpointing=checked_policy("none" if given else checkpointing),
-    )
     batches = source_of(
         dataset,
         world,
@@ -391,7 +388,8 @@ def find_batch_size(
         collate_fn=collate_fn,
     )
     memory_fit = MemoryFit(
-        settings,
+        micro_batch_size,
+        policy_of(checkpointing),
         model=model,
         optimizer=optimizer,
         loss_of=loss,
@@ -400,8 +398,6 @@ def find_batch_size(
         device=device,
         world=world,
     )
-    if isinstance(checkpointing, Policy):
-        memory_fit.policy = checkpointing
     memory_fit.fit()
     found = memory_fit.size or size or share
     return Fit(micro_batch_size=found, accumulation=share // found, policy=memory_fit.policy)

@@ -28,7 +28,7 @@ from spottrain.distributed import process_group
 from spottrain.distributed.world import World
 from spottrain.errors import ConfigurationError
 from spottrain.lifecycle.session import Session, current
-from spottrain.techniques import memory_fit, optimizers, schedules
+from spottrain.techniques import optimizers, schedules
 from spottrain.techniques.early_stopping import EarlyStopping
 from spottrain.techniques.trackers import run_id
 from spottrain.training import components
@@ -40,9 +40,9 @@ NAMES: Final = tuple(each.name for each in fields(Settings) if each.name != "pro
 class JobSettings:
     """The named settings, as attributes.
 
-    `early_stopping` is a `spottrain.EarlyStopping` or None, `activation_checkpointing` a `Policy`, and
-    `trackers` a list for `techniques.Trackers`. The others are values of the arguments of `Trainer`.
-    Reading a setting that was not named raises AttributeError: it is logged as one that the loop ignores.
+    `early_stopping` is a `spottrain.EarlyStopping` or None, and `trackers` a list for `techniques.Trackers`.
+    The others are values of the arguments of `Trainer`. Reading a setting that was not named raises
+    AttributeError: it is logged as one that the loop ignores.
     """
 
     def __init__(self, settings: Settings, named: dict[str, Any], run_id: str) -> None:
@@ -166,8 +166,6 @@ def job_settings(*, session: Session | None = None, **own: Any) -> JobSettings:
             stopping = components.early_stopping(found, evaluates=True, more=True)
             use_first_rank(stopping, session.world)
             values["early_stopping"] = stopping
-        if "activation_checkpointing" in own:
-            values["activation_checkpointing"] = memory_fit.policy_of(found.activation_checkpointing)
         if "trackers" in own:
             values["trackers"] = components.trackers(own["trackers"], found, session)
     if "optimizer" in own:

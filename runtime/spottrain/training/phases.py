@@ -20,7 +20,7 @@ from spottrain.distributed.dtensor import any_sharded
 from spottrain.lifecycle.session import Session
 from spottrain.techniques import activation_checkpointing
 from spottrain.techniques.dry_run import rehearsal, release
-from spottrain.techniques.memory import memory_of
+from spottrain.techniques.memory import StepMemory
 from spottrain.techniques.memory_fit import MemoryFit
 from spottrain.techniques.precision import Precision, facts_of
 
@@ -50,7 +50,7 @@ class TrainerPhases:
         wanted = self.settings.activation_checkpointing.policy
         if steps != SETTLED or wanted in ("none", AUTO) or self.settings.micro_batch_size == AUTO:
             return
-        memory = memory_of(self.device, ranks=self.session.world.local_size)
+        memory = StepMemory(self.device, ranks=self.session.world.local_size)
         if text := activation_checkpointing.needless(peak=memory.peak(), limit=memory.limit):
             log.event("advice", about="activations", text=text)
 

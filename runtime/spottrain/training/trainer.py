@@ -638,7 +638,8 @@ class Trainer:
 
     def _make_memory_fit(self) -> MemoryFit:
         return MemoryFit(
-            self.settings,
+            self.settings.micro_batch_size,
+            self.settings.activation_checkpointing,
             model=self.model,
             optimizer=self.optimizer,
             loss_of=self._loss_of,
