@@ -194,7 +194,7 @@ def metrics_page() -> str:
     values = (*vars(metrics).values(), *metrics.MEASURED.values())
     found = [metric for metric in values if isinstance(metric, MetricWrapperBase)]
     trainers = (
-        (code(name), "counter" if name.endswith("_total") else "gauge", plain(text))
+        (code(f"spottrain_{name}"), "counter" if name.endswith("_total") else "gauge", plain(text))
         for name, text in progress.METRICS.items()
     )
     return "\n\n".join(

@@ -6,13 +6,12 @@ Several threads write to the board and read from it: training, upload, HTTP serv
 from __future__ import annotations
 
 import math
-import socket
+import re
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, ClassVar, Final
 
@@ -33,12 +32,6 @@ from spottrain.core.time_split import PARTS, TimeSplitClock
 
 STOP_LIMIT: Final = 4096
 """Maximum bytes of a stop order's body."""
-MAX_CONNECTIONS: Final = 16
-"""Maximum number of open connections, each with a thread: the operator's, a scraper's, and room for both to
-restart."""
-IDLE_SECONDS: Final = 90.0
-"""A connection without a request for so long is closed. The operator keeps those of trainers that it asks
-every 10 to 40 s. Prometheus asks every 15 to 60 s."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,7 +78,7 @@ class ProgressFacts:
     """The bottleneck, a `diagnostics.bottleneck.Name`."""
     diagnosis: str = ""
     """The whole sentence on it, with its fix."""
-    utilisation: float | None = None
+    gpu_utilisation: float | None = None
     """GPU utilisation by NVML, 0 to 1."""
     gpu_memory: float | None = None
     """Share of the GPU's memory that all processes use, 0 to 1; by NVML."""
@@ -104,7 +97,7 @@ class ProgressFacts:
         return self.loss if self.loss is not None and math.isfinite(self.loss) else None
 
     @property
-    def seconds_left(self) -> float | None:
+    def eta_seconds(self) -> float | None:
         """Estimated seconds until the last step; None if the end or the speed is unknown."""
         if not self.total_steps or not self.steps_per_second:
             return None
@@ -163,176 +156,107 @@ class ProgressBoard:
     def progress(self) -> Progress:
         facts = self.facts
         return Progress(
-            state=facts.shown_state,
-            attempt=facts.attempt,
-            jobUID=facts.job_uid,
-            worker=facts.worker,
-            step=facts.step,
-            totalSteps=facts.total_steps,
-            loss=facts.finite_loss,
-            samplesPerSecond=facts.samples_per_second,
-            stepsPerSecond=facts.steps_per_second,
-            etaSeconds=facts.seconds_left,
-            durableStep=facts.durable_step,
-            durableTime=log.rfc3339(facts.durable_time) if facts.durable_time else "",
-            startStep=facts.start_step,
-            saveSeconds=facts.save_seconds,
-            emergencySeconds=facts.emergency_seconds,
-            graceSeconds=facts.grace_seconds,
-            warning=facts.warning,
-            waitingFor=facts.waiting_for,
-            ignoredSettings=facts.ignored_settings,
-            idleSeconds=self.heartbeat.idle,
-            hangSeconds=self.heartbeat.limit(facts.state),
-            gpuUtilisation=facts.utilisation,
-            gpuMemory=facts.gpu_memory,
-            timeSplit=self.time_split,
-            bestStep=facts.best_step,
+            **_named_as_in(Progress, facts)
+            | {
+                "state": facts.shown_state,
+                "loss": facts.finite_loss,
+                "durableTime": log.rfc3339(facts.durable_time) if facts.durable_time else "",
+                "idleSeconds": self.heartbeat.idle,
+                "hangSeconds": self.heartbeat.limit(facts.state),
+                "timeSplit": self.time_split,
+            }
         )
 
-    def message(
-        self,
-        outcome: Outcome,
-        text: str,
-        *,
-        reason: str = "",
-        signalled_at: float | None = None,
-        durable_seconds: float | None = None,
-    ) -> TerminationMessage:
-        """Builds the termination message from `text` and the current facts."""
+    def message(self, outcome: Outcome, text: str, **more: Any) -> TerminationMessage:
+        """Builds the termination message from `text`, the current facts, and `more` of its fields."""
         facts = self.facts
         if facts.save_failures:
             text += f" {facts.save_failures} save(s) failed on the way, the last with: {facts.last_failure}"
         return TerminationMessage(
-            outcome=outcome,
-            reason=reason,
-            message=text,
-            attempt=facts.attempt,
-            step=facts.step if facts.total_steps or facts.step else None,
-            totalSteps=facts.total_steps or None,
-            loss=facts.finite_loss,
-            startStep=facts.start_step,
-            durableStep=facts.durable_step,
-            key=facts.key,
-            signalledAt=signalled_at,
-            durableSeconds=durable_seconds,
-            firstStepSeconds=facts.first_step_seconds,
-            startupSeconds=facts.startup_seconds,
-            outputURI=facts.output_uri,
-            emergencySeconds=facts.emergency_seconds,
-            graceSeconds=facts.grace_seconds,
-            warning=facts.warning,
-            ignoredSettings=facts.ignored_settings,
-            timeSplit=None if outcome is Outcome.UNTRAINED else self.time_split,
-            bestStep=facts.best_step,
+            **_named_as_in(TerminationMessage, facts)
+            | {
+                "outcome": outcome,
+                "message": text,
+                "step": facts.step if facts.total_steps or facts.step else None,
+                "totalSteps": facts.total_steps or None,
+                "loss": facts.finite_loss,
+                "timeSplit": None if outcome is Outcome.UNTRAINED else self.time_split,
+            }
+            | more
         )
 
     def metrics(self) -> str:
         """Returns the metrics in Prometheus text format."""
         facts, split = self.facts, self.time_split
-        gauges: dict[str, float | None] = {
-            "spottrain_attempt": facts.attempt,
-            "spottrain_step": facts.step,
-            "spottrain_total_steps": facts.total_steps or None,
-            "spottrain_loss": facts.loss,
-            "spottrain_samples_per_second": facts.samples_per_second,
-            "spottrain_steps_per_second": facts.steps_per_second,
-            "spottrain_durable_step": facts.durable_step,
-            "spottrain_save_seconds": facts.save_seconds,
-            "spottrain_save_stall_seconds": facts.stall_seconds,
-            "spottrain_emergency_seconds": facts.emergency_seconds,
-            "spottrain_grace_seconds": facts.grace_seconds,
-            "spottrain_gpu_utilisation": facts.utilisation,
-            "spottrain_gpu_memory": facts.gpu_memory,
-            "spottrain_mfu": facts.mfu,
-            "spottrain_flops_per_step": facts.flops_per_step,
-            "spottrain_idle_seconds": self.heartbeat.idle,
-            "spottrain_hang_seconds": self.heartbeat.limit(facts.state),
-            "spottrain_durable_age_seconds": time.time() - facts.durable_time if facts.durable_time else None,
-            "spottrain_unsaved_seconds": None if split is None else split.unsaved,
-            "spottrain_best_step": facts.best_step,
+        values: dict[str, Any] = {name: getattr(facts, name, None) for name in METRICS} | {
+            "total_steps": facts.total_steps or None,
+            "save_stall_seconds": facts.stall_seconds,
+            "saves_total": facts.saves,
+            "save_failures_total": facts.save_failures,
+            "idle_seconds": self.heartbeat.idle,
+            "hang_seconds": self.heartbeat.limit(facts.state),
+            "durable_age_seconds": time.time() - facts.durable_time if facts.durable_time else None,
+            "unsaved_seconds": None if split is None else split.unsaved,
+            "state": {f'{{state="{facts.shown_state}"}}': 1},
+            "seconds_total": split and {f'{{part="{part}"}}': getattr(split, part) for part in PARTS},
+            "time_share": {f'{{part="{part}"}}': share for part, share in facts.shares.items()},
+            "verdict": {f'{{name="{facts.verdict}"}}': 1} if facts.verdict else None,
         }
-        counters = {
-            "spottrain_saves_total": facts.saves,
-            "spottrain_save_failures_total": facts.save_failures,
-        }
-        lines = [_family(name, value) for name, value in {**gauges, **counters}.items() if value is not None]
-        lines.append(_family("spottrain_state", {f'state="{facts.shown_state}"': 1}))
-        if split is not None:
-            seconds = {f'part="{part}"': getattr(split, part) for part in PARTS}
-            lines.append(_family("spottrain_seconds_total", seconds))
-        if facts.shares:
-            shares = {f'part="{part}"': share for part, share in facts.shares.items()}
-            lines.append(_family("spottrain_time_share", shares))
-        if facts.verdict:
-            lines.append(_family("spottrain_verdict", {f'name="{facts.verdict}"': 1}))
+        lines = []
+        for name, value in values.items():
+            if value is None or value == {}:
+                continue
+            full, kind = f"spottrain_{name}", "counter" if name.endswith("_total") else "gauge"
+            lines += [f"# HELP {full} {METRICS[name]}", f"# TYPE {full} {kind}"]
+            samples = value if isinstance(value, Mapping) else {"": value}  # by their labels
+            lines += [f"{full}{labels} {sample}" for labels, sample in samples.items()]
         return "\n".join(lines) + "\n"
 
 
+def _named_as_in(kind: Any, facts: ProgressFacts) -> dict[str, Any]:
+    """Returns the facts that this dataclass has too, under its names: `durableStep` for `durable_step`."""
+    snake = {each.name: re.sub("(?<=[a-z])[A-Z]+", r"_\g<0>", each.name).lower() for each in fields(kind)}
+    return {name: getattr(facts, own) for name, own in snake.items() if hasattr(facts, own)}
+
+
 METRICS: Final = {
-    "spottrain_attempt": "Number of the attempt.",
-    "spottrain_step": "Optimizer steps done.",
-    "spottrain_total_steps": "Optimizer steps of the whole training.",
-    "spottrain_loss": "Loss of the last logged step.",
-    "spottrain_samples_per_second": "Samples trained per second.",
-    "spottrain_steps_per_second": "Optimizer steps per second.",
-    "spottrain_durable_step": "Last step that HEAD lists.",
-    "spottrain_durable_age_seconds": "Seconds since the copy of that step was taken.",
-    "spottrain_best_step": "Step of the evaluation with the lowest loss so far.",
-    "spottrain_save_seconds": "Seconds of the last save, from its copy to its commit.",
-    "spottrain_save_stall_seconds": "Seconds for which the last save stopped the training.",
-    "spottrain_saves_total": "Saves that were committed.",
-    "spottrain_save_failures_total": "Saves that failed.",
-    "spottrain_unsaved_seconds": "Seconds of training that no checkpoint has.",
-    "spottrain_emergency_seconds": "Estimated seconds of a save after a request to stop.",
-    "spottrain_grace_seconds": "Seconds from SIGTERM to SIGKILL.",
-    "spottrain_idle_seconds": "Seconds since the training last moved.",
-    "spottrain_hang_seconds": "Seconds of no movement after which it counts as hung.",
-    "spottrain_gpu_utilisation": "Share of the time in which the GPU ran a kernel (NVML).",
-    "spottrain_gpu_memory": "Share of the GPU's memory in use (NVML).",
-    "spottrain_mfu": "Model FLOP utilisation.",
-    "spottrain_flops_per_step": "FLOP of an optimizer step.",
-    "spottrain_state": "1 for the present state.",
-    "spottrain_seconds_total": "Where the seconds of this process went.",
-    "spottrain_time_share": "Where the time of a step goes, as shares.",
-    "spottrain_verdict": "1 for what limits the training.",
+    "attempt": "Number of the attempt.",
+    "step": "Optimizer steps done.",
+    "total_steps": "Optimizer steps of the whole training.",
+    "loss": "Loss of the last logged step.",
+    "samples_per_second": "Samples trained per second.",
+    "steps_per_second": "Optimizer steps per second.",
+    "durable_step": "Last step that HEAD lists.",
+    "durable_age_seconds": "Seconds since the copy of that step was taken.",
+    "best_step": "Step of the evaluation with the lowest loss so far.",
+    "save_seconds": "Seconds of the last save, from its copy to its commit.",
+    "save_stall_seconds": "Seconds for which the last save stopped the training.",
+    "saves_total": "Saves that were committed.",
+    "save_failures_total": "Saves that failed.",
+    "unsaved_seconds": "Seconds of training that no checkpoint has.",
+    "emergency_seconds": "Estimated seconds of a save after a request to stop.",
+    "grace_seconds": "Seconds from SIGTERM to SIGKILL.",
+    "idle_seconds": "Seconds since the training last moved.",
+    "hang_seconds": "Seconds of no movement after which it counts as hung.",
+    "gpu_utilisation": "Share of the time in which the GPU ran a kernel (NVML).",
+    "gpu_memory": "Share of the GPU's memory in use (NVML).",
+    "mfu": "Model FLOP utilisation.",
+    "flops_per_step": "FLOP of an optimizer step.",
+    "state": "1 for the present state.",
+    "seconds_total": "Where the seconds of this process went.",
+    "time_share": "Where the time of a step goes, as shares.",
+    "verdict": "1 for what limits the training.",
 }
-"""What the trainer's metrics say; those that end in `_total` are counters, the others gauges."""
-
-
-def _family(name: str, samples: float | Mapping[str, float]) -> str:
-    """Returns a metric in Prometheus' text format; `samples` by their labels, or one without labels."""
-    kind = "counter" if name.endswith("_total") else "gauge"
-    lines = [f"# HELP {name} {METRICS[name]}", f"# TYPE {name} {kind}"]
-    if isinstance(samples, Mapping):
-        lines += [f"{name}{{{labels}}} {value}" for labels, value in samples.items()]
-    else:
-        lines.append(f"{name} {samples}")
-    return "\n".join(lines)
+"""What the trainer's metrics say, without their prefix `spottrain_`. Those that end in `_total` are counters,
+the others gauges."""
 
 
 class _Handler(BaseHTTPRequestHandler):
     board: ClassVar[ProgressBoard]
     stop: ClassVar[Callable[[Stop], bool]]
-    protocol_version = "HTTP/1.1"
     timeout = 5.0
     """Seconds that a request may pause while it is read."""
-    idle_seconds: ClassVar[float]
     wbufsize = -1  # headers and body are one packet: the second one would wait for the client's delayed ACK
-
-    def handle_one_request(self) -> None:
-        """Answers a request, and waits for the next one."""
-        super().handle_one_request()
-        if not self.close_connection:
-            self.connection.settimeout(self.idle_seconds)
-            self.close_connection = not self.rfile.peek(1)  # type: ignore[attr-defined]
-            self.connection.settimeout(self.timeout)
-
-    def parse_request(self) -> bool:
-        server = self.server
-        assert isinstance(server, _Server)
-        server.requested(self.connection)
-        return super().parse_request()
 
     def do_POST(self) -> None:
         """Returns 204 if this trainer stops, 403 if the order names another pod."""
@@ -369,44 +293,14 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 class _Server(ThreadingHTTPServer):
-    """Has a thread for each connection. Of too many, the one whose last request is longest ago is closed.
-
-    A new connection is therefore always served, whoever holds the others open.
-    """
-
     daemon_threads = True
 
     def __init__(self, host: str, port: int, handler: type[_Handler]) -> None:
-        self._lock = threading.Lock()
-        self._open: dict[socket.socket, None] = {}
-        """In the order of their last requests, or of their start."""
         # HTTPServer's own binding asks for the host's name, which may wait for a DNS server.
         super().__init__((host, port), handler, bind_and_activate=False)
         self.socket.close()
         self.socket = listening_socket(host, port)
         self.server_address = self.socket.getsockname()
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        with self._lock:
-            if len(self._open) >= MAX_CONNECTIONS:
-                oldest = next(iter(self._open))
-                del self._open[oldest]
-                with suppress(OSError):  # the client has closed it
-                    oldest.shutdown(socket.SHUT_RDWR)  # its thread waits for a request, and ends
-            self._open[request] = None
-        super().process_request(request, client_address)
-
-    def requested(self, connection: socket.socket) -> None:
-        """Records that a request comes in on this connection."""
-        with self._lock:
-            if connection in self._open:
-                del self._open[connection]
-                self._open[connection] = None
-
-    def shutdown_request(self, request: Any) -> None:
-        with self._lock:
-            self._open.pop(request, None)
-        super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Logs one line instead of a traceback, and nothing if the client has disconnected."""
@@ -428,7 +322,6 @@ def serve(
     stop: Callable[[Stop], bool] = lambda _: False,
     *,
     host: str = "",
-    idle_seconds: float = IDLE_SECONDS,
 ) -> int | None:
     """Serves in a daemon thread and returns the port; None if it cannot listen (training goes on).
 
@@ -437,9 +330,8 @@ def serve(
         port: 0 takes a free one.
         stop: Handles the operator's stop order; returns False if the order is not meant for this trainer.
         host: IP address on which it listens; "" for all, of IPv4 and of IPv6.
-        idle_seconds: How long a connection may be without a request.
     """
-    given = {"board": board, "stop": staticmethod(stop), "idle_seconds": idle_seconds}
+    given = {"board": board, "stop": staticmethod(stop)}
     try:
         server = _Server(host, port, type("Handler", (_Handler,), given))
     except OSError as error:

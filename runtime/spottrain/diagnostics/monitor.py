@@ -62,7 +62,7 @@ class Monitor:
         self._watch: Watch | None = None
         self._gpu = GPUMonitor(
             device,
-            on_sample=lambda gpu: session.board.update(utilisation=gpu.utilisation, gpu_memory=gpu.memory),
+            on_sample=lambda gpu: session.board.update(gpu_utilisation=gpu.utilisation, gpu_memory=gpu.memory),
         )
         if phases is not None:
             self._watch = Watch(

@@ -488,8 +488,8 @@ class Session:
             ending.outcome,
             ending.text,
             reason=ending.reason,
-            signalled_at=self.preemption.signalled_at,
-            durable_seconds=ending.durable_seconds,
+            signalledAt=self.preemption.signalled_at,
+            durableSeconds=ending.durable_seconds,
         )
 
     def _write_message(self, message: TerminationMessage) -> None:

@@ -78,7 +78,7 @@ class MetricsLog:
             loss=loss, samples_per_second=speed, steps_per_second=self._steps / seconds
         )
         if self._session.world.first and self._wanted(step):
-            eta = self._session.board.facts.seconds_left
+            eta = self._session.board.facts.eta_seconds
             log.step(
                 step,
                 self._total,
@@ -103,7 +103,7 @@ class MetricsLog:
             samples=self._samples,
             learningRate=rate,
             mfu=facts.mfu,
-            gpuUtilisation=facts.utilisation,
+            gpuUtilisation=facts.gpu_utilisation,
             gpuMemory=facts.gpu_memory,
         )
 

@@ -201,7 +201,7 @@ def test_a_training_that_gets_on_is_never_dumped_nor_is_one_that_saves() -> None
 def test_progress_and_metrics_tell_how_busy_and_how_full_the_gpu_is() -> None:
     board = made()[0]
     assert board.progress().gpuMemory is None and "spottrain_gpu" not in board.metrics()
-    board.update(utilisation=0.73, gpu_memory=0.25)
+    board.update(gpu_utilisation=0.73, gpu_memory=0.25)
     told = Progress.from_json(board.progress().to_json())
     assert (told.gpuUtilisation, told.gpuMemory) == (0.73, 0.25)
     assert "spottrain_gpu_utilisation 0.73\n" in board.metrics()

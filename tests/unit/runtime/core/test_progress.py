@@ -9,13 +9,12 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable
-from contextlib import ExitStack
 from http.client import HTTPConnection
 from typing import Any
 
 import pytest
 from spottrain.contract import MESSAGE_LIMIT, STOP_PATH, WAITING_FOR_STORE, Outcome, Progress, Stop
-from spottrain.core.progress import MAX_CONNECTIONS, ProgressBoard, serve
+from spottrain.core.progress import ProgressBoard, serve
 
 
 class Slow(ProgressBoard):
@@ -87,16 +86,7 @@ def ask(client: HTTPConnection, path: str = "/progress") -> int:
     return reply.status
 
 
-def kept(stack: ExitStack, port: int) -> HTTPConnection:
-    """A client that has asked once, and fails rather than connect again by itself."""
-    client = HTTPConnection("127.0.0.1", port, timeout=10)
-    stack.callback(client.close)
-    assert ask(client) == 200
-    client.auto_open = 0
-    return client
-
-
-def test_a_connection_is_kept_for_further_requests_of_any_kind() -> None:
+def test_an_order_to_stop_is_for_one_pod() -> None:
     orders: list[Stop] = []
 
     def stop(order: Stop) -> bool:
@@ -105,49 +95,13 @@ def test_a_connection_is_kept_for_further_requests_of_any_kind() -> None:
 
     port = serve(ProgressBoard(), 0, stop)
     assert port is not None
-    with ExitStack() as stack:
-        client = kept(stack, port)
-        assert ask(client, "/metrics") == 200
-        client.request("POST", STOP_PATH, body=Stop(podUID="mine", deadline=1.0).to_json())
+    client = HTTPConnection("127.0.0.1", port, timeout=10)
+    assert ask(client, "/metrics") == ask(client) == 200
+    for pod, status in (("mine", 204), ("another", 403)):
+        client.request("POST", STOP_PATH, body=Stop(podUID=pod, deadline=1.0).to_json())
         reply = client.getresponse()
-        assert (reply.status, reply.read()) == (204, b"")
-        assert ask(client) == 200
-        client.request("POST", STOP_PATH, body=Stop(podUID="another", deadline=2.0).to_json())
-        assert client.getresponse().status == 403
+        assert (reply.status, not reply.read()) == (status, status == 204)
     assert [order.podUID for order in orders] == ["mine", "another"]
-
-
-def test_an_unused_connection_is_closed() -> None:
-    port = serve(ProgressBoard(), 0, idle_seconds=0.05)
-    assert port is not None
-    with ExitStack() as stack:
-        client = kept(stack, port)
-        assert client.sock.recv(1) == b""
-
-
-def test_whoever_holds_connections_open_a_new_one_is_served() -> None:
-    port = served(ProgressBoard())
-    others = handlers()
-    with ExitStack() as stack:
-        silent = [
-            stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=10))
-            for _ in range(MAX_CONNECTIONS)
-        ]
-        half = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=10))
-        half.sendall(b"GET /pro")
-        for _ in range(2 * MAX_CONNECTIONS):
-            kept(stack, port)
-        assert [each.recv(1) for each in (*silent, half)] == [b""] * (MAX_CONNECTIONS + 1)
-        until(lambda: len(set(handlers()) - set(others)) <= MAX_CONNECTIONS)
-
-
-def test_of_too_many_connections_the_one_that_was_used_last_stays() -> None:
-    port = served(ProgressBoard())
-    with ExitStack() as stack:
-        first = kept(stack, port)
-        for _ in range(3 * MAX_CONNECTIONS):
-            kept(stack, port)
-            assert ask(first) == 200
 
 
 def test_while_the_store_is_waited_for_that_is_the_state_whatever_comes_after() -> None:
