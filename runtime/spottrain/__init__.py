@@ -16,7 +16,7 @@ from spottrain.core import lazy
 
 if TYPE_CHECKING:
     from spottrain import data, diagnostics, errors, techniques
-    from spottrain.checkpoint.final_weights import load_weights
+    from spottrain.checkpoint.weights_files import load_weights
     from spottrain.core.device import seed
     from spottrain.core.training_spec import ActivationCheckpointing, LearningRateScaling, Profile
     from spottrain.data.download_cache import cached
@@ -60,7 +60,7 @@ _HOME = {
     "cached": "spottrain.data.download_cache",
     "seed": "spottrain.core.device",
     "shard": "spottrain.training.data_parallel",
-    "load_weights": "spottrain.checkpoint.final_weights",
+    "load_weights": "spottrain.checkpoint.weights_files",
     "job_settings": "spottrain.training.job_settings",
 }
 

@@ -193,19 +193,7 @@ def test_weights_that_could_not_be_left_are_left_by_the_next_attempt(lab: Lab) -
     weights_that_could_not_be_left_are_left_by_the_next_attempt(lab, CALLBACK)
 
 
-# --- other weights, and checkpoints of the script's own ---------------------------------------------------
-def test_a_checkpoint_of_lightning_gives_its_weights(lab: Lab) -> None:
-    script = SCRIPT.replace(HEAD, PLAIN)
-    short = {"ARGUMENTS": "dict(max_epochs=2)"}
-    stopped_at(lab, script, 7, at="base", env=short)
-    run = lab.run(script, attempt=1, env=short | {Env.INIT_FROM: str(lab.folder / "base")}).done()
-    assert "step=7 tensors=9" in run.log
-    stopped_at(lab, SCRIPT, 7, at="other", env=short)
-    env: dict[str, str] = {Env.INIT_FROM: str(lab.folder / "other")}
-    refused = lab.run(SCRIPT, at="new", attempt=1, env=env).ends(ExitCode.BAD_CONFIGURATION)
-    assert "lightning.ckpt cannot be read by torch.load(weights_only=True)" in refused.message.message
-
-
+# --- checkpoints of the script's own ---------------------------------------------------
 def test_the_scripts_own_checkpoint_counts_for_the_first_start(lab: Lab) -> None:
     saving = {"ARGUMENTS": "dict(max_epochs=2)", Env.AUTO_ATTACH: "false"}
     left_alone = lab.run(SCRIPT + "theirs.save_checkpoint('own.ckpt')\n", env=saving).done()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import pairwise
 from math import prod
 from pathlib import Path
@@ -21,13 +21,12 @@ import torch
 from spottrain.checkpoint.layout import SAFETENSORS, SHARD_BYTES, dtype_name, grouped
 from spottrain.checkpoint.manifest import BESIDE, Damaged, file_header
 from spottrain.checkpoint.tensor_memory import byte_view
-from spottrain.checkpoint.weights_files import SafetensorsFile, local_body
+from spottrain.checkpoint.weights_files import FILE, SafetensorsFile, local_body
 from spottrain.contract import Reason
 from spottrain.core.container import ContainerMemory, gib
 from spottrain.distributed import dtensor
 from spottrain.errors import CheckpointError, ConfigurationError
 
-FILE: Final = "model.safetensors"
 INDEX: Final = f"{FILE}.index.json"
 PART: Final = "model-{number:05d}-of-{count:05d}.safetensors"
 WEIGHTS: Final = re.compile(r"model(-\d{5,}-of-\d{5,})?\.safetensors(\.index\.json)?")
@@ -191,54 +190,3 @@ def _digest(found: Mapping[str, tuple[torch.Tensor, str]]) -> str:
     for name, (tensor, of_bytes) in sorted(found.items()):
         total.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} {of_bytes}\n".encode())
     return total.hexdigest()
-
-
-def load_weights(path: str | Path, of: str = "") -> dict[str, torch.Tensor]:
-    """Loads the weights that a finished run wrote to `<checkpoint URI>/final/`.
-
-    Args:
-        path: A local copy of that folder, or `model.safetensors` in it. If the folder has an index instead,
-            all files that it lists are read.
-        of: Which weights. "": the model's. "extra.<name>": those of a module given by `extra=`.
-            "loose": those of single parameters that belong to no module.
-
-    Returns:
-        CPU tensors by name, without the prefix `of`; empty if the run trained nothing of that name. With
-        `of=""`, the model's `load_state_dict` accepts them.
-
-    Raises:
-        OSError: A file is missing or cannot be read.
-        ConfigurationError: The package safetensors is not installed.
-    """
-    load = _loader()
-    found: dict[str, torch.Tensor] = {}
-    beside: set[str] = set()
-    for file in _files(Path(path)):
-        body = file.read_bytes()
-        metadata = json.loads(body[8 : 8 + int.from_bytes(body[:8], "little")]).get("__metadata__", {})
-        beside |= set(json.loads(metadata.get(BESIDE, "[]")))
-        found |= load(body)
-    if not of:
-        return {name: each for name, each in found.items() if name not in beside}
-    return {name.removeprefix(f"{of}."): found[name] for name in beside if name.startswith(f"{of}.")}
-
-
-def _loader() -> Callable[[bytes], dict[str, torch.Tensor]]:
-    """Returns safetensors' function that reads a file's bytes. A training does not need that package."""
-    try:
-        import safetensors.torch
-    except ModuleNotFoundError as error:
-        raise ConfigurationError(
-            f"load_weights needs the package safetensors ({error}); install it: pip install safetensors"
-        ) from error
-    return safetensors.torch.load
-
-
-def _files(path: Path) -> list[Path]:
-    path = path / FILE if path.is_dir() else path
-    index = path.with_name(INDEX)
-    if path.exists() or path.name != FILE or not index.exists():
-        return [path]
-    return [
-        path.with_name(name) for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))
-    ]

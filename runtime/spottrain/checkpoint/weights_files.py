@@ -5,13 +5,12 @@ Executes no code from a file. The package safetensors is not needed: an image of
 
 from __future__ import annotations
 
-import io
 import json
 import mmap
+import os
 import zipfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,13 +25,9 @@ from spottrain.errors import CheckpointError
 DTYPES: Final = {name: dtype for dtype, name in SAFETENSORS.items()}
 MAX_HEADER: Final = 100 * 2**20
 """Largest header in bytes, as in the safetensors package."""
+FILE: Final = "model.safetensors"
+"""Final weights that are one file."""
 INDEX: Final = ".safetensors.index.json"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TensorInfo:
-    dtype: torch.dtype
-    shape: tuple[int, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,15 +40,6 @@ class Body:
     """Returns so many bytes from an offset on. They need not be verified."""
     whole: Callable[[], bytearray | mmap.mmap]
     """Returns all bytes, verified where there is a checksum."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Place:
-    """Where a tensor is in a safetensors file, in bytes."""
-
-    info: TensorInfo
-    begin: int
-    end: int
 
 
 class SafetensorsFile:
@@ -69,54 +55,44 @@ class SafetensorsFile:
             metadata = raw.pop("__metadata__", {})
             self.beside = frozenset(json.loads(metadata.get(BESIDE, "[]")))
             """Names of tensors that are not of the model itself."""
-            self._places = {name: self._place(name, entry, 8 + size) for name, entry in raw.items()}
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            self.tensors = {name: _described(entry) for name, entry in raw.items()}
+            """On the device meta."""
+            offsets = {name: [8 + size + each for each in raw[name]["data_offsets"]] for name in raw}
+            for name, (begin, end) in offsets.items():
+                if end - begin != self.tensors[name].nbytes or not 8 + size <= begin <= end <= body.size:
+                    raise ValueError(f"{name} lies elsewhere than its shape and the file's size say")
+            self._begins = {name: begin for name, (begin, _) in offsets.items()}
+        except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
             raise Damaged(
                 f"the header of {body.name} is not readable ({type(error).__name__}: {error})"
             ) from error
 
-    def _place(self, name: str, entry: Mapping[str, Any], start: int) -> _Place:
-        begin, end = entry["data_offsets"]
-        info = TensorInfo(dtype=DTYPES[entry["dtype"]], shape=tuple(entry["shape"]))
-        if end - begin != prod(info.shape) * info.dtype.itemsize or not 0 <= begin <= end:
-            raise ValueError(f"{name} has other bytes than its shape")
-        if start + end > self._body.size:
-            raise ValueError(f"{name} ends behind the end of the file")
-        return _Place(info=info, begin=start + begin, end=start + end)
-
-    @property
-    def tensors(self) -> dict[str, TensorInfo]:
-        return {name: place.info for name, place in self._places.items()}
-
     def read(self, names: Iterable[str]) -> dict[str, torch.Tensor]:
         """Returns these tensors on the CPU, in the memory of the file's bytes. Raises Damaged."""
         memory = torch.frombuffer(self._body.whole(), dtype=torch.uint8)
-        return {name: _viewed(memory, self._places[name]) for name in names}
+        found = {}
+        for name in names:
+            like, begin = self.tensors[name], self._begins[name]
+            piece = memory[begin : begin + like.nbytes]
+            if begin % like.itemsize:  # the format does not align tensors
+                piece = piece.clone()
+            found[name] = piece.view(like.dtype).view(like.shape)
+        return found
 
 
-def _viewed(memory: torch.Tensor, place: _Place) -> torch.Tensor:
-    piece = memory[place.begin : place.end]
-    if place.begin % place.info.dtype.itemsize:  # the format does not align tensors
-        piece = piece.clone()
-    return piece.view(place.info.dtype).view(place.info.shape)
+def _described(entry: Mapping[str, Any]) -> torch.Tensor:
+    return torch.empty(tuple(entry["shape"]), dtype=DTYPES[entry["dtype"]], device="meta")
 
 
 def local_body(path: Path) -> Body:
     """Returns the bytes of a local file, which are mapped and not read into memory. Raises OSError."""
-
-    def part(offset: int, count: int) -> bytes:
-        with path.open("rb") as file:
-            file.seek(offset)
-            return file.read(count)
-
-    def whole() -> mmap.mmap:
-        try:
-            with path.open("rb") as file:  # copied on write: torch wants memory that it could write to
-                return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-        except OSError as error:
-            raise Damaged(f"{path}: {error.strerror or error}") from error
-
-    return Body(name=str(path), size=path.stat().st_size, part=part, whole=whole)
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        # copied on write: torch wants memory that it could write to
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) if size else bytearray()
+    return Body(
+        name=str(path), size=size, part=lambda at, count: mapped[at : at + count], whole=lambda: mapped
+    )
 
 
 def files_in(folder: Path) -> list[Path]:
@@ -149,37 +125,70 @@ def files_in(folder: Path) -> list[Path]:
     return [folder / name for name in names]
 
 
+def load_weights(path: str | Path, of: str = "") -> dict[str, torch.Tensor]:
+    """Loads the weights that a finished run wrote to `<checkpoint URI>/final/`.
+
+    Args:
+        path: A local copy of that folder, or `model.safetensors` in it. If the folder has an index instead,
+            all files that it lists are read.
+        of: Which weights. "": the model's. "extra.<name>": those of a module given by `extra=`.
+            "loose": those of single parameters that belong to no module.
+
+    Returns:
+        CPU tensors by name, without the prefix `of`; empty if the run trained nothing of that name. With
+        `of=""`, the model's `load_state_dict` accepts them.
+
+    Raises:
+        OSError: A file is missing or cannot be read.
+        CheckpointError: A file holds no weights, or the folder has none.
+    """
+    path = Path(path) / FILE if Path(path).is_dir() else Path(path)
+    try:
+        paths = files_in(path.parent) if path.name == FILE and not path.exists() else [path]
+        found, beside = _all_of(paths)
+    except Damaged as error:
+        raise _unusable(str(error)) from error
+    if not of:
+        return {name: each for name, each in found.items() if name not in beside}
+    return {name.removeprefix(f"{of}."): found[name] for name in beside if name.startswith(f"{of}.")}
+
+
 def write_torch_file(paths: Iterable[Path], target: Path) -> None:
     """Writes the tensors of safetensors files as one state_dict, by torch.save. Raises Damaged."""
+    torch.save(_all_of(paths)[0], target)
+
+
+def _all_of(paths: Iterable[Path]) -> tuple[dict[str, torch.Tensor], set[str]]:
+    """Returns copies of all tensors, and the names of those that are not of the model itself."""
     found: dict[str, torch.Tensor] = {}
+    beside: set[str] = set()
     for path in paths:
         file = SafetensorsFile(local_body(path))
         found |= {name: each.clone() for name, each in file.read(file.tensors).items()}
-    torch.save(found, target)
+        beside |= file.beside
+    return found, beside
 
 
-def torch_tensors(source: Path | bytearray | mmap.mmap, name: str) -> dict[str, torch.Tensor]:
+def torch_tensors(path: Path) -> dict[str, torch.Tensor]:
     """Returns the tensors of a state_dict that torch.save has stored. Raises CheckpointError.
 
     A dict with the key "state_dict", as Lightning writes it, gives what is below that key.
     """
-    lazily = isinstance(source, Path) and zipfile.is_zipfile(source)
-    file: Any = source if isinstance(source, Path) else io.BytesIO(source)
     try:
-        found: Any = torch.load(file, map_location="cpu", weights_only=True, mmap=lazily)
+        found: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except Exception as error:  # pickle raises whatever the bytes lead to
         why = (str(error).splitlines() or [""])[0][:200]
         raise _unusable(
-            f"{name} cannot be read by torch.load(weights_only=True) ({type(error).__name__}: {why}); store "
+            f"{path} cannot be read by torch.load(weights_only=True) ({type(error).__name__}: {why}); store "
             "the weights alone: torch.save(model.state_dict(), path)"
         ) from error
     if isinstance(found, Mapping) and isinstance(found.get("state_dict"), Mapping):
         found = found["state_dict"]
     if not isinstance(found, Mapping) or not found:
-        raise _unusable(f"{name} holds no state_dict, but a {type(found).__name__}: {_TO_DO}")
+        raise _unusable(f"{path} holds no state_dict, but a {type(found).__name__}: {_TO_DO}")
     if odd := [key for key, each in found.items() if not isinstance(each, torch.Tensor)]:
         raise _unusable(
-            f"{name} holds no state_dict: its {odd[0]!r} is a {type(found[odd[0]]).__name__}. {_TO_DO}"
+            f"{path} holds no state_dict: its {odd[0]!r} is a {type(found[odd[0]]).__name__}. {_TO_DO}"
         )
     return {clean(str(key)): each for key, each in found.items()}
 

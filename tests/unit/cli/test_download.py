@@ -16,8 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
 from spottrain.checkpoint.final_files import FinalFiles
-from spottrain.checkpoint.final_weights import FinalWeights, digest, load_weights
+from spottrain.checkpoint.final_weights import FinalWeights, digest
 from spottrain.checkpoint.manifest import Damaged, Manifest, Piece, StoredTensor
+from spottrain.checkpoint.weights_files import load_weights
 from spottrain_cli.checkpoints.source import is_uri, unknown_here
 from spottrain_cli.checkpoints.weights import Target, weights_of
 from spottrain_cli.jobs import Job

@@ -10,7 +10,7 @@ import pytest
 import safetensors.torch
 import torch
 import torch.distributed as dist
-from spottrain.checkpoint.final_weights import FinalWeights, digest, load_weights, most_bytes, require_room
+from spottrain.checkpoint.final_weights import FinalWeights, digest, most_bytes, require_room
 from spottrain.checkpoint.layout import SHARD_BYTES
 from spottrain.checkpoint.plain_state import (
     clean,
@@ -24,6 +24,7 @@ from spottrain.checkpoint.plain_state import (
     wanted,
 )
 from spottrain.checkpoint.reader import read_manifest
+from spottrain.checkpoint.weights_files import load_weights
 from spottrain.core.container import ContainerMemory
 from spottrain.lifecycle.topology import LOOPBACK, reserve_port
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing

@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 import torch
 from spottrain.checkpoint import manager, saver, upload
-from spottrain.checkpoint.final_weights import FinalWeights, digest, load_weights
+from spottrain.checkpoint.final_weights import FinalWeights, digest
 from spottrain.checkpoint.layout import plan
 from spottrain.checkpoint.manager import CheckpointManager, seconds_for_running
 from spottrain.checkpoint.reader import read_manifest, read_trees
 from spottrain.checkpoint.saver import Save, TornCopy
+from spottrain.checkpoint.weights_files import load_weights
 from spottrain.contract import Env
 from spottrain.core.preemption import Preemption
 from spottrain.core.run_config import RunConfig

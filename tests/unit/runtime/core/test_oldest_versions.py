@@ -9,7 +9,6 @@ from pathlib import Path
 import botocore
 import pytest
 import torch
-from spottrain.checkpoint.final_weights import load_weights
 from spottrain.core.device import OLDEST_TORCH, require_torch
 from spottrain.storage.open import open_store
 
@@ -47,10 +46,3 @@ def test_a_botocore_that_is_too_old_is_refused(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(botocore, "__version__", "1.35.99")
     monkeypatch.setitem(sys.modules, "spottrain.storage.s3", None)  # boto3 cannot even be imported beside it
     told(lambda: open_store("s3://bucket/prefix", "http://127.0.0.1:9"))
-
-
-def test_weights_are_loaded_by_safetensors_or_a_sentence_asks_for_it(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, told: Told
-) -> None:
-    monkeypatch.setitem(sys.modules, "safetensors.torch", None)
-    told(lambda: load_weights(tmp_path))
