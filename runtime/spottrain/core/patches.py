@@ -4,6 +4,7 @@
     DataLoader.__iter__                integrations.loader_position, integrations.pass_position: a library's
                                        loop goes on in the middle of an epoch
     Trainer.train, Trainer.fit         integrations.attach: an unchanged script is saved
+    Trainer's register_signal_handlers integrations.lightning: a stop is ours
     save_model, save_pretrained        integrations.attach: what a script saves is stored
     Trainer._init_training_state       integrations.trainer_position: the position in a stream
     Trainer._maybe_log_save_evaluate   integrations.transformers: a save follows what is due at a step
