@@ -32,7 +32,6 @@ from spottrain.integrations import model_files
 from spottrain.integrations.folder_checkpoints import FolderCheckpoints, packed, unpacked
 from spottrain.integrations.pass_position import PassPosition
 from spottrain.lifecycle.session import Session, current
-from spottrain.techniques import precision
 from spottrain.training.loop import Loop
 
 
@@ -102,8 +101,6 @@ class AccelerateRun(Loop):
         self._micro_batches = accelerator.step
         """Accelerate's counter of micro-batches, after the last optimizer step."""
         optimizers = [getattr(each, "optimizer", each) for each in accelerator._optimizers]
-        wanted = str(accelerator.mixed_precision)
-        precision.advise_library(wanted, accelerator.device, f"leave mixed_precision={wanted!r} out")
         named = {str(number): each for number, each in enumerate(optimizers)}
         parts = {MODEL: self._whole()}
         self._live = LiveState(parts, named)

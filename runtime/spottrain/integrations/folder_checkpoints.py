@@ -27,7 +27,6 @@ from spottrain.contract import OnExisting
 from spottrain.distributed.world import World
 from spottrain.errors import ConfigurationError
 from spottrain.lifecycle.session import current
-from spottrain.techniques import precision
 from spottrain.training import job_settings
 from spottrain.training.drawn_batch import map_items
 from spottrain.training.engine import Engine
@@ -200,12 +199,9 @@ class CallbackEngine(Engine):
         last: int | None,
         total_steps: int | None,
         device: torch.device,
-        number_format: str,
         log_every: int,
     ) -> None:
         """Starts this attempt at `step`, where the library begins. `last`: step at which the library ends.
-
-        `number_format`: of the mixed precision, as the library writes it.
 
         Raises ConfigurationError unless the library resumes from the restored checkpoint.
         """
@@ -219,7 +215,6 @@ class CallbackEngine(Engine):
                 )
         self.total_steps = last
         job_settings.advise(self.session)
-        precision.advise_library(number_format, device, f"leave {number_format} out")
         self.start(step=step, total_steps=total_steps, device=device, log_every=log_every)
 
     def finish_with(self, model: torch.nn.Module, ended_early: str) -> None:

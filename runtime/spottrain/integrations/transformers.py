@@ -186,7 +186,6 @@ class TransformersCallback(TrainerCallback):
             last=state.max_steps,
             total_steps=state.max_steps,
             device=args.device,
-            number_format="bf16" if args.bf16 else "fp16" if args.fp16 else "",
             log_every=1,
         )
         self._note_best(state)

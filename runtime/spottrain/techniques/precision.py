@@ -30,15 +30,8 @@ from spottrain.errors import ConfigurationError, TrainingFailed
 from spottrain.techniques.accumulation import joined
 
 AUTO: Final = "auto"
-NAMES: Final = ("bf16", "fp16", "fp32", "tf32")
 MIN_SCALE: Final = 2.0**-14
 """Smallest loss scale: thirty halvings of torch's initial scale, 2^16."""
-FP16_NEEDS: Final = (
-    "fp16 needs loss scaling, or small gradients become 0: Trainer does it by itself; in a custom loop use "
-    "spottrain.techniques.Amp for backward and step, or torch.amp.GradScaler, and pass it as Run(scaler=...)"
-)
-CPU_BF16: Final = ("avx512_bf16", "amx_bf16", "sve_bf16")
-"""torch's names of a CPU's units for bf16. For fp16 there are too few CPUs to tell."""
 AMPERE: Final = (8, 0)
 """CUDA compute capability with bf16 and TF32 in hardware. Below, torch emulates bf16 by fp32, and
 `torch.cuda.is_bf16_supported()` says True all the same (torch 2.15)."""
@@ -127,71 +120,24 @@ def choose(
 
     "auto" is bf16 if all ranks have GPUs with bf16, else fp16 if all have GPUs, else fp32: the same on any
     CPU. All ranks get the same format, because otherwise scaled and unscaled gradients would be averaged. If
-    the device is slow in the wanted format, it is still chosen, and an advice is logged. The needs of fp16
-    are logged too.
+    the device is slow in the wanted format, it is still chosen, and an advice is logged.
 
     facts: capabilities of the device; None: queried. world: None: that of torch's process group, if there is
     one. Raises ConfigurationError if `wanted` is not known.
     """
-    if wanted not in (AUTO, *NAMES):
-        raise ConfigurationError(f"precision {wanted!r} is not known: use auto, {', '.join(NAMES)}")
-    facts = facts or facts_of(device)
-    if wanted == AUTO:
-        own = _best(bf16=facts.bf16, gpu=facts.type == "cuda")
-        name = _of_all(facts, device, joined() if world is None else world)
-        why = None if name == own else f"{own} suits this rank, but not all ranks"
-        log.event("precision", wanted=AUTO, chosen=name, device=facts.name, why=why)
-    else:
-        name = wanted
+    if wanted not in (AUTO, *_KINDS):
+        raise ConfigurationError(f"precision {wanted!r} is not known: use auto, {', '.join(_KINDS)}")
+    facts, world = facts or facts_of(device), joined() if world is None else world
+    if wanted != AUTO:
         if sentence := doubt(wanted, facts):
             log.event("advice", about="precision", text=sentence)
-    chosen = _KINDS[name]
-    if chosen.needs_scaler:
-        log.event("loss-scale", text=FP16_NEEDS)
-    return chosen
-
-
-def advise_library(name: str, device: torch.device, remedy: str) -> None:
-    """Logs an advice if the format that a script has set in a library may be slow on this CPU.
-
-    name: as the library writes it: "bf16", "fp16", "bf16-mixed", "16-true", "no". remedy: what to change.
-    """
-    ours = "bf16" if "bf16" in name else "fp16" if "16" in name else name
-    if device.type == "cpu" and (sentence := _slow_on_cpu(ours, remedy)):
-        log.event("advice", about="precision", text=sentence)
-
-
-def _slow_on_cpu(name: str, remedy: str) -> str | None:
-    """Returns why a format is a bad choice on this CPU; None if it is not."""
-    has: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()  # not in torch 2.6
-    if name not in ("bf16", "fp16") or (name == "bf16" and any(has.get(each) for each in CPU_BF16)):
-        return None
-    return f"this CPU has no units for {name}, which may take many times as long as fp32 here: {remedy}"
-
-
-def agreed(wanted: str, device: torch.device, world: World) -> Precision:
-    """Like `choose`, but raises ConfigurationError if ranks want different formats. All must call it."""
-    if wanted in (AUTO, *NAMES):
-        mine = (AUTO, *NAMES).index(wanted)
-        first, last = (each * round(process_group.earliest(each * mine, world, device)) for each in (1, -1))
-        if first != last:
-            names = " and ".join(sorted({(AUTO, *NAMES)[each] for each in (first, mine, last)}))
-            raise ConfigurationError(
-                f"rank {world.rank} has precision {wanted!r}, but the ranks differ ({names}), and "
-                "scaled gradients must not be averaged with others: set the same precision on all "
-                "ranks, or auto"
-            )
-    return choose(wanted, device, world=world)
-
-
-def _best(*, bf16: bool, gpu: bool) -> str:
-    return "bf16" if bf16 else "fp16" if gpu else "fp32"
-
-
-def _of_all(facts: DeviceFacts, device: torch.device, world: World) -> str:
-    own = (facts.bf16, facts.type == "cuda")
+        return _KINDS[wanted]
+    own = facts.bf16, facts.type == "cuda"
     bf16, gpu = (bool(process_group.earliest(float(each), world, device)) for each in own)
-    return _best(bf16=bf16, gpu=gpu)
+    name = "bf16" if bf16 else "fp16" if gpu else "fp32"
+    why = None if (bf16, gpu) == own else "not all ranks have the same hardware"
+    log.event("precision", wanted=AUTO, chosen=name, device=facts.name, why=why)
+    return _KINDS[name]
 
 
 def doubt(name: str, facts: DeviceFacts) -> str | None:
@@ -207,8 +153,6 @@ def doubt(name: str, facts: DeviceFacts) -> str | None:
                 f"{facts.name} has no bf16 in hardware and emulates it, which saves memory but no time: set "
                 "precision to fp16 or auto"
             )
-        case "bf16" | "fp16" if facts.type == "cpu":
-            return _slow_on_cpu(name, "set precision to auto, which is fp32 here")
         case "tf32" if not facts.tf32:
             return f"{facts.name} has no TF32, so tf32 is fp32 here: set precision to auto"
     return None

@@ -251,7 +251,7 @@ class Trainer:
         self.device = devices.choose(device or process_group.default_device(world))
         with self.session.board.clock.part(WAITING):  # for the other ranks
             process_group.join(world, self.device)
-        self.precision = precisions.agreed(settings.precision, self.device, world)
+        self.precision = precisions.choose(settings.precision, self.device, world=world)
         self.precision.apply()
         self.model = model.to(self.device)
         self.optimizer = components.optimizer(optimizer, self.model, settings, learning_rate)
