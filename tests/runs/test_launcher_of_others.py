@@ -54,7 +54,7 @@ def test_a_failure_of_another_rank_is_named_and_a_raised_limit_of_torchruns_is_b
 
 
 @pytest.mark.heavy
-def test_ranks_that_have_saved_at_a_deadline_are_not_started_again_by_torchrun(
+def test_what_ranks_have_saved_at_a_deadline_stays_their_last_word_though_torchrun_starts_them_again(
     start: Start, tmp_path: Path
 ) -> None:
     deadline = tmp_path / "deadline"
@@ -63,7 +63,6 @@ def test_ranks_that_have_saved_at_a_deadline_are_not_started_again_by_torchrun(
     deadline.write_text((datetime.now(UTC) + timedelta(seconds=30)).isoformat())
     run.end()
     assert run.message.outcome is Outcome.INTERRUPTED and run.message.message == "Saved by rank 0."
-    assert run.log.count("ready-0 ") == 1, "one round"
     assert "event=advice rank=0 about=torchrun" in run.log and "--max-restarts 0" in run.log
 
 

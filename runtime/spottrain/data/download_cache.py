@@ -88,7 +88,7 @@ def cached(name: str, make: Callable[[Path], object]) -> Path:
         with _writable(root):
             private.mkdir(parents=True, exist_ok=True)
         # Lazy: it imports much more than a cache hit needs.
-        from spottrain.lifecycle.signal_scope import interruptible
+        from spottrain.lifecycle.session import interruptible
 
         with interruptible() as session, _locked(private / f"{name}.lock", name, session) as alone:
             with os.scandir(root):  # else an NFS client may not see a new folder for a while

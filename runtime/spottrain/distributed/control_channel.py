@@ -322,7 +322,14 @@ def _lead(world: World, bind: str, store: Store, timeout: float) -> dict[int, Li
 def _follow(world: World, host: str, store: Store, timeout: float) -> Link:
     until = time.monotonic() + timeout
     address = json.loads(store.get(ADDRESS_KEY))
-    connection = _dial(address.get("host") or host, int(address["port"]), min(timeout, DIAL_SECONDS))
+    host, port = address.get("host") or host, int(address["port"])
+    try:  # rank 0 is listening already, so a failure does not go away
+        connection = socket.create_connection((host, port), timeout=min(timeout, DIAL_SECONDS))
+    except OSError as error:
+        raise PeerLost(
+            f"rank 0 could not be reached at {host}:{port} ({error}): it is gone, or MASTER_ADDR is not the "
+            "address of its host, or a NetworkPolicy closes its port"
+        ) from error
     try:
         key = address["token"].encode()
         link = channel.join(connection, key, world.rank, lambda: time.monotonic() < until)
@@ -335,18 +342,3 @@ def _follow(world: World, host: str, store: Store, timeout: float) -> Link:
             f"rank {world.rank} had reached rank 0, which then hung up ({error}): either rank 0 is gone, or "
             f"other ranks did not connect within {timeout:.0f} s. Rank 0's log says which"
         ) from error
-
-
-def _dial(host: str, port: int, patience: float) -> socket.socket:
-    """Retries for a moment only: rank 0 is already listening, so a longer failure will not go away."""
-    until = time.monotonic() + patience
-    while True:
-        try:
-            return socket.create_connection((host, port), timeout=max(until - time.monotonic(), 1))
-        except OSError as error:
-            if time.monotonic() >= until:
-                raise PeerLost(
-                    f"rank 0 could not be reached at {host}:{port} ({error}): it is gone, or MASTER_ADDR "
-                    "is not the address of its host, or a NetworkPolicy closes its port"
-                ) from error
-        time.sleep(LOOK_SECONDS)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, Final
+from typing import Final, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -15,6 +14,7 @@ import torch.distributed as dist
 from spottrain.distributed.world import World
 from spottrain.errors import ConfigurationError, PeerLost
 
+T = TypeVar("T")
 COLLECTIVE_TIMEOUT: Final = timedelta(minutes=30)
 """Timeout of one collective. Ranks wait at the gate outside of collectives, so this covers only work."""
 VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
@@ -45,11 +45,6 @@ def join(world: World, device: torch.device) -> None:
     # Checkpoints and stop orders use no collective, but `control_channel`.
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, timeout=COLLECTIVE_TIMEOUT)
-    if device.type == "cuda" and torch.cuda.device_count() < world.local_size:
-        found: list[Any] = [None] * world.size
-        gpu = f"{torch.cuda.get_device_properties(device).uuid} of {socket.gethostname()}"
-        dist.all_gather_object(found, gpu)  # over gloo
-        require_own_gpus(found)
 
 
 def default_device(world: World) -> str | None:
@@ -62,8 +57,8 @@ def default_device(world: World) -> str | None:
 def gpu_of(world: World, count: int, visible: str) -> int:
     """Returns which of the `count` visible GPUs belongs to this rank. Raises ConfigurationError.
 
-    visible: CUDA_VISIBLE_DEVICES. A scheduler such as Slurm or MPI may show each rank only its own GPU;
-    `join` then checks that no two ranks see the same one.
+    visible: CUDA_VISIBLE_DEVICES. A scheduler such as Slurm or MPI may show each rank only its own GPU; NCCL
+    refuses two ranks on the same one.
     """
     if count >= world.local_size:
         return world.local_rank
@@ -73,17 +68,6 @@ def gpu_of(world: World, count: int, visible: str) -> int:
         f"{world.local_size} processes share {count} GPU(s): NCCL wants one for each; set spottrain run "
         f"--nproc to the number of GPUs, or {VISIBLE} of each process to a GPU of its own"
     )
-
-
-def require_own_gpus(gpus: Sequence[str]) -> None:
-    """Raises ConfigurationError if two ranks see the same GPU. `gpus`: by rank, UUID and host of its GPU."""
-    for rank, gpu in enumerate(gpus):
-        if (other := gpus.index(gpu)) != rank:
-            raise ConfigurationError(
-                f"ranks {other} and {rank} see the same GPU alone ({gpu}): NCCL wants one for each; set "
-                f"{VISIBLE} of each process to a GPU of its own, or leave it out and set spottrain run "
-                "--nproc to the number of GPUs"
-            )
 
 
 def all_reduce_sum(value: torch.Tensor, world: World) -> torch.Tensor:
@@ -110,19 +94,13 @@ def broadcast_from_rank0(value: torch.Tensor, world: World) -> torch.Tensor:
     return value
 
 
-def number_from_rank0(value: float, world: World) -> float:
-    """Returns rank 0's number. Before the process group exists, it returns this rank's own."""
+def from_rank0(value: T, world: World) -> T:
+    """Returns rank 0's value, such as a number; before the process group exists, this rank's own."""
     if not (world.distributed and dist.is_initialized()):
         return value
-    held = torch.tensor(value, dtype=torch.float64, device=default_device(world))
-    return float(broadcast_from_rank0(held, world))
-
-
-def seed_from_rank0(seed: int, world: World) -> int:
-    """Returns rank 0's seed; every rank must call it."""
-    if not world.distributed:
-        return seed
-    return int(broadcast_from_rank0(torch.tensor(seed % 2**63, device=default_device(world)), world))
+    held = [value]
+    dist.broadcast_object_list(held)
+    return held[0]
 
 
 def earliest(moment: float, world: World, device: torch.device) -> float:

@@ -10,7 +10,7 @@ outage_report        what is logged and shown while the store does not respond
 hang_watchdog, gpu_faults                 detect stalled training and failed GPUs
 termination_message  what the operator and the launcher read after a rank has ended
 log_capture/                              stores the output of the ranks beside the checkpoints
-worker_signals, parent_signals, signal_scope   SIGTERM in DataLoader workers, parent processes and scripts
+worker_signals, parent_signals            SIGTERM in DataLoader workers and parent processes
 
 The notice of a preemption itself (SIGTERM, SIGINT, deadline file) is in `core/preemption.py`.
 """

@@ -19,21 +19,16 @@ def fault_behind(error: BaseException) -> str:
     CUDA often reports a GPU that fell off the bus as "unspecified launch failure", like a bug. NVML
     distinguishes the two.
     """
-    text = _words_of(error)
+    words: list[str] = []
+    cause: BaseException | None = error
+    while cause is not None and len(words) < LONGEST_CHAIN:  # a library may have wrapped the driver's error
+        words.append(str(cause))
+        cause = cause.__cause__ or cause.__context__
+    text = "\n".join(words)
     found = gpu_fault(text)
     if not found and "CUDA" in text and "torch" in sys.modules:
         found = lost_gpu()
     return found
-
-
-def _words_of(error: BaseException) -> str:
-    """Returns the texts of an error and its causes: a library may have wrapped the driver's error."""
-    words: list[str] = []
-    seen: BaseException | None = error
-    while seen is not None and len(words) < LONGEST_CHAIN:
-        words.append(str(seen))
-        seen = seen.__cause__ or seen.__context__
-    return "\n".join(words)
 
 
 def lost_gpu(nvml: Any = None, *, seconds: float = 5.0) -> str:

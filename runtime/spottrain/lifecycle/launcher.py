@@ -150,20 +150,17 @@ class Launcher:
 
     def run(self) -> int | None:
         """Returns the exit code after all ranks ended; None in the forked process that is the single rank."""
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if it were ignored, there would be no exit codes
+        signal.pthread_sigmask(signal.SIG_BLOCK, {*SIGNALS, signal.SIGCHLD})
+        _prctl(PR_SET_CHILD_SUBREAPER, 1)
         try:
-            return self._run()
+            if self._outputs is not None:
+                self._outputs.redirect()
+            return self._conclude() if self._run_ranks() else None
         finally:
             self._reports.close()
             if self._outputs is not None:
                 self._outputs.finish(seconds_for_logs(self._deadline))
-
-    def _run(self) -> int | None:
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if it were ignored, there would be no exit codes
-        signal.pthread_sigmask(signal.SIG_BLOCK, {*SIGNALS, signal.SIGCHLD})
-        _prctl(PR_SET_CHILD_SUBREAPER, 1)
-        if self._outputs is not None:
-            self._outputs.redirect()
-        return self._conclude() if self._run_ranks() else None
 
     def _run_ranks(self) -> bool:
         """Runs all ranks from start to end. Returns False in the forked process that is the single rank."""
@@ -177,7 +174,9 @@ class Launcher:
             if not self._alone:
                 log.event("launched", processes=self._gang.nproc, world=self._gang.size, grace=self._grace)
             while self._alive and time.time() < self._leave_behind_at:
-                self._wait()
+                if (found := _next_signal({*SIGNALS, signal.SIGCHLD})) in SIGNALS:
+                    self._note_stop_request(time.time() + self._grace)
+                    self._forward(signal.Signals(found))
                 self._reap()
                 self._watch_time()
         return True
@@ -206,31 +205,21 @@ class Launcher:
         if pid:
             return pid
         try:
-            self._become_rank(local_rank, launcher)
+            os.setpgid(0, 0)
+            _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # no rank may compute or write HEAD without a launcher
+            if os.getppid() != launcher:
+                os._exit(127)
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+            if self._outputs is not None:
+                self._outputs.redirect(local_rank)
+                self._outputs.leave_to_parent()
+            signal.pthread_sigmask(signal.SIG_SETMASK, SIGNALS)  # blocked until the rank has its handlers
             if self._alone:
                 os.environ.update(told)
                 return 0
             os.execve(sys.executable, argv, env)
         except BaseException:
             os._exit(127)
-
-    def _become_rank(self, local_rank: int, launcher: int) -> None:
-        """Sets up a forked process as a rank."""
-        os.setpgid(0, 0)
-        _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # no rank may compute or write HEAD without a launcher
-        if os.getppid() != launcher:
-            os._exit(127)
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        if self._outputs is not None:
-            self._outputs.redirect(local_rank)
-            self._outputs.leave_to_parent()
-        signal.pthread_sigmask(signal.SIG_SETMASK, SIGNALS)  # blocked until the rank has its handlers
-
-    def _wait(self) -> None:
-        found = _next_signal({*SIGNALS, signal.SIGCHLD})
-        if found in SIGNALS:
-            self._note_stop_request(time.time() + self._grace)
-            self._forward(signal.Signals(found))
 
     def _reap(self) -> None:
         """Reaps ranks, and at PID 1 also orphaned processes."""

@@ -17,38 +17,6 @@ LOG_SECONDS: Final = 30.0
 WAIT_TEXT_LIMIT: Final = 1000
 
 
-class OutageReport:
-    """The report about one store. `limit`: returns the seconds after which the process gives up."""
-
-    def __init__(
-        self, store: Store, outage: Outage, board: ProgressBoard, limit: Callable[[], float]
-    ) -> None:
-        self._where = f"{store.uri} at {store.endpoint}" if store.endpoint else store.uri
-        self._outage = outage
-        self._board = board
-        self._limit = limit
-        self._logged_at = float("-inf")
-
-    def tell(self, silence: Silence | None) -> None:
-        """Logs an outage, periodically, and shows it in /progress. None: the store responds again."""
-        if silence is None:
-            self._logged_at = float("-inf")
-            self._board.clock.store_responds()
-            self._board.update(waiting_for="", waits=False)
-            return log.event("store-reachable", store=self._where)
-        since = log.rfc3339(time.time() - silence.seconds)
-        words = f"{self._where} does not answer since {since}: {silence.why}"[:WAIT_TEXT_LIMIT]
-        if waits := self._outage.patient:
-            self._board.clock.store_silent()
-        else:
-            self._board.clock.store_responds()
-        self._board.update(waiting_for=words, waits=waits)
-        if silence.seconds - self._logged_at >= LOG_SECONDS or self._logged_at > silence.seconds:
-            self._logged_at = silence.seconds
-            name, limit = ("waiting-for-store", self._limit()) if waits else ("store-unreachable", None)
-            log.event(name, store=self._where, seconds=silence.seconds, limit=limit, why=silence.why)
-
-
 def watched(
     store: Store,
     outage: Outage,
@@ -63,7 +31,29 @@ def watched(
     After `limit()` seconds without a response it calls `give_up` (see `storage.outage.watch`). `head_too`:
     see `patient_store`.
     """
-    report = OutageReport(store, outage, board, limit)
-    acts = (outage, report.tell, give_up, limit)
+    where = f"{store.uri} at {store.endpoint}" if store.endpoint else store.uri
+    logged_at = float("-inf")
+
+    def report(silence: Silence | None) -> None:
+        """Logs an outage, periodically, and shows it in /progress. None: the store responds again."""
+        nonlocal logged_at
+        if silence is None:
+            logged_at = float("-inf")
+            board.clock.store_responds()
+            board.update(waiting_for="", waits=False)
+            return log.event("store-reachable", store=where)
+        since = log.rfc3339(time.time() - silence.seconds)
+        words = f"{where} does not answer since {since}: {silence.why}"[:WAIT_TEXT_LIMIT]
+        if waits := outage.patient:
+            board.clock.store_silent()
+        else:
+            board.clock.store_responds()
+        board.update(waiting_for=words, waits=waits)
+        if silence.seconds - logged_at >= LOG_SECONDS or logged_at > silence.seconds:
+            logged_at = silence.seconds
+            name, most = ("waiting-for-store", limit()) if waits else ("store-unreachable", None)
+            log.event(name, store=where, seconds=silence.seconds, limit=most, why=silence.why)
+
+    acts = (outage, report, give_up, limit)
     threading.Thread(target=watch, args=acts, name="spottrain-outage", daemon=True).start()
     return patient_store(store, outage, head_too=head_too)

@@ -6,6 +6,7 @@ or any other program without a handler, does not forward it.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -17,8 +18,6 @@ from spottrain.core import log
 
 AGENT_MARK: Final = "TORCHELASTIC_RUN_ID"
 AGENT_TIMEOUT: Final = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
-AGENT_PROGRAMS: Final = re.compile(r"torchrun|torch[./]distributed|accelerate")
-"""Found in the command line of torchrun's agent, whatever has started it."""
 AGENT_DEFAULT: Final = 30.0
 """Seconds from torchrun's SIGTERM to its SIGKILL (torch 2.15, torch/distributed/launcher/api.py)."""
 DEAF: Final = ("sh", "bash", "dash", "ash", "busybox", "ksh", "zsh", "accelerate")
@@ -35,18 +34,13 @@ def agent_limit(env: Mapping[str, str], command: str | None = None) -> float:
     """
     if AGENT_MARK not in env:
         return float("inf")
-    command = _command_of(os.getppid()) if command is None else command
-    flags = re.findall(r"(?<= --)shutdown[-_]timeout[= ](\d+)(?= |$)", command)
+    if command is None:
+        with contextlib.suppress(OSError):
+            found = (PROC / str(os.getppid()) / "cmdline").read_bytes()
+            command = found.decode(errors="replace").replace("\0", " ").strip()
+    flags = re.findall(r"(?<= --)shutdown[-_]timeout[= ](\d+)(?= |$)", command or "")
     texts = [*flags, env.get("PET_SHUTDOWN_TIMEOUT", ""), env.get(AGENT_TIMEOUT, "")]
     return next((float(text) for text in texts if text.isdecimal()), AGENT_DEFAULT)
-
-
-def _command_of(pid: int) -> str:
-    """Returns the command line of a process; empty if it cannot be read."""
-    try:
-        return (PROC / str(pid) / "cmdline").read_bytes().decode(errors="replace").replace("\0", " ").strip()
-    except OSError:
-        return ""
 
 
 def grace_warning(grace: float, env: Mapping[str, str]) -> str:
@@ -60,32 +54,16 @@ def grace_warning(grace: float, env: Mapping[str, str]) -> str:
     )
 
 
-def restarts_left(env: Mapping[str, str]) -> int:
-    """Returns how often torchrun will start its ranks again (--max-restarts); 0 without torchrun."""
+def restart_warning(env: Mapping[str, str]) -> str:
+    """Returns what to change if torchrun will start its ranks again by itself (--max-restarts); else ""."""
     counts = [env.get(f"TORCHELASTIC_{name}", "") for name in ("MAX_RESTARTS", "RESTART_COUNT")]
     most, done = (int(text) if text.isdecimal() else 0 for text in counts)
-    return max(0, most - done) if AGENT_MARK in env else 0
-
-
-def restart_warning(env: Mapping[str, str]) -> str:
-    """Returns what to change if torchrun starts its ranks again by itself; else ""."""
-    if not restarts_left(env):
+    if AGENT_MARK not in env or most <= done:
         return ""
     return (
         "torchrun starts its ranks again in this pod, whatever ended them, and nobody counts these starts: "
         "give it --max-restarts 0, which is its default; the next attempt starts them again"
     )
-
-
-def end_agent(env: Mapping[str, str], command: str | None = None) -> None:
-    """Ends torchrun, if it would start the ranks again after a stop that it does not know of.
-
-    `command`: of the parent.
-    """
-    parent = os.getppid()
-    command = _command_of(parent) if command is None else command
-    if restarts_left(env) and AGENT_PROGRAMS.search(command):
-        os.kill(parent, signal.SIGTERM)
 
 
 def warn_if_init_is_deaf() -> None:

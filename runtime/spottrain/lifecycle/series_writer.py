@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 from typing import Final
 
 from spottrain.contract import Outcome, series_key
@@ -27,14 +26,14 @@ SPARE_SECONDS: Final = 1.0
 
 
 class SeriesWriter:
-    """The series of one claim. `attempt` returns what is known of the attempt now, without its outcome."""
+    """The series of the claim with this term."""
 
-    def __init__(self, store: Store, term: int, attempt: Callable[[Outcome | None], Attempt]) -> None:
-        self._store, self._key, self._attempt = store, series_key(term), attempt
+    def __init__(self, session: Session, store: Store, term: int) -> None:
+        self._session, self._store, self._term = session, store, term
         self._builder, self._lock = SeriesBuilder(), threading.Lock()
-        self._due, self._written = threading.Event(), threading.Event()
+        self._due = threading.Event()
         self._outcome: Outcome | None = None
-        self._closing = self._failed = False
+        self._failed = False
         # Started here: at the interpreter's exit, where `close` may be called, no thread can start.
         self._thread = threading.Thread(target=self._work, name="spottrain-series", daemon=True)
         self._thread.start()
@@ -49,52 +48,48 @@ class SeriesWriter:
 
     def close(self, outcome: Outcome, within: float) -> None:
         """Writes it for the last time. `within`: seconds left. Further calls do nothing."""
-        if self._closing:
-            return
-        self._outcome, self._closing = outcome, True
-        self._due.set()
-        self._written.wait(min(LAST_SECONDS, max(within - SPARE_SECONDS, 0.0)))
+        if self._outcome is None:
+            self._outcome = outcome
+            self._due.set()
+            self._thread.join(min(LAST_SECONDS, max(within - SPARE_SECONDS, 0.0)))
 
     def _work(self) -> None:
-        closing = False
-        while not closing:
+        outcome = None
+        while outcome is None:
             self._due.wait()
             self._due.clear()
-            closing = self._closing  # before the write, which then has all
+            outcome = self._outcome  # before the write, which then has all
+            with self._lock:
+                points = self._builder.points()
+            if not points or outcome is Outcome.SUPERSEDED:
+                continue
             try:
-                self._write()
+                series = Series(attempt=self._attempt(outcome), points=points)
+                self._store.put(series_key(self._term), series.to_bytes())
             except Exception as error:  # a chart is no reason to end a training
-                self._note(error)
-        self._written.set()
+                if not self._failed:
+                    why, then = (
+                        f"{type(error).__name__}: {error}",
+                        "training goes on; spottrain report lacks it",
+                    )
+                    log.unhindered("series-not-written", why=why, then=then)
+                self._failed = True
 
-    def _write(self) -> None:
-        with self._lock:
-            points = self._builder.points()
-        if points and self._outcome is not Outcome.SUPERSEDED:
-            self._store.put(self._key, Series(attempt=self._attempt(self._outcome), points=points).to_bytes())
-
-    def _note(self, error: Exception) -> None:
-        if not self._failed:
-            why = f"{type(error).__name__}: {error}"
-            log.unhindered("series-not-written", why=why, then="training goes on; spottrain report lacks it")
-        self._failed = True
-
-
-def attempt_of(session: Session, term: int, outcome: Outcome | None) -> Attempt:
-    """Returns what the series of steps says of this attempt."""
-    facts = session.board.facts
-    return Attempt(
-        term=term,
-        job=session.run.job,
-        jobUID=session.run.job_uid,
-        number=session.attempt,
-        bornTime=session.born,
-        writtenTime=time.time(),
-        startStep=facts.start_step or 0,
-        totalSteps=facts.total_steps,
-        step=facts.step,
-        durableStep=facts.durable_step,
-        outcome=outcome or "",
-        diagnosis=facts.diagnosis,
-        timeSplit=session.board.time_split,
-    )
+    def _attempt(self, outcome: Outcome | None) -> Attempt:
+        session = self._session
+        facts = session.board.facts
+        return Attempt(
+            term=self._term,
+            job=session.run.job,
+            jobUID=session.run.job_uid,
+            number=session.attempt,
+            bornTime=session.born,
+            writtenTime=time.time(),
+            startStep=facts.start_step or 0,
+            totalSteps=facts.total_steps,
+            step=facts.step,
+            durableStep=facts.durable_step,
+            outcome=outcome or "",
+            diagnosis=facts.diagnosis,
+            timeSplit=session.board.time_split,
+        )

@@ -16,10 +16,11 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -181,12 +182,18 @@ class Session:
             worker=int(self.env.get(Env.WORKER_INDEX) or 0),
         )
         self._clear_message_of_last_round()
-        self._warn_of_torchrun()
+        if warning := parent_signals.grace_warning(run_config.grace_seconds(self.env), self.env):
+            log.event("grace-shortened", why=warning)
+            self.board.update(warning=warning)
+        if self.world.first_here and (text := parent_signals.restart_warning(self.env)):
+            log.event("advice", about="torchrun", text=text)
         if Env.JOB_UID in self.env:  # a pod, where the kubelet signals only PID 1
             parent_signals.warn_if_init_is_deaf()
         if self.world.first_here:
             self.serve_progress()
-        self._use_cache_dir()
+        if self.run.cache_dir is not None:  # before torch is imported, which reads the variables only once
+            use_folder(self.run.cache_dir, os.environ)
+        run_config.use_data_cache(self.env, os.environ)
         self.board.heartbeat.timeout = self.run.hang_timeout
         hang_watchdog.watch(self.board)
         self.attempt = self.run.attempt or 1
@@ -196,7 +203,12 @@ class Session:
                 self.store.probe()
                 self.attempt = self.run.attempt or self.attempt_after_head(self.store)
         self.board.update(attempt=self.attempt)
-        self._fetch_compile_cache()
+        if self.world.first_here:
+            self.compile_cache = CompileCache.of(self.store, self.run, os.environ)
+        if self.compile_cache is not None:  # fetched during the import of torch
+            fetch = self.compile_cache.restore
+            self._fetching = threading.Thread(target=fetch, name="spottrain-cache", daemon=True)
+            self._fetching.start()
         log.event(
             "start",
             job=self.run.job,
@@ -305,19 +317,17 @@ class Session:
         there.
         """
         with self.preemption.turn:  # another thread may be saving
-            known = self.message is not None or isinstance(error, RunError) or fault_behind(error)
-            if known or not self._was_told_to_stop():
+            if self.message is not None or isinstance(error, RunError) or fault_behind(error):
                 return False
+            # A signal to the group may have killed a child just before it arrives here.
+            give_up = time.monotonic() + GROUP_SIGNAL_SECONDS
+            while not self.preemption.stopping:
+                if time.monotonic() > give_up:
+                    return False
+                time.sleep(0.01)
             what = endings.what_was_raised(error, script or sys.argv[0])
             self._end_after_stop(self._decide(Cause.SCRIPT_RAISED), f" After that the script raised {what}")
         return True
-
-    def _was_told_to_stop(self) -> bool:
-        """Whether a stop arrives soon: a signal to the group may kill a child just before it arrives here."""
-        give_up = time.monotonic() + GROUP_SIGNAL_SECONDS
-        while not self.preemption.stopping and time.monotonic() < give_up:
-            time.sleep(0.01)
-        return self.preemption.stopping
 
     def _end_after_stop(self, action: Action, then: str) -> ExitCode:
         ending = self._carry_out(action, outside=False)
@@ -345,8 +355,10 @@ class Session:
             if self.message is not None:  # such as of a training in another thread than the main one
                 return self.conclude(Ending(self.message.outcome, ""))
             action = self._decide(Cause.SCRIPT_ENDED)
-            if action is Action.END_UNTRAINED:
-                return self._end_untrained()
+            if action is Action.END_UNTRAINED:  # exit code 0; in a job checkpoint.managed decides on success
+                profiled = self.env.get(PROFILE) and PROFILES_MADE
+                done = Ending(Outcome.DONE, "The script ended by itself; the profile is made.")
+                return self.conclude(done if profiled else endings.UNTRAINED)
             if action not in (Action.COMPLETE, Action.FINISH, Action.END_UNFINISHED):
                 then = "" if action is Action.END_DONE else " The script ended itself then."
                 return self._end_after_stop(action, then)
@@ -414,12 +426,6 @@ class Session:
             return replace(ending, outcome=Outcome.INTERRUPTED)
         return ending
 
-    def _end_untrained(self) -> ExitCode:
-        """Returns exit code 0, as without `spottrain run`. In a job checkpoint.managed decides on success."""
-        if self.env.get(PROFILE) and PROFILES_MADE:
-            return self.conclude(Ending(Outcome.DONE, "The script ended by itself; the profile is made."))
-        return self.conclude(endings.UNTRAINED)
-
     def must_leave(self, code: int) -> bool:
         """Whether the interpreter's shutdown would take too long: it may wait for peers and threads."""
         peerless = self.world.distributed and code != ExitCode.DONE
@@ -430,7 +436,6 @@ class Session:
 
         `shown`: whether its text is on standard error already. `logged`: False for a command that is refused.
         """
-        first = self.message is None
         with self._message_lock:
             if self.message is None:
                 if ending.outcome in (Outcome.DONE, Outcome.UNTRAINED) and (lack := not_made(self.env)):
@@ -441,29 +446,22 @@ class Session:
                 termination_message.report_outcome(self.env, self.message.outcome)
                 self._write_message(self.message)  # first: writing to the log may block
                 if logged:
-                    self._log_end(self.message, endings.what_is_saved(self.message) if shown else None)
+                    log.unhindered(
+                        "end",
+                        outcome=self.message.outcome,
+                        code=int(EXIT_CODE_OF[self.message.outcome]),
+                        reason=self.message.reason or None,
+                        step=self.message.step,
+                        durable_step=self.message.durableStep,
+                        durable_seconds=self.message.durableSeconds,
+                        message=(endings.what_is_saved(self.message) if shown else self.message.message)
+                        or None,
+                    )
             outcome = self.message.outcome
         for each in self.at_end:
             with contextlib.suppress(Exception):  # the process ends in any case
                 each(outcome, self.preemption.seconds_left())
-        untold = self.preemption.stopping and not self.preemption.signal_arrived
-        if first and untold:  # each rank: the agent acts on the first one that ends
-            parent_signals.end_agent(self.env)
         return EXIT_CODE_OF[outcome]
-
-    @staticmethod
-    def _log_end(message: TerminationMessage, text: str | None) -> None:
-        """Logs the end. `text`: replaces that of the message; "" for none."""
-        log.unhindered(
-            "end",
-            outcome=message.outcome,
-            code=int(EXIT_CODE_OF[message.outcome]),
-            reason=message.reason or None,
-            step=message.step,
-            durable_step=message.durableStep,
-            durable_seconds=message.durableSeconds,
-            message=(message.message if text is None else text) or None,
-        )
 
     @property
     def done(self) -> Ending:
@@ -515,28 +513,6 @@ class Session:
         """Returns the attempt number outside Kubernetes: a run may continue its own interrupted one."""
         found = self.outage.through("GET HEAD", lambda: store.get(HEAD_KEY))
         return Head.from_json(found.body).attempt + 1 if found else 1
-
-    def _warn_of_torchrun(self) -> None:
-        if warning := parent_signals.grace_warning(run_config.grace_seconds(self.env), self.env):
-            log.event("grace-shortened", why=warning)
-            self.board.update(warning=warning)
-        if self.world.first_here and (text := parent_signals.restart_warning(self.env)):
-            log.event("advice", about="torchrun", text=text)
-
-    def _use_cache_dir(self) -> None:
-        """Sets cache folders before torch and others are imported, which read the variables only once."""
-        if self.run.cache_dir is not None:
-            use_folder(self.run.cache_dir, os.environ)
-        run_config.use_data_cache(self.env, os.environ)
-
-    def _fetch_compile_cache(self) -> None:
-        """Fetches the compile cache during the import of torch, on the first rank of each pod."""
-        if self.world.first_here:
-            self.compile_cache = CompileCache.of(self.store, self.run, os.environ)
-        if self.compile_cache is not None:
-            fetch = self.compile_cache.restore
-            self._fetching = threading.Thread(target=fetch, name="spottrain-cache", daemon=True)
-            self._fetching.start()
 
     def cache_ready(self) -> None:
         """Waits for the compile cache. Must come before anything is compiled."""
@@ -661,3 +637,47 @@ def install_exit_hooks(session: Session) -> None:
 
     patches.replace(sys, "excepthook", report_exception)
     atexit.register(end_process)
+
+
+# --- a stop before a training ---------------------------------------------------------------------------
+@contextlib.contextmanager
+def interruptible() -> Iterator[Session | None]:
+    """Yields the session of this process, if it has one or a stop may end it during the block.
+
+    Under `python train.py`, torchrun or Lightning, SIGTERM is the script's responsibility. During a download
+    of minutes there is nothing to save yet, and at PID 1 a signal without a handler is discarded. So in a
+    pod, if the script has no handler, a stop ends the process during the block, as it ends all data
+    preparation. Afterwards the previous handlers are restored, until a Trainer or a Run takes the signals.
+    """
+    known = _current
+    if (known is not None and not known.preemption.given_back) or not _nobody_hears_signals():
+        yield known
+        return
+    # With a checkpoint URI the operator expects a trainer that responds, however long a download takes.
+    managed = Env.CHECKPOINT_URI in os.environ
+    session = None if managed else Session(os.environ)
+    try:
+        session = session or current()
+        why = "Interrupted while data were downloaded (spottrain.cached)."
+        session.unsaved = Ending(Outcome.INTERRUPTED, why)
+        yield session
+    except RunError:
+        if session is not None and not managed:
+            install_exit_hooks(session)  # writes the termination message if the error is not caught
+        raise
+    finally:
+        if made := session or _current:  # also if the environment was invalid
+            made.preemption.give_back()
+            made.unsaved = None
+
+
+def _nobody_hears_signals() -> bool:
+    """Whether this is a script's main process in a pod, without a SIGTERM handler of its own."""
+    import multiprocessing
+
+    if Env.JOB_UID not in os.environ or multiprocessing.parent_process() is not None:
+        return False
+    if threading.current_thread() is not threading.main_thread():
+        return False
+    held = signal.SIGTERM in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    return signal.getsignal(signal.SIGTERM) is signal.SIG_DFL and not held

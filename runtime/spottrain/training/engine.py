@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import closing, contextmanager
-from functools import partial
 from typing import Any, Final, NoReturn
 
 import torch
@@ -43,7 +42,7 @@ from spottrain.lifecycle.life import Phase
 from spottrain.lifecycle.notice_budget import BudgetReport, NoticeBudget
 from spottrain.lifecycle.peers import Peers
 from spottrain.lifecycle.save_interval import SavePolicy
-from spottrain.lifecycle.series_writer import SeriesWriter, attempt_of
+from spottrain.lifecycle.series_writer import SeriesWriter
 from spottrain.lifecycle.session import RunEnded, Session
 from spottrain.lifecycle.worker_signals import protect_all
 from spottrain.storage.base import Cancelled
@@ -243,9 +242,7 @@ class Engine:
         if claim.done:
             self._end_done_before(self.manager)
         if session.world.first:
-            self._series = SeriesWriter(
-                self.manager.store, claim.term, partial(attempt_of, session, claim.term)
-            )
+            self._series = SeriesWriter(session, self.manager.store, claim.term)
             session.at_end.append(self._series.close)
         return claim
 

@@ -201,7 +201,7 @@ def _require_sizes(found: Settings, own: Mapping[str, Any], world: World) -> Non
 def use_first_rank(stopping: EarlyStopping | None, world: World) -> None:
     """Makes `stopping` use rank 0's metric on all ranks, so that they all stop together."""
     if stopping is not None and world.distributed:
-        stopping.agree = partial(process_group.number_from_rank0, world=world)
+        stopping.agree = partial(process_group.from_rank0, world=world)
 
 
 @contextmanager

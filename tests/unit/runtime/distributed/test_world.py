@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from spottrain.contract import Outcome
-from spottrain.distributed.process_group import gpu_of, require_own_gpus
+from spottrain.distributed.process_group import gpu_of
 from spottrain.distributed.world import World
 from spottrain.errors import ConfigurationError
 
@@ -71,8 +71,3 @@ def test_a_rank_takes_the_gpu_of_its_number_or_the_one_that_it_alone_sees(told: 
     assert gpu_of(World(rank=1, size=2, local_rank=0, local_size=1), 1, "") == 0, "in a pod of its own"
     told(lambda: gpu_of(second, 1, ""))
     told(lambda: gpu_of(World(rank=1, size=4, local_rank=1, local_size=4), 2, "0,1"))
-
-
-def test_ranks_that_see_the_same_gpu_alone_are_named(told: Told) -> None:
-    require_own_gpus(["a of x", "b of x", "a of y"])
-    told(lambda: require_own_gpus(["a of x", "b of x", "b of x"]))
