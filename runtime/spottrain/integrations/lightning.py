@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import signal
 import sys
 from collections.abc import Callable
 from inspect import BoundArguments
@@ -36,8 +35,7 @@ else:
 from spottrain.checkpoint import final_weights, outside_parameters, plain_state
 from spottrain.checkpoint.kinds import TrainingState
 from spottrain.core import device as devices
-from spottrain.core import log
-from spottrain.core.preemption import SIGNALS
+from spottrain.core import log, patches
 from spottrain.core.uri import is_path
 from spottrain.data.sampler import Cursor
 from spottrain.errors import ConfigurationError
@@ -73,7 +71,6 @@ class LightningCallback(pl.Callback):
         self._engine = CallbackEngine(CALL, attached=attached)
         self.session = self._engine.session
         self._folder, self._log_every = Path(folder), log_every
-        self._handlers = {number: signal.getsignal(number) for number in SIGNALS}
         self._trainer: pl.Trainer | None = None
         self._position: LoaderPosition | None = None
         """Set by `run_attached`: a script that knows of us uses a loader with a state."""
@@ -119,14 +116,12 @@ class LightningCallback(pl.Callback):
         self._engine.require_resume(type(self).__name__)
         self._require_processes(trainer)
         self._trainer = trainer
+        patches.replace(trainer._signal_connector, "register_signal_handlers", lambda: None)
         self._take_max_steps(trainer)
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         own = trainer.ckpt_path is not None
         self._engine.initialize_first(pl_module, own_checkpoint=own)
-
-    def on_sanity_check_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._take_signals(trainer)
 
     def on_load_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
@@ -138,7 +133,6 @@ class LightningCallback(pl.Callback):
                 self._place_best(trainer, checkpoint["callbacks"])
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._take_signals(trainer)
         if self._over is not None:
             trainer.should_stop = True  # before the first batch
         elif self._resumed:
@@ -151,11 +145,11 @@ class LightningCallback(pl.Callback):
             "Make its module an attribute of the LightningModule",
         )
         final_weights.require_storable(plain_state.model_state(pl_module))
-        limit = trainer.max_steps
+        limit, expected = trainer.max_steps, trainer.estimated_stepping_batches
         self._engine.start_at(
             trainer.global_step,
             last=limit if limit > 0 else None,
-            total_steps=_expected_steps(trainer),
+            total_steps=int(expected) if 0 < expected < float("inf") else None,
             device=trainer.strategy.root_device,
             log_every=self._log_every,
         )
@@ -178,8 +172,8 @@ class LightningCallback(pl.Callback):
             return  # a micro-batch
         for cursor in _cursors(trainer):
             cursor.advance()
-        rate, epoch = _rate(trainer), trainer.current_epoch
-        self._engine.count(step, loss=lambda: _loss(outputs), rate=rate, epoch=epoch)
+        rate = float(trainer.optimizers[0].param_groups[0]["lr"]) if trainer.optimizers else None
+        self._engine.count(step, loss=lambda: _loss(outputs), rate=rate, epoch=trainer.current_epoch)
         if self._engine.boundary(step):
             self._engine.stop()
 
@@ -234,12 +228,6 @@ class LightningCallback(pl.Callback):
             if self._position is not None:
                 self._position.restore_generators()
             self._unvalidated = devices.random_state()
-
-    def _take_signals(self, trainer: pl.Trainer) -> None:
-        """Restores our signal handlers, which Lightning replaces just before the run."""
-        for number, handler in self._handlers.items():
-            signal.signal(number, handler)
-        trainer._signal_connector.received_sigterm = False
 
     def _finish(self, module: torch.nn.Module) -> None:
         if not self._engine.ended:
@@ -402,19 +390,10 @@ def _early(trainer: pl.Trainer) -> str:
     return next((why for why in said if why), "")
 
 
-def _expected_steps(trainer: pl.Trainer) -> int | None:
-    steps = trainer.estimated_stepping_batches
-    return int(steps) if 0 < steps < float("inf") else None
-
-
 def _loss(outputs: Any) -> float | None:
     """Returns the loss of the step's last micro-batch."""
     value = outputs.get("loss") if isinstance(outputs, dict) else outputs
     return float(value) if isinstance(value, torch.Tensor) and value.numel() == 1 else None
-
-
-def _rate(trainer: pl.Trainer) -> float | None:
-    return float(trainer.optimizers[0].param_groups[0]["lr"]) if trainer.optimizers else None
 
 
 def run_attached(call: BoundArguments, fit: Callable[..., Any]) -> Any:
