@@ -147,7 +147,7 @@ CASES = (
     DATA
     + """\
 from spottrain.integrations.model_files import save_shared_tensors
-from spottrain.integrations.trainer_position import TrainerPosition
+from spottrain.integrations.transformers import TrainerPosition
 
 
 class Followed(TrainerCallback):
@@ -161,7 +161,7 @@ class Followed(TrainerCallback):
         self.position.go_on()
 
     def on_step_end(self, args, state, control, **_):
-        self.position.step_done()
+        self.position.step_over()
         control.should_epoch_stop = state.global_step == self.early
         if state.global_step == self.stop:
             control.should_save = control.should_training_stop = True
@@ -170,7 +170,7 @@ class Followed(TrainerCallback):
         self.position.go_on()
 
     def on_save(self, args, state, control, **_):
-        self.saved = self.saved or self.position.state(epoch_stops=control.should_epoch_stop)
+        self.saved = self.saved or self.position.state_after(epoch_stops=control.should_epoch_stop)
 
 
 def trained(stop=0, saved=None, after=0, early=0, **case):
