@@ -5,12 +5,13 @@ Executes no code from the checkpoint.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import math
 import shutil
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -49,83 +50,38 @@ def read_trees(store: Store, key: str, manifest: Manifest, *, rank: int = 0, wan
 
     Tensors are on the CPU; `want` selects the part of each. Raises Damaged.
     """
-    try:
+    with _consistent():
         own = manifest.ranks[rank if rank < len(manifest.ranks) else 0]
-        reading = _Reading(store, key, manifest, want or (lambda stored: None))
-        tensors = reading.tensors(sorted(set(numbers([manifest.tree, own]))))
+        tensors = _Reading(store, key, manifest).tensors(set(numbers([manifest.tree, own])), want)
         return unflatten(manifest.tree, tensors.__getitem__), unflatten(own, tensors.__getitem__)
-    except (KeyError, IndexError, ValueError, TypeError, AttributeError, RuntimeError) as error:
-        raise Damaged(f"shards and manifest do not match ({type(error).__name__}: {error})") from error
 
 
 def read_tensors(
-    store: Store, key: str, manifest: Manifest, numbers: Iterable[int]
+    store: Store, key: str, manifest: Manifest, numbers: Collection[int]
 ) -> dict[int, torch.Tensor]:
     """Returns whole tensors of the manifest by number, on the CPU. Raises Damaged."""
+    with _consistent():
+        return _Reading(store, key, manifest).tensors(numbers)
+
+
+@contextlib.contextmanager
+def _consistent() -> Iterator[None]:
+    """Raises Damaged for what a manifest causes that contradicts itself."""
     try:
-        return _Reading(store, key, manifest, lambda stored: None).tensors(sorted(numbers))
+        yield
     except (KeyError, IndexError, ValueError, TypeError, AttributeError, RuntimeError) as error:
         raise Damaged(f"shards and manifest do not match ({type(error).__name__}: {error})") from error
 
 
-def read_whole(store: Store, key: str, manifest: Manifest, shard: Shard) -> bytearray:
-    """Returns all bytes of one shard, verified; reads in parallel. Raises Damaged."""
-    body = bytearray(shard.bytes)
-
-    def fetch(number: int) -> None:
-        begin = number * manifest.chunk_bytes
-        part = memoryview(body)[begin : begin + manifest.chunk_bytes]
-        fetch_chunk(store, key, manifest, shard, number, part)
-
-    _in_parallel([partial(fetch, number) for number in range(len(shard.chunks))])
-    return body
-
-
-def read_files(store: Store, key: str, manifest: Manifest, folder: Path) -> None:
-    """Writes the files of a checkpoint of kind "folder" into `folder`; reads in parallel. Raises Damaged."""
-    shards = {shard.name: shard for shard in manifest.shards}
-    reads: list[Callable[[], None]] = []
-    for file in manifest.files:
-        shard = shards.get(file.shard)
-        if shard is None:
-            raise Damaged(f"{file.path} names {file.shard}, which the manifest does not list")
-        target = folder / _safe(file)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with target.open("wb") as out:
-            out.truncate(shard.bytes)
-        reads += [
-            partial(_copy_chunk, store, key, manifest, shard, number, target)
-            for number in range(len(shard.chunks))
-        ]
-    _in_parallel(reads)
-
-
-def _copy_chunk(store: Store, key: str, manifest: Manifest, shard: Shard, number: int, target: Path) -> None:
-    """Writes one chunk to its place in `target`."""
-    buffer = bytearray(_chunk_length(manifest, shard, number))
-    fetch_chunk(store, key, manifest, shard, number, memoryview(buffer))
-    with target.open("r+b") as out:
-        out.seek(number * manifest.chunk_bytes)
-        out.write(buffer)
-
-
-def _in_parallel(reads: Iterable[Callable[[], None]]) -> None:
-    """Runs the reads in few threads, which bounds the memory. Raises the first one's error."""
-    with ThreadPoolExecutor(CONNECTIONS + CHECKING) as pool:
-        futures = [pool.submit(read) for read in reads]
-        try:
-            for future in futures:
-                future.result()
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
-
-
 def fetch_folder(store: Store, key: str, manifest: Manifest, folder: Path, rank: int = 0) -> None:
-    """Like `read_files`, but all or nothing: replaces an older folder of that name. Raises Damaged."""
+    """Writes the files of a checkpoint of kind "folder" into `folder`; reads in parallel. Raises Damaged.
+
+    All or nothing: it replaces an older folder of that name.
+    """
     fresh = folder.with_name(f".spottrain-{rank}-{folder.name}")
     try:
-        read_files(store, key, manifest, fresh)
+        fresh.mkdir(parents=True, exist_ok=True)
+        _Reading(store, key, manifest).files(fresh)
         shutil.rmtree(folder, ignore_errors=True)
         fresh.rename(folder)
     except OSError as error:
@@ -133,25 +89,6 @@ def fetch_folder(store: Store, key: str, manifest: Manifest, folder: Path, rank:
             raise
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
-
-
-def fetch_chunk(
-    store: Store, key: str, manifest: Manifest, shard: Shard, number: int, buffer: memoryview
-) -> None:
-    """Reads and verifies chunk `number` into `buffer`, which has the chunk's length. Raises Damaged."""
-    try:
-        with _TRANSFERS:  # not while it is hashed, so that each connection goes on with the next chunk
-            store.read_into(key + shard.name, number * manifest.chunk_bytes, buffer)
-    except KeyMissing:
-        raise Damaged(f"{shard.name} is missing") from None
-    except Truncated as error:
-        raise Damaged(f"{shard.name} is shorter than its {shard.bytes} bytes ({error})") from None
-    if hashlib.sha256(buffer).hexdigest() != shard.chunks[number]:
-        raise Damaged(f"{shard.name} has a wrong checksum in chunk {number}")
-
-
-def _chunk_length(manifest: Manifest, shard: Shard, number: int) -> int:
-    return min(manifest.chunk_bytes, shard.bytes - number * manifest.chunk_bytes)
 
 
 def _safe(file: File) -> PurePosixPath:
@@ -175,16 +112,38 @@ class _Sink:
 
 
 class _Reading:
-    def __init__(self, store: Store, key: str, manifest: Manifest, want: Want) -> None:
-        self._store, self._key, self._manifest, self._want = store, key, manifest, want
+    def __init__(self, store: Store, key: str, manifest: Manifest) -> None:
+        self._store, self._key, self._manifest = store, key, manifest
         self._sinks: dict[str, list[_Sink]] = {}
         self._after: list[Callable[[], object]] = []
         self._buffers = threading.local()
 
-    def tensors(self, numbers: list[int]) -> dict[int, torch.Tensor]:
-        found = {number: self._prepare(self._manifest.tensors[number]) for number in numbers}
+    def files(self, folder: Path) -> None:
+        shards = {shard.name: shard for shard in self._manifest.shards}
+        reads: list[Callable[[], None]] = []
+        for file in self._manifest.files:
+            shard = shards.get(file.shard)
+            if shard is None:
+                raise Damaged(f"{file.path} names {file.shard}, which the manifest does not list")
+            target = folder / _safe(file)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with target.open("wb") as out:
+                out.truncate(shard.bytes)
+            reads += [partial(self._copy, shard, number, target) for number in range(len(shard.chunks))]
+        _in_parallel(reads)
+
+    def _copy(self, shard: Shard, number: int, target: Path) -> None:
+        """Writes one chunk to its place in `target`."""
+        buffer = byte_view(self._buffer(shard, number))
+        self._fetch(shard, number, buffer)
+        with target.open("r+b") as out:
+            out.seek(number * self._manifest.chunk_bytes)
+            out.write(buffer)
+
+    def tensors(self, numbers: Collection[int], want: Want | None = None) -> dict[int, torch.Tensor]:
+        found = {number: self._prepare(self._manifest.tensors[number], want) for number in sorted(numbers)}
         reads = [
-            partial(self._fetch, shard, number, sinks)
+            partial(self._scatter, shard, number, sinks)
             for shard in self._manifest.shards
             for number, sinks in self._chunks(shard, self._sinks.pop(shard.name, []))
         ]
@@ -195,10 +154,11 @@ class _Reading:
             act()
         return found
 
-    def _prepare(self, stored: StoredTensor) -> torch.Tensor:
+    def _prepare(self, stored: StoredTensor, want: Want | None) -> torch.Tensor:
         """Allocates memory for the wanted box, and a sink for each piece that overlaps it."""
         dtype = getattr(torch, stored.dtype)
-        box = self._want(stored) or Box(start=(0,) * len(stored.shape), shape=stored.shape)
+        whole = Box(start=(0,) * len(stored.shape), shape=stored.shape)
+        box = (want(stored) if want else None) or whole
         target = torch.empty(box.shape, dtype=dtype)
         covered = 0
         for piece in stored.pieces:
@@ -236,25 +196,54 @@ class _Reading:
                 by_chunk.setdefault(number, []).append(sink)
         yield from sorted(by_chunk.items())
 
-    def _fetch(self, shard: Shard, number: int, sinks: list[_Sink]) -> None:
+    def _scatter(self, shard: Shard, number: int, sinks: list[_Sink]) -> None:
+        """Reads one chunk into its sinks."""
         begin = number * self._manifest.chunk_bytes
-        length = _chunk_length(self._manifest, shard, number)
+        length = self._length(shard, number)
         only = sinks[0]
         if len(sinks) == 1 and only.begin <= begin and begin + length <= only.end:
             part = only.memory[begin - only.begin : begin - only.begin + length]
-            fetch_chunk(self._store, self._key, self._manifest, shard, number, byte_view(part))
+            self._fetch(shard, number, byte_view(part))
             return
-        buffer = self._buffer()[:length]
-        fetch_chunk(self._store, self._key, self._manifest, shard, number, byte_view(buffer))
+        buffer = self._buffer(shard, number)
+        self._fetch(shard, number, byte_view(buffer))
         for sink in sinks:
             first, last = max(sink.begin, begin), min(sink.end, begin + length)
             sink.memory[first - sink.begin : last - sink.begin].copy_(buffer[first - begin : last - begin])
 
-    def _buffer(self) -> torch.Tensor:
-        """Returns this thread's buffer; reused memory is many times as fast as fresh memory."""
+    def _fetch(self, shard: Shard, number: int, buffer: memoryview) -> None:
+        """Reads and verifies a chunk into `buffer`, which has its length. Raises Damaged."""
+        try:
+            with _TRANSFERS:  # not while it is hashed, so that each connection goes on with the next chunk
+                self._store.read_into(self._key + shard.name, number * self._manifest.chunk_bytes, buffer)
+        except KeyMissing:
+            raise Damaged(f"{shard.name} is missing") from None
+        except Truncated as error:
+            raise Damaged(f"{shard.name} is shorter than its {shard.bytes} bytes ({error})") from None
+        if hashlib.sha256(buffer).hexdigest() != shard.chunks[number]:
+            raise Damaged(f"{shard.name} has a wrong checksum in chunk {number}")
+
+    def _buffer(self, shard: Shard, number: int) -> torch.Tensor:
+        """Returns this thread's buffer for a chunk; reused memory is many times as fast as fresh memory."""
         if not hasattr(self._buffers, "tensor"):
             self._buffers.tensor = torch.empty(self._manifest.chunk_bytes, dtype=torch.uint8)
-        return self._buffers.tensor  # type: ignore[no-any-return]
+        found: torch.Tensor = self._buffers.tensor
+        return found[: self._length(shard, number)]
+
+    def _length(self, shard: Shard, number: int) -> int:
+        return min(self._manifest.chunk_bytes, shard.bytes - number * self._manifest.chunk_bytes)
+
+
+def _in_parallel(reads: Iterable[Callable[[], None]]) -> None:
+    """Runs the reads in few threads, which bounds the memory. Raises the first one's error."""
+    with ThreadPoolExecutor(CONNECTIONS + CHECKING) as pool:
+        futures = [pool.submit(read) for read in reads]
+        try:
+            for future in futures:
+                future.result()
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
 
 
 def _overlap(a: Box, b: Box) -> Box | None:
