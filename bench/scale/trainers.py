@@ -58,7 +58,8 @@ class Trainers:
             self.servers[uid] = await asyncio.start_server(answer, address, PROGRESS_PORT)
 
     def _answer(self, uid: str, labels: dict[str, str]) -> Handler:
-        start = int(time.time() - self.epoch)
+        # A first attempt continues from nothing: else each job would have an Event of a restore.
+        start = 0 if labels[ATTEMPT_LABEL] == "1" else int(time.time() - self.epoch)
 
         def progress() -> bytes:
             step = int(time.time() - self.epoch)
