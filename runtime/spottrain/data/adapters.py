@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice
@@ -17,6 +16,7 @@ from spottrain.data.dataloader import seeded
 from spottrain.data.plan import of_checkpoint
 from spottrain.data.shuffle import mix
 from spottrain.errors import CheckpointError, ConfigurationError
+from spottrain.lifecycle.worker_signals import protect
 
 
 def resumable(loader: Any, *, ranks: int) -> Any:
@@ -46,8 +46,17 @@ def resumable(loader: Any, *, ranks: int) -> Any:
     if hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict"):
         require_sampler_state(loader, "train_dataset")
         return loader
+    dataset = getattr(loader, "dataset", None)
+    instead = (
+        "use torchdata's StatefulDataLoader, or wrap it in spottrain.data.Skipping, which after a "
+        "resume fetches the pass again from its beginning"
+    )
+    if hasattr(dataset, "__getitem__") and not isinstance(dataset, IterableDataset):
+        instead = (
+            "give the dataset itself as train_dataset, and its num_workers and collate_fn to the Trainer"
+        )
     raise ConfigurationError(
-        f"train_dataset is a {name} without state_dict(), so it cannot be resumed; {_instead(loader)}"
+        f"train_dataset is a {name} without state_dict(), so it cannot be resumed; {instead}"
     )
 
 
@@ -76,16 +85,6 @@ def require_sampler_state(loader: Any, where: str) -> None:
         )
 
 
-def _instead(loader: Any) -> str:
-    dataset = getattr(loader, "dataset", None)
-    if hasattr(dataset, "__getitem__") and not isinstance(dataset, torch.utils.data.IterableDataset):
-        return "give the dataset itself as train_dataset, and its num_workers and collate_fn to the Trainer"
-    return (
-        "use torchdata's StatefulDataLoader, or wrap it in spottrain.data.Skipping, which after a "
-        "resume fetches the pass again from its beginning"
-    )
-
-
 def _counts_samples(dataset: Any) -> bool:
     """Whether `state_dict` takes the number of samples, as MosaicML's StreamingDataset does."""
     method = getattr(dataset, "state_dict", None)
@@ -112,25 +111,16 @@ def samples_in(batch: Any) -> int:
 
 
 class _Around:
-    """Forwards the DataLoader attributes that `StreamBatches` needs to the wrapped loader."""
+    """Has those attributes of the wrapped DataLoader that are looked up where its workers begin and end."""
 
-    loader: Any
+    def __init__(self, loader: Any) -> None:
+        self.loader = loader
+        protect(loader)
 
-    @property
-    def num_workers(self) -> int:
-        return getattr(self.loader, "num_workers", 0)
-
-    @property
-    def worker_init_fn(self) -> Any:
-        return getattr(self.loader, "worker_init_fn", None)
-
-    @worker_init_fn.setter
-    def worker_init_fn(self, function: Any) -> None:
-        self.loader.worker_init_fn = function
-
-    @property
-    def _iterator(self) -> Any:
-        return getattr(self.loader, "_iterator", None)
+    def __getattr__(self, name: str) -> Any:
+        if name not in ("num_workers", "worker_init_fn", "_iterator"):
+            raise AttributeError(name)
+        return getattr(self.loader, name, 0 if name == "num_workers" else None)
 
 
 class Skipping(_Around):
@@ -146,7 +136,8 @@ class Skipping(_Around):
     """
 
     def __init__(self, loader: Any, *, seed: int = 0) -> None:
-        self.loader, self.seed = loader, seed
+        super().__init__(loader)
+        self.seed = seed
         self._tried = False
         self._pass, self._used = 0, 0
         self._ended = False
@@ -180,9 +171,11 @@ class Skipping(_Around):
 
     @contextmanager
     def _seeded(self) -> Iterator[None]:
-        """The random state in which a pass begins."""
-        for generator in self._generators():
-            generator.manual_seed(mix(self.seed, self._pass))
+        """The random state in which a pass begins, also of generators that loader and samplers were given."""
+        batches, sampler = (getattr(self.loader, name, None) for name in ("batch_sampler", "sampler"))
+        for part in (self.loader, sampler, batches, getattr(batches, "sampler", None)):
+            if isinstance(generator := getattr(part, "generator", None), torch.Generator):
+                generator.manual_seed(mix(self.seed, self._pass))
         with seeded(mix(mix(self.seed, self._pass), 0)):
             yield
 
@@ -190,7 +183,7 @@ class Skipping(_Around):
         """Raises ConfigurationError if the loader's sampler does not yield the same twice."""
         samplers = (getattr(self.loader, name, None) for name in ("batch_sampler", "sampler"))
         sampler = next((each for each in samplers if each is not None), None)
-        if self._tried or sampler is None or math.isinf(length(sampler)):
+        if self._tried or sampler is None or length(sampler) == float("inf"):
             return
         self._tried, orders = True, []
         for _ in range(2):
@@ -202,18 +195,6 @@ class Skipping(_Around):
                 "state that no checkpoint holds, so a pass cannot be resumed: have it draw from torch's, "
                 "Python's or NumPy's global random numbers, or from what set_epoch(pass) sets"
             )
-
-    def _generators(self) -> Iterator[torch.Generator]:
-        """The generators that the loader and its samplers were given."""
-        batches = getattr(self.loader, "batch_sampler", None)
-        for part in (
-            self.loader,
-            getattr(self.loader, "sampler", None),
-            batches,
-            getattr(batches, "sampler", None),
-        ):
-            if isinstance(generator := getattr(part, "generator", None), torch.Generator):
-                yield generator
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the pass, the batches used of it, the number of workers and the seed."""
@@ -254,7 +235,8 @@ class Streaming(_Around):
                 f"Streaming({type(loader).__name__}): its dataset has no state_dict(num_samples, "
                 "from_beginning); give the loader itself as train_dataset"
             )
-        self.loader, self.ranks = loader, ranks
+        super().__init__(loader)
+        self.ranks = ranks
         self._samples = 0
         self._state: dict[str, Any] | None = {}
         """The loaded state, until the next pass begins; then None. Empty: the beginning of the data."""

@@ -139,7 +139,9 @@ class StreamBatches:
         """
         with self._lock:
             if self._at_place and self._behind:
-                self._base, self._behind = (self._snapshot(), self._place), 0
+                with seeded(self.seed):
+                    taken = deepcopy(self.loader.state_dict())  # the loader goes on while this is uploaded
+                self._base, self._behind = (taken, self._place), 0
             state, place = self._base
             fresh = state is _MISSING
             return {
@@ -188,10 +190,6 @@ class StreamBatches:
                 "accumulation x ranks the same"
             )
 
-    def _snapshot(self) -> Any:
-        with seeded(self.seed):
-            return deepcopy(self.loader.state_dict())  # the loader goes on while this is uploaded
-
     # --- the loader ---------------------------------------------------------------------------------
     def _resume(self) -> _StreamPlace:
         """Advances the loader to the position, and sets the base."""
@@ -236,48 +234,38 @@ class StreamBatches:
 
     def _take(self, place: _StreamPlace) -> tuple[list[Any], _StreamPlace]:
         """Fetches the micro-batches of the next step. Returns them and the place after them."""
+        if self._pass is None:
+            self._begin_pass(place)
         if place.over:
             # A loader that was resumed at the end of a pass may end once more, or be in the next pass.
-            if self._pass is None:
-                self._begin_pass(place)
             place = _StreamPlace(epoch=place.epoch + 1)
-        elif self._pass is None:
-            self._begin_pass(place)
         parts: list[Any] = []
-        empty = 0
-        while len(parts) < self.accumulation:
+        empty, over = False, ""
+        while len(parts) < self.accumulation and not over:
             assert self._pass is not None
             try:
                 with seeded(self._seed_of(place, len(parts))):
                     parts.append(next(self._pass))
             except StopIteration:
-                if parts:
-                    return self._ended(parts, place)
-                empty += 1
-                place = self._next_pass(place, empty)
-        place = replace(place, steps=place.steps + 1)
-        if self.steps_per_epoch is not None and place.steps >= self.steps_per_epoch:
-            self._pass, place = None, replace(place, over="cut")
+                if parts or place.steps:
+                    self._refuse_end(place, len(parts))
+                if parts:  # the step is smaller
+                    over = "ended"
+                    continue
+                if empty:
+                    raise ConfigurationError(
+                        f"{_name(self.loader)} (train_dataset) yielded no batch to rank {self.rank} in a "
+                        "whole pass: check that it has data, and that drop_last does not drop all of it"
+                    ) from None
+                empty = True
+                place = _StreamPlace(epoch=place.epoch + 1) if place.steps else place
+                self._begin_pass(place)
+        place = replace(place, steps=place.steps + 1, over=over)
+        if not over and self.steps_per_epoch is not None and place.steps >= self.steps_per_epoch:
+            place = replace(place, over="cut")
+        if place.over:
+            self._pass = None
         return parts, place
-
-    def _ended(self, parts: list[Any], place: _StreamPlace) -> tuple[list[Any], _StreamPlace]:
-        """Handles the end of a pass within a step: the step is smaller."""
-        self._refuse_end(place, len(parts))
-        self._pass = None
-        return parts, replace(place, steps=place.steps + 1, over="ended")
-
-    def _next_pass(self, place: _StreamPlace, empty: int) -> _StreamPlace:
-        """Handles the end of a pass at the end of a step: begins the next pass."""
-        if empty > 1:
-            raise ConfigurationError(
-                f"{_name(self.loader)} (train_dataset) yielded no batch to rank {self.rank} in a whole pass: "
-                "check that it has data, and that drop_last does not drop all of it"
-            )
-        if place.steps:
-            self._refuse_end(place, 0)
-            place = _StreamPlace(epoch=place.epoch + 1)
-        self._begin_pass(place)
-        return place
 
     def _refuse_end(self, place: _StreamPlace, parts: int) -> None:
         """Raises ConfigurationError with several ranks or a given `steps_per_epoch`: the others go on."""
