@@ -142,10 +142,10 @@ def main(argv: list[str], *, program: str = "spottrain") -> int:
 
 def kubectl_plugin() -> NoReturn:
     """`kubectl spottrain`."""
-    from spottrain.cli import verbs
+    from spottrain.cli.entry import trains
 
     words = sys.argv[1:]
-    if verbs.trains(words):
+    if trains(words):
         from spottrain.cli.main import main as train
 
         sys.exit(train(words))

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from spottrain import data, diagnostics, errors, techniques
     from spottrain.checkpoint.weights_files import load_weights
     from spottrain.core.device import seed
-    from spottrain.core.training_spec import ActivationCheckpointing, LearningRateScaling, Profile
+    from spottrain.core.training_settings import ActivationCheckpointing, LearningRateScaling, Profile
     from spottrain.data.download_cache import cached
     from spottrain.techniques.early_stopping import EarlyStopping
     from spottrain.training.data_parallel import shard
@@ -49,12 +49,12 @@ __all__ = [
 
 _MODULES = ("data", "diagnostics", "errors", "techniques")
 _HOME = {
-    "ActivationCheckpointing": "spottrain.core.training_spec",
+    "ActivationCheckpointing": "spottrain.core.training_settings",
     "EarlyStopping": "spottrain.techniques.early_stopping",
     "Run": "spottrain.training.run",
     "StepHooks": "spottrain.training.step_hooks",
-    "LearningRateScaling": "spottrain.core.training_spec",
-    "Profile": "spottrain.core.training_spec",
+    "LearningRateScaling": "spottrain.core.training_settings",
+    "Profile": "spottrain.core.training_settings",
     "Trainer": "spottrain.training.trainer",
     "Result": "spottrain.training.trainer",
     "cached": "spottrain.data.download_cache",

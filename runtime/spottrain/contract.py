@@ -57,7 +57,7 @@ class Env(StrEnum):
     GPUS = "SPOTTRAIN_GPUS"
     """GPUs that the pod requests; 0 = CPU; absent: the runtime counts the container's GPUs."""
     TRAINING = "SPOTTRAIN_TRAINING"
-    """spec.training as JSON (fields of `core.training_spec.Training`)."""
+    """spec.training as JSON (`core.training_settings`)."""
     DEADLINE_FILE = "SPOTTRAIN_DEADLINE_FILE"
     """Path of the downward-API file that holds the termination deadline."""
     SAVE_ADVISED_FILE = "SPOTTRAIN_SAVE_ADVISED_FILE"
@@ -127,7 +127,7 @@ class SyncEnv(StrEnum):
 
 
 PROFILE: Final = "SPOTTRAIN_PROFILE"
-"""Environment variable with the steps to profile, as JSON (`core.training_spec.Profile`).
+"""Environment variable with the steps to profile, as JSON (`core.training_settings.Profile`).
 
 Set by `spottrain profile` or by the user, never by the operator. It overrides spec.training.profile."""
 

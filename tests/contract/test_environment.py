@@ -22,15 +22,15 @@ from spottrain.contract import (
     library_homes,
 )
 from spottrain.core.run_config import InitFrom, RunConfig, data_cache_folder
-from spottrain.core.training_spec import (
+from spottrain.core.training_settings import (
+    PATHS,
     PRECISIONS,
     ActivationCheckpointing,
-    Data,
     EarlyStoppingSpec,
     LearningRateScaling,
     Optimizer,
     Profile,
-    Training,
+    read_manifest,
 )
 from spottrain.lifecycle.topology import Gang
 from spottrain_operator.api.observed import Placement
@@ -137,7 +137,7 @@ def test_choices_are_told_in_the_contracts_words(environment: dict[str, str]) ->
 def test_the_runtime_reads_what_the_operator_writes(environment: dict[str, str]) -> None:
     run = RunConfig.from_env(environment, script="train.py")
     assert run.job == "job" and run.attempt == 2
-    assert run.training == Training.from_json(json.dumps(TRAINING)) and run.training.optimizer is not None
+    assert run.training == read_manifest(json.dumps(TRAINING)) and run.training["optimizer"]
     assert run.keep == 5 and run.interval.seconds == 90 and run.endpoint == "http://minio:9000"
     assert (run.keep_best, run.path_style, run.kms_key) == (False, True, "alias/checkpoints")
     assert run.init_from == InitFrom(source="s3://bucket/base", ignore=("head.*", "norm.bias"))
@@ -164,9 +164,12 @@ def _trainings_schema() -> dict[str, Any]:
 
 def test_the_training_fields_of_crd_and_runtime_are_the_same() -> None:
     schema = _trainings_schema()
-    assert set(schema) == {f.name for f in fields(Training)} == set(TRAINING) | set(OTHER_WARM_UPS)
+    names = {name for name in schema if name != "data"} | {
+        f"data.{name}" for name in schema["data"]["properties"]
+    }
+    assert names == set(PATHS.values()) and set(schema) == set(TRAINING) | set(OTHER_WARM_UPS)
     assert set(schema["precision"]["enum"]) == set(PRECISIONS)
-    for part in (ActivationCheckpointing, Optimizer, LearningRateScaling, EarlyStoppingSpec, Data, Profile):
+    for part in (ActivationCheckpointing, Optimizer, LearningRateScaling, EarlyStoppingSpec, Profile):
         name = part.__name__[0].lower() + part.__name__[1:].removesuffix("Spec")
         ours = {f.name: f.default for f in fields(part)}
         assert set(schema[name]["properties"]) == set(ours), name
@@ -180,10 +183,7 @@ def test_the_training_fields_of_crd_and_runtime_are_the_same() -> None:
 
 @pytest.mark.parametrize("field", OTHER_WARM_UPS)
 def test_a_warm_up_may_be_given_in_other_units(field: str) -> None:
-    assert (
-        getattr(Training.from_json(json.dumps({field: OTHER_WARM_UPS[field]})), field)
-        == OTHER_WARM_UPS[field]
-    )
+    assert list(read_manifest(json.dumps({field: OTHER_WARM_UPS[field]})).values()) == [OTHER_WARM_UPS[field]]
 
 
 def test_what_is_not_known_is_not_set() -> None:

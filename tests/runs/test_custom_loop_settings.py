@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from spottrain.contract import PROFILE, Env, ExitCode, Outcome, Reason
 from spottrain.core.profile_window import profile_key
-from spottrain.core.training_spec import Profile
+from spottrain.core.training_settings import Profile
 
 from tests.runs.conftest import SCRIPT, Lab
 from tests.runs.launched import Run

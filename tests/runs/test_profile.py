@@ -11,7 +11,7 @@ import pytest
 import torch
 from spottrain.contract import PROFILE, Env, ExitCode
 from spottrain.core.profile_window import profile_key
-from spottrain.core.training_spec import Profile
+from spottrain.core.training_settings import Profile
 from spottrain.diagnostics.bottleneck import Measurements
 from spottrain.diagnostics.profiler import Profiler
 from spottrain.diagnostics.step_timer import Seconds, Shares
@@ -32,7 +32,7 @@ from spottrain.core.profile_window import asked_for
 from spottrain.lifecycle.session import current
 
 session = current()
-total = session.run.training.maxSteps or 100
+total = session.run.training.get("max_steps", 100)
 window, rank = asked_for(os.environ), session.world.rank
 profiler = Profiler(window, session.store, attempt=session.attempt, rank=rank, total_steps=total)
 model = torch.nn.Linear(8, 8)

@@ -52,7 +52,7 @@ trainer = spottrain.Trainer(
 )
 trainer.fit()
 """
-SENTENCE = r"\d\d:\d\d:\d\d (\[rank \d\] )?(Warning: )?[A-Z0-9]"
+SENTENCE = r"(\^C)?\d\d:\d\d:\d\d (\[rank \d\] )?(Warning: )?[A-Z0-9]"
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ def test_a_training_shows_sentences_until_ctrl_c(terminal: Callable[..., Termina
     ]
     text = "\n".join(rows)
     assert re.search(r"^\d\d:\d\d:\d\d Saved step 2 in \S+ m?s, \S+ kB$", text, re.M)
-    assert re.search(r"^\d\d:\d\d:\d\d Interrupted: saving, then it stops, within 30 s$", text, re.M)
+    assert re.search(r"^(\^C)?\d\d:\d\d:\d\d Interrupted: saving, then it stops, within 30 s$", text, re.M)
     assert re.search(r"^\d\d:\d\d:\d\d Interrupted at step \d+, which is saved; the same", rows[-1])
     assert not re.search(r"event=|step=|Warning", text)
 

@@ -332,7 +332,7 @@ def delete(
     \b
       spottrain checkpoints delete s3://bucket/run
     """
-    from spottrain.cli.deleting import delete
+    from spottrain.cli.checkpoints import delete
 
     def act(at: Source) -> Answer:
         return delete(at.store, job_uid, earlier_jobs=earlier_jobs, sure=yes)

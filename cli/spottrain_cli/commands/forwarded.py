@@ -19,7 +19,9 @@ def sync(context: typer.Context) -> None:
 
 def inject(context: typer.Context) -> None:
     """Write the runtime to a folder, for an image that lacks it."""
-    _forward("inject", context)
+    from spottrain.cli.inject import main
+
+    raise typer.Exit(main(context.args))
 
 
 def _forward(verb: str, context: typer.Context) -> None:

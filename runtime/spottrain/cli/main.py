@@ -1,36 +1,40 @@
 """`spottrain run SCRIPT [ARGS...]`: entry point of the image, PID 1 of its container, and a user's command.
 
-`-m MODULE` in place of SCRIPT runs a module as `python -m` does. `spottrain profile` is the same as `run`,
-with a profile of some steps (`cli/profile.py`). With several GPUs in the pod it starts one process for each
-(`launcher`), and each returns here as a rank. With one GPU it runs the script itself, in a child if the
-output is stored (`log_capture`). The order matters: block signals, install the handler, read the
-configuration, probe the store, run the script in this process. A bad configuration or store ends the run
-before any heavy import. Every exit writes the termination message.
+`-m MODULE` in place of SCRIPT runs a module as `python -m` does. `spottrain profile SCRIPT` is the same as
+`run`, with a profile of some steps. Without --checkpoint it is short and uses a folder of its own,
+`profiles/<script>-<time>`: so it neither continues nor ends the training in `checkpoints/<script>`.
+
+With several GPUs in the pod it starts one process for each (`launcher`), and each returns here as a rank.
+With one GPU it runs the script itself, in a child if the output is stored (`log_capture`). The order matters:
+block signals, install the handler, read the configuration, probe the store, run the script in this process. A
+bad configuration or store ends the run before any heavy import. Every exit writes the termination message.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
+import json
 import os
 import pkgutil
+import re
 import runpy
 import sys
 import time
 import traceback
+from collections.abc import Callable, Mapping
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple, NoReturn
+from typing import Any, Final, NamedTuple, NoReturn
 
-from spottrain.cli import profile, verbs
-from spottrain.cli.last_line import LastLine
-from spottrain.cli.output import WRONG_USAGE, Parser, exit_code_of_usage, named_by_flags
-from spottrain.contract import LOG_FORMAT, Env, OnExisting, Outcome, Reason
-from spottrain.core import log
+from spottrain.cli.output import Parser, exit_code_of_usage, named_by_flags
+from spottrain.contract import LOG_FORMAT, PROFILE, Env, OnExisting, Outcome, Reason
+from spottrain.core import log, patches
 from spottrain.core.process_start import process_start
-from spottrain.core.run_config import LOG_FORMATS, RunConfig
-from spottrain.core.startup_signals import hold_signals, release_signals
+from spottrain.core.run_config import LOG_FORMATS, RunConfig, name_of
+from spottrain.core.startup_signals import hold_signals
+from spottrain.core.training_settings import Profile, read_manifest
 from spottrain.errors import ConfigurationError, RunError
 from spottrain.integrations import attach
 from spottrain.lifecycle.endings import Ending
@@ -44,6 +48,14 @@ from spottrain.lifecycle.topology import Gang, count_gpus
 ABOUT = "Trains on spot capacity: saves before an interruption, and resumes from there."
 DESCRIPTION = """Runs a training script that saves a checkpoint before it is interrupted and resumes from it.
 Outside Kubernetes, Ctrl-C saves and stops; the same command resumes."""
+ABOUT_PROFILE = """Runs a training script and profiles some of its steps with torch.profiler. Without
+--checkpoint it ends after these steps and uses a folder of its own; with it, it is like any other run."""
+KINETO, SILENT = "KINETO_LOG_LEVEL", "99"
+"""By which torch.profiler's own library writes nothing to the terminal."""
+MAX_CHARACTERS: Final = 500
+"""Characters of a script's last line that are kept, counted from its end."""
+OWN_LINE: Final = re.compile(r'\d{4}-\d\d-\d\dT\S+ (event|step)=|\{"time": |\d\d:\d\d:\d\d ')
+"""Beginning of a line of our own log (core/log_format.py), which goes to standard output too."""
 
 
 class Command(NamedTuple):
@@ -60,11 +72,7 @@ class Command(NamedTuple):
         return [*(["-m", self.module] if self.module else [self.script]), *self.args]
 
 
-def main(argv: list[str] | None = None) -> int:
-    words = sys.argv[1:] if argv is None else argv
-    if not verbs.trains(words):
-        release_signals()
-        return verbs.run_other(words)
+def main(words: list[str]) -> int:
     hold_signals()  # blocked already, unless the caller is not `entry`
     if words[:1] == ["sync"]:
         from spottrain.cli import sync
@@ -96,17 +104,8 @@ def main(argv: list[str] | None = None) -> int:
     return _run_here(session, command)
 
 
-def show_help(words: list[str]) -> int:
-    """Shows the runtime's own help or version, where the command line is not installed."""
-    try:
-        _read_command(words)
-    except ConfigurationError as error:
-        print(f"spottrain: {error}", file=sys.stderr)
-    return WRONG_USAGE
-
-
 def _run_here(session: Session, command: Command) -> int:
-    last_line = LastLine()
+    last_line = _LastLine()
     try:
         session.prepare(command.script)
         session.script = command.script
@@ -130,7 +129,7 @@ def _read_command(argv: list[str]) -> Command:
     commands = parser.add_subparsers(dest="command", required=True, parser_class=Parser)
     run = commands.add_parser("run", help="run a training script", description=DESCRIPTION)
     about = "run a training script and profile some of its steps"
-    profiled = commands.add_parser("profile", help=about, description=profile.ABOUT)
+    profiled = commands.add_parser("profile", help=about, description=ABOUT_PROFILE)
     commands.add_parser("sync", help="keep a folder of any program's checkpoints in a store")
     commands.add_parser(
         "checkpoints", help="delete URI: what a job left; the other verbs are in spottrain[cli]"
@@ -138,7 +137,15 @@ def _read_command(argv: list[str]) -> Command:
     commands.add_parser("inject", help="write the runtime to a folder, for an image that lacks it")
     parser.add_argument("--version", action=_Version, nargs=0, help="show the version")
     flags = _add_flags(run)
-    profile.add_flags(profiled)
+    for name, text in (
+        ("wait", "steps to skip first (compilation, first allocations)"),
+        ("warmup", "steps to trace and discard"),
+        ("active", "steps to record"),
+    ):
+        default = str(getattr(Profile(), name))
+        profiled.add_argument(
+            f"--{name}", default=default, metavar="STEPS", help=f"{text} (default {default})"
+        )
     _add_flags(profiled)
     values = vars(parser.parse_args(argv))
     given = {name: flag for name, flag in flags.items() if values[name] is not None}
@@ -152,7 +159,7 @@ def _read_command(argv: list[str]) -> Command:
         values["script"] = _file_of_module(module)
     with named_by_flags(given):
         if values["command"] == "profile":
-            os.environ.update(profile.settings(values, os.environ, time.time()))
+            os.environ.update(profile_variables(values, os.environ, time.time()))
         RunConfig.from_env(os.environ, script=values["script"])  # before ranks are started
     return Command(values["script"], module, values["args"], values["nproc"])
 
@@ -204,6 +211,39 @@ def _add_flags(parser: argparse.ArgumentParser) -> dict[str, str]:
     parser.add_argument("script", metavar="SCRIPT", help="path of the script; with -m, the name of a module")
     parser.add_argument("args", metavar="ARGS", nargs=argparse.REMAINDER, help="arguments of the script")
     return {Env.AUTO_ATTACH: attach.FLAG, **{name: flag for flag, name, _, _ in flags}}
+
+
+def profile_variables(values: Mapping[str, Any], env: Mapping[str, str], now: float) -> dict[str, str]:
+    """Returns the environment variables for these flags, besides those of `run`. `now`: Unix seconds.
+
+    Raises ConfigurationError.
+    """
+    asked = {name: _steps(name, values[name]) for name in ("wait", "warmup", "active")}
+    window = Profile.from_json(json.dumps(asked), PROFILE)
+    found = {PROFILE: window.to_json(), KINETO: env.get(KINETO, SILENT)}
+    if not env.get(Env.CHECKPOINT_URI):
+        moment = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now))
+        found[Env.CHECKPOINT_URI] = f"profiles/{name_of(values['script'])}-{moment}"
+        text = env.get(Env.TRAINING) or "{}"
+        if "max_steps" not in read_manifest(text):
+            found[Env.TRAINING] = json.dumps(_short(json.loads(text), window))
+    return found
+
+
+def _short(training: dict[str, Any], window: Profile) -> dict[str, Any]:
+    """Shortens the run to the window, without a warm-up and without another profile window."""
+    if (given := training.pop("profile", None)) is not None:
+        log.event("override", setting="profile", command=window.to_json(), manifest=json.dumps(given))
+    rest = {name: value for name, value in training.items() if not name.startswith("warmup")}
+    return rest | {"maxSteps": window.steps, "warmupSteps": 0}
+
+
+def _steps(name: str, text: str) -> int:
+    if not text.isdecimal():
+        raise ConfigurationError(
+            f"--{name} {text!r} is not a whole number of steps; see spottrain profile --help"
+        )
+    return int(text)
 
 
 class _Version(argparse.Action):
@@ -313,3 +353,40 @@ def _exit_of_script(session: Session, exit_: SystemExit, last_line: str) -> int:
     told = not isinstance(exit_.code, int) and log.on_terminal()
     session.conclude(Ending(Outcome.FAILED, words, Reason.SCRIPT_FAILED), shown=told)
     return code
+
+
+class _LastLine:
+    """The last line that a script wrote to standard output or error: `sys.exit(1)` alone does not say why."""
+
+    def __init__(self) -> None:
+        self._said: dict[int, str] = {}
+        """By stream: its last line."""
+        self._begun: dict[int, str] = {}
+        """By stream: the part of a line that has no end yet."""
+
+    def follow(self) -> None:
+        for number, stream in ((1, sys.stdout), (2, sys.stderr)):
+            if hasattr(stream, "__dict__"):  # as of a TextIOWrapper
+                patches.replace(stream, "write", self._following(number, stream.write))
+
+    @property
+    def text(self) -> str:
+        """The last line of standard error, else of standard output; "" without any."""
+        for number in (2, 1):
+            if line := self._begun.get(number, "").strip() or self._said.get(number, ""):
+                return line[-MAX_CHARACTERS:]
+        return ""
+
+    def _following(self, number: int, write: Callable[[str], int]) -> Callable[[Any], int]:
+        def following(text: Any) -> int:
+            if isinstance(text, str):
+                self._take(number, text)
+            return write(text)
+
+        return following
+
+    def _take(self, number: int, text: str) -> None:
+        *lines, begun = re.split(r"[\r\n]", self._begun.get(number, "") + text)
+        self._begun[number] = begun[-MAX_CHARACTERS:]
+        said = (line.strip() for line in reversed(lines) if not OWN_LINE.match(line))
+        self._said[number] = next(filter(None, said), self._said.get(number, ""))

@@ -101,10 +101,9 @@ def seed_of_script() -> int | None:
 
 
 def _wanted(default: int) -> int:
-    from spottrain.core.training_spec import Training
+    from spottrain.core.training_settings import read_manifest
 
-    wanted = Training.from_json(os.environ.get(Env.TRAINING, "")).seed
-    return default if wanted is None else wanted
+    return int(read_manifest(os.environ.get(Env.TRAINING, "")).get("seed", default))
 
 
 def seeded() -> bool:

@@ -33,10 +33,15 @@ rank: int | None = None
 class ConsoleHandler(logging.Handler):
     """Writes to what is standard output at the time. A reader that is gone must not stop a save."""
 
+    _over = False
+    """Whether the run has ended, after which a person needs no more sentences but warnings."""
+
     def emit(self, record: logging.LogRecord) -> None:
         try:
             event, write = event_of(record), _format(sys.stdout)
-            if write is sentence_line and is_terminal(sys.stdout) and not event.for_people:
+            ended, self._over = self._over, self._over or event.name == "end"
+            wanted = event.for_people and not (ended and event.level < logging.WARNING)
+            if write is sentence_line and is_terminal(sys.stdout) and not wanted:
                 return
             line = (self.format(record) if self.formatter else write(event, record.levelno)) + "\n"
             try:

@@ -11,7 +11,7 @@
     optimizer.add_param_group          checkpoint.plain_state: a restored group is not added twice
     destroy_process_group              training.loop: sharded weights are stored before it
     sys.excepthook                     lifecycle.session: an uncaught error is reported
-    stream.write                       cli.last_line: the last words of a script that fails
+    stream.write                       cli.main: the last words of a script that fails
 
 Beside these: `forward` of modules that recompute their activations, which `remove` puts back
 (techniques.activation_checkpointing); a finder in `sys.meta_path` for libraries that are imported later

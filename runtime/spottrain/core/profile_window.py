@@ -10,7 +10,7 @@ from typing import Final
 
 from spottrain.contract import PROFILE, PROFILES_PREFIX, Env
 from spottrain.core import log
-from spottrain.core.training_spec import Profile, Training
+from spottrain.core.training_settings import Profile, read_manifest
 from spottrain.errors import ConfigurationError
 
 MADE: Final[list[str]] = []
@@ -41,7 +41,7 @@ def not_made(env: Mapping[str, str]) -> str:
     It must fail only if a person requested the profile with `spottrain profile`. A job, or a run whose
     settings request a profile, only logs it.
     """
-    if MADE or not (env.get(PROFILE) or Training.from_json(env.get(Env.TRAINING, "")).profile):
+    if MADE or not (env.get(PROFILE) or "profile" in read_manifest(env.get(Env.TRAINING, ""))):
         return ""
     lack = (
         "A profile was requested but not made. The script must run all steps of the window (wait + "

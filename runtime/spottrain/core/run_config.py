@@ -5,9 +5,11 @@ Every bad value raises a `ConfigurationError` that names the variable or field, 
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -24,18 +26,18 @@ from spottrain.contract import (
 )
 from spottrain.core import container, log
 from spottrain.core.log_format import AUTO, FORMATS
-from spottrain.core.training_spec import Training
+from spottrain.core.training_settings import Manifest, read_manifest
 from spottrain.core.uri import folder_of, given, is_path, same_place
 from spottrain.errors import ConfigurationError
 
 T = TypeVar("T")
-C = TypeVar("C", bound=str)
 
 DEFAULT_INTERVAL: Final = "10m"
 DEFAULT_KEEP: Final = 3
 LOG_FORMATS: Final = (AUTO, *FORMATS)
 DEFAULT_GRACE: Final = 30.0
 """Kubernetes' default of terminationGracePeriodSeconds."""
+TRUTH: Final = {"true": True, "false": False}
 IN_POD: Final = "KUBERNETES_SERVICE_HOST"
 """Kubernetes sets this environment variable in every container."""
 
@@ -109,7 +111,7 @@ class RunConfig:
     init_from: InitFrom | None = None
     gate_until: float = 0.0
     """Unix seconds."""
-    training: Training = field(default_factory=Training)
+    training: Manifest = field(default_factory=dict)
     termination_message: Path | None = None
     progress_port: int | None = None
     bind_address: str = ""
@@ -163,25 +165,30 @@ class RunConfig:
             endpoint=_uri(env, Env.CHECKPOINT_ENDPOINT),
             interval=Interval.parse(env.get(Env.CHECKPOINT_INTERVAL) or DEFAULT_INTERVAL),
             keep=_read(env, Env.CHECKPOINT_KEEP, _count(2), DEFAULT_KEEP),
-            keep_best=_read(env, Env.CHECKPOINT_KEEP_BEST, _either("true", "false"), True),
-            path_style=_read(env, Env.CHECKPOINT_PATH_STYLE, _either("true", "false"), None),
+            keep_best=_read(env, Env.CHECKPOINT_KEEP_BEST, _one_of(TRUTH), True),
+            path_style=_read(env, Env.CHECKPOINT_PATH_STYLE, _one_of(TRUTH), None),
             kms_key=env.get(Env.CHECKPOINT_KMS_KEY) or None,
             on_existing=_read(env, Env.CHECKPOINT_ON_EXISTING, _on_existing, OnExisting.FAIL),
             init_from=_init_from(env, uri),
             known_durable_step=_read(env, Env.KNOWN_DURABLE_STEP, _count(0), None),
             gate_until=_read(env, Env.GATE_UNTIL, _seconds, 0.0),
-            training=Training.from_json(env.get(Env.TRAINING, "")),
+            training=read_manifest(env.get(Env.TRAINING, "")),
             termination_message=_read(env, Env.TERMINATION_MESSAGE, Path, None),
             progress_port=_read(env, Env.PROGRESS_PORT, _port, None),
             bind_address=bind_address_of(env),
             cache_dir=_read(env, Env.CACHE_DIR, Path, None),
-            compile_cache=_read(env, Env.COMPILE_CACHE, _one_of(CompileCacheMode), CompileCacheMode.KEEP),
+            compile_cache=_read(
+                env,
+                Env.COMPILE_CACHE,
+                _one_of({str(each): each for each in CompileCacheMode}),
+                CompileCacheMode.KEEP,
+            ),
             image_digest=env.get(Env.IMAGE_DIGEST, ""),
             hang_timeout=_read(env, Env.HANG_TIMEOUT, _limit, None),
             store_wait=_read(env, Env.STORE_WAIT, _limit, float(STORE_WAIT_SECONDS)),
-            log_format=_read(env, LOG_FORMAT, _one_of(LOG_FORMATS), AUTO),
-            auto_attach=_read(env, Env.AUTO_ATTACH, _either("true", "false"), True),
-            logs=_read(env, Env.LOGS, _either("keep", "off"), not local) and uri is not None,
+            log_format=_read(env, LOG_FORMAT, _one_of({each: each for each in LOG_FORMATS}), AUTO),
+            auto_attach=_read(env, Env.AUTO_ATTACH, _one_of(TRUTH), True),
+            logs=_read(env, Env.LOGS, _one_of({"keep": True, "off": False}), not local) and uri is not None,
         )
 
 
@@ -299,38 +306,25 @@ def _count(least: int) -> Callable[[str], int]:
 
 
 def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0.0 <= value < float("inf"):
-        raise ValueError("must be a number of seconds, at least 0")
-    return value
+    with contextlib.suppress(ValueError):
+        if 0.0 <= (value := float(text)) < math.inf:
+            return value
+    raise ValueError("must be a number of seconds, at least 0")
 
 
 def _limit(text: str) -> float:
-    value = _seconds(text)
-    if not value:
-        raise ValueError("must be a number of seconds above 0")
-    return value
+    if value := _seconds(text):
+        return value
+    raise ValueError("must be a number of seconds above 0")
 
 
-def _one_of(words: Iterable[C]) -> Callable[[str], C]:
-    known = {str(word): word for word in words}
-
-    def parse(text: str) -> C:
+def _one_of(known: Mapping[str, T]) -> Callable[[str], T]:
+    def parse(text: str) -> T:
         if text not in known:
-            raise ValueError(f"must be one of {', '.join(known)}")
+            raise ValueError(
+                f"must be {' or '.join(known) if len(known) == 2 else 'one of ' + ', '.join(known)}"
+            )
         return known[text]
-
-    return parse
-
-
-def _either(yes: str, no: str) -> Callable[[str], bool]:
-    def parse(text: str) -> bool:
-        if text not in (yes, no):
-            raise ValueError(f"must be {yes} or {no}")
-        return text == yes
 
     return parse
 
@@ -342,6 +336,4 @@ def _port(text: str) -> int:
 
 
 def _on_existing(text: str) -> OnExisting:
-    if text.lower() not in (choices := [each.lower() for each in OnExisting]):
-        raise ValueError(f"must be one of {', '.join(choices)}")
-    return OnExisting(text.capitalize())
+    return _one_of({each.lower(): each for each in OnExisting})(text.lower())

@@ -28,7 +28,7 @@ from torch.utils.data import DataLoader, default_collate
 from spottrain.core import device as devices
 from spottrain.core import log
 from spottrain.core.time_split import timed
-from spottrain.core.training_spec import AUTO
+from spottrain.core.training_settings import AUTO
 from spottrain.data import worker_count as measuring
 from spottrain.data.dataloader import Collate, FetchRequest, Repeatable, as_it_is, request
 from spottrain.data.plan import Dataset, Plan, Position, Step
@@ -104,6 +104,7 @@ class Cursor:
         self._forget_passes()
 
     def _forget_passes(self) -> None:
+        self.ended = None
         self._unused: Position | None = None
         """Start of the last pass that was yielded to its end."""
         self.begun: int | None = None
@@ -112,7 +113,6 @@ class Cursor:
         """Where that pass began."""
         self._empty = False
         """Whether the next pass is empty: the position was restored at the end of an epoch."""
-        self.ended = None
 
     def advance(self, steps: int = 1) -> None:
         """Moves the position by optimizer steps. Call it after each step, skipped ones included.
@@ -242,8 +242,15 @@ class Cursor:
         start = self.position
         if self.ahead and start.epoch == self.ended:
             start = Position(start.epoch + 1, 0)  # the last step before it is not counted yet
-        else:
-            self._require_used(start)
+        elif start.epoch == self.ended or start == self._unused:
+            raise ConfigurationError(
+                f"epoch {start.epoch} was given from sample {self._start.sample} to its end, but advance() was "
+                f"not called for all of its steps, so the samples from {start.sample} on would come again: "
+                "call it after each optimizer step (spottrain.Run does), including the epoch's last one and "
+                "steps that the optimizer skips; a loop that draws its next batch before it calls "
+                "step_completed() must iterate over run.ahead(loader); to look at the data only, make another "
+                f"loader{self._of_accumulation}"
+            )
         self.begun, self._start = start.epoch, start
         if self.taken is not None:
             self.taken = 0
@@ -256,24 +263,6 @@ class Cursor:
             yield step
             if step.after.epoch != start.epoch:
                 self._unused = start
-
-    def _require_used(self, start: Position) -> None:
-        """Raises ConfigurationError if samples would come twice, or epochs would be miscounted."""
-        if start == self._unused:
-            raise ConfigurationError(
-                f"epoch {start.epoch} was yielded from sample {start.sample} to its end, but advance() was "
-                "never called, so the same samples would come again: call it after each optimizer step "
-                "(spottrain.Run does); to look at the data only, make another loader"
-                f"{self._of_accumulation}"
-            )
-        if start.epoch == self.ended:
-            raise ConfigurationError(
-                f"epoch {start.epoch} has ended, but advance() was not called for all of its steps, so the "
-                f"samples from {start.sample} on would come again: call advance() after each step, including "
-                "the epoch's last one and steps that the optimizer skips; a loop that draws its next batch "
-                "before it calls step_completed() must iterate over run.ahead(loader)"
-                f"{self._of_accumulation}"
-            )
 
 
 class BatchSampler(Cursor, torch.utils.data.Sampler[list[int]]):

@@ -12,7 +12,7 @@ from typing import Final, Protocol
 import torch
 
 from spottrain.core import log
-from spottrain.core.training_spec import Profile
+from spottrain.core.training_settings import Profile
 from spottrain.diagnostics.bottleneck import InUse
 from spottrain.diagnostics.flops import Work
 from spottrain.diagnostics.gpu_monitor import GPUMonitor
@@ -62,7 +62,9 @@ class Monitor:
         self._watch: Watch | None = None
         self._gpu = GPUMonitor(
             device,
-            on_sample=lambda gpu: session.board.update(gpu_utilisation=gpu.utilisation, gpu_memory=gpu.memory),
+            on_sample=lambda gpu: session.board.update(
+                gpu_utilisation=gpu.utilisation, gpu_memory=gpu.memory
+            ),
         )
         if phases is not None:
             self._watch = Watch(

@@ -30,7 +30,7 @@ import torch
 from spottrain.core import log
 from spottrain.core.log_format import duration
 from spottrain.core.profile_window import MADE, chosen, profile_key, require_within
-from spottrain.core.training_spec import Profile
+from spottrain.core.training_settings import Profile
 from spottrain.diagnostics.bottleneck import Measurements, advice, diagnose, utilised
 from spottrain.errors import ConfigurationError
 from spottrain.lifecycle.session import Session

@@ -156,7 +156,7 @@ class CallbackEngine(Engine):
         with another one's checkpoint.
         """
         run, now = self.session.run, self.session.training
-        free = run.training.maxSteps is not None or run.on_existing is OnExisting.RESUME
+        free = "max_steps" in run.training or run.on_existing is OnExisting.RESUME
         names = ["trainer", "folder"]
         if not free and saved.get("ranks") == now["ranks"]:
             names.append("length")

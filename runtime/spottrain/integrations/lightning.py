@@ -238,7 +238,7 @@ class LightningCallback(pl.Callback):
 
     def _take_max_steps(self, trainer: pl.Trainer) -> None:
         """Applies the manifest's maxSteps as the only end of the run, before the scheduler is made."""
-        wanted = self.session.run.training.maxSteps
+        wanted = self.session.run.training.get("max_steps")
         if wanted is None or (wanted, -1) == (trainer.max_steps, trainer.max_epochs):
             return
         script = f"{trainer.max_steps} steps, {trainer.max_epochs} epochs"

@@ -429,7 +429,7 @@ class TransformersCallback(TrainerCallback):
 
     def _take_max_steps(self, args: TrainingArguments, lr_scheduler: Any) -> None:
         """Applies the manifest's maxSteps before the Trainer makes its scheduler of that length."""
-        wanted = self.session.run.training.maxSteps
+        wanted = self.session.run.training.get("max_steps")
         if wanted is None or wanted == args.max_steps:
             return
         log.event("override", setting="max_steps", manifest=wanted, script=args.max_steps)

@@ -23,8 +23,8 @@ from torch.utils.checkpoint import checkpoint
 
 from spottrain.checkpoint.plain_state import clean, plain
 from spottrain.core import log
+from spottrain.core.training_settings import ActivationCheckpointing
 from spottrain.core.training_settings import activation_checkpointing as policy_of
-from spottrain.core.training_spec import ActivationCheckpointing
 from spottrain.errors import ConfigurationError
 
 ROOMY: Final = 0.7

@@ -27,8 +27,8 @@ from torch.utils.data import default_collate
 from spottrain.contract import Reason
 from spottrain.core import log
 from spottrain.core.device import to_device
+from spottrain.core.training_settings import AUTO, ActivationCheckpointing
 from spottrain.core.training_settings import activation_checkpointing as policy_of
-from spottrain.core.training_spec import AUTO, ActivationCheckpointing
 from spottrain.data import Batches, Source
 from spottrain.data.dataloader import Collate, request, seeded
 from spottrain.data.source import source as source_of

@@ -11,8 +11,18 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from spottrain.checkpoint import outside_parameters, plain_state
 from spottrain.core import log
-from spottrain.core.training_settings import WARM_UPS, Settings, log_value, require_whole
-from spottrain.core.training_spec import OPTIMIZERS, MLflowSpec, TensorBoardSpec, WandBSpec, problem
+from spottrain.core.training_settings import (
+    OPTIMIZERS,
+    WARM_UPS,
+    MLflowSpec,
+    Optimizer,
+    Settings,
+    TensorBoardSpec,
+    WandBSpec,
+    log_value,
+    problem,
+    require_whole,
+)
 from spottrain.data import Batches, Source
 from spottrain.errors import ConfigurationError
 from spottrain.lifecycle.session import Session
@@ -83,7 +93,7 @@ def _require_rate(given: torch.optim.Optimizer | str, rate: Any) -> None:
         raise ConfigurationError(
             f"Trainer(optimizer={given!r}): give it a torch Optimizer, or a name: {', '.join(OPTIMIZERS)}"
         )
-    if rate is not None and (words := problem("optimizer.learningRate", rate)):
+    if rate is not None and (words := problem("learningRate", rate, Optimizer)):
         raise ConfigurationError(f"Trainer(learning_rate={rate!r}): must be {words}")
 
 

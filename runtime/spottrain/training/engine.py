@@ -31,7 +31,7 @@ from spottrain.core import device as devices
 from spottrain.core import log
 from spottrain.core.container import memory
 from spottrain.core.time_split import CHECKPOINT_STALL, OTHER, RESTORE, WAITING
-from spottrain.core.training_spec import Profile
+from spottrain.core.training_settings import Profile
 from spottrain.diagnostics.monitor import Monitor, Phases
 from spottrain.distributed import process_group
 from spottrain.distributed.control_channel import broadcast_facts, receive_facts
@@ -220,7 +220,7 @@ class Engine:
                     start=step,
                     total_steps=total_steps,
                     device=device,
-                    profile=self.session.run.training.profile or profile,
+                    profile=self.session.run.training.get("profile") or profile,
                     phases=phases,
                 )
         self.metrics = MetricsLog(

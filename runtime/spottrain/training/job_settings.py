@@ -22,8 +22,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from spottrain.contract import PROFILE
 from spottrain.core import device as devices
 from spottrain.core import log
-from spottrain.core.training_settings import MADE, WARM_UPS, Settings, resolve, set_in
-from spottrain.core.training_spec import AUTO
+from spottrain.core.training_settings import AUTO, MADE, PATHS, WARM_UPS, Settings, resolve
 from spottrain.distributed import process_group
 from spottrain.distributed.world import World
 from spottrain.errors import ConfigurationError
@@ -220,9 +219,9 @@ def advise(session: Session) -> None:
     They appear in the log of rank 0, in /progress and in the termination message.
     """
     taken = {"profile", "max_steps", *session.asked, *(["seed"] if devices.seeded() else [])}
-    if session.env.get(PROFILE) and session.run.training.warmupSteps == 0:
+    if session.env.get(PROFILE) and session.run.training.get("warmup_steps") == 0:
         taken.add("warmup_steps")  # set by `spottrain profile`, for a run of a few steps
-    paths = [path for name, path in set_in(session.run.training).items() if name not in taken]
+    paths = [PATHS[name] for name in session.run.training if name not in taken]
     session.board.update(ignored_settings=",".join(paths))
     if paths and session.world.first:
         text = (

@@ -52,7 +52,7 @@ class Loop:
         self._engine = Engine(session)
         if log_every < 1 or (max_steps is not None and max_steps < 1):
             raise ConfigurationError(f"Run(max_steps={max_steps}, log_every={log_every}): at least 1 each")
-        wanted = session.run.training.maxSteps
+        wanted = session.run.training.get("max_steps")
         if wanted is not None and wanted != max_steps:
             log.event("override", setting="max_steps", manifest=wanted, script=max_steps)
         self.max_steps = wanted or max_steps

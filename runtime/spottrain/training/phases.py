@@ -10,8 +10,7 @@ import torch
 
 from spottrain.core import log
 from spottrain.core.device import to_device
-from spottrain.core.training_settings import Settings
-from spottrain.core.training_spec import AUTO
+from spottrain.core.training_settings import AUTO, Settings
 from spottrain.data import Batches, Source
 from spottrain.data.worker_count import cores
 from spottrain.diagnostics.bottleneck import InUse

@@ -27,12 +27,13 @@ from spottrain.checkpoint.model_watch import ModelWatch
 from spottrain.core import device as devices
 from spottrain.core import log
 from spottrain.core.time_split import WAITING
-from spottrain.core.training_settings import ARGUMENTS, resolve
-from spottrain.core.training_spec import (
+from spottrain.core.training_settings import (
+    ARGUMENTS,
     AUTO,
     ActivationCheckpointing,
     LearningRateScaling,
     Profile,
+    resolve,
 )
 from spottrain.data import Batches, Dataset, Step, Stream
 from spottrain.data.source import size_of, source

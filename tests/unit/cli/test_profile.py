@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from spottrain.cli import verbs
+from spottrain.cli import entry
 from spottrain.contract import SERIES_PREFIX, TimeSplit
 from spottrain.core.profile_window import profile_key
 from spottrain.core.series import Attempt, Series
@@ -91,4 +91,4 @@ def test_a_table_that_is_not_torchs_has_no_operations() -> None:
     ],
 )
 def test_profile_is_the_runtimes_where_it_names_a_script(words: str, trains: bool) -> None:
-    assert verbs.trains(words.split()) is trains
+    assert entry.trains(words.split()) is trains

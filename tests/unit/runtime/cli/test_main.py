@@ -9,8 +9,7 @@ from importlib.metadata import version
 from typing import Any
 
 import pytest
-from spottrain.cli.main import _read_command
-from spottrain.cli.profile import settings
+from spottrain.cli.main import _read_command, profile_variables
 from spottrain.contract import Env, OnExisting
 from spottrain.core.run_config import RunConfig
 from spottrain.errors import ConfigurationError
@@ -135,10 +134,10 @@ FLAGS = {"wait": "1", "warmup": "2", "active": "3", "script": "train.py"}
 def test_the_short_run_of_a_profile_has_no_warm_up_which_would_not_end_in_it(
     training: dict[str, Any],
 ) -> None:
-    made = json.loads(settings(FLAGS, {Env.TRAINING: json.dumps(training)}, 0.0)[Env.TRAINING])
+    made = json.loads(profile_variables(FLAGS, {Env.TRAINING: json.dumps(training)}, 0.0)[Env.TRAINING])
     assert (made["maxSteps"], made["warmupSteps"]) == (6, 0) and "warmupFraction" not in made
     assert made.get("precision") == training.get("precision")
 
 
 def test_a_profile_of_a_run_with_checkpoints_of_its_own_leaves_it_as_it_is() -> None:
-    assert Env.TRAINING not in settings(FLAGS, {Env.CHECKPOINT_URI: "s3://b/p"}, 0.0)
+    assert Env.TRAINING not in profile_variables(FLAGS, {Env.CHECKPOINT_URI: "s3://b/p"}, 0.0)

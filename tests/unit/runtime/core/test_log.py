@@ -105,9 +105,7 @@ def test_records_of_other_code_have_the_same_format(capsys: pytest.CaptureFixtur
     )
 
 
-@pytest.mark.parametrize(
-    ("chosen", "line"), [("text", "Released\n"), ("json", '"event": "released"}\n')]
-)
+@pytest.mark.parametrize(("chosen", "line"), [("text", "Released\n"), ("json", '"event": "released"}\n')])
 def test_the_environment_names_the_format(
     chosen: str, line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -223,12 +221,13 @@ def shown(monkeypatch: pytest.MonkeyPatch) -> Iterator[Screen]:
     screen.close()
 
 
-def test_a_terminal_shows_what_a_person_can_use(shown: Screen) -> None:
+def test_a_terminal_shows_what_a_person_can_use_and_nothing_after_the_end_but_warnings(shown: Screen) -> None:
     shown.handler()
     log.event("trained", steps=3)
     log.event("emergency-budget", seconds=2.0, warning="too small")
     log.event("sigterm", source="SIGINT", deadline="2025-11-21T12:04:01.000Z")
     log.event("end", outcome="badConfiguration", code=64)
+    log.event("compiled", graphs=2)
     log.event("prune-failed", error="403")
     assert shown.words() == [
         "Warning: A save at a notice takes 2.0 s. too small",

@@ -9,7 +9,7 @@ from spottrain.contract import LOG_FORMAT, Env
 from spottrain.core import container
 from spottrain.core import device as devices
 from spottrain.core.run_config import IN_POD, InitFrom, Interval, RunConfig, grace_seconds
-from spottrain.core.training_spec import Training
+from spottrain.core.training_settings import read_manifest
 from spottrain.core.uri import same_place
 from spottrain.errors import ConfigurationError
 
@@ -53,7 +53,7 @@ IN_A_POD: dict[str, str] = {
     ids=str,
 )
 def test_bad_training_settings(text: str, told: Told) -> None:
-    told(lambda: Training.from_json(text))
+    told(lambda: read_manifest(text))
 
 
 @pytest.mark.parametrize(

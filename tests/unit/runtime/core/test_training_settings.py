@@ -8,13 +8,14 @@ import numpy
 import pytest
 import spottrain
 import torch
-from spottrain.core.training_settings import Settings, resolve
-from spottrain.core.training_spec import (
+from spottrain.core.training_settings import (
     ActivationCheckpointing,
     EarlyStoppingSpec,
     LearningRateScaling,
     Profile,
-    Training,
+    Settings,
+    read_manifest,
+    resolve,
 )
 from spottrain.errors import ConfigurationError
 
@@ -34,7 +35,7 @@ def settings(manifest: str = "{}", **more: Any) -> Settings:
         "seed": 1,
         "deterministic": False,
     }
-    return resolve(Training.from_json(manifest), **arguments | more)
+    return resolve(read_manifest(manifest), **arguments | more)
 
 
 def test_without_a_manifest_the_script_s_arguments_hold(capsys: pytest.CaptureFixture[str]) -> None:
@@ -167,7 +168,7 @@ def test_how_to_compile_without_compile_is_refused_where_the_script_says_it(told
 
 
 def test_a_loop_of_ones_own_takes_what_it_names_and_needs_no_end(capsys: pytest.CaptureFixture[str]) -> None:
-    manifest = Training.from_json('{"globalBatchSize": 64, "precision": "bf16"}')
+    manifest = read_manifest('{"globalBatchSize": 64, "precision": "bf16"}')
     it = resolve(manifest, of_loop=True, global_batch_size=32)
     assert (it.global_batch_size, it.precision, it.max_steps) == (64, "fp32", None)
     assert "setting=precision" not in capsys.readouterr().out

@@ -10,7 +10,7 @@ from spottrain.contract import PROFILE, Env
 from spottrain.core import profile_window as windows
 from spottrain.core.profile_window import asked_for, chosen, not_made, profile_key, require_within
 from spottrain.core.run_config import RunConfig
-from spottrain.core.training_spec import Profile
+from spottrain.core.training_settings import Profile
 
 from tests.support.sentences import Told
 
@@ -59,19 +59,19 @@ def test_profile_without_a_checkpoint_is_a_short_run_in_a_folder_of_its_own() ->
     assert asked_for(os.environ) == Profile(wait=1, warmup=2, active=4)
     run = RunConfig.from_env(os.environ, script="some/train.py")
     assert run.checkpoint_uri is not None and run.checkpoint_uri.startswith("profiles/train-")
-    assert run.training.maxSteps == 7
+    assert run.training["max_steps"] == 7
 
 
 def test_profile_keeps_the_steps_and_settings_that_were_given() -> None:
     _read_command(["profile", "--training", '{"maxSteps": 50, "seed": 2}', "train.py"])
     training = RunConfig.from_env(os.environ, script="train.py").training
-    assert (training.maxSteps, training.seed) == (50, 2)
+    assert training == {"max_steps": 50, "seed": 2}
 
 
 def test_profile_with_a_checkpoint_is_a_run_like_any_other() -> None:
     _read_command(["profile", "--checkpoint", "here", "train.py"])
     run = RunConfig.from_env(os.environ, script="train.py")
-    assert (run.checkpoint_uri, run.training.maxSteps) == ("here", None)
+    assert (run.checkpoint_uri, run.training) == ("here", {})
     assert asked_for(os.environ) == Profile()
 
 
@@ -122,5 +122,5 @@ def test_a_profile_that_is_owed_fails_the_command_and_is_told_in_a_job(
 
 def test_a_window_of_the_manifest_does_not_refuse_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     _read_command(["profile", "--active", "4", "--training", '{"profile": {"wait": 100}}', "train.py"])
-    assert RunConfig.from_env(os.environ, script="train.py").training.profile is None
+    assert "profile" not in RunConfig.from_env(os.environ, script="train.py").training
     assert "event=override setting=profile" in capsys.readouterr().out

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from spottrain.core.training_spec import Profile
+from spottrain.core.training_settings import Profile
 from spottrain.diagnostics.profiler import Profiler, first_words, kernel_seconds, loader_seconds
 from spottrain.storage.local import FolderStore
 from torch.autograd.profiler_util import FunctionEvent, Kernel

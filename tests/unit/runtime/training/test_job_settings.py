@@ -12,7 +12,7 @@ import pytest
 import spottrain
 import torch
 from spottrain.core.progress import ProgressBoard
-from spottrain.core.training_spec import Training
+from spottrain.core.training_settings import read_manifest
 from spottrain.distributed.world import World
 from spottrain.training.engine import Engine
 from spottrain.training.job_settings import NAMES
@@ -60,7 +60,7 @@ SHOWN = ("if stop:", "checkpointing=s", "spottrain profile", "lambda batch", "dr
 
 
 def session(manifest: dict[str, Any], ranks: int = 1) -> Any:
-    run = SimpleNamespace(training=Training.from_json(json.dumps(manifest)), job_uid="uid")
+    run = SimpleNamespace(training=read_manifest(json.dumps(manifest)), job_uid="uid")
     return SimpleNamespace(
         run=run,
         world=World(size=ranks, local_size=ranks),
