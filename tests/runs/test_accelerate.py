@@ -6,7 +6,7 @@ import itertools
 from pathlib import Path
 
 import pytest
-from spottrain.contract import Env, ExitCode, Outcome
+from spottrain.contract import Env, ExitCode
 from spottrain.core.profile_window import profile_key
 
 from tests.runs import foreign
@@ -319,13 +319,6 @@ for step in range(3):
 print("saved", flush=True)
 time.sleep(float(os.environ.get("REST", "0")))
 """
-
-
-def test_a_loop_that_saves_its_own_state_is_told_once_what_to_do(lab: Lab) -> None:
-    run = lab.run(ITS_OWN).done()
-    assert run.message.outcome is Outcome.UNTRAINED
-    assert run.log.count("event=advice about=attach") == 1
-    assert "AccelerateRun" in run.log and "spottrain sync" in run.log
 
 
 @pytest.mark.heavy
