@@ -36,14 +36,12 @@ _LOOK_SECONDS = 0.1
 
 @dataclass(kw_only=True, slots=True)
 class Metadata:
-    """What the endpoint knows: the node, its notice file, and what it gave out or was told."""
+    """What the endpoint knows: the node, its notice file, and what it gave out."""
 
     node: Node
     paths: NodePaths
     instance_id: str
     _tokens: dict[str, float] = field(default_factory=dict)
-    _started: set[str] = field(default_factory=set)
-    """Azure's events that were acknowledged."""
 
     def new_token(self, ttl: int) -> str:
         token = secrets.token_urlsafe(40)
@@ -90,28 +88,19 @@ class Metadata:
         if notice is None:
             return {"DocumentIncarnation": 1, "Events": []}
         id = str(uuid.uuid5(uuid.NAMESPACE_OID, f"{self.instance_id} {notice['published_at']}"))
-        started = id in self._started
         not_before = format_datetime(datetime.fromtimestamp(notice["deadline"], UTC), usegmt=True)
         event = {
             "EventId": id,
-            "EventStatus": "Started" if started else "Scheduled",
+            "EventStatus": "Scheduled",
             "EventType": "Preempt",
             "ResourceType": "VirtualMachine",
             "Resources": [self.node.name],
-            "NotBefore": "" if started else not_before,
+            "NotBefore": not_before,
             "Description": "",
             "EventSource": "Platform",
             "DurationInSeconds": -1,
         }
-        return {"DocumentIncarnation": int(notice["published_at"]) + started, "Events": [event]}
-
-    def azure_start(self, body: bytes) -> bool:
-        """Whether the body acknowledges events; the machine still ends when its notice says so."""
-        try:
-            self._started |= {request["EventId"] for request in json.loads(body)["StartRequests"]}
-        except (ValueError, KeyError, TypeError):
-            return False
-        return True
+        return {"DocumentIncarnation": int(notice["published_at"]), "Events": [event]}
 
 
 def serve(
@@ -148,13 +137,6 @@ class _Handler(BaseHTTPRequestHandler):
             self._get_azure()
         else:
             self._get_aws()
-
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        if not self.path.startswith(_AZURE + _EVENTS):
-            self._answer(404, "")
-        elif self._is_azures():
-            self._answer(200 if self.source.azure_start(body) else 400, "")
 
     def _get_aws(self) -> None:
         if not self.source.knows(self.headers.get(_TOKEN)):

@@ -1,4 +1,4 @@
-"""A small Azure instance metadata service on loopback: the VM's name, Scheduled Events and StartRequests."""
+"""A small Azure instance metadata service on loopback: the VM's name, and Scheduled Events."""
 
 from __future__ import annotations
 
@@ -43,12 +43,9 @@ class FakeAzure:
     """Of the events; the name is another service behind the same address."""
     first_seconds: float = 0.0
     """How long the call takes that enables the service."""
-    start_status: int = 200
     url: str = ""
     enabled: bool = False
     gets: int = 0
-    started: list[str] = field(default_factory=list)
-    """Events that were acknowledged."""
 
     def schedule(self, *events: dict[str, Any]) -> None:
         self.events = list(events)
@@ -71,17 +68,6 @@ class FakeAzure:
             self.enabled = True
         return web.json_response({"DocumentIncarnation": self.incarnation, "Events": self.events})
 
-    async def start(self, request: web.Request) -> web.Response:
-        if refused := _refused(request):
-            return refused
-        body = await request.json()
-        ids = [item["EventId"] for item in body["StartRequests"]]
-        self.started += ids
-        if self.start_status == 200:
-            begun = {"EventStatus": "Started", "NotBefore": ""}
-            self.schedule(*(e | begun if e["EventId"] in ids else e for e in self.events))
-        return web.Response(status=self.start_status)
-
 
 def _refused(request: web.Request) -> web.Response | None:
     if request.headers.get("Metadata") != "true":
@@ -97,7 +83,6 @@ async def fake_azure() -> AsyncIterator[FakeAzure]:
     app = web.Application()
     app.router.add_get(NAME, azure.get_name)
     app.router.add_get(EVENTS, azure.get_events)
-    app.router.add_post(EVENTS, azure.start)
     async with on_loopback(app) as azure.url:
         try:
             yield azure

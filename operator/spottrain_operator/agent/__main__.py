@@ -42,7 +42,6 @@ async def serve(settings: AgentSettings, endpoint: Endpoint) -> None:
         agent = Agent(
             partial(source_of, settings.platform, Client(session, endpoint=settings.metadata_endpoint)),
             Api(session, endpoint, node=settings.node, namespaces=settings.namespaces),
-            acknowledge=settings.acknowledge,
             poll_seconds=settings.poll_seconds,
             beat=beat,
         )

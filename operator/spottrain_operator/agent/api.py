@@ -40,11 +40,10 @@ class Api:
     async def patch_node(self, patch: Json) -> None:
         await self._call("PATCH", f"/api/v1/nodes/{self._node}", "Node", patch=patch)
 
-    async def pods(self, *, cached: bool = True) -> list[Json]:
-        """Lists the trainer pods; `cached` reads the API server's cache, cheap enough for polling."""
+    async def pods(self) -> list[Json]:
+        """Lists the trainer pods, from the API server's cache: cheap enough for polling."""
         query = {"labelSelector": names.POD_SELECTOR, "fieldSelector": f"spec.nodeName={self._node}"}
-        if cached:
-            query["resourceVersion"] = "0"
+        query["resourceVersion"] = "0"
         lists = [await self._call("GET", path, "PodList", query=query) for path in self._lists]
         return [pod for found in lists for pod in found["items"]]
 

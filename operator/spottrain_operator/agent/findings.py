@@ -50,8 +50,6 @@ class Finding:
     """Without `at`: seconds from the first reading until the end begins."""
     lead: float = inf
     """Seconds before `at` at which an end becomes a notice; until then it is advice to save."""
-    acknowledge: str = ""
-    """ID of the event to acknowledge when the cloud no longer needs to wait."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

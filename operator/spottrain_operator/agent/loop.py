@@ -32,7 +32,6 @@ class Agent:
         find: Callable[[], Awaitable[Source]],
         api: Api,
         *,
-        acknowledge: bool = True,
         poll_seconds: float = 1.0,
         retry_seconds: float = RETRY_SECONDS,
         beat: Callable[[bool], None] = lambda _: None,
@@ -42,7 +41,6 @@ class Agent:
         each interval, with whether the agent is ready."""
         self._find = find
         self._api = api
-        self._acknowledge = acknowledge
         self._poll_seconds = poll_seconds
         self._retry_seconds = retry_seconds
         self._beat = beat
@@ -53,7 +51,6 @@ class Agent:
         """None until every watch has responded once, or one has found something."""
         self._unreadable: set[str] = set()
         """Names of the watches whose last response could not be read."""
-        self._acknowledged: set[str] = set()
         self._due = asyncio.Event()
 
     async def run(self) -> None:
@@ -156,8 +153,6 @@ class Agent:
         notice = marks.notice
         done = [await self._tried(self._mark_pods(notice))] if notice else []
         done.append(await self._tried(self._mark_node(marks)))
-        if notice and all(done):
-            await self._tried(self._acknowledge_event(notice))
         return all(done)
 
     async def _tried(self, work: Coroutine[Any, Any, None]) -> bool:
@@ -169,15 +164,13 @@ class Agent:
         return True
 
     async def _mark_pods(self, notice: NodeNotice) -> None:
-        patches = [(pod, plan.pod_patch(notice, pod)) for pod in await self._api.pods()]
-        work = [self._tried(self._mark_pod(notice, pod, patch)) for pod, patch in patches if patch]
-        if not all(await asyncio.gather(*work)):
-            raise AgentApiError("not every pod could be told its deadline")
+        async def mark(pod: Json) -> None:
+            patch, meta = plan.pod_patch(notice, pod), pod["metadata"]
+            if patch is not None and await self._api.patch_pod(pod, patch):
+                log("podMarked", namespace=meta["namespace"], pod=meta["name"], **_times(notice))
 
-    async def _mark_pod(self, notice: NodeNotice, pod: Json, patch: Json) -> None:
-        if await self._api.patch_pod(pod, patch):
-            meta = pod["metadata"]
-            log("podMarked", namespace=meta["namespace"], pod=meta["name"], **_times(notice))
+        if not all(await asyncio.gather(*(self._tried(mark(pod)) for pod in await self._api.pods()))):
+            raise AgentApiError("not every pod could be told its deadline")
 
     async def _mark_node(self, marks: Marks) -> None:
         patch = plan.node_patch(marks, await self._api.node())
@@ -188,21 +181,6 @@ class Agent:
             log("nodeMarked", **_times(marks.notice))
         else:
             log("nodeAdvised" if marks.advised else "nodeCleared")
-
-    async def _acknowledge_event(self, notice: NodeNotice) -> None:
-        """Acknowledges an event once no trainer is left. Nothing depends on it: a failure is only logged."""
-        event = notice.cause.acknowledge
-        if not (self._acknowledge and event and self._source) or event in self._acknowledged:
-            return
-        if not all(map(plan.ended, await self._api.pods(cached=False))):
-            return
-        self._acknowledged.add(event)
-        try:
-            await self._source.acknowledge(event)
-        except Unreadable as e:
-            log("acknowledgeFailed", id=event, why=str(e))
-        else:
-            log("acknowledged", id=event, action=notice.cause.action)
 
 
 def _log_marks(before: Marks, after: Marks) -> None:

@@ -81,7 +81,12 @@ def _settled(finding: Finding, before: Iterable[Finding], now: datetime) -> Find
 
 def marks(view: View, now: datetime) -> Marks:
     """Returns the earliest near end, and the latest advice; a distant end counts as advice."""
-    near = {finding: first for finding, first in view.first_read.items() if _is_near(finding, now)}
+    # An end without a time is near.
+    near = {
+        finding: first
+        for finding, first in view.first_read.items()
+        if finding.ends and (finding.at is None or (finding.at - now).total_seconds() <= finding.lead)
+    }
     notices = [_notice(finding, first) for finding, first in near.items()]
     # The first reading, where a time lies ahead or is missing: each new time costs one save.
     advice = [
@@ -96,11 +101,6 @@ def marks(view: View, now: datetime) -> Marks:
     )
 
 
-def _is_near(finding: Finding, now: datetime) -> bool:
-    """Returns whether it is a notice now, and not only advice; an end without a time is near."""
-    return finding.ends and (finding.at is None or (finding.at - now).total_seconds() <= finding.lead)
-
-
 def _notice(ending: Finding, first: datetime) -> NodeNotice:
     """`seen` is when the end became near. An overdue end gets the seconds of one that has just begun."""
     if ending.at is None:
@@ -112,17 +112,13 @@ def _notice(ending: Finding, first: datetime) -> NodeNotice:
 
 
 # --- from marks to patches ----------------------------------------------------------------------------
-def ended(pod: Json) -> bool:
-    return pod["status"].get("phase") in _ENDED
-
-
 def pod_patch(notice: NodeNotice, pod: Json) -> Json | None:
     """Returns the patch with a running pod's deadline; None where the pod has the same or an earlier one.
 
     The UID makes the API server reject the patch if the name now belongs to another pod.
     """
     carried = optional_timestamp(_annotations(pod).get(names.DEADLINE_ANNOTATION))
-    if ended(pod) or (carried is not None and carried <= notice.deadline):
+    if pod["status"].get("phase") in _ENDED or (carried is not None and carried <= notice.deadline):
         return None
     annotations = deadline_annotations(notice.deadline, notice.cause.source)
     return {"metadata": {"uid": pod["metadata"]["uid"], "annotations": annotations}}
@@ -139,7 +135,9 @@ def node_patch(marks: Marks, node: Json) -> Json | None:
     ours = [taint for taint in taints if taint["key"] == names.TERMINATING_TAINT]
     # The API server adds timeAdded.
     carried = [{key: taint.get(key) for key in ("key", "value", "effect")} for taint in ours]
-    wanted = [_taint(notice)] if notice else []
+    value = str(int(notice.deadline.timestamp())) if notice else ""
+    taint = {"key": names.TERMINATING_TAINT, "value": value, "effect": "NoSchedule"}
+    wanted = [taint] if notice else []
     changes = _changes(notice, marks.advised, _annotations(node))
     if carried == wanted and not changes:
         return None
@@ -160,11 +158,6 @@ def _with_earlier_deadline(notice: NodeNotice, carried: Mapping[str, str]) -> No
     if before and same and notice.cause.at is None and notice.seen <= before < notice.deadline:
         return replace(notice, deadline=before)
     return notice
-
-
-def _taint(notice: NodeNotice) -> Json:
-    value = str(int(notice.deadline.timestamp()))
-    return {"key": names.TERMINATING_TAINT, "value": value, "effect": "NoSchedule"}
 
 
 def _changes(

@@ -26,7 +26,5 @@ class AgentSettings(EnvironmentSettings):
     namespaces: Words = ()
     """Namespaces that may have trainer pods; empty = all."""
     poll_seconds: float = Field(default=1, gt=0, le=60)
-    acknowledge: bool = True
-    """Whether Azure may reclaim the machine as soon as no trainer is left on it."""
     ready_file: Path | None = None
     """A file that is there while the agent would see a notice, for a readiness probe."""

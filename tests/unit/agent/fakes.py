@@ -45,9 +45,6 @@ class FakeApi:
     authorizations: set[str] = field(default_factory=set)
     stale_lists: int = 0
     """How many cached lists still show each pod's predecessor: the same name, another UID."""
-    cached_pods: list[str] | None = None
-    """What cached lists show instead of all pods."""
-    fresh_lists: int = 0
     refused: str = ""
     """Requests that begin with it (`PATCH /api/v1/nodes`) are forbidden."""
     foreign: str = ""
@@ -97,12 +94,7 @@ class FakeApi:
         assert request.query["fieldSelector"] == "spec.nodeName=n1"
         namespace = request.match_info.get("namespace")
         items = [p for p in self.pods.values() if namespace in (None, p["metadata"]["namespace"])]
-        if "resourceVersion" not in request.query:
-            self.fresh_lists += 1
-            return web.json_response({"kind": "PodList", "items": items})
         assert request.query["resourceVersion"] == "0"
-        if self.cached_pods is not None:
-            items = [p for p in items if p["metadata"]["name"] in self.cached_pods]
         if self.stale_lists:
             self.stale_lists -= 1
             items = [merge(p, {"metadata": {"uid": "predecessor"}}) for p in items]
@@ -163,7 +155,6 @@ async def running(
     api: FakeApi,
     *,
     namespaces: tuple[str, ...] = (),
-    acknowledge: bool = True,
     now: Callable[[], datetime] = lambda: SEEN,
 ) -> AsyncIterator[Agent]:
     """An agent that polls fast, for the length of the block."""
@@ -176,7 +167,6 @@ async def running(
         agent = Agent(
             find,
             Api(session, Endpoint(url=api.url, token_file=api.token), node="n1", namespaces=namespaces),
-            acknowledge=acknowledge,
             poll_seconds=0.01,
             retry_seconds=0.01,
             now=now,

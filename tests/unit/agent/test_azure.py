@@ -9,7 +9,7 @@ from typing import Any
 
 import aiohttp
 import pytest
-from spottrain_operator.agent.findings import NOTHING, Finding, Findings, Unreadable, found
+from spottrain_operator.agent.findings import NOTHING, Finding, Findings, found
 from spottrain_operator.agent.sources.azure import Azure, parse_events
 from spottrain_operator.agent.sources.client import Client
 
@@ -25,20 +25,19 @@ def document(*items: object) -> str:
 
 
 def ending(kind: str, **changes: Any) -> Finding:
-    values = {"id": EVENT, "acknowledge": EVENT} | changes
+    values = {"id": EVENT} | changes
     return Finding(source=f"Azure scheduled event {kind}", action=kind, **values)
 
 
 # --- bodies --------------------------------------------------------------------------------------------
 PREEMPT, PLANNED = ending("Preempt", at=DEADLINE), {"at": DEADLINE, "lead": 120.0}
-BEGUN = ending("Preempt", after=10.0, acknowledge="")
 TIMELESS = ending("Preempt", after=10.0)
 NEIGHBOUR = "aks-gpu-31337-vmss_3"
 EVENTS: dict[str, tuple[dict[str, Any], Findings]] = {
     "preempt: at once": (event("Preempt", NOT_BEFORE), found(PREEMPT)),
     "an ISO time": (event("Preempt", "2026-11-21T10:02:00Z"), found(PREEMPT)),
-    "begun: seconds, and nothing to acknowledge": (event("Preempt", EventStatus="Started"), found(BEGUN)),
-    "begun, whatever its time says": (event("Preempt", NOT_BEFORE, EventStatus="Started"), found(BEGUN)),
+    "begun: seconds": (event("Preempt", EventStatus="Started"), found(TIMELESS)),
+    "begun, whatever its time says": (event("Preempt", NOT_BEFORE, EventStatus="Started"), found(TIMELESS)),
     "no time": (event("Preempt", ""), found(TIMELESS)),
     "a time that is none": (event("Preempt", "soon"), found(TIMELESS)),
     "a time that is null": (event("Preempt", NotBefore=None), found(TIMELESS)),
@@ -49,9 +48,9 @@ EVENTS: dict[str, tuple[dict[str, Any], Findings]] = {
         event("Freeze", NOT_BEFORE, DurationInSeconds=5),
         found(Finding(ends=False, source="Azure scheduled event Freeze", action="Freeze", id=EVENT)),
     ),
-    "with a neighbour: not ours alone to begin": (
+    "with a neighbour": (
         event("Reboot", NOT_BEFORE, Resources=[VM, NEIGHBOUR]),
-        found(ending("Reboot", **PLANNED, acknowledge="")),
+        found(ending("Reboot", **PLANNED)),
     ),
     "Azure's names have no case": (event("Preempt", NOT_BEFORE, Resources=[VM.upper()]), found(PREEMPT)),
     "another VM": (event("Preempt", NOT_BEFORE, Resources=[NEIGHBOUR]), NOTHING),
@@ -60,7 +59,7 @@ EVENTS: dict[str, tuple[dict[str, Any], Findings]] = {
     "canceled": (event("Preempt", NOT_BEFORE, EventStatus="Canceled"), NOTHING),
     "as little as there can be": (
         {"EventType": "Preempt", "Resources": [VM]},
-        found(ending("Preempt", id="", after=10.0, acknowledge="")),
+        found(ending("Preempt", id="", after=10.0)),
     ),
 }
 
@@ -148,16 +147,3 @@ async def test_a_vm_without_a_name_says_nothing_about_its_events(azure: Azure, s
 async def test_an_error_is_never_no_event(azure: Azure, server: FakeAzure, status: int) -> None:
     server.faults.status = status
     assert await why(azure) == f"GET /metadata/scheduledevents returned {status}"
-
-
-async def test_an_event_is_acknowledged_by_its_id(azure: Azure, server: FakeAzure) -> None:
-    server.schedule(event("Preempt", NOT_BEFORE))
-    await azure.acknowledge(EVENT)
-    assert server.started == [EVENT]
-    assert await read(azure) == found(ending("Preempt", after=10.0, acknowledge=""))
-
-
-async def test_an_acknowledgement_that_is_refused_is_an_error(azure: Azure, server: FakeAzure) -> None:
-    server.start_status = 410
-    with pytest.raises(Unreadable, match="POST /metadata/scheduledevents returned 410"):
-        await azure.acknowledge(EVENT)

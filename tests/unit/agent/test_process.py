@@ -45,7 +45,6 @@ def test_settings_are_read_from_the_environment() -> None:
         "METADATA_ENDPOINT": "http://[fd00:ec2::254]",
         "NAMESPACES": "ml, research,",
         "POLL_SECONDS": "5",
-        "ACKNOWLEDGE": "false",
         "READY_FILE": "/run/ready",
     }
     environ = NODE | {f"{PREFIX}{name}": value for name, value in given.items()}
@@ -55,7 +54,6 @@ def test_settings_are_read_from_the_environment() -> None:
         metadata_endpoint="http://[fd00:ec2::254]",
         namespaces=("ml", "research"),
         poll_seconds=5.0,
-        acknowledge=False,
         ready_file=Path("/run/ready"),
     )
 
@@ -64,7 +62,6 @@ WRONG_SETTINGS = (
     ("NODE", ""),
     *(("POLL_SECONDS", text) for text in ("0", "-1", "61", "often", "nan")),
     ("PLATFORM", "aws"),
-    ("ACKNOWLEDGE", "perhaps"),
     ("READY_PORT", "19734"),
 )
 

@@ -1,16 +1,15 @@
-"""Azure's Scheduled Events: evictions and maintenance of this VM, acknowledged once no trainer is left.
+"""Azure's Scheduled Events: evictions and maintenance of this VM.
 
 Source: "Azure Metadata Service: Scheduled Events for Linux VMs" (header Metadata:true; no NotBefore when
 an event has begun; a VM also gets its neighbours' events, so Resources decides; the first call enables the
-service and may take two minutes, 24 hours without one disable it; StartRequests let an event begin early, for
-all of its Resources).
+service and may take two minutes, 24 hours without one disable it).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
+from math import inf
 from typing import Any, Final
 
 from spottrain_operator.agent.findings import (
@@ -64,27 +63,18 @@ class Azure(Source):
         self._logged = False
         self.watches = (Watch(name="Azure scheduledevents", read=self._read),)
 
-    async def acknowledge(self, event: str) -> None:
-        await self._events("POST", {"StartRequests": [{"EventId": event}]})
-
     async def _read(self) -> Findings:
         if not self._logged:
             self._logged = True
             log("scheduledEventsFirstCall", why="it enables Scheduled Events and may take two minutes")
         self._name = self._name or await instance_name(self._client)
-        text = await self._events("GET")
-        self._enabled = True
-        return parse_events(text, self._name)
-
-    async def _events(self, method: str, body: object = None) -> str:
-        seconds, query = (
-            self._seconds if self._enabled else self._first_seconds,
+        query, seconds = (
             {"api-version": EVENTS_VERSION},
+            self._seconds if self._enabled else self._first_seconds,
         )
-        reply = await self._client.request(
-            method, EVENTS_PATH, headers=HEADERS, query=query, body=body, timeout=seconds
-        )
-        return reply.text
+        reply = await self._client.request("GET", EVENTS_PATH, headers=HEADERS, query=query, timeout=seconds)
+        self._enabled = True
+        return parse_events(reply.text, self._name)
 
 
 async def instance_name(client: Client) -> str:
@@ -107,8 +97,10 @@ def parse_events(text: str, name: str) -> Findings:
 
 def _event(event: Mapping[str, Any], name: str) -> Finding | None:
     """Parses one event. Raises ValueError, KeyError or TypeError where it is invalid."""
-    resources = {resource.casefold() for resource in _texts(event["Resources"])}
-    if name not in resources or event.get("EventStatus") in _OVER:
+    resources = event["Resources"]
+    if not isinstance(resources, list) or not all(isinstance(resource, str) for resource in resources):
+        raise TypeError("its Resources are not a list of names")
+    if name not in map(str.casefold, resources) or event.get("EventStatus") in _OVER:
         return None
     kind, id = event["EventType"], word(event, "EventId")
     source = f"{_SOURCE} {kind}"
@@ -116,18 +108,9 @@ def _event(event: Mapping[str, Any], name: str) -> Finding | None:
         return Finding(ends=False, source=source, action=kind, id=id)
     if kind != _PREEMPT and kind not in _PLANNED:
         raise ValueError("its EventType is not known")
-    started = event.get("EventStatus") == _STARTED
     # An eviction counts even if its time is unreadable: it may have begun.
-    at = None if started else moment(event.get("NotBefore"))
-    # Acknowledging starts the event for all of its resources: on another VM a trainer may still save.
-    alone = resources == {name} and not started
-    ending = Finding(source=source, action=kind, id=id, at=at, acknowledge=id if alone else "")
+    at = None if event.get("EventStatus") == _STARTED else moment(event.get("NotBefore"))
     if at is None:
-        return replace(ending, after=BEGUN_SECONDS)
-    return ending if kind == _PREEMPT else replace(ending, lead=LEAD_SECONDS)
-
-
-def _texts(value: object) -> list[str]:
-    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-        raise TypeError("its Resources are not a list of names")
-    return value
+        return Finding(source=source, action=kind, id=id, after=BEGUN_SECONDS)
+    lead = inf if kind == _PREEMPT else LEAD_SECONDS
+    return Finding(source=source, action=kind, id=id, at=at, lead=lead)

@@ -34,9 +34,6 @@ class Source:
     platform: Platform
     watches: tuple[Watch, ...]
 
-    async def acknowledge(self, event: str) -> None:
-        """Tells the cloud, where it can be told, that it may start the event now. Raises Unreadable."""
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reply:
@@ -62,7 +59,6 @@ class Client:
         *,
         headers: Mapping[str, str],
         query: Mapping[str, str] | None = None,
-        body: object = None,
         timeout: float | None = None,
         expected: Container[int] = (200,),
     ) -> Reply:
@@ -74,7 +70,6 @@ class Client:
                 self._endpoint + path,
                 params=query,
                 headers=headers,
-                json=body,
                 timeout=aiohttp.ClientTimeout(total=seconds),
                 allow_redirects=False,
             ) as reply:
