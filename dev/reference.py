@@ -191,8 +191,7 @@ def _comments(text: str) -> Iterator[tuple[str, str]]:
 
 
 def metrics_page() -> str:
-    values = (*vars(metrics).values(), *metrics.MEASURED.values())
-    found = [metric for metric in values if isinstance(metric, MetricWrapperBase)]
+    found = [metric for metric in vars(metrics).values() if isinstance(metric, MetricWrapperBase)]
     trainers = (
         (code(f"spottrain_{name}"), "counter" if name.endswith("_total") else "gauge", plain(text))
         for name, text in progress.METRICS.items()

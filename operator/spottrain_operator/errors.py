@@ -10,15 +10,15 @@ OperatorError
 from __future__ import annotations
 
 from datetime import timedelta
-from enum import Enum, auto
-from typing import Any, Final
+from enum import Enum
+from typing import Any
 
 
 class OperatorError(Exception):
     """Base class of every error that the operator raises itself."""
 
 
-class InvalidSpec(OperatorError):
+class InvalidSpec(OperatorError, ValueError):
     """The job is invalid; `str(error)` is a sentence that names the field's path."""
 
 
@@ -38,35 +38,23 @@ class Incomplete(OperatorError):
 
 
 class ApiFailure(Enum):
-    """Why a request to the API server did not succeed, in Kubernetes' words."""
+    """Why a request to the API server did not succeed, in Kubernetes' words, by HTTP status."""
 
-    UNREACHABLE = auto()
+    UNREACHABLE = 0
     """No response, or one that is not the API server's."""
-    BAD_REQUEST = auto()
-    FORBIDDEN = auto()
+    BAD_REQUEST = 400
+    FORBIDDEN = 403
     """By access rights or admission."""
-    QUOTA_EXCEEDED = auto()
-    NOT_FOUND = auto()
-    CONFLICT = auto()
+    QUOTA_EXCEEDED = "403, by a ResourceQuota"
+    NOT_FOUND = 404
+    CONFLICT = 409
     """The object exists already, or is not the one or not in the version that was named."""
-    EXPIRED = auto()
+    EXPIRED = 410
     """The version that a watch or the next page of a LIST needs is no longer kept: list again."""
-    INVALID = auto()
-    TOO_MANY_REQUESTS = auto()
-    SERVER_ERROR = auto()
-    OTHER = auto()
-
-
-_KINDS: Final = {
-    0: ApiFailure.UNREACHABLE,
-    400: ApiFailure.BAD_REQUEST,
-    403: ApiFailure.FORBIDDEN,
-    404: ApiFailure.NOT_FOUND,
-    409: ApiFailure.CONFLICT,
-    410: ApiFailure.EXPIRED,
-    422: ApiFailure.INVALID,
-    429: ApiFailure.TOO_MANY_REQUESTS,
-}
+    INVALID = 422
+    TOO_MANY_REQUESTS = 429
+    SERVER_ERROR = 500
+    OTHER = "another status"
 
 
 class ApiError(OperatorError):
@@ -87,7 +75,8 @@ class ApiError(OperatorError):
     def kind(self) -> ApiFailure:
         if self.status == 403 and "exceeded quota" in str(self):
             return ApiFailure.QUOTA_EXCEEDED
-        return _KINDS.get(self.status, ApiFailure.SERVER_ERROR if self.status >= 500 else ApiFailure.OTHER)
+        status = 500 if self.status >= 500 else self.status
+        return next((kind for kind in ApiFailure if kind.value == status), ApiFailure.OTHER)
 
     @property
     def stale(self) -> bool:

@@ -234,8 +234,6 @@ class Reason(StrEnum):
     """Admitted: Kueue has taken the quota back."""
     WAITING_FOR_BACKOFF = "WaitingForBackoff"
     """Scheduled: the next attempt waits after the end of the one before."""
-    WAITING_FOR_CLAIM = "WaitingForClaim"
-    """Scheduled: the claim of the data cache is missing, or cannot be used."""
     PREDECESSOR_SAVES = "DeletedJobStillSaving"
     """Scheduled: a pod of a deleted job of the same name still saves."""
     WAITING_FOR_NODE = "WaitingForNode"
@@ -357,35 +355,10 @@ RENDEZVOUS_PORT: Final = 29500
 
 def pod_name(job: str, job_uid: str, attempt: int, rank: int = 0) -> str:
     """Returns a deterministic name: a crash between status write and POST can only recreate the same pod."""
-    return _name(job, job_uid, suffix=f"-{attempt}-{rank}")
+    return object_name(job, job_uid, suffix=f"-{attempt}-{rank}")
 
 
-def group_name(job: str, job_uid: str, attempt: int) -> str:
-    """Returns the name of an attempt's pod group, for schedulers and queues that start all pods or none."""
-    return pod_name(job, job_uid, attempt).removesuffix("-0")
-
-
-def cleanup_name(job: str, job_uid: str) -> str:
-    """Returns the name of the pod that deletes the checkpoints of a deleted job."""
-    return _name(job, job_uid, suffix="-cleanup")
-
-
-def workload_name(job: str, job_uid: str) -> str:
-    """Returns the name of the Workload with which a job asks its Kueue queue."""
-    return _name(job, job_uid, suffix="-workload")
-
-
-def books_name(job: str, job_uid: str) -> str:
-    """Returns the name of the ConfigMap with a job's bookkeeping."""
-    return _name(job, job_uid, suffix="-books")
-
-
-def service_name(job: str, job_uid: str) -> str:
-    """Returns the name of a gang's headless Service; it begins with a letter (RFC 1035)."""
-    return _name(job, job_uid, prefix="gang-")
-
-
-def _name(job: str, job_uid: str, *, prefix: str = "", suffix: str = "") -> str:
+def object_name(job: str, job_uid: str, *, prefix: str = "", suffix: str = "") -> str:
     """Returns the job's name, cut to fit, with a hash of its UID: another job of this name differs."""
     end = f"-{hashlib.sha256(job_uid.encode()).hexdigest()[:HASH_DIGITS]}{suffix}"
     room = NAME_LIMIT - len(prefix) - len(end)

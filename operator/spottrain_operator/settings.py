@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, Self, TypeVar
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import AfterValidator, Field, PositiveInt, model_validator
 from pydantic_settings import SettingsConfigDict
@@ -17,47 +17,31 @@ from spottrain_operator.api.node_pools import Pool
 from spottrain_operator.api.observed import Limits
 from spottrain_operator.api.wire import decode
 from spottrain_operator.environment import EnvironmentSettings, Seconds, Words, from_text
-from spottrain_operator.errors import InvalidSpec
 from spottrain_operator.names import Platform
 
 DEFAULT_POOL = Pool(name="default", platform=Platform.AUTO)
 PREFIX: Final = "SPOTTRAIN_OPERATOR_"
-T = TypeVar("T")
-
-
-def _default_pool(text: str) -> Pool:
-    return _pool(wire.encode(DEFAULT_POOL) | _json(text, dict), "")
-
-
-def _pools(text: str) -> tuple[Pool, ...]:
-    return tuple(_named_pool(raw, f"[{i}]") for i, raw in enumerate(_json(text, list)))
 
 
 def _job_defaults(text: str) -> JobDefaults:
     given = {name: value for name, value in _json(text, dict).items() if value is not None}
     if unknown := sorted(given.keys() - KEYS.keys()):
         raise ValueError(f"it has the unknown field {unknown[0]}; it may have: {', '.join(sorted(KEYS))}")
-    return _decoded(JobDefaults, given, "")
+    return decode(JobDefaults, given, "")
+
+
+def _pools(text: str) -> tuple[Pool, ...]:
+    pools = tuple(_pool(raw, f"[{i}]") for i, raw in enumerate(_json(text, list)))
+    for i, pool in enumerate(pools):
+        if pool.platform is None:
+            raise ValueError(f"[{i}]: {pool.name} needs a platform")
+    return pools
 
 
 def _pool(raw: object, path: str) -> Pool:
     """Parses a pool. null is absent: in Helm's values it stands for no value."""
     given = {k: v for k, v in raw.items() if v is not None} if isinstance(raw, dict) else raw
-    return _decoded(Pool, given, path)
-
-
-def _named_pool(raw: object, path: str) -> Pool:
-    pool = _pool(raw, path)
-    if pool.platform is None:
-        raise ValueError(f"{path}: {pool.name} needs a platform")
-    return pool
-
-
-def _decoded(cls: type[T], raw: object, path: str) -> T:
-    try:
-        return decode(cls, raw, path)
-    except InvalidSpec as error:
-        raise ValueError(str(error)) from error
+    return decode(Pool, given, path)
 
 
 def _json(text: str, kind: type) -> Any:
@@ -70,10 +54,6 @@ def _json(text: str, kind: type) -> Any:
     return value
 
 
-def _bind_address(text: str) -> str:
-    return bind_address({BIND_ADDRESS: text})
-
-
 class Settings(EnvironmentSettings):
     """Each is the variable of its name in capitals, after PREFIX."""
 
@@ -81,7 +61,9 @@ class Settings(EnvironmentSettings):
 
     namespaces: Words = ()
     """Namespaces to watch; empty = all."""
-    default_pool: Annotated[Pool, from_text(_default_pool)] = DEFAULT_POOL
+    default_pool: Annotated[
+        Pool, from_text(lambda text: _pool(wire.encode(DEFAULT_POOL) | _json(text, dict), ""))
+    ] = DEFAULT_POOL
     """For jobs without capacity.pools: JSON with the fields of spec.capacity.pools[]."""
     pools: Annotated[tuple[Pool, ...], from_text(_pools)] = ()
     """Pools that jobs may name: a JSON list with the fields of spec.capacity.pools[]."""
@@ -108,7 +90,7 @@ class Settings(EnvironmentSettings):
     """From a container's start until a silent runtime is missing."""
     health_port: int = Field(default=8080, ge=0, le=65535)
     """Port of /livez, /readyz and /metrics; 0 = any free port."""
-    bind_address: Annotated[str, AfterValidator(_bind_address)] = Field(
+    bind_address: Annotated[str, AfterValidator(lambda text: bind_address({BIND_ADDRESS: text}))] = Field(
         default="", validation_alias=BIND_ADDRESS
     )
     """IP address of that port; empty = all. The variable has no prefix, because trainers read it too."""

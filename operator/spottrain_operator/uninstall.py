@@ -34,9 +34,8 @@ async def uninstall(cluster: Cluster) -> int:
                 alone = [m for m in found if not any(not w or m["namespace"] in w for w in served)]
                 held = [m for m in alone if finalizer in (m.get("finalizers") or ())]
                 failures = [w for w in await asyncio.gather(*(_release(cluster, kind, m) for m in held)) if w]
-                print(
-                    f"{finalizer}: removed from {len(held) - len(failures)} of {len(held)} {kind}", flush=True
-                )
+                done = len(held) - len(failures)
+                print(f"{finalizer}: removed from {done} of {len(held)} {kind}", flush=True)
                 left += failures
     except (ApiError, TimeoutError) as e:
         print(f"gave up, run it again: {type(e).__name__} {e}".rstrip(), file=sys.stderr)

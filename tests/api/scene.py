@@ -64,7 +64,7 @@ class Scene:
 
     def books(self) -> Json:
         """The bookkeeping in the job's ConfigMap; empty before it is written."""
-        name = names.books_name(self.job, self.raw()["metadata"]["uid"])
+        name = names.object_name(self.job, self.raw()["metadata"]["uid"], suffix="-books")
         raw = self.kube.get(f"/api/v1/namespaces/{self.namespace}/configmaps/{name}")
         found: Json = json.loads(raw["data"][DATA_KEY]) if raw is not None else {}
         return found

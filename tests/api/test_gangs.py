@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from spottrain.contract import Outcome
-from spottrain_operator.names import cleanup_name, service_name
+from spottrain_operator.names import object_name
 
 from tests.api.kube import Json, jobs, wait_for
 from tests.api.scene import Scene
@@ -31,7 +31,9 @@ def begun(scene: Scene, size: int = 3, **spec: Any) -> list[Json]:
 def test_a_reclaimed_gang_starts_again_whole_and_its_survivors_keep_their_nodes(scene: Scene) -> None:
     pods = begun(scene)
     uid = scene.raw()["metadata"]["uid"]
-    service = scene.kube.get(f"/api/v1/namespaces/{scene.namespace}/services/{service_name(scene.job, uid)}")
+    service = scene.kube.get(
+        f"/api/v1/namespaces/{scene.namespace}/services/{object_name(scene.job, uid, prefix='gang-')}"
+    )
     assert service is not None and service["spec"]["clusterIP"] == "None"
     assert scene.status()["readyWorkers"] == 3
     nodes = [pod["spec"]["nodeName"] for pod in pods]
@@ -91,7 +93,7 @@ def test_a_deleted_job_is_gone_when_its_checkpoints_are(scene: Scene) -> None:
     path = jobs(scene.namespace, scene.job)
     scene.kube.call("DELETE", path, {"propagationPolicy": "Background"})
     wait_for("the trainer to be stopped", lambda: deleted(scene, pod))
-    name = cleanup_name(scene.job, raw["metadata"]["uid"])
+    name = object_name(scene.job, raw["metadata"]["uid"], suffix="-cleanup")
     cleanup = f"/api/v1/namespaces/{scene.namespace}/pods/{name}"
     assert scene.kube.get(cleanup) is None, "it still saves"
     scene.end(pod, 75, SAVED)

@@ -30,8 +30,6 @@ UNINSTALL: Rights = {
     (JOBS, "patch"),
     ("deployments.apps", "list"),
 }
-QUEUES = kueue.KueueApi.V1BETA2
-WORKLOADS = QUEUES.kind(kueue.WORKLOADS)
 FOLLOWED = (JOBS, "pods", "nodes", "workloads.kueue.x-k8s.io")
 WATCHED: Rights = {(r, v) for r in FOLLOWED for v in ("list", "watch")}
 """kopf's on.event handler of the jobs, and control/informer.py."""
@@ -77,25 +75,25 @@ class Recorder(Cluster):
 async def called_by_the_operator() -> Rights:
     recorder = Recorder()
     here: Json = {"metadata": {"namespace": "ml"}}
-    for kind in ("nodes", "namespaces", QUEUES.kind(kueue.FLAVORS), QUEUES.kind(kueue.QUEUE_CLASSES)):
+    for kind in ("nodes", "namespaces", kueue.FLAVORS, kueue.QUEUE_CLASSES):
         await recorder.get(kind, "n")
     await recorder.get(kueue.POD_CLASSES, "n")
-    for kind in (names.PLURAL, "pods", names.CLAIMS, "configmaps", WORKLOADS):
+    for kind in (names.PLURAL, "pods", names.CLAIMS, "configmaps", kueue.WORKLOADS):
         await recorder.get(kind, "n", "ml")
     for kind in ("pods", "events"):
         await recorder.list(kind, "ml")
-    for kind in ("pods", "services", "events", f"{API_VERSION}/{POD_GROUPS}", WORKLOADS):
+    for kind in ("pods", "services", "events", f"{API_VERSION}/{POD_GROUPS}", kueue.WORKLOADS):
         await recorder.create(kind, here)
     await recorder.create("configmaps", here)  # an apply may create it
     await recorder.patch("configmaps", "n", "ml", {}, form=APPLY)
     for kind in ("pods", names.PLURAL):
         await recorder.patch(kind, "n", "ml", {}, uid="u")
-    for kind in (names.PLURAL, WORKLOADS):
+    for kind in (names.PLURAL, kueue.WORKLOADS):
         await recorder.patch(kind, "n", "ml", {}, uid="u", subresource="status")
-    for kind in ("pods", names.PLURAL, WORKLOADS):
+    for kind in ("pods", names.PLURAL, kueue.WORKLOADS):
         await recorder.delete(kind, "n", "ml", uid="u")
     await recorder.served("g/v1")
-    for kind in (names.PLURAL, "pods", WORKLOADS):
+    for kind in (names.PLURAL, "pods", kueue.WORKLOADS):
         assert [page.items async for page in recorder.pages(kind, "ml")] == [[]]
     for kind in ("nodes", names.NODE_POOLS):
         assert [page.items async for page in recorder.pages(kind, "")] == [[]]

@@ -36,7 +36,7 @@ from spottrain.lifecycle.topology import Gang
 from spottrain_operator.api.observed import Placement
 from spottrain_operator.api.training_job import Status
 from spottrain_operator.api.validation import parse_job
-from spottrain_operator.names import pod_name, service_name
+from spottrain_operator.names import object_name, pod_name
 from spottrain_operator.rendering import trainer_pod, variables
 
 from tests.builders import POOL, after, raw_job, raw_spec
@@ -196,7 +196,7 @@ def test_what_is_not_known_is_not_set() -> None:
 
 def test_a_gang_finds_itself_by_our_launcher_and_by_torchrun(environment: dict[str, str]) -> None:
     gang = Gang.from_env(environment, "2", lambda: 1)
-    first = f"{pod_name('job', 'uid-1', 2)}.{service_name('job', 'uid-1')}.ns.svc"
+    first = f"{pod_name('job', 'uid-1', 2)}.{object_name('job', 'uid-1', prefix='gang-')}.ns.svc"
     assert (gang.workers, gang.index, gang.size, gang.host) == (2, 1, 4, first)
     assert environment["PET_NNODES"] == "2" and environment["PET_NODE_RANK"] == "1"
     assert environment["PET_MASTER_ADDR"] == environment["MASTER_ADDR"] == first

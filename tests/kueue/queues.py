@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from spottrain_operator.api.kueue import KueueApi
+from spottrain_operator.api.kueue import WORKLOADS
 from spottrain_operator.names import QUEUE_LABEL, QUEUE_PRIORITY_LABEL
 
 from tests.api.kube import MERGE, Json, Kube, wait_for
@@ -76,9 +76,10 @@ class Queues:
         self.kube.call("POST", f"{where}?fieldValidation=Strict", body)
 
     # --- what it says ---
-    def of(self, job: str, api: KueueApi = KueueApi.V1BETA2) -> Json | None:
+    def of(self, job: str) -> Json | None:
         """The job's Workload."""
-        path = f"/apis/{api.group}/namespaces/{self.namespace}/workloads"
+        version, _, plural = WORKLOADS.rpartition("/")
+        path = f"/apis/{version}/namespaces/{self.namespace}/{plural}"
         items = self.kube.call("GET", path)["items"]
         return next((w for w in items if w["metadata"]["ownerReferences"][0]["name"] == job), None)
 

@@ -5,11 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from spottrain.contract import Outcome
-from spottrain_operator.api.kueue import KueueApi, workload_view
-from spottrain_operator.api.node_pools import NOTHING, Pool, chosen
-from spottrain_operator.api.validation import parse_job
 from spottrain_operator.names import QUEUE_LABEL
-from spottrain_operator.rendering import objects
 
 from tests.api.kube import Json, wait_for
 from tests.api.scene import Scene
@@ -84,35 +80,6 @@ def test_kueue_holds_pods_without_a_queue_back_and_not_those_of_an_admitted_job(
         plain["spec"]["containers"][0].pop(key, None)
     made = scene.kube.call("POST", f"/api/v1/namespaces/{scene.namespace}/pods", plain)
     assert {"name": "kueue.x-k8s.io/admission"} in made["spec"]["schedulingGates"]
-
-
-def test_both_versions_of_kueues_api_are_read_and_written(queues: Queues, scenes: Iterator[Scene]) -> None:
-    """Kueue converts between them. The operator uses the older one where there is no newer."""
-    queues.make(spot=4)
-    important = queues.make_class("high", 7)
-    scene = next(scenes)
-    queues.create(scene, cpus=4, priority=important)
-    start(scene, 1)
-    queues.wait_said(scene.job, "PodsReady", "True")
-
-    def alike() -> Json | None:
-        newer, older = (queues.of(scene.job, api) for api in (KueueApi.V1BETA2, KueueApi.V1BETA1))
-        assert newer is not None and older is not None
-        return older if workload_view(older) == workload_view(newer) else None
-
-    older = wait_for("both versions to be read alike, between two writes", alike)
-    assert older["apiVersion"] == "kueue.x-k8s.io/v1beta1"
-
-    job = parse_job(scene.raw())
-    made = objects.workload(job, job.status, chosen(Pool(name="p"), NOTHING), KueueApi.V1BETA1, 7)
-    kept = [
-        {k: w["spec"][k] for k in ("priorityClassName", "priorityClassSource", "queueName")}
-        for w in (made, older)
-    ]
-    assert kept[0] == kept[1]
-    made["metadata"]["name"] = "another"
-    path = f"/apis/{KueueApi.V1BETA1.group}/namespaces/{scene.namespace}/workloads"
-    scene.kube.call("POST", f"{path}?dryRun=All&fieldValidation=Strict", made)
 
 
 def test_a_more_important_job_preempts_one_that_saves_first_and_goes_on_afterwards(

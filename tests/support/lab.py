@@ -20,7 +20,7 @@ from localcluster.api import Cluster
 from localcluster.layout import RUNTIME_IMAGE
 from processcluster.kube import Kube
 from spottrain_operator.api.bookkeeping import DATA_KEY
-from spottrain_operator.names import books_name
+from spottrain_operator.names import object_name
 
 Raw = dict[str, Any]
 BUCKET = "spottrain-tests"
@@ -170,7 +170,7 @@ class Lab:
         space = self.kubectl.namespace
         job = self.client.get(f"/apis/spottrain.io/v1alpha1/namespaces/{space}/trainingjobs/{name}")
         assert job is not None, f"job {name} is gone"
-        books = books_name(name, job["metadata"]["uid"])
+        books = object_name(name, job["metadata"]["uid"], suffix="-books")
         found = self.client.get(f"/api/v1/namespaces/{space}/configmaps/{books}")
         assert found is not None, f"job {name} has no bookkeeping"
         ledger: Raw = json.loads(found["data"][DATA_KEY])["ledger"]

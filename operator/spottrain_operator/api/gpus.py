@@ -41,7 +41,8 @@ def of(pod: Mapping[str, Any], per_worker: int | None) -> Gpus:
     limits = _limits(trainer)
     if any(map(GPUS.fullmatch, limits)):
         return Gpus(count=counted(limits))
-    if _claims(trainer) or (per_worker != 0 and any(map(_unknown_device, limits))):
+    claims = (trainer.get("resources") or {}).get("claims")
+    if claims or (per_worker != 0 and any(map(_unknown_device, limits))):
         return Gpus(count=per_worker)
     count = DEFAULT if per_worker is None else per_worker
     return Gpus(count=count, added=count)
@@ -67,27 +68,11 @@ def problem(pod: Mapping[str, Any], per_worker: int | None) -> str:
     if per_worker is not None and asked and counted(asked) != per_worker:
         said = ", ".join(f"{name} {amount}" for name, amount in asked.items())
         return f"spec.gpusPerWorker is {per_worker} and {where}.limits has {said}: leave one of the two out"
-    return _idle_claims(pod, where) if per_worker is None and not asked else ""
-
-
-def _idle_claims(pod: Mapping[str, Any], where: str) -> str:
-    """Rejects a DRA claim that no container uses: the trainer would get another GPU as well."""
-    claims = [str(c.get("name")) for c in pod.get("resourceClaims") or ()]
-    users = [*pod["containers"], *(pod.get("initContainers") or ())]
-    if not claims or any(_claims(container) for container in users):
-        return ""
-    return (
-        f"spec.template.spec.resourceClaims has {', '.join(claims)}, which no container uses: name it in "
-        f"{where}.claims, or set spec.gpusPerWorker"
-    )
+    return ""
 
 
 def _limits(trainer: Mapping[str, Any]) -> Mapping[str, Any]:
     return (trainer.get("resources") or {}).get("limits") or {}
-
-
-def _claims(container: Mapping[str, Any]) -> Any:
-    return (container.get("resources") or {}).get("claims")
 
 
 def _unknown_device(resource: str) -> bool:

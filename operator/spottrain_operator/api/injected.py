@@ -24,7 +24,6 @@ ONE_RANK: Final = ("--nproc", "1")
 """Of our launcher under accelerate launch, which says nothing of ranks to a process that it starts alone.
 Under torchrun it is not needed, and torchrun takes it for an abbreviation of its own flag."""
 MODULE_FLAGS: Final = frozenset({"-m", "--module"})
-NO_SCRIPT_FLAGS: Final = frozenset({"--no-python", "--no_python", "--run-path", "--run_path"})
 UNDERSTOOD: Final = "runtime.inject takes python, torchrun or accelerate launch (docs/own-image.md)"
 
 
@@ -69,16 +68,8 @@ def _before_script(words: Sequence[str], start: int, *ours: str) -> list[str]:
         before, rest = words[:at], words[at + 1 :]
         if word in MODULE_FLAGS and rest and not rest[0].startswith("-"):
             return [*before, LAUNCHER, *ours, "-m", *rest]
-        if word in MODULE_FLAGS | NO_SCRIPT_FLAGS:
-            return []
-        if word.startswith("-"):
-            continue
         if word.endswith(".py"):
             return [*before, LAUNCHER, *ours, *words[at:]]
-        if (
-            not before[-1].startswith("-") or "=" in before[-1]
-        ):  # no flag's value, so a program of another kind
-            return []
     return []
 
 

@@ -11,7 +11,6 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from enum import StrEnum
 from typing import Any, Final
 
 from spottrain_operator import names
@@ -22,10 +21,13 @@ from spottrain_operator.api.wire import rfc3339
 Json = dict[str, Any]
 
 API_GROUP: Final = "kueue.x-k8s.io"
-WORKLOADS: Final = "workloads"
-FLAVORS: Final = "resourceflavors"
+VERSION: Final = "v1beta2"
+API_VERSION: Final = f"{API_GROUP}/{VERSION}"
+WORKLOADS: Final = f"{API_VERSION}/workloads"
+FLAVORS: Final = f"{API_VERSION}/resourceflavors"
 POD_CLASSES: Final = "scheduling.k8s.io/v1/priorityclasses"
-QUEUE_CLASSES: Final = "workloadpriorityclasses"
+QUEUE_CLASSES: Final = f"{API_VERSION}/workloadpriorityclasses"
+OFF: Final = "the operator's use of Kueue is off (value kueue.enabled of its chart)"
 JOB_UID_LABEL: Final = f"{API_GROUP}/job-uid"
 """On a Workload: Kueue finishes one with it that has lost its owner."""
 POD_SET: Final = "main"
@@ -49,32 +51,6 @@ SCHEDULING_FIELDS: Final = (
 )
 """Fields of a pod's spec from which Kueue computes quota and flavors; so are containers and node affinity."""
 CONTAINER_FIELDS: Final = ("name", "image", "resources", "restartPolicy")
-
-
-class KueueApi(StrEnum):
-    """Versions of Kueue's API; the first that a cluster serves is used."""
-
-    V1BETA2 = "v1beta2"
-    V1BETA1 = "v1beta1"
-
-    @property
-    def group(self) -> str:
-        """The group with its version, as in the API's paths."""
-        return f"{API_GROUP}/{self}"
-
-    def kind(self, plural: str) -> str:
-        """Returns `group/version/plural`."""
-        return f"{self.group}/{plural}"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Kueue:
-    """What the operator may use of Kueue in this cluster."""
-
-    api: KueueApi | None = None
-    """None: nothing."""
-    missing: str = "the operator's use of Kueue is off (value kueue.enabled of its chart)"
-    """Why, where it is nothing."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -141,9 +117,8 @@ class WorkloadView:
 class Admission:
     """What is known about the admission of a job that names a queue, or that has a Workload."""
 
-    api: KueueApi | None = None
-    missing: str = Kueue().missing
-    """Why there is no API."""
+    missing: str = ""
+    """Why Kueue cannot be asked; "" where it can."""
     workload: WorkloadView | None = None
     flavors: Mapping[str, Assigned | None] = field(default_factory=dict)
     """Those that are assigned, by name, where pods must be created; None: it does not exist."""
@@ -195,13 +170,13 @@ def nodes_of(pool: Pool) -> str:
     return f"{pool.name} {pool.type} {hashlib.sha256(selector).hexdigest()[:16]}"
 
 
-def workload(api: KueueApi, meta: Json, pod: Json, count: int, queue: str, priority: Json) -> Json:
+def workload(meta: Json, pod: Json, count: int, queue: str, priority: Json) -> Json:
     """Returns the request for `count` pods. `pod`: a rendered one. `priority`: from `priority_of`."""
     labels = {k: v for k, v in pod["metadata"]["labels"].items() if not k.startswith(f"{names.DOMAIN}/")}
     template = {"metadata": {"labels": labels}, "spec": {"restartPolicy": "Never"} | parts(pod["spec"])}
     pod_set = {"name": POD_SET, "count": count, "template": template}
     spec = {"queueName": queue, "podSets": [pod_set]} | priority
-    return {"apiVersion": api.group, "kind": "Workload", "metadata": meta, "spec": spec}
+    return {"apiVersion": API_VERSION, "kind": "Workload", "metadata": meta, "spec": spec}
 
 
 def class_named(job_class: str, spec: TrainingJobSpec) -> tuple[str, str]:
@@ -212,22 +187,19 @@ def class_named(job_class: str, spec: TrainingJobSpec) -> tuple[str, str]:
     return ("PriorityClass", pod_class) if pod_class else ("", "")
 
 
-def priority_of(api: KueueApi, kind: str, name: str, value: int | None) -> Json:
+def priority_of(kind: str, name: str, value: int | None) -> Json:
     """Returns the fields of a Workload's spec about its priority."""
     if value is None:
         return {}
     group = API_GROUP if kind == "WorkloadPriorityClass" else "scheduling.k8s.io"
-    if api is KueueApi.V1BETA2:
-        return {"priority": value, "priorityClassRef": {"group": group, "kind": kind, "name": name}}
-    source = f"{group}/{kind.lower()}"
-    return {"priority": value, "priorityClassName": name, "priorityClassSource": source}
+    return {"priority": value, "priorityClassRef": {"group": group, "kind": kind, "name": name}}
 
 
 # --- what Kueue answers ---------------------------------------------------------------------------------
 def workload_view(raw: Mapping[str, Any]) -> WorkloadView | None:
     """Returns None for a Workload that no TrainingJob controls."""
     meta, spec, status = raw["metadata"], raw.get("spec") or {}, raw.get("status") or {}
-    job = _owner(meta)
+    job = JobKey.of_owner(meta)
     if job is None:
         return None
     said = {c["type"]: c for c in status.get("conditions") or ()}
@@ -236,7 +208,6 @@ def workload_view(raw: Mapping[str, Any]) -> WorkloadView | None:
     assignments = admission.get("podSetAssignments") or ()
     flavors = (f for a in assignments for f in (a.get("flavors") or {}).values())
     checks, notes = status.get("admissionChecks") or (), meta.get("annotations") or {}
-    reference = spec.get("priorityClassRef") or {}
     return WorkloadView(
         name=meta["name"],
         namespace=meta["namespace"],
@@ -246,7 +217,7 @@ def workload_view(raw: Mapping[str, Any]) -> WorkloadView | None:
         made_for=notes.get(names.POD_SET_ANNOTATION, ""),
         pool=notes.get(names.POOL_ANNOTATION, ""),
         queue=str(spec.get("queueName") or ""),
-        priority_class=str(reference.get("name") or spec.get("priorityClassName") or ""),
+        priority_class=str((spec.get("priorityClassRef") or {}).get("name") or ""),
         going="deletionTimestamp" in meta,
         active=spec.get("active") is not False,
         reserved=reserved,
@@ -260,15 +231,6 @@ def workload_view(raw: Mapping[str, Any]) -> WorkloadView | None:
         by_topology=any(a.get("topologyAssignment") for a in assignments),
         ready=_true(said, PODS_READY) if PODS_READY in said else None,
     )
-
-
-def _owner(meta: Mapping[str, Any]) -> JobKey | None:
-    owner = next((o for o in meta.get("ownerReferences") or () if o.get("controller")), None)
-    if owner is None or owner.get("kind") != names.KIND:
-        return None
-    if str(owner.get("apiVersion", "")).partition("/")[0] != names.GROUP:
-        return None
-    return JobKey(namespace=meta["namespace"], name=owner["name"], uid=owner["uid"])
 
 
 def _true(said: Mapping[str, Any], kind: str) -> bool:
@@ -313,22 +275,15 @@ def status_patch(raw: Mapping[str, Any], words: Iterable[Told], now: datetime, *
     release: Kueue may give the quota to others.
     """
     meta = raw["metadata"]
-    conditions = [dict(c) for c in (raw.get("status") or {}).get("conditions") or ()]
+    known = {c["type"]: dict(c) for c in (raw.get("status") or {}).get("conditions") or ()}
     for word in words:
-        _set(conditions, word, rfc3339(now, timespec="seconds"), int(meta.get("generation") or 0))
-    status: Json = {"conditions": conditions}
+        condition = known.setdefault(word.type, {"type": word.type})
+        if condition.get("status") != str(word.status):
+            condition["lastTransitionTime"] = rfc3339(now, timespec="seconds")
+        condition |= {"status": str(word.status), "reason": word.reason, "message": word.message[:32768]}
+        condition["observedGeneration"] = int(meta.get("generation") or 0)
+    status: Json = {"conditions": list(known.values())}
     if release:
         status["admission"] = None
     precondition = {"uid": meta["uid"], "resourceVersion": meta["resourceVersion"]}
     return {"metadata": precondition, "status": status}
-
-
-def _set(conditions: list[Json], word: Told, now: str, generation: int) -> None:
-    known = next((c for c in conditions if c["type"] == word.type), None)
-    if known is None:
-        known = {"type": word.type}
-        conditions.append(known)
-    if known.get("status") != str(word.status):
-        known["lastTransitionTime"] = now
-    known |= {"status": str(word.status), "reason": word.reason, "message": word.message[:32768]}
-    known["observedGeneration"] = generation

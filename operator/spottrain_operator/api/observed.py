@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
-from enum import StrEnum
 from typing import Final
 
 from spottrain.contract import Progress
@@ -95,8 +94,6 @@ class PodView:
     resource_version: int
     attempt: int
     rank: int = 0
-    stray: bool = False
-    """Whether it is only a copy of the job's pod, with another name or without an owner."""
     created: datetime
     phase: str = "Pending"
     reason: str = ""
@@ -203,18 +200,6 @@ class NodeView:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ClaimView:
-    """The fields of a PersistentVolumeClaim that decisions need."""
-
-    name: str
-    access_modes: tuple[str, ...] = ()
-    going: bool = False
-    """Whether it is being deleted; a pending pod that uses it is never scheduled."""
-    unread: str = ""
-    """Why it could not be read; "" where it was."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Refusal:
     """The API server's rejection of one of our objects, remembered for the status and the next retry."""
 
@@ -277,8 +262,6 @@ class Observed:
     now: datetime
     job: Job
     pods: tuple[PodView, ...] = ()
-    strays: tuple[PodView, ...] = ()
-    """Pods with the job's labels that are not its own."""
     predecessors: tuple[PodView, ...] = ()
     """Pods of deleted jobs of the same name; filled before the first attempt only."""
     nodes: Mapping[str, NodeView] = field(default_factory=dict)
@@ -317,9 +300,8 @@ class Observed:
     """Image of the sidecar that uploads a folder (checkpoint.mode Sync)."""
     zoned: bool = True
     """Whether this cluster's nodes have a zone label."""
-    claims: Mapping[str, ClaimView | None] = field(default_factory=dict)
-    """Claims of the pods' volumes, by name, as the API server has them now; None: it does not exist.
-    Only those that `policies.claims.wanted` names are read."""
+    claims: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Access modes of the pods' claims by name, where they decide something; () where they are not known."""
     heard: Mapping[str, PodEvents] = field(default_factory=dict)
     """By pod UID: its Events, where `policies.starting` requested them and they could be read."""
     has_gangs: bool = False
@@ -332,6 +314,10 @@ class Observed:
     """Detected so far from all nodes and Karpenter's NodePools."""
     limits: Limits = Limits()
     prices: PriceList = NO_PRICES
+
+    def first(self, attempt: int) -> PodView | None:
+        """Returns the pod of an attempt's rank 0."""
+        return next((p for p in self.pods if p.attempt == attempt and p.rank == 0), None)
 
     @property
     def rejected(self) -> bool:
@@ -362,27 +348,6 @@ class Ending:
     reason: str = ""
     """Reason for the job's condition, if the trainer gave one; otherwise the cause is used."""
     message: str = ""
-
-
-class Measure(StrEnum):
-    """What is measured of jobs for the operator's metrics; the values are the metrics' names."""
-
-    NOTICE_TO_SIGNAL = "spottrain_notice_to_signal_seconds"
-    SIGNAL_TO_DURABLE = "spottrain_signal_to_durable_seconds"
-    INTERRUPTION_TO_RUNNING = "spottrain_interruption_to_running_seconds"
-    INTERRUPTION_TO_TRAINING = "spottrain_interruption_to_training_seconds"
-    START_TO_STEP = "spottrain_start_to_first_step_seconds"
-    INTERRUPTIONS = "spottrain_interruptions"
-    LOST_GPU_SECONDS = "spottrain_lost_gpu_seconds"
-    ATTEMPTS_ENDED = "spottrain_attempts_ended"
-
-
-@dataclass(frozen=True, slots=True)
-class Measurement:
-    measure: Measure
-    value: float
-    labels: tuple[str, ...] = ()
-    """Values of the metric's labels, in their order."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

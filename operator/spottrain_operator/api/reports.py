@@ -44,30 +44,23 @@ def bounded(report: Report) -> Report | None:
     None where it has a field of a wrong type, or a number that JSON cannot represent.
     """
     raw = {f.name: getattr(report, f.name) for f in fields(report)}
-    raw = {name: asdict(item) if isinstance(item, TimeSplit) else item for name, item in raw.items()}
     try:
-        known = decode(type(report), raw, "")
+        plain = {name: asdict(item) if isinstance(item, TimeSplit) else item for name, item in raw.items()}
+        known = decode(type(report), plain, "")
     except InvalidSpec:
         return None
-    return _bounded(report) if _sane(asdict(known)) else None
-
-
-def _sane(item: Any) -> bool:
-    if isinstance(item, dict):
-        return all(map(_sane, item.values()))
-    if isinstance(item, int):
-        return 0 <= item < 2**53
-    return math.isfinite(item) if isinstance(item, float) else True
-
-
-def _bounded(report: Report) -> Report:
-    values = {f.name: getattr(report, f.name) for f in fields(report)}
     changed: dict[str, Any] = {}
-    for name, value in values.items():
+    for name in raw:
+        value = getattr(known, name)
         if isinstance(value, TimeSplit):
-            changed[name] = _bounded(value)
+            changed[name] = bounded(value)
+            if changed[name] is None:
+                return None
         elif isinstance(value, str) and name in TEXTS:
             changed[name] = value[: TEXTS[name]]
-        elif value is not None and (name.endswith("Seconds") or isinstance(report, TimeSplit)):
-            changed[name] = min(max(0.0, value), MOST_SECONDS)
+        elif isinstance(value, int | float):
+            if not (0 <= value < 2**53 if isinstance(value, int) else math.isfinite(value)):
+                return None
+            if name.endswith("Seconds") or isinstance(report, TimeSplit):
+                changed[name] = min(max(0.0, value), MOST_SECONDS)
     return replace(report, **changed)

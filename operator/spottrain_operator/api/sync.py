@@ -35,14 +35,15 @@ def variables(trainer: Mapping[str, Any], mounts: Iterable[Mapping[str, Any]]) -
     stays, because a value names variables before it.
     """
     given = [dict(e) for e in trainer.get("env") or ()]
-    wanted = {e["name"] for e in given if _of_store(e["name"])}.union(*map(_named_by, mounts))
+    of_store = (
+        e["name"]
+        for e in given
+        if e["name"].upper() in STORE_VARIABLES or e["name"].startswith(STORE_PREFIXES)
+    )
+    wanted = set(of_store).union(*map(_named_by, mounts))
     while more := {name for e in given if e["name"] in wanted for name in _named_by(e)} - wanted:
         wanted |= more
     return [e for e in given if e["name"] in wanted]
-
-
-def _of_store(name: str) -> bool:
-    return name.upper() in STORE_VARIABLES or name.startswith(STORE_PREFIXES)
 
 
 def _named_by(entry: Mapping[str, Any]) -> set[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from spottrain.contract import PROGRESS_PORT, Env, SyncEnv
+from spottrain.contract import Env, SyncEnv
 
 from spottrain_operator.api import injected, sync, volumes
 from spottrain_operator.api.template import trainer_path
@@ -22,7 +22,7 @@ RANK_VARIABLES: Final = frozenset({"MASTER_ADDR", "MASTER_PORT", "NNODES", "NODE
 
 def problem(spec: TrainingJobSpec) -> str:
     """Returns a sentence about the template; "" where it is valid."""
-    checks = (_owned, _keys, _port, _variables, _mounts, _cache_folder, _checkpoint_folder)
+    checks = (_owned, _keys, _variables, _mounts, _checkpoint_folder)
     return next((words for check in checks for words in check(spec)), "")
 
 
@@ -31,9 +31,6 @@ def _owned(spec: TrainingJobSpec) -> Iterator[str]:
     pod, trainer, where = spec.pod, spec.trainer, trainer_path(spec.pod)
     if pod.get("restartPolicy", "Never") != "Never":
         yield f"{POD}.restartPolicy must be Never or absent, because a restart is a new pod here"
-    for name in ("hostname", "subdomain"):
-        if pod.get(name):
-            yield f"{POD}.{name} must be absent, because the operator sets it"
     if pod.get("nodeName"):
         yield (
             f"{POD}.nodeName must be absent, because it places pods past the scheduler; name the node in "
@@ -61,19 +58,6 @@ def _keys(spec: TrainingJobSpec) -> Iterator[str]:
             f"spec.template.metadata.labels must not have {QUEUE_LABEL}: set that label on the TrainingJob, "
             "which asks the queue for all of its pods"
         )
-
-
-def _port(spec: TrainingJobSpec) -> Iterator[str]:
-    pod, trainer = spec.pod, spec.trainer
-    server = "the sidecar of checkpoint.mode Sync" if spec.checkpoint.synced else "the trainer"
-    for kind in ("containers", "initContainers"):
-        for container in pod.get(kind) or ():
-            numbers = [port.get("containerPort") for port in container.get("ports") or ()]
-            if PROGRESS_PORT in numbers and (container is not trainer or spec.checkpoint.synced):
-                yield (
-                    f"{POD}.{kind}, {container['name']} has containerPort {PROGRESS_PORT}, on which {server} "
-                    "serves its progress; take another number"
-                )
 
 
 def _variables(spec: TrainingJobSpec) -> Iterator[str]:
@@ -111,22 +95,6 @@ def _mounts(spec: TrainingJobSpec) -> Iterator[str]:
 
 
 # --- folders ------------------------------------------------------------------------------------------------
-def _cache_folder(spec: TrainingJobSpec) -> Iterator[str]:
-    cache, uri = spec.data_cache, spec.checkpoint.uri
-    if cache is None:
-        return
-    what = f"spec.dataCache.mountPath {cache.mount_path}"
-    if cache.path == "/" or ".." in cache.mount_path.split("/"):
-        yield f"{what} must be a folder below /, without .. in its path"
-    if cache.path in volumes.OWN_PATHS:
-        yield f"{what} is a folder that the operator mounts itself; take another one"
-    if uri.startswith("file:") and volumes.within(sync.uri_folder(spec.checkpoint), cache.path):
-        yield (
-            f"spec.checkpoint.uri {uri} is in the data cache, which is for what can be downloaded again; "
-            "give checkpoints a volume of their own, or an s3:// or gs:// URI"
-        )
-
-
 def _checkpoint_folder(spec: TrainingJobSpec) -> Iterator[str]:
     """Rejects a file:// URI on spot whose data is lost with its node."""
     uri, pod = spec.checkpoint.uri, spec.pod

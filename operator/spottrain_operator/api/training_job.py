@@ -514,6 +514,14 @@ class JobKey:
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}/{self.uid[:8]}"
 
+    @classmethod
+    def of_owner(cls, meta: Mapping[str, Any]) -> JobKey | None:
+        """Returns the job that controls an object; None where something else does, or nothing."""
+        owners = (owner for owner in meta.get("ownerReferences") or () if owner.get("controller"))
+        owner: dict[str, str] = next(owners, {})
+        ours = owner.get("kind") == names.KIND and owner.get("apiVersion", "").startswith(f"{names.GROUP}/")
+        return cls(namespace=meta["namespace"], name=owner["name"], uid=owner["uid"]) if ours else None
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
@@ -556,6 +564,16 @@ class Job:
         return self.deleted is not None
 
     @property
+    def managed(self) -> bool:
+        """Whether its spec can be read, and says that our runtime is in the image."""
+        return self.spec is not None and self.spec.checkpoint.managed
+
+    @property
+    def synced(self) -> bool:
+        """Whether its spec can be read, and says that our sidecar uploads a folder."""
+        return self.spec is not None and self.spec.checkpoint.synced
+
+    @property
     def takes_defaults(self) -> bool:
         """Whether defaults may still be filled in: never accepted, and its spec leaves something out."""
         spec, status = self.spec, self.status
@@ -572,22 +590,26 @@ class Job:
 
     @property
     def service_name(self) -> str:
-        return names.service_name(self.key.name, self.key.uid)
+        """Of a gang's headless Service; it begins with a letter (RFC 1035)."""
+        return names.object_name(self.key.name, self.key.uid, prefix="gang-")
 
     def group_name(self, attempt: int) -> str:
-        return names.group_name(self.key.name, self.key.uid, attempt)
+        """Of an attempt's PodGroup."""
+        return names.object_name(self.key.name, self.key.uid, suffix=f"-{attempt}")
 
     @property
     def workload_name(self) -> str:
-        return names.workload_name(self.key.name, self.key.uid)
+        return names.object_name(self.key.name, self.key.uid, suffix="-workload")
 
     @property
     def books_name(self) -> str:
-        return names.books_name(self.key.name, self.key.uid)
+        """Of the ConfigMap with the bookkeeping."""
+        return names.object_name(self.key.name, self.key.uid, suffix="-books")
 
     @property
     def cleanup_name(self) -> str:
-        return names.cleanup_name(self.key.name, self.key.uid)
+        """Of the pod that deletes the checkpoints of a deleted job."""
+        return names.object_name(self.key.name, self.key.uid, suffix="-cleanup")
 
 
 KEPT_ATTEMPTS: Final = 10
@@ -608,14 +630,14 @@ def with_record(status: Status, record: AttemptRecord) -> Status:
     recent, newest = {r.number for r in kept[-KEPT_WHOLE:]}, kept[-1].number
 
     def shown(record: AttemptRecord) -> AttemptRecord:
+        """Returns the record of an attempt that is over without what only a running one needs."""
         if record.number in (current, newest):
             return record
-        return replace(record, choice="") if record.number in recent else _shortened(record)
+        if record.number in recent:
+            return replace(record, choice="")
+        evidence = textwrap.shorten(record.evidence, OLD_EVIDENCE_LIMIT, placeholder=" ...")
+        return replace(
+            record, evidence=evidence, pod="", choice="", platform="", notice_seconds=None, ranks=()
+        )
 
     return replace(status, attempts=tuple(map(shown, kept)))
-
-
-def _shortened(record: AttemptRecord) -> AttemptRecord:
-    """Returns the record of an attempt that is long over without what only a running one needs."""
-    evidence = textwrap.shorten(record.evidence, OLD_EVIDENCE_LIMIT, placeholder=" ...")
-    return replace(record, evidence=evidence, pod="", choice="", platform="", notice_seconds=None, ranks=())

@@ -45,7 +45,7 @@ A default that a later definition adds in one of them would change the hash of e
 def parse_job(raw: Mapping[str, Any]) -> Job:
     """Parses a job. An invalid spec makes its `spec` None and its `invalid` a sentence."""
     meta, written = raw["metadata"], raw.get("status") or {}
-    old = written if upgrade.is_of_0_3(written) else None
+    old = written if "ready" in written else None  # as version 0.3 wrote it
     status = parse_status(upgrade.status_of_0_3(old) if old is not None else written)
     spec, invalid = _spec_or_sentence(raw.get("spec"), status.defaults)
     labels, annotations = meta.get("labels") or {}, meta.get("annotations") or {}
@@ -139,19 +139,8 @@ def _problem(spec: TrainingJobSpec) -> str:
         return "spec.template.spec must be a pod spec"
     if words := gpus.problem(pod, spec.gpus_per_worker):
         return words
-    checks = (sync.problem, template_rules.problem, _other_capacity, injected.problem, _init_problem)
+    checks = (sync.problem, template_rules.problem, _other_capacity, injected.problem)
     return next((words for check in checks if (words := check(spec))), "")
-
-
-def _init_problem(spec: TrainingJobSpec) -> str:
-    """Rejects an initFrom that is the job's own place of checkpoints, which may be the default one."""
-    given = spec.checkpoint.init_from
-    if given is None or not given.uri or given.uri.rstrip("/") != spec.checkpoint.uri.rstrip("/"):
-        return ""
-    return (
-        f"spec.checkpoint.initFrom.uri {given.uri} is the job's own checkpoint URI, from which it resumes "
-        "anyway; name another job's URI, or leave initFrom out"
-    )
 
 
 def _other_capacity(spec: TrainingJobSpec) -> str:
@@ -216,11 +205,7 @@ def _known(pool: Pool, named: Mapping[str, Pool]) -> Pool:
     if pool.platform is not None:
         return pool
     if pool.name not in named:
-        known = f"it knows {', '.join(sorted(named))}" if named else "it knows none"
-        raise InvalidSpec(
-            f"spec.capacity.pools: {pool.name} has no platform, and the operator knows no "
-            f"pool of this name ({known}; the chart's value pools names them)"
-        )
+        raise InvalidSpec(f"{unknown_pool('spec.capacity.pools', pool.name, named)}; or set its platform")
     own = ("node_selector", "tolerations", "notice_seconds")
     given = {name: value for name in own if (value := getattr(pool, name))}
     return replace(named[pool.name], **given)

@@ -10,7 +10,6 @@ from spottrain_operator import names
 from spottrain_operator.api import gpus, native_gangs, node_signals, resources
 from spottrain_operator.api.node_pools import of_node
 from spottrain_operator.api.observed import (
-    ClaimView,
     Ended,
     NodeView,
     Notice,
@@ -35,11 +34,19 @@ def pod_view(raw: Raw) -> PodView | None:
     job, attempt = _owner(meta), labels.get(names.ATTEMPT_LABEL, "")
     if job is None or not attempt.isdigit():
         return None
-    trainer = _trainer(annotations, spec)
+    if meta["name"] != names.pod_name(job.name, job.uid, int(attempt), _rank(labels)):
+        return None  # a person's copy
+    # That which the annotation names; by default the template's rule applies.
+    named, containers = annotations.get(names.TRAINER_ANNOTATION), spec.get("containers") or ()
+    trainer = next((c for c in containers if c.get("name") == named), trainer_of(containers))
     name, limits = str(trainer.get("name", "")), (trainer.get("resources") or {}).get("limits") or {}
     state, disrupted = _named(status, name).get("state") or {}, _condition(status, "DisruptionTarget", "True")
     ended, sync = _ended(state), _sync(spec, status)
-    uploads = sync is not None and _uploads(status)
+    # The kubelet ends the sidecar after all other containers: it may still upload.
+    over = status.get("phase") in ("Succeeded", "Failed") or "terminated" in (
+        _named(status, names.SYNC_CONTAINER).get("state") or {}
+    )
+    uploads = sync is not None and not over
     return PodView(
         name=meta["name"],
         namespace=meta["namespace"],
@@ -48,7 +55,6 @@ def pod_view(raw: Raw) -> PodView | None:
         resource_version=int(meta["resourceVersion"]),
         attempt=int(attempt),
         rank=_rank(labels),
-        stray=_stray(meta, job),
         created=timestamp(meta["creationTimestamp"]),
         phase=status.get("phase", "Pending"),
         reason=status.get("reason", ""),
@@ -60,14 +66,19 @@ def pod_view(raw: Raw) -> PodView | None:
         requests=resources.of_pod(spec),
         memory_limit=str(limits.get("memory", "")),
         trainer=name,
-        others_run=_others_run(status, name),
+        others_run=any(
+            "running" in (s.get("state") or {})
+            for s in status.get("containerStatuses") or ()
+            if s["name"] != name
+        ),
         deleted=optional_timestamp(meta.get("deletionTimestamp")),
         deletion_grace=int(meta.get("deletionGracePeriodSeconds") or 0),
         holds_outcome=names.OUTCOME_FINALIZER in (meta.get("finalizers") or ()),
         notice=_annotated_notice(annotations),
         save_advised=_advice(annotations),
         running_since=optional_timestamp((state.get("running") or {}).get("startedAt")),
-        bound=_bound(status),
+        bound=optional_timestamp(_condition(status, "PodScheduled", "True").get("lastTransitionTime"))
+        or optional_timestamp(status.get("startTime")),
         waiting=_why_waiting(status, name),
         ended=None if uploads else ended,
         sync=sync,
@@ -89,31 +100,15 @@ def _rank(labels: Raw) -> int:
     return int(text) if text.isdecimal() and len(text) < 6 else 0
 
 
-def _stray(meta: Raw, job: JobKey) -> bool:
-    """Returns whether a pod is a copy: ours have an owner, and a name derived from job, attempt and rank."""
-    owned = any(o.get("controller") for o in meta.get("ownerReferences") or ())
-    attempt, rank = int(meta["labels"][names.ATTEMPT_LABEL]), _rank(meta["labels"])
-    return not owned or meta["name"] != names.pod_name(job.name, job.uid, attempt, rank)
-
-
 def _owner(meta: Raw) -> JobKey | None:
-    owner = next((o for o in meta.get("ownerReferences") or () if o.get("controller")), None)
+    if any(owner.get("controller") for owner in meta.get("ownerReferences") or ()):
+        return JobKey.of_owner(meta)
     labels = meta.get("labels") or {}
-    if owner is not None:
-        ours = owner.get("kind") == names.KIND and owner.get("apiVersion", "").startswith(f"{names.GROUP}/")
-        return JobKey(namespace=meta["namespace"], name=owner["name"], uid=owner["uid"]) if ours else None
     uid = labels.get(names.JOB_UID_LABEL)
     if not uid or names.OUTCOME_FINALIZER not in (meta.get("finalizers") or ()):
         return None
     # Orphaned by its job's deletion: only the operator removes this finalizer.
     return JobKey(namespace=meta["namespace"], name=labels.get(names.JOB_LABEL, ""), uid=uid)
-
-
-def _trainer(annotations: Raw, spec: Raw) -> Raw:
-    """Returns the container that the pod's annotation names; by default the template's rule applies."""
-    name = annotations.get(names.TRAINER_ANNOTATION)
-    containers = spec.get("containers") or ()
-    return next((c for c in containers if c.get("name") == name), trainer_of(containers))
 
 
 def _named(status: Raw, container: str) -> Raw:
@@ -136,18 +131,6 @@ def _sync(spec: Raw, status: Raw) -> SyncView | None:
     return SyncView(running=running, ended=None if running else _ended(state) or _ended(last))
 
 
-def _uploads(status: Raw) -> bool:
-    """Returns whether the sidecar may still upload: the kubelet ends it after all other containers."""
-    if status.get("phase") in ("Succeeded", "Failed"):
-        return False
-    return "terminated" not in (_named(status, names.SYNC_CONTAINER).get("state") or {})
-
-
-def _others_run(status: Raw, name: str) -> bool:
-    others = (s for s in status.get("containerStatuses") or () if s["name"] != name)
-    return any("running" in (s.get("state") or {}) for s in others)
-
-
 def _why_waiting(status: Raw, trainer: str) -> Waiting | None:
     """Returns the first container that fails to start, because the others wait for it; else the trainer."""
     waits = [w for s in _containers(status) if (w := _waiting(s)) is not None]
@@ -164,11 +147,6 @@ def _waiting(status: Raw) -> Waiting | None:
         said = last.message.strip()[-MAX_WORDS:] or f"exit code {last.exit_code}"
         message = f"{message}; it ended last with: {said}"  # the kubelet says only that it waits
     return Waiting(reason=found.get("reason", ""), message=message, container=name)
-
-
-def _bound(status: Raw) -> datetime | None:
-    since = _condition(status, "PodScheduled", "True").get("lastTransitionTime")
-    return optional_timestamp(since) or optional_timestamp(status.get("startTime"))
 
 
 SET_UP_ERRORS: Final = frozenset(
@@ -280,11 +258,8 @@ def _ended(state: Raw) -> Ended | None:
     )
 
 
-def cleanup_trouble(raw: Raw, events: Iterable[Raw]) -> str:
-    """Returns why the cleanup pod cannot start, or how it failed last; "" where nothing is wrong.
-
-    events: those of the pod, in any order.
-    """
+def cleanup_trouble(raw: Raw) -> str:
+    """Returns why the cleanup pod cannot start, or how it failed last; "" where nothing is wrong."""
     status = raw.get("status", {})
     found = _named(status, names.ROLE_CLEANUP)
     waiting = _waiting(found)
@@ -293,10 +268,7 @@ def cleanup_trouble(raw: Raw, events: Iterable[Raw]) -> str:
         return last.message.strip()[-MAX_WORDS:] or f"exit code {last.exit_code} ({last.reason})"
     if waiting is not None and waiting.error:
         return f"{waiting.reason}: {waiting.message[:MAX_WORDS]}"
-    if words := _unschedulable(status):
-        return words
-    trouble = pod_events(events).trouble
-    return f"{trouble.reason}: {trouble.message[:MAX_WORDS]}" if trouble is not None else ""
+    return _unschedulable(status)
 
 
 def cleanup_ended(raw: Raw) -> Ended | None:
@@ -352,15 +324,6 @@ def _unready(status: Raw) -> str:
         return ""
     why = ": ".join(filter(None, (found.get("reason"), found.get("message", "")[:500])))
     return f"since {found.get('lastTransitionTime', 'an unknown time')} ({why or 'no reason given'})"
-
-
-def claim_view(raw: Raw) -> ClaimView:
-    meta = raw["metadata"]
-    return ClaimView(
-        name=meta["name"],
-        access_modes=tuple(raw.get("spec", {}).get("accessModes") or ()),
-        going="deletionTimestamp" in meta,
-    )
 
 
 def _advice(annotations: Raw) -> str:

@@ -15,9 +15,9 @@ from typing import Any, Final
 from spottrain_operator import names
 from spottrain_operator.api import kueue
 from spottrain_operator.api.bookkeeping import Bookkeeping
-from spottrain_operator.api.kueue import KueueApi, Told, WorkloadView
+from spottrain_operator.api.kueue import Told, WorkloadView
 from spottrain_operator.api.native_gangs import API_VERSION
-from spottrain_operator.api.observed import Event, Measurement, PodView, Refusal
+from spottrain_operator.api.observed import Event, PodView, Refusal
 from spottrain_operator.api.template import admission_words
 from spottrain_operator.api.training_job import Job, Status
 from spottrain_operator.api.validation import parse_job
@@ -27,7 +27,7 @@ from spottrain_operator.control.memory import JobMemory, Memory
 from spottrain_operator.errors import ApiError, ApiFailure
 from spottrain_operator.io.cluster import APPLY, Cluster, release_pod, set_finalizer
 from spottrain_operator.io.logs import about
-from spottrain_operator.io.metrics import ATTEMPTS_STARTED
+from spottrain_operator.io.metrics import ATTEMPTS_STARTED, Measurement
 from spottrain_operator.names import Reason
 from spottrain_operator.policies.pod_end import trainer_ended
 
@@ -257,7 +257,6 @@ class DeleteJob(Action):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _OfWorkload(Action):
-    api: KueueApi
     workload: WorkloadView
 
     async def stale(self, error: ApiError, job: Job, context: Context) -> Result:
@@ -276,7 +275,7 @@ class Tell(_OfWorkload):
         return f"write the status of Workload {self.workload.name}"
 
     async def run(self, job: Job, context: Context) -> Result:
-        found, kind = self.workload, self.api.kind(kueue.WORKLOADS)
+        found, kind = self.workload, kueue.WORKLOADS
         raw = await context.cluster.get(kind, found.name, found.namespace)
         if raw is None or raw["metadata"]["uid"] != found.uid:
             return Changed(why=f"Workload {found.name} is another one by now")
@@ -297,8 +296,8 @@ class Discard(_OfWorkload):
         return f"delete Workload {self.workload.name}"
 
     async def run(self, job: Job, context: Context) -> Result:
-        found, kind = self.workload, self.api.kind(kueue.WORKLOADS)
-        await context.cluster.delete(kind, found.name, found.namespace, uid=found.uid)
+        found = self.workload
+        await context.cluster.delete(kueue.WORKLOADS, found.name, found.namespace, uid=found.uid)
         return Done()
 
 
@@ -394,7 +393,7 @@ class Create(Action):
         if raw is None:
             return Changed(why=f"pod {name} was created and deleted meanwhile")
         pod = context.remember(raw)
-        if pod is not None and pod.job == job.key and not pod.stray:
+        if pod is not None and pod.job == job.key:
             context.forget_refusal(job)
             return Done(again=True)
         taken = Refusal(

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
@@ -40,7 +40,6 @@ from spottrain_operator.control.actions import (
     Result,
 )
 from spottrain_operator.errors import ApiError, ApiFailure, Incomplete
-from spottrain_operator.io import metrics
 from spottrain_operator.io.cluster import CREATIONS, Cluster
 from spottrain_operator.io.logs import about
 
@@ -199,7 +198,7 @@ async def _write_status(job: Job, status: Status, plan: Plan, context: Context) 
         return Changed(why=f"{key} has changed: {error}")
     context.caches.jobs.put(written)
     for measurement in plan.measurements:
-        metrics.record(measurement)
+        measurement.record()
     words = about(key, attempt=status.attempt, reason=str(plan.reason))
     logger.info("%s: %s: %s", key, plan.reason, plan.message, extra=words)
     return Done()
@@ -213,7 +212,9 @@ async def patch_status(job: Job, status: Status, cluster: Cluster) -> Job:
     example because another controller has a condition there, or where it changes how the spec is read.
     """
     key, planned = job.key, status.to_json()
-    change = {"status": merge_patch(_stored(job), planned)}
+    # The status that the API server has: of version 0.3 with the names that go; zeros are written once.
+    stored = job.old_status or (job.status.to_json() if job.status.phase else {})
+    change = {"status": merge_patch(stored, planned)}
     raw = await cluster.patch(
         names.PLURAL,
         key.name,
@@ -226,13 +227,6 @@ async def patch_status(job: Job, status: Status, cluster: Cluster) -> Job:
     if raw.get("status") != planned or status.defaults != job.status.defaults:
         return parse_job(raw)
     return replace(job, status=status, old_status=None, resource_version=identity(raw)[1])
-
-
-def _stored(job: Job) -> Mapping[str, Any]:
-    """Returns the status that the API server has, in JSON: of version 0.3 with the names that go."""
-    if job.old_status is not None:
-        return job.old_status
-    return job.status.to_json() if job.status.phase else {}  # zeros are written once
 
 
 async def _confirm(job: Job, context: Context) -> Done | Changed:

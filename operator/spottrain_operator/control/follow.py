@@ -12,7 +12,6 @@ from typing import Final
 
 from spottrain_operator.api import kueue, native_gangs
 from spottrain_operator.api.bookkeeping import Bookkeeping
-from spottrain_operator.api.node_pools import ChosenPool
 from spottrain_operator.api.observed import Notice, Observed, PodView
 from spottrain_operator.api.training_job import AppliedDefaults, Status
 from spottrain_operator.control.actions import (
@@ -25,7 +24,6 @@ from spottrain_operator.control.actions import (
     Provide,
     Release,
     Tell,
-    WriteBooks,
 )
 from spottrain_operator.names import SAVE_ADVISED_ANNOTATION, Condition
 from spottrain_operator.policies import (
@@ -33,7 +31,6 @@ from spottrain_operator.policies import (
     admission,
     capacity,
     cheapest,
-    claims,
     cleanup,
     cost_limit,
     gang,
@@ -70,7 +67,7 @@ URGENT: Final = timedelta(seconds=10)
 """If the deadline is nearer than this, SIGTERM does not wait for the deadline file."""
 AT_ONCE: Final = timedelta(seconds=1)
 RECHECK: Final = timedelta(seconds=10)
-"""Interval of looking again at what no event tells the job: a claim, a deleted job's pod, a pod that ends."""
+"""Interval of looking again at what no event tells the job: a deleted job's pod, a pod that ends."""
 SLOW_RECHECK: Final = timedelta(seconds=30)
 """The same where it rarely changes: classes and flavors of a queue, nodes that a pending pod avoids."""
 DEFAULTS_RECHECK: Final = timedelta(minutes=5)
@@ -137,29 +134,18 @@ def removal(o: Observed, pod: PodView) -> Delete:
     return Delete(pod=pod, grace=min(pod.grace, SYNC_STOP) if hurried else None)
 
 
-def kept(o: Observed, status: Status, books: Bookkeeping) -> tuple[Bookkeeping, tuple[Action, ...]]:
-    """Writes the bookkeeping where that is due: before the status, after which pods are released."""
-    if not accounting.write_due(o, status, books):
-        return books, ()
-    books = replace(books, written=o.now)
-    return books, (WriteBooks(manifest=objects.books(o.job, books)),)
-
-
 def after(o: Observed, status: Status, before: tuple[Action, ...]) -> Iterator[Action]:
     """Yields the actions that come after the status is written: pods to delete, release and create."""
     going = {a.pod.uid for a in before if isinstance(a, Delete)}
     for pod in o.pods:
         yield from _remove(o, status, pod, pod.uid in going)
-    # Users' copies of our pods have our finalizer, which only the operator removes.
-    for pod in o.strays:
-        if pod.deleted is not None and pod.holds_outcome:
-            yield Release(pod=pod)
     yield from _ask_queue(o, status)
     if o.job.deleting:
         yield from _delete_checkpoints(o)
     elif not (status.terminal or o.job.spec is None or capacity.problem(o)):
         yield from _create_missing(o, status)
-        yield from _ask_for_spot(o, status)
+        if status.asking is not None and not o.rejected:  # a request for spot, beside an attempt on demand
+            yield from _start(o, handover.ahead(o, status, status.asking))
 
 
 def _delete_checkpoints(o: Observed) -> Iterator[Action]:
@@ -200,19 +186,16 @@ def _create_missing(o: Observed, status: Status) -> Iterator[Action]:
         return
     if cleanup.wanted(o) and not o.job.holds_checkpoints:  # a job deleted now would leave its checkpoints
         return
-    lacks = gang.missing(o, status) and _due(o, status)
+    lacking = len(gang.missing(o, status))
+    begun = lacking < gang.size_of(o, status)  # a start that has begun is always completed
+    lacks = lacking and (begun or status.next_start is None or status.next_start <= o.now)
     due = lacks and not (status.attempt == o.job.status.attempt and gang.broken(o))
-    if not due or o.rejected or lifecycle.changed(o) or claims.problem(o):
+    if not due or o.rejected or lifecycle.changed(o):
         return
-    if admission.problem(o, capacity.pool_of(o, status)) or handover.gate_unknown(o, status):
+    unknown = any(p.deleted is None for p in handover.saving(o, status))  # how long the earlier ones may save
+    if unknown or admission.problem(o, capacity.pool_of(o, status)):
         return
     yield from _start(o, status)
-
-
-def _ask_for_spot(o: Observed, status: Status) -> Iterator[Action]:
-    """Creates the pods of a request for spot, beside those of an attempt on demand."""
-    if status.asking is not None and not o.rejected:
-        yield from _start(o, handover.ahead(o, status, status.asking))
 
 
 def _start(o: Observed, status: Status) -> Iterator[Action]:
@@ -220,7 +203,9 @@ def _start(o: Observed, status: Status) -> Iterator[Action]:
     assert o.job.spec is not None
     if o.job.spec.workers > 1:
         yield Provide(kind="services", manifest=objects.service(o.job), generation=o.job.generation)
-    grouped = _grouped(o, status)
+    # An attempt that began without a group goes on so: all of its pods are in it, or none is.
+    begun = all(p.grouped for p in o.pods if p.attempt == status.attempt)
+    grouped = o.has_gangs and begun and native_gangs.fits(o.job.spec)
     if grouped:
         group, generation = objects.gang(o.job, status, zoned=o.zoned), o.job.generation
         kind = f"{native_gangs.API_VERSION}/{native_gangs.POD_GROUPS}"
@@ -234,42 +219,24 @@ def _start(o: Observed, status: Status) -> Iterator[Action]:
 
 def _ask_queue(o: Observed, status: Status) -> Iterator[Action]:
     """Asks the job's Kueue queue by a Workload, and tells Kueue what becomes of it."""
-    pool = None if o.job.spec is None or capacity.problem(o) else _next_pool(o, status)
+    pool, record = None, status.current
+    if o.job.spec is not None and not capacity.problem(o):  # of the pods that are created next
+        begun = record is not None and not record.cause
+        pool = capacity.pool_of(o, status) if begun else capacity.choose(o, status)
     step = admission.step(o, status, pool, suspended=lifecycle.suspended(o) is not None)
     seen = o.admission
-    if step is None or seen is None or seen.api is None:
+    if step is None or seen is None:
         return
-    if step is admission.Step.CREATE:
+    if step == "create":
         if pool is not None and not o.rejected:
-            manifest = objects.workload(o.job, status, pool, seen.api, seen.priority, sync_image=o.sync_image)
-            kind = seen.api.kind(kueue.WORKLOADS)
-            yield Provide(kind=kind, manifest=manifest, generation=o.job.generation)
+            manifest = objects.workload(o.job, status, pool, seen.priority, sync_image=o.sync_image)
+            yield Provide(kind=kueue.WORKLOADS, manifest=manifest, generation=o.job.generation)
         return
     assert seen.workload is not None
     if isinstance(step, admission.Answer):
-        yield Tell(api=seen.api, workload=seen.workload, words=step.words, release=step.release)
+        yield Tell(workload=seen.workload, words=step.words, release=step.release)
     else:
-        yield Discard(api=seen.api, workload=seen.workload)
-
-
-def _next_pool(o: Observed, status: Status) -> ChosenPool:
-    """Returns the pool of the pods that are created next."""
-    record = status.current
-    begun = record is not None and not record.cause
-    return capacity.pool_of(o, status) if begun else capacity.choose(o, status)
-
-
-def _due(o: Observed, status: Status) -> bool:
-    """Returns whether to start now; a start that has begun is always completed."""
-    begun = len(gang.missing(o, status)) < gang.size_of(o, status)
-    return begun or status.next_start is None or status.next_start <= o.now
-
-
-def _grouped(o: Observed, status: Status) -> bool:
-    """Returns False also for an attempt that began without a group: all of its pods are in it, or none is."""
-    assert o.job.spec is not None
-    begun = all(p.grouped for p in o.pods if p.attempt == status.attempt)
-    return o.has_gangs and begun and native_gangs.fits(o.job.spec)
+        yield Discard(workload=seen.workload)
 
 
 # --- annotations of pods --------------------------------------------------------------------------------
@@ -338,8 +305,6 @@ def _rechecks(o: Observed, books: Bookkeeping) -> Iterator[timedelta]:
         yield RECHECK
     if any(p.deleted is not None and p.rank == 0 and not pod_ended(p, o) for p in team):
         yield RECHECK  # at what its trainer answers
-    if not status.terminal and claims.problem(o):
-        yield RECHECK
     if ledger.idle_nodes(books.ledger) or any(map(placement.is_kept_off, team)):
         yield SLOW_RECHECK
     if _queue_lacks(o):
@@ -356,5 +321,5 @@ def _queue_lacks(o: Observed) -> bool:
         return False
     if o.job.status.terminal:  # until Kueue knows, the quota is held
         return seen.workload is not None and not seen.workload.finished
-    lacks = seen.api is None or seen.unread or seen.unknown_class or None in seen.flavors.values()
+    lacks = seen.missing or seen.unread or seen.unknown_class or None in seen.flavors.values()
     return bool(o.job.queue and lacks)

@@ -24,7 +24,7 @@ from spottrain_operator.api.validation import identity, parse_job
 from spottrain_operator.api.views import node_view, pod_view
 from spottrain_operator.control.caches import Caches, Newest
 from spottrain_operator.control.work_queue import WorkQueue
-from spottrain_operator.errors import ApiError, ApiFailure, OperatorError
+from spottrain_operator.errors import ApiError, ApiFailure
 from spottrain_operator.io.cluster import Cluster, Json
 from spottrain_operator.io.logs import QuietLog
 from spottrain_operator.io.metrics import GHOSTS, RELISTS, WATCH_AGE
@@ -84,13 +84,6 @@ NODES: Final[Kind[str, NodeView]] = Kind(
 )
 
 
-class Restored(OperatorError):
-    """The API server's versions went back, as after etcd was restored from a backup.
-
-    What the caches hold may then never be replaced, so the process must end.
-    """
-
-
 class Informer(Generic[K, V]):
     """Lists one kind in one namespace ("": everywhere), and watches it."""
 
@@ -114,8 +107,6 @@ class Informer(Generic[K, V]):
         self._collection = f"{kind.version}/{kind.plural}" if kind.version else kind.plural
         self._version = ""
         """Where the watch goes on; "": the objects must be listed."""
-        self._newest = 0
-        """The highest version of a LIST, or of what else came from the API server."""
         self._unreadable: dict[K, str] = {}
         """The error of each object that cannot be parsed, so that it is logged once."""
         self._now = asyncio.get_running_loop().time  # also for /metrics, which may be read outside the loop
@@ -136,7 +127,7 @@ class Informer(Generic[K, V]):
 
     # --- life ---
     async def run(self) -> None:
-        """Lists and watches until cancelled. Raises Restored."""
+        """Lists and watches until cancelled."""
         failures, why = 0, Why.START
         while True:
             began, events, error = self._now(), self._events, None
@@ -175,21 +166,16 @@ class Informer(Generic[K, V]):
     async def relist(self, why: Why = Why.RESYNC) -> str:
         """Replaces what the cache has of these objects by a LIST; returns its version.
 
-        Raises ApiError, and Restored.
+        Raises ApiError.
 
         A watch may run meanwhile: what it reports after the LIST's snapshot has a higher version.
         """
         RELISTS.labels(self.kind.plural, why).inc()
-        version, live, seen = 0, set[K | None](), self._newest
+        version, live = 0, set[K | None]()
         before = [v for v in self._cache if self.namespace in ("", _namespace(v))]
         async for page in self._cluster.pages(self._collection, self.namespace):
             if not page.version.isdecimal():
                 raise ApiError(0, f"the LIST of {self} has no resourceVersion")
-            if not version and int(page.version) < seen:  # a LIST is never older than what came before it
-                raise Restored(
-                    f"the LIST of {self} has version {page.version}, after {seen}: etcd was restored from "
-                    "a backup, and the next process lists everything again"
-                )
             version = version or int(page.version)
             for number, raw in enumerate(page.items):
                 live.add(self._store(raw))
@@ -200,7 +186,6 @@ class Informer(Generic[K, V]):
             # Where it is another view by now, the watch is ahead of this LIST.
             if key not in live and self._cache.get(key) is old and self._remove(key, version):
                 GHOSTS.labels(self.kind.name).inc()
-        self._newest = max(self._newest, version)
         self._refused = False
         self.synced.set()
         return str(version)
@@ -234,8 +219,6 @@ class Informer(Generic[K, V]):
         elif event == "DELETED":
             self._remove(*self._identity(raw))
         self._version = str((raw.get("metadata") or {}).get("resourceVersion") or self._version)
-        if self._version.isdecimal():
-            self._newest = max(self._newest, int(self._version))
 
     def _identity(self, raw: Json) -> tuple[K, int]:
         """Returns an object's key and version. Raises ApiError where it is not the API server's."""

@@ -22,22 +22,6 @@ ACCEPTED_FOR = timedelta(minutes=10)
 """A dry run counts for so long: rules of the cluster may change, and creations that are rejected tell."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EventsRead:
-    """The Events of a pod at the time they were read."""
-
-    at: datetime
-    events: PodEvents
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FlavorRead:
-    """A ResourceFlavor of Kueue at the time it was read; None: it did not exist."""
-
-    at: datetime
-    flavor: Assigned | None
-
-
 @dataclass(kw_only=True, slots=True)
 class JobMemory:
     """Of one job."""
@@ -54,14 +38,12 @@ class JobMemory:
     sample: Sample | None = None
     silence: Silence | None = None
     """Its trainer did not respond to the last query."""
-    events: dict[str, EventsRead] = field(default_factory=dict)
-    """By pod UID."""
+    events: dict[str, tuple[datetime, PodEvents]] = field(default_factory=dict)
+    """By pod UID: its Events, and when they were read."""
     annotated_at: dict[str, datetime] = field(default_factory=dict)
     """By pod UID: when its deadline annotation was first seen, or could not be written."""
     alone_since: datetime | None = None
     """Since when no pod of an earlier attempt that may still write has been seen."""
-    unread: frozenset[str] = frozenset()
-    """Names of claims that could not be read in the last reconcile; each is logged once."""
     ungrouped: bool = False
     """Whether its group could not be created; retried after the next discovery."""
     cleanup_refused: str = ""
@@ -79,8 +61,8 @@ class Memory:
         """When this process first reconciled a job."""
         self.has_gangs = False
         """Whether this cluster serves Kubernetes' own gang scheduling."""
-        self.flavors: dict[str, FlavorRead] = {}
-        """ResourceFlavors by name."""
+        self.flavors: dict[str, tuple[datetime, Assigned | None]] = {}
+        """ResourceFlavors by name, and when they were read; None: it did not exist."""
         self.node_pools = NOTHING
         """What all Karpenter NodePools seen so far offer."""
         self.events_failed = False

@@ -9,20 +9,18 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from typing import Final
 
 from spottrain_operator.api import kueue as kueues
 from spottrain_operator.api.bookkeeping import Bookkeeping, books_of_config_map
 from spottrain_operator.api.job_defaults import NO_DEFAULTS, JobDefaults, applied, of_config_map
-from spottrain_operator.api.kueue import Admission, Assigned, Kueue, KueueApi, WorkloadView
+from spottrain_operator.api.kueue import Admission, Assigned, WorkloadView
 from spottrain_operator.api.node_pools import Pool
-from spottrain_operator.api.observed import ClaimView, Limits, NodeView, Observed, PodEvents, PodView
+from spottrain_operator.api.observed import Limits, NodeView, Observed, PodEvents, PodView
 from spottrain_operator.api.prices import NO_PRICES, PriceList
 from spottrain_operator.api.training_job import AppliedDefaults, Job, JobKey
-from spottrain_operator.api.upgrade import books_of_0_3
 from spottrain_operator.api.validation import with_defaults
 from spottrain_operator.api.views import (
-    claim_view,
     cleanup_ended,
     cleanup_trouble,
     node_view,
@@ -31,7 +29,7 @@ from spottrain_operator.api.views import (
 )
 from spottrain_operator.control.actions import UNDECIDED, refusal
 from spottrain_operator.control.caches import Caches
-from spottrain_operator.control.memory import EventsRead, FlavorRead, Memory
+from spottrain_operator.control.memory import Memory
 from spottrain_operator.errors import ApiError, ApiFailure, InvalidSpec
 from spottrain_operator.io.cluster import PAGE, Cluster
 from spottrain_operator.io.logs import about
@@ -70,8 +68,8 @@ class Sources:
     limits: Limits = field(default_factory=Limits)
     prices: Callable[[], PriceList] = lambda: NO_PRICES
     defaults: JobDefaults = NO_DEFAULTS
-    kueue: Callable[[], Kueue] = Kueue
-    """Returns what may be used of Kueue."""
+    kueue: Callable[[], str] = lambda: kueues.OFF
+    """Returns why Kueue cannot be asked; "" where it can."""
     sync_image: str = ""
 
 
@@ -79,21 +77,20 @@ async def observe(job: Job, given: Sources, now: datetime) -> Observed:
     caches, cluster, memory, known = given.caches, given.cluster, given.memory, given.memory.of(job.key)
     memory.began = memory.began or now
     job, known.applied = await _with_defaults(job, given)
-    every = caches.pods.of(job.key)
-    if _seems_lost(job, every):
-        every = await list_pods(job.key, caches, cluster)
-    pods = tuple(p for p in every if not p.stray)
+    pods = caches.pods.of(job.key)
+    if _seems_lost(job, pods):
+        pods = await list_pods(job.key, caches, cluster)
     current = [p for p in pods if p.attempt == job.status.attempt]
     predecessors = await _deleted_jobs_pods(job, caches, cluster)
     books = known.books or await _books(job, cluster, now)
     nodes = await _nodes(job, (*pods, *predecessors), books, caches, cluster)
-    cleanup = await _cleanup(job, cluster)
+    deletes = job.deleting and job.holds_checkpoints  # its cleanup pod is not watched: it has another role
+    cleanup = await cluster.get("pods", job.cleanup_name, job.key.namespace) if deletes else None
     interval = max(given.limits.progress_interval, memory.write_interval)
     o = Observed(
         now=now,
         job=job,
         pods=pods,
-        strays=tuple(p for p in every if p.stray),
         predecessors=predecessors,
         nodes=nodes,
         default_pool=given.default_pool,
@@ -108,7 +105,7 @@ async def observe(job: Job, given: Sources, now: datetime) -> Observed:
         cleaning=cleanup is not None,
         cleanup=cleanup_ended(cleanup) if cleanup is not None else None,
         cleanup_refused=known.cleanup_refused,
-        cleanup_trouble=await _cleanup_trouble(cleanup, job, cluster, memory),
+        cleanup_trouble=cleanup_trouble(cleanup) if cleanup is not None else known.cleanup_rejected,
         refusal=known.refusal,
         zoned=caches.nodes.zoned,
         has_gangs=memory.has_gangs and not known.ungrouped,
@@ -124,18 +121,13 @@ async def observe(job: Job, given: Sources, now: datetime) -> Observed:
     o = await _dry_run(o, cluster, memory)
     o = replace(o, heard=await _events(o, cluster, memory))
     o = replace(o, others=caches.pods.others_on(ledger.shared_nodes(o), job.key))
-    o = replace(o, claims=await _claims(o, cluster, memory))
-    if _all_created(o, current):
-        o = replace(o, refusal=None)
+    o = replace(o, claims=await _claims(o, cluster))
+    spec, asked = job.spec, job.status.asking
+    made = spec is not None and len(current) == spec.workers and o.admitted
+    if made and (asked is None or len(handover.pods_of(o, asked)) == asked.workers):
+        o = replace(o, refusal=None)  # all objects exist that a rejected POST may have been for
     known.refusal = o.refusal
     return o
-
-
-def _all_created(o: Observed, current: Sequence[PodView]) -> bool:
-    """Returns whether all objects exist that a rejected POST may have been for."""
-    spec, asked = o.job.spec, o.job.status.asking
-    made = spec is not None and len(current) == spec.workers and o.admitted
-    return made and (asked is None or len(handover.pods_of(o, asked)) == asked.workers)
 
 
 # --- the job --------------------------------------------------------------------------------------------
@@ -149,23 +141,16 @@ async def _with_defaults(job: Job, given: Sources) -> tuple[Job, AppliedDefaults
     known = given.memory.of(job.key).applied if given.memory.admitted(job) else None
     try:
         if known is None:
-            raw = await _config_map(job.key, given.cluster)
+            raw = await given.cluster.get("configmaps", DEFAULTS_CONFIG_MAP, job.key.namespace)
             known = applied(job, of_config_map(raw, job.key.namespace, given.pools), given.defaults)
         return replace(job, spec=with_defaults(job.spec, known)), known
     except InvalidSpec as error:
         return replace(job, spec=None, invalid=str(error)), AppliedDefaults()
-
-
-async def _config_map(key: JobKey, cluster: Cluster) -> dict[str, Any] | None:
-    """Reads the namespace's defaults. Raises InvalidSpec where the operator may not."""
-    try:
-        return await cluster.get("configmaps", DEFAULTS_CONFIG_MAP, key.namespace)
     except ApiError as error:
         if error.kind is not ApiFailure.FORBIDDEN:
             raise
-        raise InvalidSpec(
-            f"ConfigMap {DEFAULTS_CONFIG_MAP} of namespace {key.namespace} cannot be read: {error}"
-        ) from error
+        words = f"ConfigMap {DEFAULTS_CONFIG_MAP} of namespace {job.key.namespace} cannot be read: {error}"
+        return replace(job, spec=None, invalid=words), AppliedDefaults()
 
 
 async def _dry_run(o: Observed, cluster: Cluster, memory: Memory) -> Observed:
@@ -211,8 +196,6 @@ async def _books(job: Job, cluster: Cluster, now: datetime) -> Bookkeeping:
     if not job.status.attempt:
         return Bookkeeping()
     raw = await cluster.get("configmaps", job.books_name, job.key.namespace)
-    if raw is None and job.old_status is not None and (books := books_of_0_3(job.old_status)) is not None:
-        return replace(books, written=NEVER)
     if raw is None:
         return accounting.rebuilt(job.status, now)
     try:
@@ -242,7 +225,7 @@ def _seems_lost(job: Job, pods: Iterable[PodView]) -> bool:
     record = job.status.current
     if record is None or record.cause or job.status.terminal:
         return False
-    there = {p.rank for p in pods if p.attempt == job.status.attempt and not p.stray}
+    there = {p.rank for p in pods if p.attempt == job.status.attempt}
     return record.complete and not there.issuperset(range(max(record.workers, 1)))
 
 
@@ -262,14 +245,15 @@ async def _events(o: Observed, cluster: Cluster, memory: Memory) -> dict[str, Po
     """
     live, known = {p.uid for p in o.pods if p.ended is None}, memory.of(o.job.key)
     known.events = {uid: read for uid, read in known.events.items() if uid in live}
-    heard = {uid: read.events for uid, read in known.events.items()}
-    last = {uid: read.at for uid, read in known.events.items()}
+    heard = {uid: events for uid, (_, events) in known.events.items()}
+    last = {uid: at for uid, (at, _) in known.events.items()}
     wanted = sorted(starting.pods_to_read(replace(o, heard=heard)), key=lambda p: last.get(p.uid, NEVER))
     for pod in wanted[:EVENTS_AT_ONCE]:
         if last.get(pod.uid, NEVER) > o.now - starting.READ_INTERVAL:
             continue
         try:
-            raws = await _events_of(pod.namespace, pod.uid, cluster)
+            about_pod = f"involvedObject.uid={pod.uid}"
+            raws = await cluster.list("events", pod.namespace, fields=about_pod, limit=PAGE)
         except ApiError as error:
             if not memory.events_failed:
                 words = "%s: Events of pod %s cannot be read: %s"
@@ -278,32 +262,8 @@ async def _events(o: Observed, cluster: Cluster, memory: Memory) -> dict[str, Po
             break
         memory.events_failed = False
         heard[pod.uid] = pod_events(raws)
-        known.events[pod.uid] = EventsRead(at=o.now, events=heard[pod.uid])
+        known.events[pod.uid] = o.now, heard[pod.uid]
     return heard
-
-
-async def _events_of(namespace: str, uid: str, cluster: Cluster) -> list[dict[str, Any]]:
-    """Returns the Events about one pod."""
-    return await cluster.list("events", namespace, fields=f"involvedObject.uid={uid}", limit=PAGE)
-
-
-async def _cleanup(job: Job, cluster: Cluster) -> dict[str, Any] | None:
-    """Reads the cleanup pod, which is not watched because it has another role label."""
-    if not (job.deleting and job.holds_checkpoints):
-        return None
-    return await cluster.get("pods", job.cleanup_name, job.key.namespace)
-
-
-async def _cleanup_trouble(cleanup: dict[str, Any] | None, job: Job, cluster: Cluster, memory: Memory) -> str:
-    """Returns why the checkpoints cannot be deleted now. Its Events are read while the pod has not begun."""
-    if cleanup is None:
-        return memory.of(job.key).cleanup_rejected
-    pending = cleanup.get("status", {}).get("phase", "Pending") == "Pending"
-    try:
-        events = await _events_of(job.key.namespace, cleanup["metadata"]["uid"], cluster) if pending else []
-    except ApiError:  # it must not block the deletion
-        events = []
-    return cleanup_trouble(cleanup, events)
 
 
 # --- nodes and claims -----------------------------------------------------------------------------------
@@ -316,7 +276,7 @@ async def _nodes(
     that may run, because one of that name may be new; for the others once.
     """
     named = {p.node for p in pods if p.node} | ledger.open_nodes(books.ledger)
-    named |= placement.known_nodes(job.status, books) | placement.faulty_nodes(job.status)
+    named |= placement.known_nodes(job.status, books)
     in_use = {p.node for p in pods if not trainer_ended(p)}
     lacking = (name for name in named if caches.nodes.get(name) is None)
     asked = [name for name in lacking if name in in_use or not caches.nodes.is_removed(name)]
@@ -330,26 +290,19 @@ async def _nodes(
     return {**caches.nodes.noticed(), **caches.nodes.with_hostnames(avoided), **known}
 
 
-async def _claims(o: Observed, cluster: Cluster, memory: Memory) -> dict[str, ClaimView | None]:
-    """Reads the claims that a decision needs; one that cannot be read is logged once."""
-    names = claims.wanted(o) or handover.claims_to_read(o)
-    found = await asyncio.gather(*(_claim(o.job.key, name, cluster) for name in names))
-    known, unread = memory.of(o.job.key), {c.name: c.unread for c in found if c is not None and c.unread}
-    for name, why in unread.items():
-        if name not in known.unread:
-            words = "%s: PersistentVolumeClaim %s cannot be read: %s"
-            logger.warning(words, o.job.key, name, why, extra=about(o.job.key))
-    known.unread = frozenset(unread)
-    return dict(zip(names, found, strict=True))
-
-
-async def _claim(key: JobKey, name: str, cluster: Cluster) -> ClaimView | None:
-    """Reads a claim. A failure is a result: it must not block notices, deletions and replacements."""
-    try:
-        raw = await cluster.get(CLAIMS, name, key.namespace)
-    except ApiError as error:
-        return ClaimView(name=name, unread=str(error) or f"status {error.status}")
-    return claim_view(raw) if raw is not None else None
+async def _claims(o: Observed, cluster: Cluster) -> dict[str, tuple[str, ...]]:
+    """Reads the claims that a decision needs. A failure must not block notices and replacements."""
+    found: dict[str, tuple[str, ...]] = {}
+    asks = o.job.status.asking is None and handover.wanted(o) is not None
+    for name in claims.wanted(o) or (claims.every(o) if asks else ()):
+        try:
+            if (raw := await cluster.get(CLAIMS, name, o.job.key.namespace)) is not None:
+                found[name] = tuple(raw.get("spec", {}).get("accessModes") or ())
+        except ApiError as error:
+            found[name] = ()
+            words = "%s: PersistentVolumeClaim %s cannot be read, so one node has it: %s"
+            logger.warning(words, o.job.key, name, error, extra=about(o.job.key))
+    return found
 
 
 # --- the admission by a queue ---------------------------------------------------------------------------
@@ -358,54 +311,52 @@ async def _admission(job: Job, pods: Sequence[PodView], given: Sources, now: dat
 
     A failure is a result: it must not block notices and deletions.
     """
-    found, kueue, cluster = given.caches.workloads.of(job.key), given.kueue(), given.cluster
+    found, missing, cluster = given.caches.workloads.of(job.key), given.kueue(), given.cluster
     if not job.queue and found is None:
         return None
-    if kueue.api is None:
-        return Admission(missing=kueue.missing, workload=found)
-    if job.spec is None:  # it may still end, and give its quota back
-        return Admission(api=kueue.api, missing="", workload=found)
+    if missing or job.spec is None:  # it may still end, and give its quota back
+        return Admission(missing=missing, workload=found)
     try:
         if found is None and (pods or job.status.is_true(Condition.ADMITTED)):
-            found = await _workload(job, kueue.api, cluster)
-        seen = Admission(api=kueue.api, missing="", workload=found)
+            found = await _workload(job, cluster)
+        seen = Admission(workload=found)
         if found is None:
-            return await _with_priority(seen, job, kueue.api, cluster)
+            return await _with_priority(seen, job, cluster)
     except ApiError as error:
         return Admission(missing=f"what Kueue says cannot be read: {error}", workload=found)
     if job.status.terminal or not found.admitted:
         return seen
     try:
-        flavors = {name: await _flavor(name, kueue.api, given, now) for name in found.flavors}
+        flavors = {name: await _flavor(name, given, now) for name in found.flavors}
         return replace(seen, flavors=flavors)
     except ApiError as error:  # the job may still end, and give its quota back
         return replace(seen, unread=f"an assigned ResourceFlavor cannot be read: {error}")
 
 
-async def _workload(job: Job, api: KueueApi, cluster: Cluster) -> WorkloadView | None:
+async def _workload(job: Job, cluster: Cluster) -> WorkloadView | None:
     """Reads the Workload: the cache may be behind, and without it the pods would be stopped."""
-    raw = await cluster.get(api.kind(kueues.WORKLOADS), job.workload_name, job.key.namespace)
+    raw = await cluster.get(kueues.WORKLOADS, job.workload_name, job.key.namespace)
     view = kueues.workload_view(raw) if raw is not None else None
     return view if view is not None and view.job == job.key else None
 
 
-async def _flavor(name: str, api: KueueApi, given: Sources, now: datetime) -> Assigned | None:
+async def _flavor(name: str, given: Sources, now: datetime) -> Assigned | None:
     """Reads a ResourceFlavor, unless it was read lately."""
-    known = given.memory.flavors.get(name)
-    if known is None or now - known.at >= FLAVOR_INTERVAL:
-        raw = await given.cluster.get(api.kind(kueues.FLAVORS), name)
-        known = FlavorRead(at=now, flavor=kueues.of_flavor(raw) if raw is not None else None)
-        given.memory.flavors[name] = known
-    return known.flavor
+    at, flavor = given.memory.flavors.get(name, (NEVER, None))
+    if now - at >= FLAVOR_INTERVAL:
+        raw = await given.cluster.get(kueues.FLAVORS, name)
+        flavor = kueues.of_flavor(raw) if raw is not None else None
+        given.memory.flavors[name] = now, flavor
+    return flavor
 
 
-async def _with_priority(seen: Admission, job: Job, api: KueueApi, cluster: Cluster) -> Admission:
+async def _with_priority(seen: Admission, job: Job, cluster: Cluster) -> Admission:
     """Adds the priority of the class that the job names, for the Workload that is to be created."""
     assert job.spec is not None
     kind, name = kueues.class_named(job.queue_priority, job.spec)
     if not name:
         return seen
-    plural = kueues.POD_CLASSES if kind == "PriorityClass" else api.kind(kueues.QUEUE_CLASSES)
+    plural = kueues.POD_CLASSES if kind == "PriorityClass" else kueues.QUEUE_CLASSES
     raw = await cluster.get(plural, name)
     if raw is None:
         return replace(seen, unknown_class=f"{kind} {name}")

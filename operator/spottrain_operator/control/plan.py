@@ -7,13 +7,13 @@ writes, planning again therefore completes the rest.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Final
 
 from spottrain.contract import Outcome
 
-from spottrain_operator.api.observed import Ending, Event, Notice, Observed, PodView, without_reports
+from spottrain_operator.api.observed import Ending, Event, Notice, Observed, PodView
 from spottrain_operator.api.training_job import (
     EVIDENCE_LIMIT,
     AttemptRecord,
@@ -23,7 +23,17 @@ from spottrain_operator.api.training_job import (
 )
 from spottrain_operator.api.wire import deadline_annotations
 from spottrain_operator.control import follow
-from spottrain_operator.control.actions import Action, Annotate, Decision, Delete, DeleteJob, Hold, Plan
+from spottrain_operator.control.actions import (
+    Action,
+    Annotate,
+    Decision,
+    Delete,
+    DeleteJob,
+    Hold,
+    Plan,
+    WriteBooks,
+)
+from spottrain_operator.control.measurements import measurements_between
 from spottrain_operator.names import Cause, Condition, Reason
 from spottrain_operator.policies import (
     accounting,
@@ -43,6 +53,7 @@ from spottrain_operator.policies import (
 )
 from spottrain_operator.policies.cause import ending_by_notice, ending_of, notice_of
 from spottrain_operator.policies.pod_end import saving_predecessor, termination_message_of, trainer_ended
+from spottrain_operator.rendering import objects
 from spottrain_operator.status.changes import (
     between_attempts,
     with_condition,
@@ -51,7 +62,6 @@ from spottrain_operator.status.changes import (
     with_pods,
 )
 from spottrain_operator.status.events import events_between
-from spottrain_operator.status.measurements import measurements_between
 
 Rule = Callable[[Observed], Decision | None]
 MIN_GRACE: Final = 2
@@ -60,12 +70,15 @@ MIN_GRACE: Final = 2
 
 def plan(o: Observed) -> Plan:
     o = cost_limit.with_costs(accounting.with_nodes(o))
-    decision = decide(o, RULES)
+    found = next((decision for rule in RULES if (decision := rule(o)) is not None), None)
+    decision = found or _keep(o, "Keep", "nothing to decide")
     released = o.job.deleting and any(isinstance(a, Hold) for a in decision.before)  # then it is gone
     status, books = (decision.status, o.books) if released else follow.settled(o, decision.status)
     changed = status != o.job.status
-    books, writes = follow.kept(o, status, books)
-    before = (*follow.stale_first(o), *follow.hold_first(o), *writes, *decision.before)
+    before = (*follow.stale_first(o), *follow.hold_first(o), *decision.before)
+    if accounting.write_due(o, status, books):  # before the status, after which pods are released
+        books = replace(books, written=o.now)
+        before = (WriteBooks(manifest=objects.books(o.job, books)), *before)
     actions = tuple(follow.after(o, status, before))
     return Plan(
         reason=decision.reason,
@@ -80,37 +93,6 @@ def plan(o: Observed) -> Plan:
     )
 
 
-def rescue(o: Observed, why: str) -> Plan:
-    """Plans what cannot wait, where `plan` raises: notices, and the pods of a deleted or finished job.
-
-    It judges nothing, sums nothing, and uses nothing that a container says.
-    """
-    job, pods = replace(o.job, spec=None, invalid=o.job.invalid or why), tuple(map(without_reports, o.pods))
-    o = replace(o, job=job, pods=pods, sample=None, silence=None, heard={})
-    decision = decide(o, RESCUE)
-    status, words = decision.status, o.job.invalid
-    if not (o.job.deleting or status.terminal):
-        status = with_condition(status, Condition.ACCEPTED, False, Reason.INVALID_SPEC, words, o=o)
-    changed = status != o.job.status
-    before = (*follow.stale_first(o), *decision.before)
-    warning = Event(warning=True, reason=Reason.INVALID_SPEC, message=words)
-    noticed = any(p.deleted is None and notice_of(p, o) is not None for p in gang.working(o))
-    return Plan(
-        reason=decision.reason,
-        message=decision.message,
-        before=before,
-        status=status if changed else None,
-        after=tuple(follow.after(o, status, before)),
-        events=(*decision.events, *([warning] if changed else ())),
-        recheck_after=follow.AT_ONCE if noticed else follow.SLOW_RECHECK,
-    )
-
-
-def decide(o: Observed, rules: Sequence[Rule]) -> Decision:
-    found = next((d for rule in rules if (d := rule(o)) is not None), None)
-    return found or Decision(reason="Keep", message="nothing to decide", status=o.job.status)
-
-
 # --- rules: finished, deleted and invalid jobs ----------------------------------------------------------
 def finished(o: Observed) -> Decision | None:
     """Keeps a terminal status, whatever is deleted afterwards."""
@@ -119,7 +101,7 @@ def finished(o: Observed) -> Decision | None:
     decision = _keep(o, "Finished", "the job has ended")
     if o.job.holds_checkpoints != cleanup.wanted(o) and o.job.spec is not None:
         return replace(decision, before=(Hold(on=cleanup.wanted(o)),))
-    if not lifecycle.outlived(o):
+    if (end := lifecycle.ends_of_life(o, o.job.status)) is None or o.now < end:
         return decision
     return replace(decision, before=(DeleteJob(),), message="ttlSecondsAfterFinished has passed")
 
@@ -193,16 +175,10 @@ def under_notice(o: Observed) -> Decision | None:
     keep = replace(_keep(o, Cause.SPOT_NOTICE, "the trainer is asked to save and end"), before=before)
     all_deleted = all(pod.deleted is not None for pod, _ in noticed)
     no_successor = lifecycle.halted(o) is not None or _attempt_ended(o) or _stopping(o)
-    if not all_deleted or no_successor or not _may_overlap(o):
+    overlaps = o.job.spec is not None and o.job.spec.replaces_during_notice and handover.overlaps(o)
+    if not all_deleted or no_successor or not overlaps:
         return keep
     return _end_attempt(o, ending_by_notice(noticed[0][1]))
-
-
-def _may_overlap(o: Observed) -> bool:
-    """Returns whether the next attempt's pods may exist beside those that still save."""
-    if o.job.spec is None:
-        return False
-    return o.job.spec.replaces_during_notice and handover.overlaps(o)
 
 
 def _notify(o: Observed, pod: PodView, notice: Notice) -> Iterator[Action]:
@@ -213,12 +189,8 @@ def _notify(o: Observed, pod: PodView, notice: Notice) -> Iterator[Action]:
         until = max(notice.deadline - follow.URGENT, o.now + follow.AT_ONCE)
         yield Annotate(pod=pod, words=words, until=until)
     if o.now >= follow.delete_at(o, pod, notice):
-        yield Delete(pod=pod, grace=_grace(o, pod, notice))
-
-
-def _grace(o: Observed, pod: PodView, notice: Notice) -> int:
-    left = (notice.deadline - o.now - o.limits.margin).total_seconds()
-    return max(MIN_GRACE, min(int(left), pod.grace))
+        left = (notice.deadline - o.now - o.limits.margin).total_seconds()
+        yield Delete(pod=pod, grace=max(MIN_GRACE, min(int(left), pod.grace)))
 
 
 def advised(o: Observed) -> Decision | None:
@@ -364,8 +336,6 @@ RULES: Final[tuple[Rule, ...]] = (
     held_back,
     next_attempt,
 )
-RESCUE: Final[tuple[Rule, ...]] = (finished, leaving, under_notice, unreadable)
-"""For a job that cannot be planned."""
 
 
 # --- helpers of the rules -------------------------------------------------------------------------------
@@ -448,7 +418,7 @@ def _end_attempt(o: Observed, ending: Ending) -> Decision:
     uncounted = ending.charged or ending.cause in restart.UNCOUNTED
     if stop is None and not uncounted and (words := runtime.starts_over(o, status, ending)):
         stop = (Reason.NO_RUNTIME, words)
-    if restart.interrupts(ending):
+    if not uncounted and ending.cause is not Cause.STORE_UNREACHABLE:
         status = replace(status, interruption_time=status.interruption_time or o.now.replace(microsecond=0))
     if stop is not None:
         return _failed(o, status, *stop)
@@ -467,7 +437,10 @@ def _end_attempt(o: Observed, ending: Ending) -> Decision:
 def _with_next_attempt(o: Observed, status: Status) -> Status:
     """Returns the status with a record of the next attempt. follow.py creates its pods from that."""
     assert o.job.spec is not None
-    number, request, status = status.next_number, handover.granted(status), handover.without_requests(status)
+    number, ended = status.next_number, status.current
+    # The attempt that has ended hands over to this request; others are dropped.
+    request = status.asking if ended is not None and ended.cause == Cause.MOVED else None
+    status = replace(status, attempts=tuple(r for r in status.attempts if r.number <= status.attempt))
     if request is not None:
         return _started(replace(status, next_start=None), request, o)
     decided = cheapest.decide(o, status)

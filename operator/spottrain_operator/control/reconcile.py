@@ -5,17 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Final
 
-from spottrain_operator.api.observed import Observed, PodView
+from spottrain_operator.api.observed import Observed, PodView, without_reports
 from spottrain_operator.api.training_job import Job, JobKey
 from spottrain_operator.api.validation import parse_job
 from spottrain_operator.control.actions import Context, Plan
 from spottrain_operator.control.apply import apply
 from spottrain_operator.control.observe import Sources, not_processed, observe
-from spottrain_operator.control.plan import plan, rescue
+from spottrain_operator.control.plan import plan
 from spottrain_operator.errors import ApiError, ApiFailure, Incomplete
 from spottrain_operator.io.cluster import release_pod, set_finalizer
 from spottrain_operator.io.logs import about
@@ -37,7 +37,11 @@ class Reconciler:
         None: only an event changes anything. So it is with a job that has ended, or is suspended without
         pods; any other is looked at again with the next resync at the latest.
         """
-        job = self.sources.caches.jobs.get(key) or await self._read(key)  # pods' events may come first
+        caches = self.sources.caches
+        job = caches.jobs.get(key)
+        if job is None and not caches.jobs.is_removed(key):
+            # Pods' events may come first. A deleted job is read once: each of its pods has more events.
+            job = await caches.read_job(key, self.sources.cluster)
         if job is None:
             await self._release_orphans(key)
             return None
@@ -65,14 +69,6 @@ class Reconciler:
             raise error
         return again
 
-    async def _read(self, key: JobKey) -> Job | None:
-        """Reads a job into the cache, which refuses it where it was deleted meanwhile.
-
-        A deleted job is read once: each of its pods has several more events.
-        """
-        caches = self.sources.caches
-        return None if caches.jobs.is_removed(key) else await caches.read_job(key, self.sources.cluster)
-
     async def _ends_with_its_namespace(self, job: Job) -> bool:
         """Returns whether the job is deleted with its namespace, and waits for our finalizer.
 
@@ -96,10 +92,11 @@ class Reconciler:
 
         That is a sum of costs, or the pods of a large gang. Other jobs are reconciled meanwhile.
         """
-        spec = observed.job.spec
+        spec, record = observed.job.spec, observed.job.status.current
         limited = spec is not None and spec.capacity.max_cost_usd is not None
-        large = max(_pods(observed.job), len(observed.pods)) >= LARGE
-        if limited or large:
+        wanted = spec.workers if spec is not None else 1
+        pods = max(wanted, record.workers if record is not None else 0, len(observed.pods))
+        if limited or pods >= LARGE:
             return await asyncio.to_thread(planned, observed)
         return planned(observed)
 
@@ -121,14 +118,10 @@ class Reconciler:
 
 
 def planned(o: Observed) -> Plan:
-    """Plans a job; after an unexpected error only what cannot wait, and the job is reported as invalid."""
+    """Plans a job; after an unexpected error as one whose spec, and what its containers say, is unknown."""
     try:
         return plan(o)
     except Exception as error:
-        return rescue(o, not_processed(o.job.key, error))
-
-
-def _pods(job: Job) -> int:
-    """Returns how many pods the job has, or is about to have."""
-    record = job.status.current
-    return max(job.spec.workers if job.spec is not None else 1, record.workers if record is not None else 0)
+        job = replace(o.job, spec=None, invalid=not_processed(o.job.key, error))
+        pods = tuple(map(without_reports, o.pods))
+        return plan(replace(o, job=job, pods=pods, sample=None, silence=None, heard={}))

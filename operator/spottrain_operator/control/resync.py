@@ -57,20 +57,16 @@ def _figures(job: Job) -> Iterator[tuple[Gauge, tuple[str, ...], Decimal]]:
 
 async def discover(cluster: Cluster, memory: Memory) -> None:
     try:
-        found = await _serves_gangs(cluster)
+        listed = await cluster.served(API_VERSION) or {}
     except ApiError as error:
         logger.warning("it is unknown whether this cluster has gang scheduling: %s", error)
         return
+    found = POD_GROUPS in {resource["name"] for resource in listed.get("resources") or ()}
     if found is not memory.has_gangs:
         logger.info("%s", f"gangs are scheduled by {API_VERSION}" if found else "gang scheduling has gone")
     memory.has_gangs = found
     for known in memory.jobs.values():
         known.ungrouped = False
-
-
-async def _serves_gangs(cluster: Cluster) -> bool:
-    listed = await cluster.served(API_VERSION) or {}
-    return POD_GROUPS in {resource["name"] for resource in listed.get("resources") or ()}
 
 
 async def discover_node_pools(cluster: Cluster, memory: Memory) -> None:

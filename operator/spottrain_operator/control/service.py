@@ -20,7 +20,7 @@ from typing import Any
 
 from aiohttp import web
 
-from spottrain_operator.api.kueue import Kueue
+from spottrain_operator.api import kueue
 from spottrain_operator.api.training_job import Job
 from spottrain_operator.api.validation import identity, parse_job
 from spottrain_operator.control.caches import Caches
@@ -133,7 +133,7 @@ class Service:
             prices=PriceFiles(self.settings.price_file, self.settings.fetched_price_file),
             defaults=self.settings.job_defaults,
             sync_image=self.settings.sync_image,
-            kueue=self._workloads.kueue if self._workloads is not None else Kueue,
+            kueue=self._workloads.missing if self._workloads is not None else lambda: kueue.OFF,
         )
         reconcile = Reconciler(sources=sources, now=self._now)
         poller = Poller(

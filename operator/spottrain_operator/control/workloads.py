@@ -12,7 +12,7 @@ import logging
 from typing import Final
 
 from spottrain_operator.api import kueue
-from spottrain_operator.api.kueue import Kueue, KueueApi, WorkloadView
+from spottrain_operator.api.kueue import WorkloadView
 from spottrain_operator.control.caches import Caches
 from spottrain_operator.control.informer import Informer, Kind
 from spottrain_operator.control.work_queue import WorkQueue
@@ -21,18 +21,15 @@ from spottrain_operator.io.cluster import Cluster
 from spottrain_operator.io.metrics import WATCH_AGE
 
 logger = logging.getLogger(__name__)
-NOT_ASKED: Final = Kueue(missing="the operator has not asked yet what this cluster serves")
-NOT_LISTED: Final = Kueue(missing="the operator cannot list its Workloads (see its log), and tries again")
-
-
-def kind_of(api: KueueApi) -> Kind[str, WorkloadView]:
-    return Kind(
-        name="Workload",
-        plural=kueue.WORKLOADS,
-        version=api.group,
-        key=lambda raw: str(raw["metadata"]["uid"]),
-        view=kueue.workload_view,
-    )
+NOT_ASKED: Final = "the operator has not asked yet what this cluster serves"
+NOT_LISTED: Final = "the operator cannot list its Workloads (see its log), and tries again"
+KIND: Final[Kind[str, WorkloadView]] = Kind(
+    name="Workload",
+    plural="workloads",
+    version=kueue.API_VERSION,
+    key=lambda raw: str(raw["metadata"]["uid"]),
+    view=kueue.workload_view,
+)
 
 
 class Workloads:
@@ -43,45 +40,42 @@ class Workloads:
     ) -> None:
         self._cluster, self._caches, self._queue = cluster, caches, queue
         self._namespaces = namespaces or ("",)
-        self._served = NOT_ASKED
+        self._missing = NOT_ASKED
+        """Why Kueue cannot be used; "" where it can."""
         self._informers: tuple[Informer[str, WorkloadView], ...] = ()
         self._group: asyncio.TaskGroup | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
     async def run(self) -> None:
         """Runs until cancelled."""
-        WATCH_AGE.labels(kueue.WORKLOADS).set_function(
+        WATCH_AGE.labels(KIND.plural).set_function(
             lambda: max((informer.age for informer in self._informers), default=0.0)
         )
         async with asyncio.TaskGroup() as self._group:
             await asyncio.Event().wait()
 
     async def discover(self) -> None:
-        """Asks which version is served, and follows it. Where that fails, the last answer is kept."""
+        """Asks whether Kueue is served, and follows it. Where that fails, the last answer is kept."""
         try:
-            found = await served(self._cluster)
+            missing = await why_not_served(self._cluster)
         except ApiError as error:
             logger.warning("it is unknown whether this cluster has Kueue: %s", error)
             return
-        before, self._served = self._served, found
-        if found != before:
-            logger.info("Kueue: %s", found.api.group if found.api is not None else found.missing)
-        if found.api is not before.api:
-            self._follow(found.api)
-
-    def _follow(self, api: KueueApi | None) -> None:
+        before, self._missing = self._missing, missing
+        if missing == before:
+            return
+        logger.info("Kueue: %s", missing or kueue.API_VERSION)
         for task in self._tasks:
             task.cancel()
         self._informers = tuple(
             Informer(
-                kind_of(api),
+                KIND,
                 cluster=self._cluster,
                 cache=self._caches.workloads,
                 changed=lambda workload, _: self._queue.add(workload.job),
                 namespace=namespace,
             )
-            for namespace in (self._namespaces if api is not None else ())
-            if api is not None
+            for namespace in (() if missing else self._namespaces)
         )
         assert self._group is not None
         works = (self._wake(), *(informer.run() for informer in self._informers))
@@ -95,10 +89,10 @@ class Workloads:
             if job.queue:
                 self._queue.add(job.key)
 
-    def kueue(self) -> Kueue:
-        """Returns what may be used of Kueue: nothing while its Workloads are not in the cache."""
+    def missing(self) -> str:
+        """Returns why Kueue cannot be used, as while its Workloads are not in the cache; "" where it can."""
         synced = all(informer.synced.is_set() for informer in self._informers)
-        return self._served if synced else NOT_LISTED
+        return self._missing if synced else NOT_LISTED
 
     async def synced(self, seconds: float) -> None:
         """Waits until the Workloads are in the cache, at most for so long."""
@@ -108,13 +102,12 @@ class Workloads:
                     await informer.synced.wait()
 
 
-async def served(cluster: Cluster) -> Kueue:
-    """Returns the version of Kueue's API that is served, or why none can be used. Raises ApiError."""
+async def why_not_served(cluster: Cluster) -> str:
+    """Returns why the cluster's Kueue cannot be used; "" where it can. Raises ApiError."""
     about = await cluster.served(kueue.API_GROUP) or {}
     offered = {version["version"] for version in about.get("versions") or ()}
-    found = next((api for api in KueueApi if api in offered), None)
-    if found is not None:
-        return Kueue(api=found, missing="")
+    if kueue.VERSION in offered:
+        return ""
     if offered:
-        return Kueue(missing=f"this cluster's Kueue serves {', '.join(sorted(offered))} only; upgrade it")
-    return Kueue(missing="this cluster does not serve kueue.x-k8s.io; install Kueue")
+        return f"this cluster's Kueue serves {', '.join(sorted(offered))} and not {kueue.VERSION}; upgrade it"
+    return "this cluster does not serve kueue.x-k8s.io; install Kueue"

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from prometheus_client import Counter, Gauge, Histogram
-
-from spottrain_operator.api.observed import Measure, Measurement
 
 RECONCILE_BUCKETS: Final = (
     *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.25),
@@ -68,55 +66,55 @@ GOODPUT = Gauge("spottrain_goodput_seconds", "Where the time of these jobs went.
 NOTICE_BUCKETS: Final = (0.25, 0.5, 1, 2, 3, 5, 10, 30, 60, 120)
 SAVE_BUCKETS: Final = (0.5, 1, 2, 5, 10, 15, 20, 30, 60, 90, 120, 300)
 RESTART_BUCKETS: Final = (5, 10, 20, 30, 60, 120, 180, 300, 600, 1200, 1800, 3600, 7200)
+NOTICE_TO_SIGNAL = Histogram(
+    "spottrain_notice_to_signal_seconds",
+    "From the notice in the cloud's metadata, as the agent saw it, until the trainer knew.",
+    buckets=NOTICE_BUCKETS,
+)
+SIGNAL_TO_DURABLE = Histogram(
+    "spottrain_signal_to_durable_seconds",
+    "From the request to stop until the last step was durable.",
+    buckets=SAVE_BUCKETS,
+)
+INTERRUPTION_TO_RUNNING = Histogram(
+    "spottrain_interruption_to_running_seconds",
+    "From an interruption until all pods of the next attempt ran.",
+    buckets=RESTART_BUCKETS,
+)
+INTERRUPTION_TO_TRAINING = Histogram(
+    "spottrain_interruption_to_training_seconds",
+    "From an interruption until the job trained again; of several in a row, from the first.",
+    buckets=RESTART_BUCKETS,
+)
+START_TO_STEP = Histogram(
+    "spottrain_start_to_first_step_seconds",
+    "From an attempt's nodes to its first own step: images, restore, compilation.",
+    ["resumed"],
+    buckets=RESTART_BUCKETS,
+)
+INTERRUPTIONS = Counter(
+    "spottrain_interruptions",
+    "Interruptions, by cause, by source (such as AWS spot/instance-action) and by capacity type.",
+    ["cause", "source", "capacity_type"],
+)
+LOST_GPU_SECONDS = Counter(
+    "spottrain_lost_gpu_seconds", "GPU-seconds of steps that no checkpoint had when an attempt ended."
+)
+ATTEMPTS_ENDED = Counter("spottrain_attempts_ended", "Attempts that ended, by cause.", ["cause"])
 
 
-def _histogram(measure: Measure, words: str, buckets: Sequence[float], *labels: str) -> Histogram:
-    return Histogram(measure, words, labels, buckets=buckets)
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """A value for a metric."""
 
+    metric: Histogram | Counter
+    value: float
+    labels: tuple[str, ...] = ()
+    """Values of the metric's labels, in their order."""
 
-MEASURED: Final[dict[Measure, Histogram | Counter]] = {
-    Measure.NOTICE_TO_SIGNAL: _histogram(
-        Measure.NOTICE_TO_SIGNAL,
-        "From the notice in the cloud's metadata, as the agent saw it, until the trainer knew.",
-        NOTICE_BUCKETS,
-    ),
-    Measure.SIGNAL_TO_DURABLE: _histogram(
-        Measure.SIGNAL_TO_DURABLE,
-        "From the request to stop until the last step was durable.",
-        SAVE_BUCKETS,
-    ),
-    Measure.INTERRUPTION_TO_RUNNING: _histogram(
-        Measure.INTERRUPTION_TO_RUNNING,
-        "From an interruption until all pods of the next attempt ran.",
-        RESTART_BUCKETS,
-    ),
-    Measure.INTERRUPTION_TO_TRAINING: _histogram(
-        Measure.INTERRUPTION_TO_TRAINING,
-        "From an interruption until the job trained again; of several in a row, from the first.",
-        RESTART_BUCKETS,
-    ),
-    Measure.START_TO_STEP: _histogram(
-        Measure.START_TO_STEP,
-        "From an attempt's nodes to its first own step: images, restore, compilation.",
-        RESTART_BUCKETS,
-        "resumed",
-    ),
-    Measure.INTERRUPTIONS: Counter(
-        Measure.INTERRUPTIONS,
-        "Interruptions, by cause, by source (such as AWS spot/instance-action) and by capacity type.",
-        ["cause", "source", "capacity_type"],
-    ),
-    Measure.LOST_GPU_SECONDS: Counter(
-        Measure.LOST_GPU_SECONDS, "GPU-seconds of steps that no checkpoint had when an attempt ended."
-    ),
-    Measure.ATTEMPTS_ENDED: Counter(Measure.ATTEMPTS_ENDED, "Attempts that ended, by cause.", ["cause"]),
-}
-
-
-def record(measurement: Measurement) -> None:
-    metric = MEASURED[measurement.measure]
-    labelled = metric.labels(*measurement.labels) if measurement.labels else metric
-    if isinstance(labelled, Histogram):
-        labelled.observe(measurement.value)
-    else:
-        labelled.inc(measurement.value)
+    def record(self) -> None:
+        metric = self.metric.labels(*self.labels) if self.labels else self.metric
+        if isinstance(metric, Histogram):
+            metric.observe(self.value)
+        else:
+            metric.inc(self.value)

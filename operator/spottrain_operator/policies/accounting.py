@@ -15,6 +15,7 @@ from decimal import Decimal
 from typing import Final
 
 from spottrain_operator.api.bookkeeping import (
+    AttemptCosts,
     AttemptNodes,
     Bookkeeping,
     CostSums,
@@ -69,17 +70,14 @@ def settled(o: Observed, status: Status) -> tuple[Status, Bookkeeping]:
 def write_due(o: Observed, status: Status, books: Bookkeeping) -> bool:
     """Returns whether to write the bookkeeping."""
     if _turn(status) != _turn(o.job.status):
-        return books != o.books or _unwritten(books)
+        since = books.written.replace(microsecond=0) if books.written is not None else None
+        counted = [time for time in (books.ledger.time, books.times.time) if time is not None]
+        # Seconds were counted that only this process's memory holds.
+        return books != o.books or any(since is None or time >= since for time in counted)
     if books == o.books or o.books.written is None:  # just opened: pods and nodes tell all of it
         return False
     at_rest = status.terminal and not ledger.open_nodes(books.ledger)
     return at_rest or o.now - o.books.written >= o.limits.books_interval
-
-
-def _unwritten(books: Bookkeeping) -> bool:
-    """Returns whether seconds were counted that only this process's memory holds."""
-    counted = [time for time in (books.ledger.time, books.times.time) if time is not None]
-    return bool(counted) and (books.written is None or max(counted) >= books.written.replace(microsecond=0))
 
 
 def _turn(status: Status) -> tuple[object, ...]:
@@ -101,30 +99,20 @@ def with_sums(status: Status, books: Bookkeeping) -> Status:
         replace(r, spent=costs.of(r.number).spent, unknown_seconds=costs.of(r.number).unknown_seconds)
         for r in status.attempts
     )
-    ideal = goodput.total(times, costs).on_demand_ideal
-    return replace(status, attempts=records, cost=_cost(costs, ideal, books.lost))
-
-
-def _cost(costs: Ledger, ideal: Decimal, lost: datetime | None) -> CostStatus:
-    sums = costs.sums
-    return CostStatus(
+    ideal, sums = goodput.total(times, costs).on_demand_ideal, costs.sums
+    known = not (sums.unknown_seconds or sums.on_demand_unknown_seconds)
+    cost = CostStatus(
         spent=sums.spent,
         use=sums.use,
         boot=sums.boot,
         idle=sums.idle,
         unknown_seconds=sums.unknown_seconds,
         on_demand_ideal=ideal,
-        saving=_saving(sums, ideal),
+        saving=goodput.percent(ideal - sums.spent if known else None, ideal),
         update_time=costs.time,
-        lost_time=lost,
+        lost_time=books.lost,
     )
-
-
-def _saving(sums: CostSums, ideal: Decimal) -> str:
-    """Returns the saving in percent; it is negative where the job was dearer than on-demand nodes."""
-    if sums.unknown_seconds or sums.on_demand_unknown_seconds or not ideal:
-        return goodput.UNKNOWN
-    return goodput.percent(ideal - sums.spent, ideal)
+    return replace(status, attempts=records, cost=cost)
 
 
 # --- a lost bookkeeping -----------------------------------------------------------------------------------
@@ -141,15 +129,28 @@ def rebuilt(status: Status, now: datetime) -> Bookkeeping:
     since = (cost.update_time if cost is not None else None) or now.replace(microsecond=0)
     over = max((r.number for r in status.attempts if r.ended is not None), default=0)
     return Bookkeeping(
-        ledger=Ledger(time=since, earlier=_sums_of(cost)) if cost is not None else Ledger(),
+        ledger=_ledger_of(cost, status, since) if cost is not None else Ledger(),
         times=_times_of(times, cost, over, since) if times is not None else Timesheet(),
         lost=since,
         written=since,
     )
 
 
-def _sums_of(cost: CostStatus) -> CostSums:
-    return CostSums(use=cost.use, boot=cost.boot, idle=cost.idle, unknown_seconds=cost.unknown_seconds)
+def _ledger_of(cost: CostStatus, status: Status, since: datetime) -> Ledger:
+    """Returns a ledger with the sums of the attempts, all as use, and what is left of the job's sums."""
+    attempts = tuple(
+        AttemptCosts(number=r.number, sums=CostSums(use=r.spent, unknown_seconds=r.unknown_seconds))
+        for r in status.attempts
+        if r.spent or r.unknown_seconds
+    )
+    own = sum((attempt.sums for attempt in attempts), CostSums())
+    earlier = CostSums(
+        use=cost.use - own.use,
+        boot=cost.boot,
+        idle=cost.idle,
+        unknown_seconds=cost.unknown_seconds - own.unknown_seconds,
+    )
+    return Ledger(time=since, attempts=attempts, earlier=earlier)
 
 
 def _times_of(shown: GoodputStatus, cost: CostStatus | None, over: int, since: datetime) -> Timesheet:

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum, auto
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from spottrain_operator.api import kueue
 from spottrain_operator.api.kueue import Admission, Assigned, Told, WorkloadView
@@ -21,14 +20,11 @@ from spottrain_operator.names import Condition
 from spottrain_operator.policies import gang
 from spottrain_operator.policies.pod_end import any_container_runs, node_lost, pod_ended
 
-UNSEEN: Final = Admission()
+UNSEEN: Final = Admission(missing=kueue.OFF)
 
 
-class Step(Enum):
-    """What is to be done with the Workload as a whole."""
-
-    CREATE = auto()
-    DISCARD = auto()
+Step = Literal["create", "discard"]
+"""What is to be done with the Workload as a whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +46,7 @@ def waiting(o: Observed) -> str:
     if o.job.spec is None:  # what runs goes on, unless the queue asks for its quota
         evicted = found is not None and found.evicted and occupied(o)
         return _said(o, found, asks) if found is not None and evicted else ""
-    if seen.api is None:
+    if seen.missing:
         return "" if occupied(o) else f"{asks}: {seen.missing}"
     if found is None or found.going or found.finished:
         todo = f"{seen.unknown_class}, named by the job, does not exist" if seen.unknown_class else ""
@@ -105,7 +101,7 @@ def assigned(o: Observed) -> Assigned:
 def problem(o: Observed, pool: ChosenPool) -> str:
     """Returns why no pod can be created in this pool with what was assigned; "" where one can."""
     seen = o.admission or UNSEEN
-    if o.job.queue and seen.api is None:
+    if o.job.queue and seen.missing:
         return seen.missing
     if not o.job.queue or seen.workload is None or not seen.workload.admitted:
         return ""
@@ -155,36 +151,31 @@ def step(o: Observed, status: Status, pool: ChosenPool | None, *, suspended: boo
     """
     seen = o.admission or UNSEEN
     found = seen.workload
-    if seen.api is None or (found is not None and found.going):
+    if seen.missing or (found is not None and found.going):
         return None
     if found is None:
-        wants = not (status.terminal or suspended or o.job.deleting)
-        asks = o.job.queue and o.admitted and pool is not None and wants
-        return Step.CREATE if asks and not (seen.unknown_class or occupied(o)) else None
+        wants = o.job.queue and o.admitted and pool is not None
+        ends = status.terminal or suspended or o.job.deleting
+        return "create" if wants and not (ends or seen.unknown_class or occupied(o)) else None
     if o.job.deleting:  # else the garbage collector comes first; a finalizer may keep the job for a while
-        return None if occupied(o) else Step.DISCARD
+        return None if occupied(o) else "discard"
     if status.terminal:
         return None if found.finished or occupied(o) else Answer((_finished(status),))
     if not o.job.queue:
-        return Step.DISCARD
+        return "discard"
     if o.job.spec is None:
         return None
     if not occupied(o):
-        if suspended or found.finished or unfit(o, found) or _elsewhere(o, found, pool):
-            return Step.DISCARD
+        # It asks, or is admitted, for other nodes than those of the next pods.
+        asks = not found.reserved and found.active  # an administrator's spec.active: false must last
+        elsewhere = pool is not None and (conflict(o, pool) or (asks and found.pool != kueue.nodes_of(pool)))
+        if suspended or found.finished or unfit(o, found) or elsewhere:
+            return "discard"
         if found.evicted and found.reserved:
             return Answer(_released(o, found), release=True)
     # Kueue evicts what does not start in time, where it is configured to.
     changed = found.admitted and not found.evicted and all_run(o) is not bool(found.ready)
     return Answer((_ready(all_run(o), found),)) if changed else None
-
-
-def _elsewhere(o: Observed, found: WorkloadView, pool: ChosenPool | None) -> bool:
-    """Returns whether the Workload asks, or is admitted, for other nodes than those of the next pods."""
-    if pool is None:
-        return False
-    waits = not found.reserved and found.active  # an administrator's spec.active: false must last
-    return bool(conflict(o, pool)) or (waits and found.pool != kueue.nodes_of(pool))
 
 
 def all_run(o: Observed) -> bool:

@@ -17,8 +17,8 @@ from spottrain_operator.api.observed import Observed
 from spottrain_operator.api.training_job import CHOICE_LIMIT, AttemptRecord, Status, TrainingJobSpec
 from spottrain_operator.api.wire import rfc3339
 from spottrain_operator.errors import InvalidSpec
-from spottrain_operator.names import Cause, Platform
-from spottrain_operator.policies import claims, cost_limit, gang, lifecycle, node_prices, placement
+from spottrain_operator.names import INSTANCE_TYPE_LABEL, ZONE_LABEL, Cause, Platform
+from spottrain_operator.policies import claims, gang, lifecycle, placement
 
 RECLAIMS: Final = frozenset({Cause.SPOT_NOTICE, Cause.NODE_LOST, Cause.NODE_SHUTDOWN, Cause.DISRUPTED})
 """Endings that are caused by the pool."""
@@ -39,16 +39,13 @@ def problem(o: Observed) -> str:
         pools_of(o)
     except InvalidSpec as error:
         return str(error)
-    return validation.place_problem(o.job.spec, o.job.status) or _deadline_problem(o)
-
-
-def _deadline_problem(o: Observed) -> str:
-    """Rejects a deadline that was over before the first attempt; later it is a matter of condition OnTime."""
-    deadline = o.job.spec.capacity.cheapest.deadline if o.job.spec is not None else None
-    if deadline is None or o.job.status.attempt or o.now < deadline:
-        return ""
-    when = rfc3339(deadline)
-    return f"spec.capacity.cheapest.deadline ({when}) is in the past; set a later time, or leave it out"
+    deadline = o.job.spec.capacity.cheapest.deadline
+    if (
+        deadline is not None and not o.job.status.attempt and o.now >= deadline
+    ):  # later condition OnTime tells
+        when = rfc3339(deadline)
+        return f"spec.capacity.cheapest.deadline ({when}) is in the past; set a later time, or leave it out"
+    return validation.place_problem(o.job.spec, o.job.status)
 
 
 def pools_of(o: Observed) -> tuple[Pool, ...]:
@@ -71,21 +68,16 @@ def choose(o: Observed, status: Status, pool: Pool | None = None) -> ChosenPool:
 def pick(o: Observed, status: Status, wanted_type: CapacityType) -> Pool:
     """Returns the pool of this type that has not failed lately, or else the one that failed first.
 
-    They are in the order of the spec; for Cheapest in that of their prices.
+    They are in the order of the spec; for Cheapest in that of their prices, unknown ones last.
     """
     pools = pools_of(o)
     wanted = [p for p in pools if p.type is wanted_type] or list(pools)
     if o.job.spec is not None and o.job.spec.capacity.type is CapacityType.CHEAPEST:
-        wanted.sort(key=lambda pool: _price_order(o, status, pool))
+        prices = {pool.name: hourly(o, status, pool) for pool in wanted}
+        wanted.sort(key=lambda pool: (prices[pool.name] is None, prices[pool.name] or 0))
     if (pool_name := survivors_pool(o, status)) in {p.name for p in wanted}:
         return next(p for p in wanted if p.name == pool_name)
     return min(wanted, key=lambda pool: _last_failure(o, status, pool, len(wanted)))
-
-
-def _price_order(o: Observed, status: Status, pool: Pool) -> tuple[bool, Decimal]:
-    """Orders pools by price, unknown ones last."""
-    price = node_prices.hourly(o, status, pool)
-    return price is None, price or Decimal(0)
 
 
 def survivors_pool(o: Observed, status: Status) -> str:
@@ -141,14 +133,14 @@ def labels_note(status: Status) -> str:
 
 def _falls_back(spec: TrainingJobSpec, status: Status, o: Observed) -> bool:
     """Returns whether to use on-demand: too many recent reclaims, or every spot pool recently timed out."""
-    if stays_on_spot(o, status):
-        return False
     rule = spec.capacity.spot_first
-    since = o.now - RECLAIM_WINDOW
-    reclaims = [r for r in _spot(status) if r.cause in RECLAIMS and _end(r, o.now) >= since]
+    since, last = o.now - RECLAIM_WINDOW, 0
+    for record in status.attempts:
+        if record.cause == Cause.MOVED:  # back to spot: earlier reclaims no longer count
+            last = record.number
+    spot = (r for r in status.attempts if r.capacity_type == CapacityType.SPOT and r.number > last)
+    reclaims = [r for r in spot if r.cause in RECLAIMS and _end(r, o.now) >= since]
     all_dry = all_spot_dry(o, status, timedelta(seconds=rule.return_after_seconds))
-    if last := _moved_back(status):
-        reclaims = [r for r in reclaims if r.number > last]
     return all_dry or len(reclaims) >= rule.interruptions
 
 
@@ -166,28 +158,7 @@ def all_spot_dry(o: Observed, status: Status, recent: timedelta = REST) -> bool:
 
 def _others_turn(o: Observed, pools: int) -> timedelta:
     """Returns how long the other ones of so many spot pools are waited for, one after the other."""
-    return (pools - 1) * (timedelta(seconds=patience(o, CapacityType.SPOT)) + REST)
-
-
-def stays_on_spot(o: Observed, status: Status) -> str:
-    """Returns a sentence about why a job with a cost limit must not use on-demand; "" where it may."""
-    spec = o.job.spec
-    if spec is None or spec.capacity.max_cost_usd is None or not spec.capacity.type.mixes:
-        return ""
-    if cost_limit.unpriced(o):
-        return "a price of the job's nodes is unknown"
-    on_demand = (p for p in pools_of(o) if p.type is CapacityType.ON_DEMAND)
-    pool = next((p for p in on_demand if node_prices.hourly(o, status, p) is None), None)
-    return f"the price of {node_prices.words(o, status, pool)} is unknown" if pool is not None else ""
-
-
-def _moved_back(status: Status) -> int:
-    """Returns the number of the last attempt that moved back to spot; earlier reclaims no longer count."""
-    return max((r.number for r in status.attempts if r.cause == Cause.MOVED), default=0)
-
-
-def _spot(status: Status) -> list[AttemptRecord]:
-    return [r for r in status.attempts if r.capacity_type == CapacityType.SPOT]
+    return (pools - 1) * (patience(o) + REST)
 
 
 def _end(record: AttemptRecord, now: datetime) -> datetime:
@@ -222,7 +193,7 @@ def gives_up_waiting(o: Observed) -> str:
         return ""
     team, size = gang.team(o), gang.size(o)
     bound = sum(bool(p.node) for p in team)
-    name, seconds = _patience(o)
+    name, seconds = _limit_of_wait(o)
     words = f"{bound} of {size} pods have a node after {name} ({seconds} s)"
     waits = next((p for p in team if not p.node), None)
     if waits is None:
@@ -248,28 +219,28 @@ def due_pending(o: Observed) -> datetime | None:
     follows = gang.in_one_zone(o) and placement.predecessor(o, o.job.status) is not None
     if not (follows or any(p.node for p in team) or _others(o)):
         return None
-    return min(p.created for p in team) + timedelta(seconds=_patience(o)[1])
+    return min(p.created for p in team) + timedelta(seconds=_limit_of_wait(o)[1])
 
 
-def _patience(o: Observed) -> tuple[str, int]:
-    record = o.job.status.current
-    return _limit_of_wait(o, record.capacity_type if record is not None else "")
-
-
-def patience(o: Observed, capacity_type: str) -> int:
-    """Returns for how many seconds an attempt of this type waits for nodes."""
-    return _limit_of_wait(o, capacity_type)[1]
-
-
-def _limit_of_wait(o: Observed, capacity_type: str) -> tuple[str, int]:
-    """Returns the field that limits the wait for nodes, and its seconds."""
+def patience(o: Observed) -> timedelta:
+    """Returns for how long a request for spot waits for its nodes."""
     assert o.job.spec is not None
     capacity = o.job.spec.capacity
-    if capacity.type is CapacityType.SPOT_FIRST and capacity_type == CapacityType.SPOT:
-        return "spotFirst.pendingSeconds", capacity.spot_first.pending_seconds
-    if capacity.type is CapacityType.CHEAPEST and capacity_type == CapacityType.SPOT:
-        return "cheapest.pendingSeconds", capacity.cheapest.pending_seconds
-    return "pendingTimeoutSeconds", capacity.pending_timeout_seconds
+    if capacity.type is CapacityType.SPOT_FIRST:
+        return timedelta(seconds=capacity.spot_first.pending_seconds)
+    if capacity.type is CapacityType.CHEAPEST:
+        return timedelta(seconds=capacity.cheapest.pending_seconds)
+    return timedelta(seconds=capacity.pending_timeout_seconds)
+
+
+def _limit_of_wait(o: Observed) -> tuple[str, int]:
+    """Returns the field that limits how long the attempt waits for nodes, and its seconds."""
+    assert o.job.spec is not None
+    record, capacity = o.job.status.current, o.job.spec.capacity
+    if not capacity.type.mixes or record is None or record.capacity_type != CapacityType.SPOT:
+        return "pendingTimeoutSeconds", capacity.pending_timeout_seconds
+    policy = "spotFirst" if capacity.type is CapacityType.SPOT_FIRST else "cheapest"
+    return f"{policy}.pendingSeconds", int(patience(o).total_seconds())
 
 
 def _others(o: Observed) -> Sequence[Pool]:
@@ -277,10 +248,32 @@ def _others(o: Observed) -> Sequence[Pool]:
     assert o.job.spec is not None
     if problem(o):
         return []
-    here, capacity = pool_of(o, o.job.status), o.job.spec.capacity
+    here = pool_of(o, o.job.status)
     pools = [p for p in pools_of(o) if p.name != here.name]
-    both = capacity.type.mixes and not stays_on_spot(o, o.job.status)
-    return [p for p in pools if both or p.type == here.type]
+    return [p for p in pools if o.job.spec.capacity.type.mixes or p.type == here.type]
+
+
+# --- what nodes cost ------------------------------------------------------------------------------------
+def hourly(o: Observed, status: Status, pool: Pool) -> Decimal | None:
+    """Returns what a node of the pool costs per hour now; None where that is not known.
+
+    Its type is that of labels, else of the job's last node. In an unknown zone it is the least rate of all:
+    autoscalers prefer cheap ones.
+    """
+    newest = tuple(reversed(status.attempts))
+    here = [r for r in newest if r.pool == pool.name]
+    before = (r.instance_type for r in (*here, *newest) if r.instance_type)
+    kind = _required(o, pool, INSTANCE_TYPE_LABEL) or next(before, "")
+    zone = _required(o, pool, ZONE_LABEL) or next((r.zone for r in here if r.zone), "")
+    zones = {zone} if zone else {place for type_, _, place in o.prices.rates if type_ == kind}
+    rates = (o.prices.rate(kind, pool.type, place, o.now) for place in zones)
+    return min((rate.usd_per_hour for rate in rates if rate is not None), default=None)
+
+
+def _required(o: Observed, pool: Pool, label: str) -> str:
+    """Returns the value that the pool or the template requires of a label; "" where any fits."""
+    template = o.job.spec.template["spec"].get("nodeSelector") if o.job.spec is not None else None
+    return pool.selector.get(label) or str((template or {}).get(label, ""))
 
 
 # --- back to spot ---------------------------------------------------------------------------------------

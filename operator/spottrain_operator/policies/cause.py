@@ -145,8 +145,11 @@ def _by_report(case: Case) -> Iterator[Ending]:
     pod, word, code = case.pod, case.word, _exit_code(case.pod)
     if word is not None and word.outcome is Outcome.DONE:
         yield Ending(cause=Cause.DONE, evidence="the trainer reports that the training is done")
-    if pod.sync is not None and pod.reason not in SHUTDOWN_REASONS and _ended_unasked(case):
-        # The script is done once all of its folder is stored; a notice during the last upload does not count.
+    # The script is done once all of its folder is stored; a notice during the last upload does not count.
+    asked = [notice.seen or pod.created for notice in case.notices]
+    asked += [pod.disrupted] if pod.disrupted is not None else []
+    unasked = all(case.end < at - SKEW for at in asked) and (pod.deleted is None or _ended_first(case))
+    if pod.sync is not None and pod.reason not in SHUTDOWN_REASONS and unasked:
         ending = sync.end(pod, case.sidecar)
         if ending is not None and ending.cause is Cause.DONE:
             yield ending
@@ -275,13 +278,6 @@ RULES: Final = (_by_report, _by_node, _by_status, _by_limits, _by_exit_code)
 
 
 # --- when and how it ended ------------------------------------------------------------------------------
-def _ended_unasked(case: Case) -> bool:
-    """Returns whether the trainer ended before a notice, a disruption or a deletion asked it to."""
-    asked = [notice.seen or case.pod.created for notice in case.notices]
-    asked += [case.pod.disrupted] if case.pod.disrupted is not None else []
-    return all(case.end < at - SKEW for at in asked) and (case.pod.deleted is None or _ended_first(case))
-
-
 def _ended_first(case: Case) -> bool:
     """Returns whether the trainer ended by itself before its deletion was requested.
 

@@ -21,7 +21,7 @@ from spottrain_operator.api.node_pools import CapacityType, Pool
 from spottrain_operator.api.observed import Observed
 from spottrain_operator.api.training_job import Status, with_record
 from spottrain_operator.names import Cause
-from spottrain_operator.policies import capacity, gang, node_prices, on_time, restart
+from spottrain_operator.policies import capacity, gang, on_time, restart
 from spottrain_operator.policies.spot_or_on_demand import (
     Overheads,
     Place,
@@ -54,8 +54,6 @@ def decide(o: Observed, status: Status) -> Decided | None:
     if not applies(o):
         return None
     spot = capacity.pick(o, status, CapacityType.SPOT)
-    if words := capacity.stays_on_spot(o, status):
-        return Decided(pool=spot, reason=f"on-demand is ruled out: {words}")
     if _takes_turns(o, status):
         return Decided(
             pool=spot, reason="on-demand had no nodes in time, so spot is asked for in turn with it"
@@ -108,19 +106,9 @@ def keeps_waiting(o: Observed) -> bool:
     return decided is not None and decided.pool.name == record.pool
 
 
-def note(o: Observed, status: Status) -> str:
-    """Returns a suffix for messages about a pod that waits for spot: why it does; "" for others."""
-    record = status.current
-    if not applies(o) or record is None or record.capacity_type != CapacityType.SPOT:
-        return ""
-    return f" (waits for spot: {record.choice})" if record.choice else ""
-
-
 # --- while an attempt runs on demand --------------------------------------------------------------------
 def returns(o: Observed, spot: Pool) -> str:
     """Returns why an attempt on demand is to ask for spot; "" where that does not pay."""
-    if capacity.stays_on_spot(o, o.job.status):  # it is a reason not to begin on demand
-        return ""
     answer = _ask(o, o.job.status, spot, "on-demand")
     return answer.reason if answer.spot else ""
 
@@ -138,7 +126,10 @@ def due(o: Observed) -> datetime | None:
 # --- what is asked --------------------------------------------------------------------------------------
 def _ask(o: Observed, status: Status, spot: Pool, running: Place) -> SpotDecision:
     assert o.job.spec is not None
-    if words := _dearer(o, status, spot):
+    on_demand = capacity.pick(o, status, CapacityType.ON_DEMAND)
+    price, other = (capacity.hourly(o, status, pool) for pool in (spot, on_demand))
+    if price is not None and other is not None and price >= other:
+        words = f"a node of spot costs {price:.2f} an hour, and one on demand {other:.2f}"
         return SpotDecision(False, words)
     deadline, work = o.job.spec.capacity.cheapest.deadline, on_time.work(o, status)
     if deadline is None:
@@ -147,6 +138,8 @@ def _ask(o: Observed, status: Status, spot: Pool, running: Place) -> SpotDecisio
         untried = running == "nowhere" and not capacity.all_spot_dry(o, status)
         words = "the remaining work is unknown: each spot pool is asked once, then on-demand"
         return SpotDecision(untried, words)
+    on_spot = (r for r in status.attempts if r.capacity_type == CapacityType.SPOT)
+    losses = ((r.ended or o.now).timestamp() for r in on_spot if r.cause in capacity.RECLAIMS)
     situation = Situation(
         now=o.now.timestamp(),
         begun=(o.job.created or o.now).timestamp(),
@@ -154,29 +147,11 @@ def _ask(o: Observed, status: Status, spot: Pool, running: Place) -> SpotDecisio
         work=work.whole,
         work_left=work.left,
         running=running,
-        lost=_lost(o, status),
+        lost=max(losses, default=None),
     )
-    return choose(situation, _overheads(o, status))
-
-
-def _dearer(o: Observed, status: Status, spot: Pool) -> str:
-    """Returns a sentence about known prices at which spot does not pay; "" where it may."""
-    on_demand = capacity.pick(o, status, CapacityType.ON_DEMAND)
-    price, other = (node_prices.hourly(o, status, pool) for pool in (spot, on_demand))
-    if price is None or other is None or price < other:
-        return ""
-    return f"a node of spot costs {price:.2f} an hour, and one on demand {other:.2f}"
-
-
-def _lost(o: Observed, status: Status) -> float | None:
-    """Returns when the job last lost a spot node."""
-    spot = (r for r in status.attempts if r.capacity_type == CapacityType.SPOT)
-    return max(((r.ended or o.now).timestamp() for r in spot if r.cause in capacity.RECLAIMS), default=None)
-
-
-def _overheads(o: Observed, status: Status) -> Overheads:
-    return Overheads(
+    overheads = Overheads(
         restart=on_time.restart(status),
         reserve=on_time.reserve(o, status),
-        decision=capacity.patience(o, CapacityType.SPOT) + SLOP,
+        decision=capacity.patience(o).total_seconds() + SLOP,
     )
+    return choose(situation, overheads)

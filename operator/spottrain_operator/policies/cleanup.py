@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from spottrain_operator.api.observed import Observed
-from spottrain_operator.api.training_job import AttemptRecord, DeletionPolicy, Status
+from spottrain_operator.api.training_job import DeletionPolicy
 from spottrain_operator.api.wire import rfc3339
 from spottrain_operator.names import Reason
 from spottrain_operator.policies.pod_end import may_have_run, pod_ended
@@ -38,12 +38,8 @@ def never_ran(o: Observed) -> bool:
     """Returns whether no container of the job has run, so that it has no checkpoints."""
     records = o.job.status.attempts
     complete = len(records) == o.job.status.attempt  # else the oldest were dropped
-    ran = any(map(_may_have_run, records)) or any(may_have_run(pod, o) for pod in o.pods)
-    return complete and not ran
-
-
-def _may_have_run(record: AttemptRecord) -> bool:
-    return bool(record.node) if record.ran is None else record.ran
+    ran = any(bool(r.node) if r.ran is None else r.ran for r in records)
+    return complete and not ran and not any(may_have_run(pod, o) for pod in o.pods)
 
 
 def state(o: Observed) -> tuple[Reason, str]:
@@ -72,7 +68,9 @@ def finished(o: Observed) -> bool:
 def gives_up(o: Observed) -> str:
     """Returns a sentence about why the checkpoints are left; "" while they may still be deleted."""
     if o.job.spec is None:
-        shown = _last_known_uri(o.job.status)
+        progress, defaults = o.job.status.progress, o.job.status.defaults
+        place = defaults.checkpoint if defaults is not None else None
+        shown = (progress.checkpoint_uri if progress else "") or (place.uri if place else "")
         where = f" at {shown}" if shown else ""
         return (
             f"the job's spec cannot be read, so its checkpoints{where} are left; "
@@ -90,13 +88,6 @@ def gives_up(o: Observed) -> str:
     said = o.cleanup.message.strip()[-CUT:] if o.cleanup is not None else ""
     error = f"; the error: {said}" if said else ""
     return f"the checkpoints could not be deleted within {DEADLINE.seconds // 60} min; {by_hand}{error}"
-
-
-def _last_known_uri(status: Status) -> str:
-    if status.progress is not None and status.progress.checkpoint_uri:
-        return status.progress.checkpoint_uri
-    place = status.defaults.checkpoint if status.defaults is not None else None
-    return place.uri if place is not None else ""
 
 
 def due(o: Observed) -> datetime | None:

@@ -56,28 +56,12 @@ def _rates(o: Observed, costs: Ledger) -> Iterator[Decimal | None]:
             yield rate.usd_per_hour * node.share if rate is not None else None
 
 
-def unpriced(o: Observed) -> bool:
-    """Returns whether the price of a node that the job has now is unknown."""
-    return _limit(o) is not None and None in _rates(o, o.books.ledger)
-
-
-def unknown(o: Observed) -> bool:
-    """Returns whether a second had no known price, so that the limit cannot be guaranteed."""
-    return _limit(o) is not None and (bool(o.books.ledger.sums.unknown_seconds) or unpriced(o))
-
-
-def doubt(o: Observed, stays_on_spot: str) -> str:
-    """Returns what unknown prices mean for the limit; "" where it is guaranteed, or there is none.
-
-    Args:
-        o: The observation.
-        stays_on_spot: Why the job must not use on-demand; "" where it may.
-    """
-    said, limit = [], f"capacity.maxCostUSD ({_limit(o)})"
-    if unknown(o):
-        said.append(f"{limit} is not guaranteed: node-seconds without a known price do not count")
-    if stays_on_spot:
-        said.append(f"{'' if said else f'{limit}: '}on-demand is not used, because {stays_on_spot}")
-    if said and (unpriced(o) or stays_on_spot):
-        said.append("add prices (docs/cost.md)")
-    return "; ".join(said)
+def doubt(o: Observed) -> str:
+    """Returns that the limit is not guaranteed; "" where it is, or there is none."""
+    limit, costs = _limit(o), o.books.ledger
+    if limit is None or not (costs.sums.unknown_seconds or None in _rates(o, costs)):
+        return ""
+    return (
+        f"capacity.maxCostUSD ({limit}) is not guaranteed: node-seconds without a known price do not count; "
+        "add prices (docs/cost.md)"
+    )

@@ -17,6 +17,8 @@ from spottrain_operator.policies import interrupt, sync
 from spottrain_operator.policies.cause import ending_of, without_our_deletion
 from spottrain_operator.policies.pod_end import pod_ended
 
+MOST_NAMED: Final = 3
+"""Number of pods that a sentence names."""
 EXTERNAL: Final = frozenset(
     {
         Cause.SPOT_NOTICE,
@@ -90,17 +92,11 @@ def done(o: Observed) -> bool:
 
 def broken(o: Observed) -> bool:
     """Returns whether the attempt cannot continue: a rank has failed, or is being ended."""
-    ours = o.job.spec is None or o.job.spec.checkpoint.ours
-    return bool(vanished(o)) or any(_broke(p, o, ours) for p in team(o))
-
-
-def _broke(pod: PodView, o: Observed, ours: bool) -> bool:
-    if pod_ended(pod, o):
-        return ending_of(pod, o).cause is not Cause.DONE
-    if sync.refusal(pod) is not None:
-        return True
+    ours, pods = o.job.spec is None or o.job.spec.checkpoint.ours, team(o)
+    failed = any(pod_ended(p, o) and ending_of(p, o).cause is not Cause.DONE for p in pods)
     # Ranks of our runtime stop together by themselves; those of others hang in a collective.
-    return pod.deleted is not None and not ours
+    ending = any(sync.refusal(p) is not None or (p.deleted is not None and not ours) for p in working(o))
+    return bool(vanished(o)) or failed or ending
 
 
 def in_one_zone(o: Observed) -> bool:
@@ -156,14 +152,8 @@ def _named(pod: PodView, o: Observed) -> Ending:
 
 
 def _vanishings(o: Observed) -> list[Ending]:
-    match vanished(o):
-        case []:
-            return []
-        case _ if size(o) == 1:
-            record = o.job.status.current
-            words = f"pod {record.pod if record is not None else ''} no longer exists"
-        case [rank]:
-            words = f"the pod of rank {rank} no longer exists"
-        case ranks:
-            words = f"the pods of ranks {', '.join(map(str, ranks))} no longer exist"
-    return [Ending(cause=Cause.POD_DELETED, evidence=words)]
+    if not (ranks := vanished(o)):
+        return []
+    names = ", ".join(o.job.pod_name(o.job.status.attempt, rank) for rank in ranks[:MOST_NAMED])
+    more = f" and {len(ranks) - MOST_NAMED} more" if len(ranks) > MOST_NAMED else ""
+    return [Ending(cause=Cause.POD_DELETED, evidence=f"the API server no longer has pod {names}{more}")]

@@ -16,7 +16,7 @@ numbers. Each sum is computed from these two, so it is the same whenever and how
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import fields, replace
 from datetime import datetime, timedelta
 from decimal import ROUND_DOWN, Decimal
@@ -25,7 +25,7 @@ from typing import Final
 
 from spottrain.contract import TimeSplit
 
-from spottrain_operator.api.bookkeeping import AttemptTime, CostSums, Ledger, TimeParts, Timesheet, TimeSums
+from spottrain_operator.api.bookkeeping import AttemptTime, Ledger, TimeParts, Timesheet, TimeSums
 from spottrain_operator.api.observed import Observed, PodView
 from spottrain_operator.api.training_job import AttemptRecord, GoodputStatus, Status
 from spottrain_operator.api.wire import camel
@@ -82,15 +82,15 @@ def _attempts(old: Timesheet, status: Status, ledger: Ledger, o: Observed) -> It
     known = {attempt.number: attempt for attempt in old.attempts}
     records = {record.number: record for record in status.attempts if record.number > old.counted}
     for number in sorted(known.keys() | records.keys()):
-        pods = sorted((pod for pod in o.pods if pod.attempt == number), key=lambda pod: pod.rank)
+        pods = [pod for pod in o.pods if pod.attempt == number]
         record = records.get(number)
         attempt = known.get(number) or _bound(record, pods, ledger, o.books.lost)
         if attempt is not None:
-            yield _reported(_timed(attempt, record, pods, old.time, o), pods, o)
+            yield _reported(_timed(attempt, record, pods, old.time, o), o)
 
 
 def _bound(
-    record: AttemptRecord | None, pods: Sequence[PodView], ledger: Ledger, since: datetime | None
+    record: AttemptRecord | None, pods: list[PodView], ledger: Ledger, since: datetime | None
 ) -> AttemptTime | None:
     """Returns the account of an attempt once all of its pods have a node."""
     if record is None:
@@ -107,7 +107,7 @@ def _bound(
 def _timed(
     attempt: AttemptTime,
     record: AttemptRecord | None,
-    pods: Sequence[PodView],
+    pods: list[PodView],
     seen: datetime | None,
     o: Observed,
 ) -> AttemptTime:
@@ -118,8 +118,7 @@ def _timed(
     ended = record.ended if record else o.now.replace(microsecond=0)  # older than the status keeps
     if ended and seen and not all(pod.ended and pod.ended.finished for pod in pods):
         ended = max(ended, seen)
-    first = next((pod for pod in pods if pod.rank == 0), None)
-    begun = stopped = None
+    first, begun, stopped = o.first(attempt.number), None, None
     if first is not None:
         begun = first.running_since or (first.ended.started if first.ended else None)
         stopped = first.ended.finished if first.ended else None
@@ -131,11 +130,11 @@ def _timed(
     )
 
 
-def _reported(attempt: AttemptTime, pods: Sequence[PodView], o: Observed) -> AttemptTime:
+def _reported(attempt: AttemptTime, o: Observed) -> AttemptTime:
     """Takes rank 0's last split: that of its termination message, else that of the last poll."""
     if attempt.final:
         return attempt
-    first = next((pod for pod in pods if pod.rank == 0), None)
+    first = o.first(attempt.number)
     word = termination_message_of(first) if first is not None else None
     if word is not None and word.timeSplit is not None:
         reported = attempt.stopped or o.now.replace(microsecond=0)
@@ -204,32 +203,22 @@ def shown(times: Timesheet, ledger: Ledger) -> GoodputStatus:
     allocated = sum(parts.values(), Decimal(0))
     parts["waiting"] += max(Decimal(0), times.elapsed - covered.covered)
     wanted = sum(parts.values(), Decimal(0))
-    productive = sums.productive if any_reported(sums) else None
+    # Whether any trainer has reported more than its start.
+    reported = any((sums.productive, sums.rollback, sums.data_wait, sums.checkpoint_stall, sums.restore))
+    productive_nodes = min(ledger.sums.use_seconds, sums.productive_node_seconds)
     return GoodputStatus(
         **parts,
         wanted=wanted,
         allocated=allocated,
-        runtime=percent(productive, allocated),
+        runtime=percent(sums.productive if reported else None, allocated),
         scheduling=percent(allocated, wanted),
-        paid=_paid(sums, ledger.sums),
+        paid=percent(productive_nodes if reported else None, ledger.sums.paid_seconds),
     )
-
-
-def _paid(sums: TimeSums, costs: CostSums) -> str:
-    """Returns productive node-seconds / paid ones, in percent."""
-    if not any_reported(sums):
-        return UNKNOWN
-    return percent(min(costs.use_seconds, sums.productive_node_seconds), costs.paid_seconds)
 
 
 def percent(part: Decimal | None, whole: Decimal) -> str:
     """Returns `part` of `whole` as 93.4%; Unknown where there is no part or no whole."""
     return UNKNOWN if part is None or whole <= 0 else f"{100 * part / whole:.1f}%"
-
-
-def any_reported(sums: TimeSums) -> bool:
-    """Returns whether any trainer has reported more than its start."""
-    return any((sums.productive, sums.rollback, sums.data_wait, sums.checkpoint_stall, sums.restore))
 
 
 # --- one attempt ----------------------------------------------------------------------------------------
@@ -256,11 +245,13 @@ def parts_of(attempt: AttemptTime, ledger: Ledger, now: datetime) -> TimeSums:
         parts["other"] += seconds(stopped, end)
     else:
         parts["other"] += seconds(reported, end)
-    ideal = parts["productive"] + parts["data_wait"]
+    # What a run without interruptions needs, at the on-demand price of the attempt's nodes.
+    ideal, costs = (parts["productive"] + parts["data_wait"]) * attempt.nodes, ledger.of(attempt.number)
+    share = min(Decimal(1), ideal / costs.use_seconds) if costs.use_seconds else Decimal(0)
     return TimeSums(
         **parts,
         productive_node_seconds=(parts["productive"] * attempt.nodes).quantize(MILLISECOND),
-        on_demand_ideal=_on_demand(ideal * attempt.nodes, ledger.of(attempt.number)),
+        on_demand_ideal=(costs.on_demand_use * share).quantize(CENT_FRACTION),
     )
 
 
@@ -279,13 +270,6 @@ def _fitted(split: TimeSplit, early: Decimal, window: Decimal) -> tuple[dict[str
     unsaved = (_decimal(split.unsaved) * scale).quantize(MILLISECOND, ROUND_DOWN)
     parts["other"] += window - sum(parts.values())
     return parts, min(unsaved, parts["productive"])
-
-
-def _on_demand(ideal: Decimal, costs: CostSums) -> Decimal:
-    """Returns what `ideal` node-seconds of an attempt would have cost on demand."""
-    if not costs.use_seconds:
-        return Decimal(0)
-    return (costs.on_demand_use * min(Decimal(1), ideal / costs.use_seconds)).quantize(CENT_FRACTION)
 
 
 def _decimal(value: float) -> Decimal:

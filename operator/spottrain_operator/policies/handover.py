@@ -60,11 +60,6 @@ def gate(o: Observed, status: Status) -> datetime | None:
     return max(deadlines) + o.limits.gate_slack if deadlines and not status.terminal else None
 
 
-def gate_unknown(o: Observed, status: Status) -> bool:
-    """Returns whether an earlier pod has not been deleted yet: its time to save is not known before that."""
-    return any(p.deleted is None for p in saving(o, status))
-
-
 # --- whether to return to spot --------------------------------------------------------------------------
 def wanted(o: Observed) -> Decided | None:
     """Returns where and why an attempt on demand returns to spot; None while it stays."""
@@ -88,11 +83,6 @@ def stops(o: Observed) -> Ending | None:
     return Ending(cause=Cause.MOVED, evidence=found.reason) if found is not None else None
 
 
-def claims_to_read(o: Observed) -> tuple[str, ...]:
-    """Returns the names of the claims that decide whether a request may begin."""
-    return claims.every(o) if o.job.status.asking is None and wanted(o) is not None else ()
-
-
 # --- the request ----------------------------------------------------------------------------------------
 def begins(o: Observed) -> Status | None:
     """Returns the status with a new request for spot; None where none is to begin."""
@@ -111,9 +101,8 @@ def begins(o: Observed) -> Status | None:
 
 def _asked_lately(o: Observed, pool: Pool) -> bool:
     """Returns whether a request in this pool ended before its time, as one that is rejected does."""
-    patience = timedelta(seconds=capacity.patience(o, CapacityType.SPOT))
-    past = (r for r in o.job.status.asked if r.pool == pool.name and r.started is not None)
-    return any(o.now - r.started < patience for r in past if r.started is not None)
+    asked = (r.started for r in o.job.status.asked if r.pool == pool.name)
+    return any(o.now - started < capacity.patience(o) for started in asked if started is not None)
 
 
 def ready(o: Observed, asked: AttemptRecord) -> bool:
@@ -137,28 +126,24 @@ def _ready_at(o: Observed, asked: AttemptRecord) -> datetime | None:
 def gives_up(o: Observed, asked: AttemptRecord) -> str:
     """Returns a sentence about why a request is given up; "" while it goes on."""
     pods = pods_of(o, asked)
-    if (over := next((p for p in pods if _over(p, o)), None)) is not None:
-        return f"pod {over.name} has ended, or its node is about to"
+    for pod in pods:
+        if pod_ended(pod, o) or pod.deleted is not None or notice_of(pod, o) is not None:
+            return f"pod {pod.name} has ended, or its node is about to"
     if o.refusal is not None and len(pods) < asked.workers:
         return f"a pod of the request was rejected: {o.refusal.message}"
     if wanted(o) is None:
         return "spot does not pay any more"
     if o.now >= _until(o, asked):
         bound = sum(bool(p.node) for p in pods)
-        return (
-            f"{bound} of {asked.workers} pods have a node after {capacity.patience(o, CapacityType.SPOT)} s"
-        )
+        waited = int(capacity.patience(o).total_seconds())
+        return f"{bound} of {asked.workers} pods have a node after {waited} s"
     return ""
-
-
-def _over(pod: PodView, o: Observed) -> bool:
-    return pod_ended(pod, o) or pod.deleted is not None or notice_of(pod, o) is not None
 
 
 def _until(o: Observed, asked: AttemptRecord) -> datetime:
     """Returns when the request is given up: later for pods that all have nodes, and start there."""
     pods = pods_of(o, asked)
-    until = (asked.started or o.now) + timedelta(seconds=capacity.patience(o, CapacityType.SPOT))
+    until = (asked.started or o.now) + capacity.patience(o)
     bound = len(pods) == asked.workers and all(p.node for p in pods)
     return until + STARTS_WITHIN if bound else until
 
@@ -173,9 +158,10 @@ def ahead(o: Observed, status: Status, asked: AttemptRecord) -> Status:
     Their gate stays closed until the request must have been given up, or the attempt on demand has ended. If
     no operator lives until then, they take the checkpoints over: the work since the last save is done again.
     """
-    patience = timedelta(seconds=capacity.patience(o, CapacityType.SPOT))
     saves = timedelta(seconds=max((p.grace for p in gang.team(o)), default=0)) + o.limits.gate_slack
-    return replace(status, attempt=asked.number, gate_until=o.now + patience + STARTS_WITHIN + saves)
+    return replace(
+        status, attempt=asked.number, gate_until=o.now + capacity.patience(o) + STARTS_WITHIN + saves
+    )
 
 
 def withdrawn(o: Observed, status: Status) -> Status:
@@ -187,16 +173,6 @@ def withdrawn(o: Observed, status: Status) -> Status:
     if not ended and not capacity.problem(o) and o.job.spec is not None:
         return status
     return with_record(status, over(asked, Cause.REPLACED, f"attempt {record.number} does not go on"))
-
-
-def granted(status: Status) -> AttemptRecord | None:
-    """Returns the request to which the attempt that has ended hands over."""
-    ended = status.current
-    return status.asking if ended is not None and ended.cause == Cause.MOVED else None
-
-
-def without_requests(status: Status) -> Status:
-    return replace(status, attempts=tuple(r for r in status.attempts if r.number <= status.attempt))
 
 
 def unreleased(o: Observed) -> Ending | None:

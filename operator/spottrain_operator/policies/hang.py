@@ -27,46 +27,34 @@ def stalled(o: Observed) -> Ending | None:
     until = due(o)
     if until is None or o.now < until:
         return None
-    ending = Ending(cause=Cause.STALLED, evidence=_words(o), charged=True)
-    return _hardware(o, ending) or ending
-
-
-def _words(o: Observed) -> str:
-    sample = _sample(o)
-    if sample is None:
-        return f"the trainer has not responded since its start, {LEAST_START} s at least (limit: {LIMIT})"
-    progress, most = sample.progress, f"limit {sample.progress.hangSeconds or 0:.0f} s: {LIMIT}"
-    where = f"step {progress.step} ({progress.state})"
-    if _idle(sample):
-        return f"{_short(o, sample)} since {where} ({most}); its stack traces are in its log"
-    return f"{_short(o, sample)}, since {where} ({most}): it is stopped, or its network is cut"
-
-
-def _short(o: Observed, sample: Sample) -> str:
-    if _idle(sample):
-        return f"no progress for {sample.progress.idleSeconds or 0:.0f} s"
-    return f"the trainer has not responded for {(o.now - sample.at).total_seconds():.0f} s"
-
-
-def _idle(sample: Sample) -> bool:
-    """Returns whether the trainer itself reports that it is past its limit; otherwise it is silent."""
-    return (sample.progress.idleSeconds or 0.0) >= (sample.progress.hangSeconds or 0.0)
-
-
-def _hardware(o: Observed, ending: Ending) -> Ending | None:
-    """Attributes a hang on known faulty hardware to the node, so that it is not charged."""
-    sample = _sample(o)
-    hang = _short(o, sample) if sample is not None else ending.evidence
-    for pod in gang.team(o):
+    what, where = _words(o)
+    for pod in gang.team(o):  # a hang on known faulty hardware is not charged
         node = o.nodes.get(pod.node)
-        if pod.unhealthy or (node is not None and node.fault):
-            why = pod.unhealthy or (node.fault if node is not None else "")
-            words = f"node {pod.node}: {why}; {hang}"
+        if why := pod.unhealthy or (node.fault if node is not None else ""):
+            words = f"node {pod.node}: {why}; {what}"
             return Ending(cause=Cause.NODE_FAULT, evidence=words, node=pod.node)
         if node is not None and not node.ready:
-            words = f"node {pod.node} is not ready {node.unready}; {hang}"
+            words = f"node {pod.node} is not ready {node.unready}; {what}"
             return Ending(cause=Cause.NODE_LOST, evidence=words)
-    return None
+    return Ending(cause=Cause.STALLED, evidence=what + where, charged=True)
+
+
+def _words(o: Observed) -> tuple[str, str]:
+    """Returns what the trainer has not done, and where, with the limit."""
+    sample = _sample(o)
+    if sample is None:
+        return (
+            f"the trainer has not responded since its start, {LEAST_START} s at least",
+            f" (limit: {LIMIT})",
+        )
+    progress, idle = sample.progress, sample.progress.idleSeconds or 0.0
+    most = progress.hangSeconds or 0.0
+    where = f"step {progress.step} ({progress.state}) (limit {most:.0f} s: {LIMIT})"
+    if idle >= most:  # it reports that itself; otherwise it is silent
+        return f"no progress for {idle:.0f} s", f" since {where}; its stack traces are in its log"
+    silent = (o.now - sample.at).total_seconds()
+    what = f"the trainer has not responded for {silent:.0f} s"
+    return what, f", since {where}: it is stopped, or its network is cut"
 
 
 def due(o: Observed) -> datetime | None:
@@ -88,9 +76,8 @@ def due(o: Observed) -> datetime | None:
 def _silent_from_the_start(o: Observed, seconds: int | None) -> datetime | None:
     """Returns when a trainer that never responded counts as stalled. The time starts when this process polls
     and the whole gang runs: until then ranks wait for each other. Without our runtime there is no limit."""
-    managed = o.job.spec is not None and o.job.spec.checkpoint.managed
     began = [p.running_since for p in gang.team(o) if p.running_since is not None]
-    if seconds is None or len(began) < gang.size(o) or not managed:
+    if seconds is None or len(began) < gang.size(o) or not o.job.managed:
         return None
     return max(*began, o.watched_since or o.now) + timedelta(seconds=max(seconds, LEAST_START))
 

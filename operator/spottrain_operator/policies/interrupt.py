@@ -50,7 +50,7 @@ def _unanswered(o: Observed) -> bool:
 
 def outcome(o: Observed, evidence: str) -> str:
     """Returns the evidence of an attempt that was interrupted on request, with what it has saved."""
-    pod = next((p for p in o.pods if p.attempt == o.job.status.attempt and p.rank == 0), None)
+    pod = o.first(o.job.status.attempt)
     word = termination_message_of(pod) if pod is not None else None
     if pod is None or word is None:
         code = f" (exit code {pod.ended.exit_code})" if pod is not None and pod.ended is not None else ""

@@ -83,7 +83,8 @@ def updated(o: Observed, status: Status, *, due: bool) -> Ledger:
     It is the old one where neither the sums are `due` nor a node is new, gone, idle or used again.
     """
     old, facts = o.books.ledger, list(_facts(status, o))
-    if not facts or not (due or _news(facts, old)):
+    known = _accounts(old)
+    if not facts or not (due or any(_is_news(fact, _account(known, fact)) for fact in facts)):
         return old  # most reconciles: no sum is computed
     new = accounted(old, facts, o.prices, o.now.replace(microsecond=0), since=o.books.lost)
     return new if old.time is None or new.sums != old.sums else replace(new, time=old.time)
@@ -101,18 +102,8 @@ def idle_nodes(ledger: Ledger) -> set[str]:
 
 def shared_nodes(o: Observed) -> set[str]:
     """Returns the names of the nodes on which pods of other jobs count: idle ones, and shared ones."""
-    running = {pod.node for pod in o.pods if pod.node} if _uses_no_gpus(o) else set()
-    return idle_nodes(o.books.ledger) | running
-
-
-def _uses_no_gpus(o: Observed) -> bool:
-    return o.job.spec is not None and o.job.spec.gpus.count == 0
-
-
-def _news(facts: Sequence[NodeFacts], ledger: Ledger) -> bool:
-    """Returns whether a node is new, gone, idle or used again (by any job)."""
-    known = _accounts(ledger)
-    return any(_is_news(fact, _account(known, fact)) for fact in facts)
+    uses_gpus = o.job.spec is None or o.job.spec.gpus.count != 0
+    return idle_nodes(o.books.ledger) | (set() if uses_gpus else {pod.node for pod in o.pods if pod.node})
 
 
 def _accounts(ledger: Ledger) -> dict[Machine, NodeAccount]:
@@ -124,6 +115,7 @@ def _account(known: Mapping[Machine, NodeAccount], fact: NodeFacts) -> NodeAccou
 
 
 def _is_news(fact: NodeFacts, node: NodeAccount | None) -> bool:
+    """Returns whether a node is new, gone, idle or used again (by any job)."""
     if node is None:
         return True
     over = not node.closed and (fact.gone is not None or fact.taken is not None)
@@ -170,7 +162,7 @@ def _share(pods: Sequence[PodView], others: Sequence[PodView], node: NodeView, o
     """Returns the share of a node that these pods have: of its GPUs, or of CPU or memory; None: unknown."""
     if used := sum(pod.gpus for pod in pods) if node.gpus else 0:
         share = Decimal(used) / node.gpus
-    elif pods and _uses_no_gpus(o):
+    elif pods and o.job.spec is not None and o.job.spec.gpus.count == 0:
         share = resources.total(pod.requests for pod in pods).share_of(node.allocatable)
         beside = sum(1 for pod in others if not pod_ended(pod, o))
         share = share or Decimal(len(pods)) / (len(pods) + beside)
@@ -207,6 +199,9 @@ def _fact(
     booted = first is not None and node.created is not None and first.created <= node.created <= bound
     record = status.record(first.attempt) if first else None
     ended = _ended(pods, account, o)
+    # A node that does not exist was gone at the latest when Kubernetes missed it.
+    missed = (p.disrupted for p in pods if p.disrupted and p.disruption.startswith(NODE_MISSED))
+    gone = min(missed, default=o.now.replace(microsecond=0))
     return NodeFacts(
         name=name,
         created=node.created or (account.created if account else None),
@@ -221,7 +216,7 @@ def _fact(
         first_attempt=first.attempt if first else account.attempt if account else 0,
         attempt=last.attempt if last else account.attempt if account else 0,
         pods=len(pods),
-        gone=None if exists else min(_gone(pods, o), next_one or o.now),
+        gone=None if exists else min(gone, next_one or o.now),
         taken=_taken(others, ended, o),
     )
 
@@ -230,20 +225,12 @@ def _ended(pods: Sequence[PodView], account: NodeAccount | None, o: Observed) ->
     """Returns when the last of the pods ended; None while one runs."""
     if any(not pod_ended(pod, o) for pod in pods):
         return None
-    if account is not None and account.ended is not None and not _used_again(pods, account, account.ended):
-        return account.ended  # once; a pod that is lost with its node may have no time of its own
+    if account is not None and (ended := account.ended) is not None:
+        # A pod that came after the account's end may have ended unseen.
+        used_again = any(p.attempt > account.attempt or (p.bound or ended) > ended for p in pods)
+        if not used_again:
+            return ended  # once; a pod that is lost with its node may have no time of its own
     return max((end_time(pod, o) for pod in pods), default=o.now.replace(microsecond=0))
-
-
-def _used_again(pods: Sequence[PodView], account: NodeAccount, ended: datetime) -> bool:
-    """Returns whether a pod came after the account's end, though it may have ended unseen."""
-    return any(pod.attempt > account.attempt or (pod.bound or ended) > ended for pod in pods)
-
-
-def _gone(pods: Sequence[PodView], o: Observed) -> datetime:
-    """Returns when a node that does not exist was gone: at the latest when Kubernetes missed it."""
-    missed = [p.disrupted for p in pods if p.disrupted and p.disruption.startswith(NODE_MISSED)]
-    return min(missed, default=o.now.replace(microsecond=0))
 
 
 # --- sums -----------------------------------------------------------------------------------------------

@@ -35,14 +35,10 @@ class Halt:
 
 def halted(o: Observed) -> Halt | None:
     """Returns why no pod may run: the job is to be suspended, or its queue has not admitted it."""
-    return suspended(o) or _queued(o)
-
-
-def _queued(o: Observed) -> Halt | None:
-    why = admission.waiting(o)
-    evicted = bool(why) and o.admission is not None and o.admission.evicted
-    reason = Reason.EVICTED if evicted else Reason.WAITING_FOR_QUEUE
-    return Halt(reason=reason, why=why, remedy="") if why else None
+    if (halt := suspended(o)) is not None or not (why := admission.waiting(o)):
+        return halt
+    evicted = o.admission is not None and o.admission.evicted
+    return Halt(reason=Reason.EVICTED if evicted else Reason.WAITING_FOR_QUEUE, why=why, remedy="")
 
 
 def suspended(o: Observed) -> Halt | None:
@@ -106,8 +102,3 @@ def ends_of_life(o: Observed, status: Status) -> datetime | None:
     if seconds is None or status.completion_time is None:
         return None
     return status.completion_time + timedelta(seconds=min(seconds, FOR_EVER))
-
-
-def outlived(o: Observed) -> bool:
-    end = ends_of_life(o, o.job.status)
-    return end is not None and o.now >= end

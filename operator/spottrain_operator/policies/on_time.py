@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Final
 
 from spottrain.contract import LONGEST_AUTO_INTERVAL
@@ -40,16 +39,11 @@ def work(o: Observed, status: Status) -> Work | None:
     total = limit if isinstance(limit, int) else shown.total_steps if shown is not None else None
     if not total or shown is None or shown.step_seconds is None:
         return None
-    left, seconds = max(0, total - (_step(status) or 0)), float(shown.step_seconds)
+    record, step = status.current, status.known_durable_step
+    if record is not None and not record.cause and record.stepped is not None:
+        step = record.last_step  # of a training attempt its own; else the work goes on from the durable one
+    left, seconds = max(0, total - (step or 0)), float(shown.step_seconds)
     return Work(min(total * seconds, MOST), min(left * seconds, MOST))
-
-
-def _step(status: Status) -> int | None:
-    """Returns the step from which the work goes on: of a training attempt its own, else the durable one."""
-    record = status.current
-    if record is None or record.cause or record.stepped is None:
-        return status.known_durable_step
-    return record.last_step
 
 
 def restart(status: Status) -> float:
@@ -85,15 +79,15 @@ def verdict(o: Observed, status: Status) -> tuple[bool | None, Reason, str] | No
         return None
     when = rfc3339(deadline, timespec="seconds")
     if status.terminal:
-        return _judged(status, deadline, when)
+        done = status.completion_time if status.is_true(Condition.SUCCEEDED) else None
+        if done is None or done <= deadline:
+            return (True, Reason.ON_SCHEDULE, f"the job was done before {when}") if done is not None else None
+        late = (done - deadline).total_seconds() / 3600
+        return False, Reason.DEADLINE_MISSED, f"the job was done {late:.1f} h after {when}"
     if o.now >= deadline:
-        return (
-            False,
-            Reason.DEADLINE_MISSED,
-            f"capacity.cheapest.deadline ({when}) has passed, and the job is not done",
-        )
-    known_work = work(o, status)
-    if known_work is None:
+        words = f"capacity.cheapest.deadline ({when}) has passed, and the job is not done"
+        return False, Reason.DEADLINE_MISSED, words
+    if (known_work := work(o, status)) is None:
         words = "it is known once a trainer has reported its number of steps and its speed"
         return (
             None,
@@ -105,15 +99,6 @@ def verdict(o: Observed, status: Status) -> tuple[bool | None, Reason, str] | No
     if spare < 0:
         return False, Reason.BEHIND_SCHEDULE, f"{left}, {-spare / 3600:.1f} h more than fit before {when}"
     return True, Reason.ON_SCHEDULE, f"{left}, with {spare / 3600:.1f} h to spare before {when}"
-
-
-def _judged(status: Status, deadline: datetime, when: str) -> tuple[bool | None, Reason, str] | None:
-    if status.completion_time is None or not status.is_true(Condition.SUCCEEDED):
-        return None
-    if status.completion_time <= deadline:
-        return True, Reason.ON_SCHEDULE, f"the job was done before {when}"
-    late = (status.completion_time - deadline).total_seconds() / 3600
-    return False, Reason.DEADLINE_MISSED, f"the job was done {late:.1f} h after {when}"
 
 
 def _start_left(o: Observed, status: Status) -> float:

@@ -21,7 +21,7 @@ from typing import Final
 from spottrain_operator.api.bookkeeping import Bookkeeping
 from spottrain_operator.api.node_pools import PROVISIONERS, ChosenPool
 from spottrain_operator.api.observed import NodeView, Observed, Placement, PodView
-from spottrain_operator.api.training_job import AttemptRecord, Status, TrainingJobSpec
+from spottrain_operator.api.training_job import AttemptRecord, Status
 from spottrain_operator.names import HOSTNAME_LABEL, Cause, Platform, Reason
 from spottrain_operator.policies import gang
 
@@ -38,23 +38,11 @@ KARPENTER: Final = "karpenter."
 
 
 # --- nodes to avoid -----------------------------------------------------------------------------------
-def faulty_nodes(status: Status) -> set[str]:
-    """Returns the names of nodes with a failed GPU, from the attempt records."""
-    return {r.faulty_node for r in status.attempts if r.faulty_node}
-
-
 def faulty(o: Observed, status: Status) -> set[str]:
     """Returns host names of nodes with a failed GPU, by an attempt of the last day or a health monitor."""
     recent = (r for r in status.attempts if r.faulty_node and o.now - (r.ended or o.now) < FAULT_KEPT)
     names = {o.nodes[r.faulty_node].hostname if r.faulty_node in o.nodes else r.faulty_node for r in recent}
     return names | {n.hostname for n in o.nodes.values() if n.fault}
-
-
-def avoid_note(o: Observed, pod: PodView) -> str:
-    """Returns a note that a pending pod avoids nodes with a failed GPU; "" where it does not."""
-    failed = faulty(o, o.job.status)
-    kept = [name for name in pod.avoids if name in failed]
-    return f" (avoids {', '.join(kept)}, where a GPU has failed)" if kept else ""
 
 
 def to_avoid(o: Observed, status: Status) -> tuple[str, ...]:
@@ -95,9 +83,10 @@ def allowed(o: Observed) -> set[str]:
 
 # --- nodes to return to -------------------------------------------------------------------------------
 def known_nodes(status: Status, books: Bookkeeping) -> set[str]:
-    """Returns the names of nodes of the current attempt and of the one before."""
-    records = (status.current, status.previous)
-    return {name for r in records if r is not None for name in books.nodes_of(r.number) if name}
+    """Returns the names of nodes of the current attempt and of the one before, and of those that failed."""
+    records = (r for r in (status.current, status.previous) if r is not None)
+    failed = (r.faulty_node for r in status.attempts)
+    return {name for name in (*failed, *(n for r in records for n in books.nodes_of(r.number))) if name}
 
 
 def predecessor(o: Observed, status: Status) -> AttemptRecord | None:
@@ -170,22 +159,18 @@ def by_karpenter(o: Observed, pool: ChosenPool) -> bool:
     It adds none for a template that names its hosts.
     """
     assert o.job.spec is not None
-    asked = {*pool.selector, *(rule["key"] for rule in pool.rules), *_asked_keys(o.job.spec)}
-    if pool.platform in PROVISIONERS - {Platform.KARPENTER} or asked & {HOSTNAME_LABEL, "metadata.name"}:
-        return False  # other autoscalers handle a required rule well
-    return (
-        o.karpenter or pool.platform is Platform.KARPENTER or any(key.startswith(KARPENTER) for key in asked)
-    )
-
-
-def _asked_keys(spec: TrainingJobSpec) -> set[str]:
-    """Returns the node labels, and fields, that the template requires."""
-    pod = spec.template["spec"]
-    affinity = ((pod.get("affinity") or {}).get("nodeAffinity") or {}).get(REQUIRED) or {}
+    template = o.job.spec.pod
+    affinity = ((template.get("affinity") or {}).get("nodeAffinity") or {}).get(REQUIRED) or {}
     rules = [
         rule
         for term in affinity.get("nodeSelectorTerms") or ()
         for kind in ("matchExpressions", "matchFields")
         for rule in term.get(kind) or ()
     ]
-    return {str(rule.get("key")) for rule in rules} | (pod.get("nodeSelector") or {}).keys()
+    asked = {str(rule.get("key")) for rule in (*rules, *pool.rules)}
+    asked |= {*pool.selector, *(template.get("nodeSelector") or {})}
+    if pool.platform in PROVISIONERS - {Platform.KARPENTER} or asked & {HOSTNAME_LABEL, "metadata.name"}:
+        return False  # other autoscalers handle a required rule well
+    return (
+        o.karpenter or pool.platform is Platform.KARPENTER or any(key.startswith(KARPENTER) for key in asked)
+    )

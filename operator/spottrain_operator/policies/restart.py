@@ -50,20 +50,28 @@ MAX_FAILED_STARTS: Final = 10
 """Limit of attempts in a row that could not be started; with the longest backoff about 90 minutes."""
 
 
-def interrupts(ending: Ending) -> bool:
-    """Returns whether it is an interruption: not requested, and not a failure of the trainer."""
-    return not ending.charged and ending.cause not in {*UNCOUNTED, Cause.STORE_UNREACHABLE}
-
-
 def counted(status: Status, ending: Ending, *, reports: bool = True) -> Status:
     """Adds the ending to the status' counters; `status` already includes the ending's record.
 
     reports: whether a program of ours reports what is saved; otherwise nothing is known.
     """
-    status = replace(status, failed_starts=_failed_starts(status, ending))
+    failed = status.failed_starts
+    if ending.cause is Cause.START_FAILED:
+        failed += 1
+    elif ending.cause not in (
+        Cause.REPLACED,
+        Cause.MOVED,
+        Cause.SCHEDULING_TIMEOUT,
+    ):  # in a row, but for these
+        failed = 0
+    status = replace(status, failed_starts=failed)
     if ending.charged:
         return replace(status, failures=status.failures + 1)
-    if ending.cause in UNCOUNTED or _only_waited(status, ending):
+    # One that only waited for the store does not count. A store that can be read but not written must not
+    # cause endless retraining.
+    record = status.current
+    trained = record is not None and (record.last_step or 0) > (record.start_step or 0)
+    if ending.cause in UNCOUNTED or (ending.cause is Cause.STORE_UNREACHABLE and not trained):
         return status
     return replace(
         status,
@@ -71,14 +79,6 @@ def counted(status: Status, ending: Ending, *, reports: bool = True) -> Status:
         no_progress=_no_progress(status) if reports else 0,
         interrupted_at_step=status.known_durable_step,
     )
-
-
-def _only_waited(status: Status, ending: Ending) -> bool:
-    """Returns whether the attempt only waited for the store. If it trained, its steps are lost and it counts
-    as an interruption: a store that can be read but not written must not cause endless retraining."""
-    record = status.current
-    trained = record is not None and (record.last_step or 0) > (record.start_step or 0)
-    return ending.cause is Cause.STORE_UNREACHABLE and not trained
 
 
 def _no_progress(status: Status) -> int:
@@ -119,14 +119,6 @@ def exhausted(
         limit = f"failurePolicy.maxNoProgress is {policy.max_no_progress}; the last: {ending.cause}"
         return Reason.NO_PROGRESS, f"{many} {limit}; shorten checkpoint.interval"
     return None
-
-
-def _failed_starts(status: Status, ending: Ending) -> int:
-    """Counts failed starts in a row; moved or replaced attempts in between are ignored."""
-    if ending.cause is Cause.START_FAILED:
-        return status.failed_starts + 1
-    between = (Cause.REPLACED, Cause.MOVED, Cause.SCHEDULING_TIMEOUT)
-    return status.failed_starts if ending.cause in between else 0
 
 
 def next_start(
@@ -174,17 +166,13 @@ def _uncharged_in_a_row(status: Status, ending: Ending, now: datetime) -> int:
 
 def _fruitless(record: AttemptRecord, now: datetime) -> bool:
     """Returns whether an attempt ended uncharged, and soon or unexplained, and is not known to have saved."""
-    if record.charged or record.cause in REQUESTED or _saved(record):
+    saved = record.start_step is not None and (record.durable_step or 0) > record.start_step
+    if record.charged or record.cause in REQUESTED or saved:
         return False
     brief = record.started is not None and (record.ended or now) - record.started < BRIEF
     if record.cause in EXPLAINED:
         return brief and (record.last_step or 0) <= (record.start_step or 0)
     return brief or record.cause in UNEXPLAINED or record.started is None or not record.node
-
-
-def _saved(record: AttemptRecord) -> bool:
-    """Returns whether an attempt is known to have saved more steps than it began with."""
-    return record.start_step is not None and (record.durable_step or 0) > record.start_step
 
 
 def backoff_reason(status: Status) -> str:

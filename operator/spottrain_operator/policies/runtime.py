@@ -52,10 +52,6 @@ def trains(state: str) -> bool:
     return state not in NOT_BEGUN
 
 
-def managed(o: Observed) -> bool:
-    return o.job.spec is not None and o.job.spec.checkpoint.managed
-
-
 # --- why Running's reason is not Training ---------------------------------------------------------------
 def missing(status: Status, o: Observed) -> bool:
     """Returns whether no runtime responds in rank 0's container although an import must be complete."""
@@ -66,7 +62,7 @@ def missing(status: Status, o: Observed) -> bool:
 def waiting(status: Status, o: Observed) -> tuple[Reason, str] | None:
     """Returns why Running's reason is not Training although all containers run: reason and sentence."""
     state, pod = status.state, _first(status, o)
-    if not managed(o) or trains(state) or pod is None:
+    if not o.job.managed or trains(state) or pod is None:
         return None
     late = _late(status, o, pod)
     limit = f"within {o.limits.runtime_patience.total_seconds():.0f} s of its start"
@@ -96,7 +92,7 @@ def waiting(status: Status, o: Observed) -> tuple[Reason, str] | None:
 def times(status: Status, o: Observed) -> Iterator[datetime]:
     """Yields when a runtime counts as missing, or when to look again for how its port responds."""
     pod = _first(status, o)
-    if pod is None or pod.running_since is None or not managed(o) or attached(status):
+    if pod is None or pod.running_since is None or not o.job.managed or attached(status):
         return
     if not _late(status, o, pod):
         yield pod.running_since + o.limits.runtime_patience
@@ -113,7 +109,7 @@ def _silent(o: Observed, pod: PodView, *, refused: bool = False) -> bool:
 def _late(status: Status, o: Observed, pod: PodView) -> bool:
     began = pod.running_since
     return (
-        managed(o)
+        o.job.managed
         and not attached(status)
         and began is not None
         and o.now - began >= o.limits.runtime_patience
@@ -122,8 +118,8 @@ def _late(status: Status, o: Observed, pod: PodView) -> bool:
 
 def _first(status: Status, o: Observed) -> PodView | None:
     """Returns the pod of rank 0 of this status' attempt, while its trainer runs."""
-    found = (p for p in o.pods if p.attempt == status.attempt and p.rank == 0)
-    return next((p for p in found if p.running_since is not None and not pod_ended(p, o)), None)
+    pod = o.first(status.attempt)
+    return pod if pod is not None and pod.running_since is not None and not pod_ended(pod, o) else None
 
 
 # --- ends -----------------------------------------------------------------------------------------------
@@ -132,7 +128,7 @@ def starts_over(o: Observed, status: Status, ending: Ending) -> str:
 
     "" where no runtime is known to be missing.
     """
-    if not managed(o) or attached(status) or status.state != NO_RUNTIME_STATE:
+    if not o.job.managed or attached(status) or status.state != NO_RUNTIME_STATE:
         return ""
     return (
         f"attempt {status.attempt} was interrupted ({ending.evidence}) without checkpoint and runtime, so "

@@ -38,10 +38,14 @@ MISSING: Final = ('configmap "', 'secret "', "references non-existent")
 
 
 def pods_to_read(o: Observed) -> tuple[PodView, ...]:
-    """Returns the pods whose Events are to be read now."""
+    """Returns the pods whose Events are to be read now.
+
+    A new image pull is looked for before giving up: meanwhile the status keeps the last error.
+    """
     until = due(o)
-    team = gang.team(o)
-    return tuple(p for p in team if _sets_up(p, o) or _may_pull(p, o, until))
+    gives_up = until is not None and o.now >= until
+    waits = (p for p in gang.team(o) if _waits(p, o))
+    return tuple(p for p in waits if _sets_up(p, o) or (gives_up and start_error(p, o) is not None))
 
 
 def _waits(pod: PodView, o: Observed) -> bool:
@@ -56,12 +60,7 @@ def _began(pod: PodView) -> bool:
 
 def _sets_up(pod: PodView, o: Observed) -> bool:
     known = o.heard.get(pod.uid, PodEvents())
-    return _waits(pod, o) and not (_has_error(pod) or known.set_up) and o.now >= _first_read(pod)
-
-
-def _may_pull(pod: PodView, o: Observed, until: datetime | None) -> bool:
-    """Checks for a new image pull before giving up (`until`): meanwhile the status keeps the last error."""
-    return _waits(pod, o) and start_error(pod, o) is not None and until is not None and o.now >= until
+    return not (_has_error(pod) or known.set_up) and o.now >= _first_read(pod)
 
 
 def _first_read(pod: PodView) -> datetime:
@@ -70,8 +69,7 @@ def _first_read(pod: PodView) -> datetime:
 
 def next_read(o: Observed) -> datetime | None:
     """Returns when to read Events again."""
-    until = due(o)
-    if reads := [p for p in gang.team(o) if _sets_up(p, o) or _may_pull(p, o, until)]:
+    if reads := pods_to_read(o):
         unread = any(p.uid not in o.heard for p in reads)
         return o.now + (NEXT_BATCH if unread else READ_INTERVAL)
     return min((_first_read(p) for p in gang.team(o) if _waits(p, o) and not _has_error(p)), default=None)
@@ -113,12 +111,6 @@ def sentence(o: Observed, status: Status) -> str:
     when = rfc3339((since or o.now) + _patience(o, found[1]), timespec="seconds")
     what = "the job fails" if configuration(found[1]) else "it is tried again"
     return f"{words(*found)}; {what} at {when} (failurePolicy.startTimeoutSeconds)"
-
-
-def slow_step(pod: PodView, o: Observed) -> str:
-    """Returns what is slow without an error; "" where nothing is known."""
-    known = o.heard.get(pod.uid)
-    return known.slow if known is not None else ""
 
 
 def configuration(waiting: Waiting) -> bool:

@@ -8,7 +8,6 @@ from typing import Any, Final
 from spottrain_operator import names
 from spottrain_operator.api import kueue, native_gangs, sync, volumes, wire
 from spottrain_operator.api.bookkeeping import DATA_KEY, Bookkeeping
-from spottrain_operator.api.kueue import KueueApi
 from spottrain_operator.api.node_pools import ChosenPool, Pool
 from spottrain_operator.api.training_job import Job, Status
 from spottrain_operator.rendering import init_containers, trainer_pod, variables
@@ -68,13 +67,7 @@ def gang(job: Job, status: Status, *, zoned: bool) -> Json:
 
 
 def workload(
-    job: Job,
-    status: Status,
-    pool: ChosenPool,
-    api: KueueApi,
-    priority: int | None,
-    *,
-    sync_image: str = "",
+    job: Job, status: Status, pool: ChosenPool, priority: int | None, *, sync_image: str = ""
 ) -> Json:
     """Returns the Workload with which a job asks its Kueue queue; one for all attempts of an admission.
 
@@ -87,8 +80,8 @@ def workload(
         names.POOL_ANNOTATION: kueue.nodes_of(pool),
     }
     pod = trainer_pod.pod(job, status, pool, sync_image=sync_image)
-    named = kueue.priority_of(api, *kueue.class_named(job.queue_priority, job.valid_spec), priority)
-    return kueue.workload(api, meta, pod, job.valid_spec.workers, job.queue, named)
+    named = kueue.priority_of(*kueue.class_named(job.queue_priority, job.valid_spec), priority)
+    return kueue.workload(meta, pod, job.valid_spec.workers, job.queue, named)
 
 
 def cleanup(job: Job, pool: Pool, *, sync_image: str = "") -> Json:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -82,47 +81,41 @@ def _with_words(status: Status, record: AttemptRecord, pods: Sequence[PodView], 
 
 
 def _observed_record(record: AttemptRecord, pods: Sequence[PodView], o: Observed) -> AttemptRecord:
+    now = o.now.replace(microsecond=0)
+    bound = record.bound
+    if bound is None and len(pods) >= max(record.workers, 1) and all(pod.node for pod in pods):
+        bound = max(pod.bound or pod.running_since or now for pod in pods)
     record = replace(
         record,
         started=record.started or min(pod.created for pod in pods),
-        bound=record.bound or _bound(record, pods, o),
+        bound=bound,
         ran=record.ran or any(may_have_run(pod, o) for pod in pods),
         created_workers=max(record.created_workers, len(pods)),
     )
     for pod in pods:
         if pod.rank == 0:
-            record = _with_save_time(_of_first(record, pod, o), pod)
+            record = _of_first(record, pod, o)
         if word := termination_message_of(pod):
             record = _with_steps(record, word.startStep, word.step, word.durableStep)
     record = replace(record, ranks=_different(record, pods))
     if record.ended is None and all(pod_ended(pod, o) for pod in pods):
         ends = [end_time(pod, o) for pod in pods if pod.node or (pod.ended and pod.ended.finished)]
-        record = replace(record, ended=max(ends, default=o.now.replace(microsecond=0)))
+        record = replace(record, ended=max(ends, default=now))
     return record
-
-
-def _bound(record: AttemptRecord, pods: Sequence[PodView], o: Observed) -> datetime | None:
-    """Returns when the last pod was bound; None while one is missing or waits."""
-    if len(pods) < max(record.workers, 1) or not all(pod.node for pod in pods):
-        return None
-    return max(pod.bound or pod.running_since or o.now.replace(microsecond=0) for pod in pods)
 
 
 def _of_first(record: AttemptRecord, pod: PodView, o: Observed) -> AttemptRecord:
     node = o.nodes.get(pod.node) or NodeView(name=pod.node, resource_version=0)
+    word = termination_message_of(pod)
+    saved = _figure(word.durableSeconds) if word is not None else None
     return replace(
         record,
         node=record.node or pod.node,
         zone=record.zone or node.zone,
         instance_type=record.instance_type or node.instance_type,
         exit_code=pod.ended.exit_code if pod.ended else record.exit_code,
+        signal_to_durable_seconds=_or(record.signal_to_durable_seconds, saved),
     )
-
-
-def _with_save_time(record: AttemptRecord, pod: PodView) -> AttemptRecord:
-    word = termination_message_of(pod)
-    seconds = _figure(word.durableSeconds) if word is not None else None
-    return replace(record, signal_to_durable_seconds=_or(record.signal_to_durable_seconds, seconds))
 
 
 def _different(record: AttemptRecord, pods: Sequence[PodView]) -> tuple[RankRecord, ...]:
@@ -170,18 +163,16 @@ def with_heard_steps(status: Status, o: Observed) -> Status:
 
     Where the attempt ends without a message, no later response comes.
     """
-    progress = o.sample.progress if o.sample is not None else None
-    record = status.record(progress.attempt) if progress is not None else None
-    if progress is None or record is None:
+    if o.sample is None or (record := status.record(o.sample.progress.attempt)) is None:
         return status
+    progress = o.sample.progress
     steps = _with_steps(record, progress.startStep, progress.step, progress.durableStep)
     return _known_durable(with_record(status, steps), progress.durableStep)
 
 
 def lost_steps(status: Status, record: AttemptRecord, o: Observed) -> int:
     """Returns how many steps of an attempt that has ended are in no checkpoint that is known."""
-    counted = o.job.spec is not None and o.job.spec.checkpoint.managed  # with mode Sync they are commits
-    if not counted or not record.cause or record.ended is None or record.cause == Cause.DONE:
+    if not o.job.managed or not record.cause or record.ended is None or record.cause == Cause.DONE:
         return 0
     saved = max(status.known_durable_step or 0, record.durable_step or 0, record.start_step or 0)
     return max(0, (record.last_step or 0) - saved)
@@ -218,15 +209,17 @@ def with_progress(status: Status, o: Observed, sample: Sample) -> Status:
     if record is not None:
         steps = _with_steps(record, progress.startStep, progress.step, progress.durableStep)
         # With mode Sync a step is a commit, and the first says nothing about the time of a start.
-        synced = o.job.spec is not None and o.job.spec.checkpoint.synced
-        if steps.stepped is None and progress.step > (steps.start_step or 0) and not synced:
+        if steps.stepped is None and progress.step > (steps.start_step or 0) and not o.job.synced:
             steps = replace(steps, stepped=sample.at.replace(microsecond=0))
             status = _with_start(status, steps, progress, o)
         status = with_record(status, steps)
     status = _known_durable(status, progress.durableStep)
     old = status.progress or ProgressStatus()
     shown = _progress_status(progress, o, sample.at, old, _began(record, progress.startStep))
-    return replace(status, progress=replace(shown, step=_step_of(progress, status)))
+    step = progress.step
+    if progress.durableStep is None and progress.startStep is None:
+        step = max(step, status.known_durable_step or 0)  # until it has restored: its checkpoint's, not 0
+    return replace(status, progress=replace(shown, step=step))
 
 
 def _with_start(status: Status, record: AttemptRecord, progress: Progress, o: Observed) -> Status:
@@ -234,22 +227,13 @@ def _with_start(status: Status, record: AttemptRecord, progress: Progress, o: Ob
     if record.bound is None or record.stepped is None:
         return status
     old, seconds = status.progress or ProgressStatus(), (record.stepped - record.bound).total_seconds()
-    seconds = min(seconds, _reported_start(record.bound, progress, o))
+    pod, split = o.first(progress.attempt), progress.timeSplit
+    if split is not None and pod is not None and pod.running_since is not None:
+        # By rank 0's own count: an operator that was down sees the first step late.
+        own, before = split.startup + split.restore, (pod.running_since - record.bound).total_seconds()
+        seconds = min(seconds, max(own, before + own + split.waiting))
     seconds = max(seconds, (seconds + float(old.start_seconds or 0)) / 2, 0.0)
     return replace(status, progress=replace(old, start_seconds=_figure(seconds)))
-
-
-def _reported_start(bound: datetime, progress: Progress, o: Observed) -> float:
-    """Returns the seconds from bound pods to the first step by rank 0's own count; infinite without one.
-
-    An operator that was down sees the first step late.
-    """
-    pod = next((p for p in o.pods if p.attempt == progress.attempt and p.rank == 0), None)
-    split = progress.timeSplit
-    if split is None or pod is None or pod.running_since is None:
-        return math.inf
-    own = split.startup + split.restore
-    return max(own, (pod.running_since - bound).total_seconds() + own + split.waiting)
 
 
 def _with_last_figures(status: Status, o: Observed, word: TerminationMessage, began: int) -> Status:
@@ -285,17 +269,11 @@ def _measured(report: Progress | TerminationMessage, old: ProgressStatus, began:
     )
 
 
-def _step_of(progress: Progress, status: Status) -> int:
-    """Returns the job's step; until an attempt has restored, that is its checkpoint's, not 0."""
-    restored = progress.durableStep is not None or progress.startStep is not None
-    return progress.step if restored else max(progress.step, status.known_durable_step or 0)
-
-
 def with_silent_trainer(status: Status, o: Observed) -> Status:
     """Sets the state of a trainer that does not report: Unknown for an image that saves by itself, so that
     nobody waits for its steps, and NoRuntime where the runtime must have responded by now."""
     spec = o.job.spec
-    pod = next((p for p in o.pods if p.attempt == status.attempt and p.rank == 0), None)
+    pod = o.first(status.attempt)
     runs = pod is not None and pod.running_since is not None and not pod_ended(pod, o)
     if spec is None or status.state or status.terminal or not runs:
         return status
@@ -309,8 +287,7 @@ def with_silent_trainer(status: Status, o: Observed) -> Status:
 def _progress_status(
     progress: Progress, o: Observed, at: datetime, old: ProgressStatus, began: int
 ) -> ProgressStatus:
-    synced = o.job.spec is not None and o.job.spec.checkpoint.synced
-    unmeasured = progress.emergencySeconds is None and not synced
+    unmeasured = progress.emergencySeconds is None and not o.job.synced
     trains = progress.state == TRAINING_STATE
     return replace(
         _measured(progress, old, began),
@@ -358,8 +335,7 @@ def with_final_word(status: Status, o: Observed, word: TerminationMessage | None
     if word is None:
         return status
     # A sidecar does not know the exit code, by which the commit of the end counts.
-    synced = o.job.spec is not None and o.job.spec.checkpoint.synced
-    durable = word.step if synced else word.durableStep
+    durable = word.step if o.job.synced else word.durableStep
     status = _known_durable(status, durable)
     old = status.progress or ProgressStatus(poll_time=o.now.replace(microsecond=0))
     progress = replace(
@@ -381,10 +357,9 @@ def with_display(status: Status, o: Observed) -> Status:
     shown = status.progress
     if shown is None:
         return status
-    synced = o.job.spec is not None and o.job.spec.checkpoint.synced
     if shown.step is None:
         steps = ""
-    elif synced:
+    elif o.job.synced:
         steps = f"checkpoint {shown.step}"
     else:
         steps = f"{shown.step}/{shown.total_steps}" if shown.total_steps else str(shown.step)

@@ -12,15 +12,13 @@ from typing import Final
 
 from spottrain.contract import WAITING_FOR_STORE
 
-from spottrain_operator.api.observed import Observed, PodView, Sample
+from spottrain_operator.api.observed import Observed, PodView
 from spottrain_operator.api.training_job import AttemptRecord, Status
 from spottrain_operator.api.wire import rfc3339
 from spottrain_operator.names import NODE_SILENCE, UNKNOWN_STATE, Condition, Phase, Reason
 from spottrain_operator.policies import (
     admission,
     capacity,
-    cheapest,
-    claims,
     cleanup,
     cost_limit,
     gang,
@@ -46,7 +44,6 @@ NOT_FOR_NODES = frozenset(
         Reason.QUOTA_EXCEEDED,
         Reason.WAITING_FOR_QUEUE,
         Reason.WAITING_FOR_BACKOFF,
-        Reason.WAITING_FOR_CLAIM,
         Reason.PREDECESSOR_SAVES,
     }
 )
@@ -89,13 +86,16 @@ def with_conditions(status: Status, o: Observed, *, note: str = "") -> Status:
     for kind, verdict in verdicts.items():
         if verdict is not None:
             status = with_condition(status, kind, *verdict, o=o)
+    # The API server has judged this spec's pod, or need not yet.
+    quota = o.refusal is not None and o.refusal.accepted
+    judged = accepted is not None or quota or status.terminal or lifecycle.suspended(o) is not None
     ready = sum(p.running_since is not None and not pod_ended(p, o) and _node_ready(p, o) for p in pods)
     return replace(
         status,
         phase=_phase(status, pods),
         workers=gang.size_of(o, status),
         ready_workers=ready,
-        observed_generation=o.job.generation if _judged(status, o, accepted) else status.observed_generation,
+        observed_generation=o.job.generation if judged else status.observed_generation,
         interruption_time=None if _recovered(status, o, pods) else status.interruption_time,
         store_unreachable_time=_store_unreachable_since(status, o),
     )
@@ -117,7 +117,7 @@ def _accepted(status: Status, o: Observed, note: str = "") -> Verdict | None:
         return False, no.reason, no.message
     if not o.admitted:
         return None  # not checked yet
-    if cost := cost_limit.doubt(o, capacity.stays_on_spot(o, status)):
+    if cost := cost_limit.doubt(o):
         return True, Reason.PRICE_UNKNOWN, cost
     return True, Reason.VALID, note or "the pod template passed a dry run"
 
@@ -128,12 +128,6 @@ def _stalled(status: Status, accepted: Verdict | None) -> Verdict | None:
     if failed is not None and failed.status == "True":
         return True, failed.reason, failed.message
     return (True, *accepted[1:]) if accepted is not None and not accepted[0] else None
-
-
-def _judged(status: Status, o: Observed, accepted: Verdict | None) -> bool:
-    """Returns whether this spec has been looked at: the API server has judged its pod, or need not yet."""
-    quota = o.refusal is not None and o.refusal.accepted
-    return accepted is not None or quota or status.terminal or lifecycle.suspended(o) is not None
 
 
 def _suspended(status: Status, o: Observed, pods: Sequence[PodView]) -> Verdict | None:
@@ -166,11 +160,6 @@ def _admitted(status: Status, o: Observed) -> Verdict | None:
     return True, Reason.ADMITTED, words
 
 
-def _unusable_quota(status: Status, o: Observed) -> str:
-    usable = o.job.spec is not None and not capacity.problem(o)
-    return admission.problem(o, capacity.pool_of(o, status)) if usable else ""
-
-
 def _scheduled(status: Status, o: Observed, pods: Sequence[PodView]) -> Verdict | None:
     if pods:
         return _placed(status, o, pods)
@@ -186,15 +175,12 @@ def _scheduled(status: Status, o: Observed, pods: Sequence[PodView]) -> Verdict 
         when = rfc3339(status.next_start, timespec="seconds")
         why = f": {words}" if (words := restart.backoff_reason(status)) else ""
         return False, Reason.WAITING_FOR_BACKOFF, f"attempt {status.attempt} starts at {when}{why}"
-    if words := claims.problem(o):
-        return False, Reason.WAITING_FOR_CLAIM, words
-    if status.attempt and (words := _unusable_quota(status, o)):
+    if not status.attempt:
+        return None
+    usable = o.job.spec is not None and not capacity.problem(o)
+    if usable and (words := admission.problem(o, capacity.pool_of(o, status))):
         return False, Reason.WAITING_FOR_QUEUE, words
-    return (
-        (False, Reason.WAITING_FOR_POD, f"attempt {status.attempt} has no pod yet")
-        if status.attempt
-        else None
-    )
+    return False, Reason.WAITING_FOR_POD, f"attempt {status.attempt} has no pod yet"
 
 
 def _placed(status: Status, o: Observed, pods: Sequence[PodView]) -> Verdict:
@@ -207,22 +193,14 @@ def _placed(status: Status, o: Observed, pods: Sequence[PodView]) -> Verdict:
         return False, Reason.WAITING_FOR_QUEUE, f"{count}pod {held.name} waits for its queue to admit it"
     if stuck := next((p for p in waiting if p.unschedulable), None):
         name = f"pod {stuck.name}: " if size > 1 else ""
-        note = cheapest.note(o, status) + placement.zone_note(o, stuck) + placement.avoid_note(o, stuck)
-        said = f"{stuck.unschedulable}{capacity.labels_note(status)}{note}"
+        said = f"{stuck.unschedulable}{capacity.labels_note(status)}{placement.zone_note(o, stuck)}"
         return False, Reason.UNSCHEDULABLE, f"{count}{name}{said}"
     if not waiting:
-        refused = (
-            o.refusal.message if o.refusal is not None else f"{size - len(pods)} are still to be created"
-        )
-        return False, Reason.WAITING_FOR_POD, count + refused
-    words = f"pod {waiting[0].name} waits for the scheduler{_scheduler(o)}"
-    return False, Reason.WAITING_FOR_POD, count + words
-
-
-def _scheduler(o: Observed) -> str:
-    """Returns the name of a scheduler that may not exist; "" for the default one."""
-    name = o.job.spec.template["spec"].get("schedulerName") if o.job.spec is not None else None
-    return f" {name}" if name not in (None, "", "default-scheduler") else ""
+        why = o.refusal.message if o.refusal is not None else f"{size - len(pods)} are still to be created"
+        return False, Reason.WAITING_FOR_POD, count + why
+    scheduler = o.job.spec.pod.get("schedulerName") if o.job.spec is not None else None
+    own = f" {scheduler}" if scheduler not in (None, "", "default-scheduler") else ""  # it may not exist
+    return False, Reason.WAITING_FOR_POD, f"{count}pod {waiting[0].name} waits for the scheduler{own}"
 
 
 def _running(status: Status, o: Observed, pods: Sequence[PodView]) -> Verdict | None:
@@ -233,8 +211,14 @@ def _running(status: Status, o: Observed, pods: Sequence[PodView]) -> Verdict | 
     if record is not None and record.stopping:
         return False, Reason.STOPPING, f"attempt {status.attempt} saves and ends: {record.evidence}"
     there = [p for p in pods if not pod_ended(p, o)]
+    if not there and known is None:
+        return None
     if not there:
-        return (False, Reason.WAITING_FOR_POD, _without_pods(status, o)) if known else None
+        accepted, halt = _accepted(status, o), lifecycle.halted(o)
+        words = f"the pod of attempt {status.attempt} is being created"
+        if accepted is not None and not accepted[0]:
+            words = f"no pod is created while {Condition.ACCEPTED} is False"
+        return False, Reason.WAITING_FOR_POD, halt.why if halt is not None else words
     if silent := [p for p in there if not _node_ready(p, o)]:
         return _node_not_ready(o, silent[0])
     if going := [p for p in there if p.running_since is not None and p.deleted is not None]:
@@ -258,15 +242,6 @@ def _uploading(status: Status, pod: PodView) -> Verdict:
         words += "; that begins when the pod's other containers have ended too"
     stops = pod.deleted is not None
     return not stops, Reason.STOPPING if stops else Reason.UPLOADING, words
-
-
-def _without_pods(status: Status, o: Observed) -> str:
-    if (halt := lifecycle.halted(o)) is not None:
-        return halt.why
-    accepted = _accepted(status, o)
-    if accepted is not None and not accepted[0]:
-        return f"no pod is created while {Condition.ACCEPTED} is False"
-    return f"the pod of attempt {status.attempt} is being created"
 
 
 def _node_ready(pod: PodView, o: Observed) -> bool:
@@ -294,14 +269,11 @@ def _ending(o: Observed, pod: PodView) -> Verdict:
         f"pod {pod.name} was deleted at {rfc3339(asked, timespec='seconds')}, and its trainer has until "
         f"{rfc3339(pod.deleted, timespec='seconds')} to save and end"
     )
-    if pod.rank == 0 and sample is not None and sample.at > asked + STOP_DELAY and _trains_on(sample, pod):
+    late = sample is not None and sample.at > asked + STOP_DELAY and sample.progress.attempt == pod.attempt
+    if pod.rank == 0 and sample is not None and late and sample.progress.state == TRAINING_STATE:
         still = f"at {sample.at:%H:%M:%S} UTC it still trained (step {sample.progress.step})"
         return False, Reason.STILL_TRAINING, f"{words}; {still}: it may have missed the signal"
     return False, Reason.STOPPING, words
-
-
-def _trains_on(sample: Sample, pod: PodView) -> bool:
-    return sample.progress.attempt == pod.attempt and sample.progress.state == TRAINING_STATE
 
 
 def edited(status: Status, o: Observed) -> str:
@@ -325,7 +297,7 @@ def _training(status: Status, o: Observed) -> Verdict:
     if state == handover.GATED_STATE:
         return True, Reason.GATED, f"attempt {status.attempt} waits until its predecessor has saved"
     unreachable = status.progress.waiting_for if status.progress is not None else ""
-    if state == WAITING_FOR_STORE and not _synced(o):  # there the script goes on
+    if state == WAITING_FOR_STORE and not o.job.synced:  # there the script goes on
         words = f"attempt {status.attempt} waits for its checkpoint store: {unreachable}"
         return True, Reason.WAITING_FOR_STORE, words
     if unreachable:
@@ -345,7 +317,8 @@ def _starting(status: Status, o: Observed, pod: PodView) -> Verdict:
         return False, Reason.WAITING_FOR_NODE, f"pod {pod.name} has no node yet; condition Scheduled says why"
     if pod.sync is not None and pod.sync.running:
         return _restoring(status)
-    slow = f": {said}" if (said := starting.slow_step(pod, o)) else ""
+    events = o.heard.get(pod.uid)
+    slow = f": {events.slow}" if events is not None and events.slow else ""
     return False, Reason.CONTAINER_STARTING, f"pod {pod.name} is being started{slow}"
 
 
@@ -355,21 +328,18 @@ def _restoring(status: Status) -> Verdict:
         words = status.progress.waiting_for if status.progress else ""
         said = f"the sidecar of attempt {status.attempt} waits for its checkpoint store: {words}"
         return False, Reason.WAITING_FOR_STORE, said
-    return (
-        False,
-        Reason.RESTORING,
-        f"the sidecar of attempt {status.attempt} restores the last checkpoint; the script starts after that",
+    words = (
+        f"the sidecar of attempt {status.attempt} restores the last checkpoint; the script starts after that"
     )
+    return False, Reason.RESTORING, words
 
 
 def _beside(o: Observed, pods: Sequence[PodView], verdict: Verdict) -> Verdict:
     """Reports another container that fails to start beside a running trainer; nothing is ended for it."""
-    failing = ((p, w) for p in pods if (w := starting.start_error(p, o)) is not None)
-    value, _, message = verdict
-    found = next(failing, None)
-    if found is None or not value:
+    found = next(((p, w) for p in pods if (w := starting.start_error(p, o)) is not None), None)
+    if found is None or not verdict[0]:
         return verdict
-    return value, Reason.SIDECAR_CANNOT_START, f"{message}; {starting.words(*found)}"
+    return True, Reason.SIDECAR_CANNOT_START, f"{verdict[2]}; {starting.words(*found)}"
 
 
 def _store_unreachable_since(status: Status, o: Observed) -> datetime | None:
@@ -385,7 +355,7 @@ def _store_unreachable_since(status: Status, o: Observed) -> datetime | None:
 
 
 def _durable(status: Status, o: Observed) -> Verdict:
-    synced = _synced(o)
+    synced = o.job.synced
     warning = status.progress.warning if synced and status.progress is not None else ""
     note = f"; {warning}" if warning else ""  # such as a marker that does not come
     note += _lost(status, o)
@@ -413,23 +383,17 @@ def lost_words(status: Status, record: AttemptRecord, o: Observed) -> str:
     return f"{words} lost" if status.terminal else f"{words} lost, and will be repeated"
 
 
-def _synced(o: Observed) -> bool:
-    return o.job.spec is not None and o.job.spec.checkpoint.synced
-
-
 def _recovered(status: Status, o: Observed, pods: Sequence[PodView]) -> bool:
-    """Returns whether an attempt trains, so that no interruption lasts; also of a job that has ended."""
+    """Returns whether an attempt trains, so that no interruption lasts; also of a job that has ended.
+
+    Without our runtime it is enough that all pods run.
+    """
     all_run = bool(pods) and all(p.running_since is not None and not pod_ended(p, o) for p in pods)
-    return status.terminal or (all_run and status.state != WAITING_FOR_STORE and _trains(status, o))
-
-
-def _trains(status: Status, o: Observed) -> bool:
-    """Returns whether the trainer reports training; without our runtime it is enough that it runs."""
-    if o.job.spec is not None and not o.job.spec.checkpoint.managed:
-        return True
-    record, state = status.current, status.state
+    if status.terminal or not all_run or status.state == WAITING_FOR_STORE:
+        return status.terminal
+    record, managed = status.current, o.job.spec is None or o.job.spec.checkpoint.managed
     stepped = record is not None and (record.last_step or 0) > (record.start_step or 0)
-    return stepped or state in TRAINING_STATES
+    return not managed or stepped or status.state in TRAINING_STATES
 
 
 def _phase(status: Status, pods: Sequence[PodView]) -> Phase:

@@ -16,7 +16,7 @@ from typing import Any, TypeVar, cast
 from spottrain.contract import Env, Progress
 from spottrain_operator.api.bookkeeping import NO_BOOKS, Bookkeeping
 from spottrain_operator.api.job_defaults import NO_DEFAULTS, JobDefaults
-from spottrain_operator.api.kueue import Kueue, KueueApi, WorkloadView
+from spottrain_operator.api.kueue import OFF, WORKLOADS, WorkloadView
 from spottrain_operator.api.node_pools import Pool
 from spottrain_operator.api.observed import Sample
 from spottrain_operator.api.training_job import JobKey, Status
@@ -29,7 +29,7 @@ from spottrain_operator.control.informer import Informer, Informers
 from spottrain_operator.control.memory import Memory
 from spottrain_operator.control.observe import Sources
 from spottrain_operator.control.reconcile import Reconciler
-from spottrain_operator.control.workloads import kind_of
+from spottrain_operator.control.workloads import KIND
 from spottrain_operator.errors import ApiError
 from spottrain_operator.io.cluster import Cluster, Page
 from spottrain_operator.names import (
@@ -200,9 +200,7 @@ class FakeCluster(Cluster):
         if kind == "nodepools" and self.node_pools is None:
             raise ApiError(404, "the server could not find the requested resource")
         tables: dict[str, Any] = {"pods": self.pods, "nodes": self.nodes, PLURAL: self.jobs}
-        tables[f"{KueueApi.V1BETA2.group}/workloads"] = {
-            name: raw for name, raw in self.others.items() if name.startswith("workloads/")
-        }
+        tables[WORKLOADS] = {name: raw for name, raw in self.others.items() if name.startswith("workloads/")}
         tables["nodepools"] = {pool["metadata"]["name"]: pool for pool in self.node_pools or ()}
         items = [copied(raw) for raw in tables[kind].values()]
         yield Page(items=items, version=str(next(self._version)))
@@ -484,10 +482,8 @@ async def resync(cluster: Any, caches: Caches, queue: Any, namespaces: tuple[str
         await jobs.relist()
 
 
-def workloads(cluster: Any, caches: Caches, api: KueueApi) -> Informer[str, WorkloadView]:
-    return Informer(
-        kind_of(api), cluster=cluster, cache=caches.workloads, changed=lambda *_: None, namespace="ns"
-    )
+def workloads(cluster: Any, caches: Caches) -> Informer[str, WorkloadView]:
+    return Informer(KIND, cluster=cluster, cache=caches.workloads, changed=lambda *_: None, namespace="ns")
 
 
 class World:
@@ -502,7 +498,7 @@ class World:
         queue: str = "",
     ) -> None:
         """queue: the job's Kueue queue; then the cluster has Kueue."""
-        self.kueue = Kueue(api=KueueApi.V1BETA2) if queue else Kueue()
+        self.kueue = "" if queue else OFF
         self.pools = {pool.name: pool for pool in pools}
         self.defaults = defaults
         self.cluster = FakeCluster()
@@ -542,8 +538,8 @@ class World:
     async def look(self) -> object:
         """One reconcile on fresh caches."""
         await resync(self.cluster, self.caches, KeySet(), ())
-        if self.kueue.api is not None:
-            await workloads(self.cluster, self.caches, self.kueue.api).relist()
+        if not self.kueue:
+            await workloads(self.cluster, self.caches).relist()
         self._poll()
         return await self.reconciler(KEY)
 

@@ -11,7 +11,7 @@ from spottrain.contract import Outcome
 from spottrain.contract import Reason as TrainerReason
 from spottrain_operator.api.observed import Ended, NodeView, PodView
 from spottrain_operator.api.views import pod_view
-from spottrain_operator.names import Cause
+from spottrain_operator.names import Cause, pod_name
 from spottrain_operator.policies.cause import ending_of
 
 from tests.builders import (
@@ -159,7 +159,12 @@ def test_a_failing_init_container_is_named_with_its_code_and_its_words() -> None
 
 
 def raw_pod(**more: Any) -> dict[str, Any]:
-    meta = {"name": "p", "namespace": KEY.namespace, "uid": "p", "resourceVersion": "1"}
+    meta = {
+        "name": pod_name(KEY.name, KEY.uid, 1),
+        "namespace": KEY.namespace,
+        "uid": "p",
+        "resourceVersion": "1",
+    }
     meta |= {"creationTimestamp": "2026-03-01T11:50:00Z"}
     labels = {"labels": {"spottrain.io/attempt": "1"}, "ownerReferences": [OWNER]}
     spec = {"nodeName": "node-a", "containers": [{"name": "trainer"}]}

@@ -260,10 +260,6 @@ DECISIONS: dict[str, tuple[Observed, str]] = {
         seen(replace(BARE, attempt=1, attempts=(refused(),)), 100 * HOUR),
         "on=OnDemand OnTime=Unknown/WorkUnknown",
     ),
-    "a cost limit and an unknown price": (
-        seen(between(refused()), HOUR, prices=parse(json.dumps([SPOT])), maxCostUSD=100),
-        "on=Spot OnTime=False Accepted=True/PriceUnknown",
-    ),
     "a cost limit with an old gap in the sums": (
         replace(seen(known(), HOUR, maxCostUSD=100), books=GAP),
         "on=OnDemand",

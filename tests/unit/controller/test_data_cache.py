@@ -8,19 +8,17 @@ from typing import Any
 
 import pytest
 from spottrain.contract import Outcome
-from spottrain_operator.api.observed import ClaimView, Observed
+from spottrain_operator.api.observed import Observed
 from spottrain_operator.api.training_job import Status
 from spottrain_operator.control.actions import Create, Plan
 from spottrain_operator.control.plan import plan
 from spottrain_operator.errors import ApiError
 from spottrain_operator.io.cluster import Cluster
-from spottrain_operator.names import CLAIMS, Cause, Condition, Reason
-from spottrain_operator.policies import claims
+from spottrain_operator.names import CLAIMS, Cause, Condition
 
 from tests.builders import (
     after,
     condition,
-    ended_pod,
     make_job,
     make_node,
     make_observed,
@@ -31,7 +29,6 @@ from tests.builders import (
     word,
 )
 from tests.unit.controller.fake_cluster import World
-from tests.unit.controller.stories import follows
 from tests.unit.controller.test_trainer_pod import Json
 
 CLAIM = {"claimRef": {"name": "datasets"}}
@@ -41,93 +38,47 @@ ONE_NODE = ("ReadWriteOnce",)
 
 # --- the claim ----------------------------------------------------------------------------------------
 def _observed(
-    *pods: Any, cache: Json | None, claim: ClaimView | None = None, name: str = "datasets", **more: Any
+    *pods: Any, cache: Json | None, modes: tuple[str, ...], name: str = "datasets", **more: Any
 ) -> Observed:
-    """The claim of the cache (or of that name) is looked for, and found or not."""
+    """The claim of the cache, or of that name, has these access modes."""
     spec = raw_spec(**({"dataCache": cache} if cache else {}), **more.pop("spec", {}))
     job = make_job(spec, status=more.pop("status", Status()))
-    return replace(make_observed(*pods, job=job, **more), claims={name: claim})
-
-
-def _scheduled(made: Plan) -> tuple[str, str]:
-    assert made.status is not None
-    found = condition(made, Condition.SCHEDULED)
-    assert found.status == "False"
-    return found.reason, found.message
-
-
-DATASETS = ClaimView(name="datasets", access_modes=ONE_NODE)
-WAITS = f"Scheduled=False/{Reason.WAITING_FOR_CLAIM} !creates !provides phase=Waiting"
-
-
-@pytest.mark.parametrize(
-    "observed",
-    [
-        _observed(cache=CLAIM),
-        _observed(cache=CLAIM, claim=DATASETS, spec={"workers": 2}),
-        _observed(cache=CLAIM, claim=replace(DATASETS, going=True)),
-        _observed(cache=CLAIM, claim=replace(DATASETS, unread="forbidden")),
-    ],
-    ids=["none", "for one node, and a gang", "being deleted", "unread"],
-)
-def test_no_pod_is_made_while_the_claim_cannot_be_used(observed: Observed) -> None:
-    follows(WAITS, observed)
-
-
-def test_a_claim_that_comes_late_or_is_shared_is_used() -> None:
-    made = follows("again=10", _observed(cache=CLAIM))
-    for o in (
-        _observed(cache=CLAIM, claim=ClaimView(name="datasets"), status=made.status),
-        _observed(
-            cache=CLAIM, claim=replace(DATASETS, access_modes=(*ONE_NODE, *SHARED)), spec={"workers": 2}
-        ),
-    ):
-        follows("creates", o)
-
-
-def test_claims_are_asked_for_only_while_pods_are_to_be_made() -> None:
-    job = make_job(raw_spec(dataCache=CLAIM), status=started())
-    assert claims.wanted(make_observed(make_pod(), job=job)) == ()
-    for pods, nodes in (
-        ((), (make_node(),)),
-        ((ended_pod(1, 1),), (make_node(),)),
-        ((make_pod(node="", phase="Pending"),), (make_node(),)),
-        ((make_pod(),), (make_node(notice=notice()),)),
-        ((make_pod(),), ()),
-    ):
-        assert claims.wanted(make_observed(*pods, job=job, nodes=nodes)) == ("datasets",)
-    assert claims.wanted(make_observed(job=make_job())) == ()
-    suspended = make_job(raw_spec(dataCache=CLAIM, suspend=True), status=started())
-    assert claims.wanted(make_observed(job=suspended)) == ()
+    return replace(make_observed(*pods, job=job, **more), claims={name: modes})
 
 
 # --- during a notice ----------------------------------------------------------------------------------
-def _under_notice(*, cache: Json | None, claim: ClaimView, spec: Json | None = None) -> Plan:
+def _under_notice(*, cache: Json | None, modes: tuple[str, ...], spec: Json) -> Plan:
     pod = make_pod(notice=notice(100), deleted=after(98), deletion_grace=98)
     nodes = (make_node(notice=notice(100)),)
     return plan(
         _observed(
-            pod, cache=cache, claim=claim, name=claim.name, spec=spec or {}, status=started(), nodes=nodes
+            pod,
+            cache=cache,
+            modes=modes,
+            name="datasets" if cache else "disk",
+            spec=spec,
+            status=started(),
+            nodes=nodes,
         )
     )
 
 
 VOLUME = {"name": "d", "persistentVolumeClaim": {"claimName": "disk"}}
 TEMPLATE = {"template": {"spec": {"containers": [{"name": "trainer"}], "volumes": [VOLUME]}}}
-NOTICES: list[tuple[Json | None, ClaimView, Json, bool]] = [
-    (CLAIM, ClaimView(name="datasets", access_modes=SHARED), {}, True),
-    (CLAIM, ClaimView(name="datasets", access_modes=ONE_NODE), {}, False),
-    (CLAIM, ClaimView(name="datasets", access_modes=("ReadWriteOncePod",)), {}, False),
-    (None, ClaimView(name="disk", access_modes=ONE_NODE), TEMPLATE, False),
-    (None, ClaimView(name="disk", access_modes=SHARED), TEMPLATE, True),
+NOTICES: list[tuple[Json | None, tuple[str, ...], Json, bool]] = [
+    (CLAIM, SHARED, {}, True),
+    (CLAIM, ONE_NODE, {}, False),
+    (CLAIM, ("ReadWriteOncePod",), {}, False),
+    (None, ONE_NODE, TEMPLATE, False),
+    (None, SHARED, TEMPLATE, True),
 ]
 
 
-@pytest.mark.parametrize(("cache", "claim", "spec", "early"), NOTICES)
+@pytest.mark.parametrize(("cache", "modes", "spec", "early"), NOTICES)
 def test_a_replacement_is_made_during_the_notice_only_where_two_nodes_can_have_the_volumes(
-    cache: Json | None, claim: ClaimView, spec: Json, early: bool
+    cache: Json | None, modes: tuple[str, ...], spec: Json, early: bool
 ) -> None:
-    made = _under_notice(cache=cache, claim=claim, spec=spec)
+    made = _under_notice(cache=cache, modes=modes, spec=spec)
     assert any(isinstance(a, Create) for a in made.after) is early
     assert made.status is None or (made.status.attempt == 2) is early
 
@@ -205,17 +156,6 @@ async def test_what_is_no_claim_in_a_template_is_not_asked_for_and_stops_nothing
     assert w.cluster.posted == [w.pod(1)] and asked == []
 
 
-async def test_claims_are_asked_for_once_the_pod_is_accepted() -> None:
-    w = World({"template": _template({"claimName": "disk"}), "dataCache": {"claimRef": {"name": "datasets"}}})
-    asked = _count_gets(w)
-    w.refuse("dry_run_pod", ApiError(403, "no"))
-    await w.look()
-    assert asked == []
-    del w.cluster.dry_run_pod
-    await w.after(31)
-    assert set(asked) == {"datasets"}, "the template's own matter when a pod waits, or has a notice"
-
-
 async def test_a_claims_name_is_one_part_of_the_path() -> None:
     class Recorder(Cluster):
         def __init__(self) -> None:
@@ -251,23 +191,9 @@ async def test_under_a_notice_a_claim_that_cannot_be_read_is_one_that_a_single_n
     assert "spottrain.io/termination-deadline" in meta["annotations"] and "deletionTimestamp" in meta
     assert w.status.attempt == 1
     told = [r.getMessage() for r in caplog.records if "cannot be read" in r.getMessage()]
-    assert len(told) == 1 and "disk" in told[0] and "forbidden" in told[0]
+    assert told and "disk" in told[0] and "forbidden" in told[0]
     await w.ends(w.pod(1), 75, word(Outcome.INTERRUPTED, step=9, durableStep=9))
     assert w.status.attempt == 2 and w.pod(2) in w.cluster.pods
-
-
-async def test_a_data_cache_that_cannot_be_read_is_said_and_asked_for_in_its_time() -> None:
-    w = World({"dataCache": CLAIM})
-    _add_claim(w)
-    asked = w.refuse("get_persistentvolumeclaim", FORBIDDEN)
-    await w.settle()
-    reason, message = _unscheduled(w)
-    assert reason == Reason.WAITING_FOR_CLAIM and "datasets" in message and "is forbidden" in message
-    assert not w.cluster.posted and len(asked) < 4
-    assert 9 < (await w.look()).total_seconds() < 11  # type: ignore[attr-defined]
-    del w.cluster.get_persistentvolumeclaim
-    await w.after(10)
-    assert w.cluster.posted == [w.pod(1)], "it can be read again"
 
 
 # --- claims that go -----------------------------------------------------------------------------------
@@ -291,13 +217,3 @@ def test_half_a_gang_lets_go_of_the_claim_that_the_other_half_cannot_get() -> No
     made = plan(make_observed(*pods, job=job, nodes=(make_node(),)))
     assert made.status is not None and made.status.attempts[0].stopping == Cause.SCHEDULING_TIMEOUT
     assert "datasets" in made.status.attempts[0].evidence
-
-
-GOING = replace(DATASETS, access_modes=SHARED, going=True)
-TOLD = (
-    _observed(cache=CLAIM),
-    _observed(cache=CLAIM, claim=DATASETS, spec={"workers": 2}),
-    _observed(cache=CLAIM, claim=GOING),
-    _observed(cache=CLAIM, claim=replace(DATASETS, unread="forbidden")),
-)
-"""Scenes whose sentences are in tests/unit/sentences.txt."""

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from spottrain.contract import Env, Outcome
 from spottrain_operator.api.kueue import Admission
-from spottrain_operator.api.observed import ClaimView, PodView, Refusal
+from spottrain_operator.api.observed import PodView, Refusal
 from spottrain_operator.api.training_job import KEPT_ATTEMPTS, AttemptRecord, RankRecord, Status
 from spottrain_operator.api.wire import rfc3339
 from spottrain_operator.control.actions import Plan
@@ -258,7 +258,7 @@ def test_a_job_that_is_done_while_it_asks_keeps_no_pod_that_waits() -> None:
     ("more", "spec"),
     [
         ({"admission": Admission()}, {}),
-        ({"claims": {"data": ClaimView(name="data", access_modes=("ReadWriteOnce",))}}, {}),
+        ({"claims": {"data": ("ReadWriteOnce",)}}, {}),
         ({}, {"checkpoint": {"mode": "Self"}}),
     ],
     ids=["its quota is for one", "its volume is", "nothing waits at a gate"],

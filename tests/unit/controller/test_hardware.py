@@ -17,7 +17,6 @@ from spottrain_operator.policies import hang, placement
 from spottrain_operator.policies.cause import ending_of
 
 from tests.builders import (
-    NOW,
     after,
     books_of,
     condition,
@@ -171,16 +170,6 @@ def test_after_a_day_the_node_may_be_used_again() -> None:
 # --- what is said of a pod without a node -----------------------------------------------------------------
 def scheduled(o: Observed) -> str:
     return condition(follows("Scheduled=False/Unschedulable", o), Condition.SCHEDULED).message
-
-
-def test_a_pod_that_finds_no_other_node_is_told_why() -> None:
-    pod = make_pod(
-        attempt=2, node="", phase="Pending", unschedulable="0/1 nodes are available", avoids=("node-a",)
-    )
-    record = replace(started().attempts[0], cause="NodeFault", faulty_node="node-a", ended=NOW)
-    records = (record, AttemptRecord(number=2, pool="default"))
-    job = make_job(status=replace(started(), attempt=2, attempts=records))
-    assert "avoids node-a" in scheduled(make_observed(pod, job=job))
 
 
 def gang_in_one_zone(first: PodView, words: str, **capacity: Any) -> str:

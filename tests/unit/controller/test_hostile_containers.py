@@ -17,10 +17,8 @@ from jsonschema import Draft202012Validator
 from spottrain.contract import Outcome, Progress, TerminationMessage, TimeSplit
 from spottrain_operator.api.observed import Observed, PodView, Sample
 from spottrain_operator.api.reports import MOST_SECONDS, bounded
-from spottrain_operator.api.training_job import Status
-from spottrain_operator.control import follow
 from spottrain_operator.control import plan as rules
-from spottrain_operator.control.actions import Annotate, Delete, Plan, Release
+from spottrain_operator.control.actions import Delete, Plan, Release
 from spottrain_operator.control.plan import plan
 from spottrain_operator.control.reconcile import planned
 from spottrain_operator.names import Condition, Reason
@@ -33,7 +31,6 @@ from tests.builders import (
     deleted,
     ended_pod,
     make_job,
-    make_node,
     make_observed,
     make_pod,
     notice,
@@ -161,19 +158,6 @@ def test_where_a_plan_raises_the_pod_is_told_of_its_notice_all_the_same() -> Non
     accepted = condition(made, Condition.ACCEPTED)
     assert (accepted.status, accepted.reason) == ("False", Reason.INVALID_SPEC)
     assert "OverflowError: boom" in accepted.message
-
-
-def test_nor_does_it_matter_whether_the_sums_raise(monkeypatch: pytest.MonkeyPatch) -> None:
-    def settled(o: Observed, status: Status) -> Status:
-        raise ArithmeticError("boom")
-
-    monkeypatch.setattr(follow, "settled", settled)
-    first = planned(make_observed(make_pod(), nodes=(make_node(notice=notice()),)))
-    assert [type(a) for a in first.before] == [Annotate] and first.recheck_after is not None
-    assert first.recheck_after <= timedelta(seconds=1), "its DELETE follows"
-    assert [event.reason for event in first.events] == [Reason.INVALID_SPEC]
-    made = planned(_told(make_pod(notice=notice())))
-    assert any(isinstance(a, Delete) for a in made.before)
 
 
 @pytest.mark.usefixtures("broken")

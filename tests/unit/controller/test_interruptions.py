@@ -18,7 +18,14 @@ from spottrain_operator.api.views import node_view, pod_view
 from spottrain_operator.api.wire import rfc3339
 from spottrain_operator.control.actions import Annotate
 from spottrain_operator.control.plan import plan
-from spottrain_operator.names import ATTEMPT_LABEL, JOB_UID_LABEL, OUTCOME_FINALIZER, RANK_LABEL, Cause
+from spottrain_operator.names import (
+    ATTEMPT_LABEL,
+    JOB_UID_LABEL,
+    OUTCOME_FINALIZER,
+    RANK_LABEL,
+    Cause,
+    pod_name,
+)
 
 from tests.builders import KEY, NOW, OWNER, after, make_job, make_observed, make_pod, raw_spec, started, word
 
@@ -47,7 +54,7 @@ def raw_node(*, taints: Json | None = None, conditions: Json | None = None, **me
 def raw_pod(*, deleted: float | None = None, code: int | None = None, said: str = "", **status: Any) -> Json:
     """`deleted`: seconds from now to its deletion deadline, of 110 s; `code`: it ended a second ago."""
     meta: Json = {
-        "name": "pod",
+        "name": pod_name(KEY.name, KEY.uid, 1),
         "namespace": KEY.namespace,
         "uid": "u",
         "resourceVersion": "1",

@@ -11,7 +11,7 @@ from spottrain_operator.api.job_defaults import NO_DEFAULTS, JobDefaults, applie
 from spottrain_operator.api.node_pools import CapacityType, Pool
 from spottrain_operator.api.observed import Observed
 from spottrain_operator.api.training_job import AppliedDefaults, CheckpointDefaults, Job, Status
-from spottrain_operator.api.validation import parse_job, with_defaults
+from spottrain_operator.api.validation import parse_job
 from spottrain_operator.api.volumes import ObjectRef
 from spottrain_operator.control.follow import DEFAULTS_RECHECK
 from spottrain_operator.errors import ApiError, InvalidSpec
@@ -88,14 +88,6 @@ def test_what_the_spec_says_beside_the_uri_comes_first() -> None:
     checkpoint = job.spec.with_defaults(applied(job, NO_DEFAULTS, CHART)).checkpoint
     assert (checkpoint.uri, checkpoint.endpoint) == ("s3://team/runs/ns/job", "https://other")
     assert checkpoint.credentials_secret_ref == ObjectRef(name="own")
-
-
-def test_a_job_cannot_begin_from_the_weights_at_its_own_default_place() -> None:
-    spec = raw_spec(checkpoint={"initFrom": {"uri": "s3://team/runs/ns/job/"}})
-    job = parse_job(raw_job(spec))
-    assert job.spec is not None, job.invalid
-    with pytest.raises(InvalidSpec, match=r"initFrom.uri s3://team/runs/ns/job/ is the job's own checkpoint"):
-        with_defaults(job.spec, applied(job, NO_DEFAULTS, CHART))
 
 
 @pytest.mark.parametrize("field", ["serviceAccountName", "serviceAccount"])

@@ -12,8 +12,6 @@ from spottrain_operator.api import kueue
 from spottrain_operator.api.kueue import (
     Admission,
     Assigned,
-    Kueue,
-    KueueApi,
     Told,
     WorkloadView,
     digest,
@@ -35,9 +33,8 @@ from spottrain_operator.names import (
     Phase,
     Platform,
     Reason,
-    workload_name,
+    object_name,
 )
-from spottrain_operator.rendering import objects
 
 from tests.builders import (
     KEY,
@@ -93,12 +90,10 @@ PREEMPTED = ADMITTED | {"evicted": "Preempted", "message": "a more important job
 REQUEUED = {"evicted": "Preempted", "message": "a more important job needs it"}
 
 
-def seen(
-    job: Job, *pods: PodView, workload: WorkloadView | None = None, api: bool = True, **more: Any
-) -> Observed:
+def seen(job: Job, *pods: PodView, workload: WorkloadView | None = None, **more: Any) -> Observed:
     flavors = {name: SPOT for name in workload.flavors} if workload is not None else {}
     given: dict[str, Any] = {"workload": workload, "flavors": flavors} | more
-    admission = Admission(api=KueueApi.V1BETA2 if api else None, **given)
+    admission = Admission(**given)
     return replace(make_observed(*pods, job=job), admission=admission)
 
 
@@ -113,7 +108,7 @@ def admitted(job: Job, *pods: PodView, **more: Any) -> Observed:
 
 def asked(planned: Plan) -> list[Json]:
     """The Workloads that it creates."""
-    return [a.manifest for a in made(planned, Provide) if a.kind.endswith(f"/{kueue.WORKLOADS}")]
+    return [a.manifest for a in made(planned, Provide) if a.kind == kueue.WORKLOADS]
 
 
 def running(**more: Any) -> Status:
@@ -130,7 +125,7 @@ def test_a_job_asks_its_queue_for_all_its_workers_and_makes_no_pod() -> None:
     (workload,) = asked(planned)
     assert not manifests(planned) and status_of(planned).attempt == 0
     assert workload["apiVersion"] == "kueue.x-k8s.io/v1beta2"
-    assert workload["metadata"]["name"] == workload_name(KEY.name, KEY.uid)
+    assert workload["metadata"]["name"] == object_name(KEY.name, KEY.uid, suffix="-workload")
     (owner,) = workload["metadata"]["ownerReferences"]
     assert OWNER.items() <= owner.items() and owner["blockOwnerDeletion"]
     assert workload["spec"]["queueName"] == "team"
@@ -226,10 +221,6 @@ def test_the_class_of_the_job_comes_before_that_of_its_pods() -> None:
         "kind": "PriorityClass",
         "name": "of-pods",
     }
-    older = objects.workload(plain, Status(), POOL, KueueApi.V1BETA1, 5)
-    assert older["apiVersion"] == "kueue.x-k8s.io/v1beta1"
-    source = (older["spec"]["priorityClassSource"], older["spec"]["priorityClassName"])
-    assert source == ("scheduling.k8s.io/priorityclass", "of-pods")
 
 
 def test_a_class_that_does_not_exist_is_named_and_waited_for() -> None:
@@ -269,7 +260,7 @@ def test_a_pool_for_other_nodes_than_the_flavors_asks_for_another_admission() ->
     planned = plan(o)
     assert not manifests(planned) and made(planned, Discard)
     assert "capacity=spot" in condition(planned, Condition.SCHEDULED).message
-    (workload,) = asked(plan(replace(o, admission=Admission(api=KueueApi.V1BETA2))))
+    (workload,) = asked(plan(replace(o, admission=Admission())))
     spec = workload["spec"]["podSets"][0]["template"]["spec"]
     assert spec["nodeSelector"]["capacity"] == "on-demand", "so that Kueue assigns a flavor for that"
 
@@ -437,7 +428,7 @@ def test_at_the_jobs_end_its_workload_is_finished_which_is_looked_for_until_kueu
     assert [(w.type, w.status, w.reason) for w in tell.words] == [("Finished", True, reason)]
     assert not tell.release
     over = queued_job(planned.status)
-    held = seen(over, workload=workload_of(over, **ADMITTED), api=False, missing="cannot be read")
+    held = seen(over, workload=workload_of(over, **ADMITTED), missing="cannot be read")
     assert not made(follows("again", held), Tell)
     assert not made(follows("!again", admitted(over, finished=True)), Tell)
 
@@ -458,7 +449,7 @@ def test_a_job_that_names_no_queue_any_more_gives_its_quota_back_and_goes_on() -
 
 # --- without Kueue --------------------------------------------------------------------------------------
 def test_without_kueue_a_job_waits_and_says_so_and_a_running_one_goes_on() -> None:
-    away: Json = {"api": False, "missing": "this cluster does not serve kueue.x-k8s.io; install Kueue"}
+    away: Json = {"missing": "this cluster does not serve kueue.x-k8s.io; install Kueue"}
     planned = follows("!creates Admitted=False again", seen(queued_job(Status()), **away))
     assert not asked(planned) and condition(planned, Condition.ADMITTED).message.endswith(away["missing"])
     job = queued_job(running())
@@ -556,7 +547,7 @@ async def test_an_admission_that_the_watch_has_not_brought_yet_is_not_given_back
     assert stale is not None
     w.cluster.admit("on-demand")
     words = (Told("QuotaReserved", False, "Pending", "gone"),)
-    tell = Tell(api=KueueApi.V1BETA2, workload=stale, words=words, release=True)
+    tell = Tell(workload=stale, words=words, release=True)
     job = w.caches.jobs.get(KEY)
     assert job is not None
     context = Context(cluster=w.cluster, caches=w.caches, memory=w.memory, now=w.cluster.now)
@@ -681,7 +672,7 @@ TOLD = (
     seen(WAITS, workload=workload_of(WAITS, **ADMITTED), flavors={"spot": None}),
     seen(WAITS, workload=workload_of(WAITS, by_topology=True, **ADMITTED)),
     seen(WAITS, unknown_class="WorkloadPriorityClass high"),
-    seen(WAITS, api=False, missing=Kueue().missing),
+    seen(WAITS, missing=kueue.OFF),
     seen(queued_job(running()), make_pod(), workload=workload_of(WAITS, **PREEMPTED)),
     replace(
         seen(WAITS, workload=workload_of(WAITS, **ADMITTED)),

@@ -478,18 +478,12 @@ def test_what_keeps_the_checkpoints_from_being_deleted_is_read_from_its_pod(name
     state, last, phase, expected = TROUBLES[name]
     container = {"name": "cleanup", "state": state, "lastState": last}
     raw = {"status": {"phase": phase, "containerStatuses": [container]}}
-    assert cleanup_trouble(raw, ()) == expected
+    assert cleanup_trouble(raw) == expected
 
 
-def test_a_cleanup_pod_without_a_node_or_a_volume_says_that() -> None:
+def test_a_cleanup_pod_without_a_node_says_that() -> None:
     unbound = {"type": "PodScheduled", "status": "False", "message": "0/3 nodes are available"}
-    assert cleanup_trouble({"status": {"conditions": [unbound]}}, ()) == "0/3 nodes are available"
-    failed = {
-        "reason": "FailedMount",
-        "message": 'configmap "ca" not found',
-        "lastTimestamp": rfc3339(after(-1)),
-    }
-    assert cleanup_trouble({"status": {}}, [failed]) == 'FailedMount: configmap "ca" not found'
+    assert cleanup_trouble({"status": {"conditions": [unbound]}}) == "0/3 nodes are available"
 
 
 def of_a_person(*pods: PodView, **spec: Any) -> Observed:

@@ -203,54 +203,9 @@ def test_with_known_prices_spot_first_falls_back_to_on_demand() -> None:
     assert kind(follows("Accepted=True/Valid", dry(started()))) == "OnDemand"
 
 
-@pytest.mark.parametrize(
-    "prices",
-    [
-        [SPOT],
-        [SPOT, ON_DEMAND | {"usdPerHour": 0}],
-        [SPOT, ON_DEMAND | {"checked": "2026-02-28T11:59:00Z"}],
-        [SPOT, ON_DEMAND | {"instanceType": "g6"}],
-    ],
-    ids=["missing", "zero", "older than a day", "of another type"],
-)
-def test_without_an_on_demand_price_a_limited_job_stays_on_spot_and_says_so(prices: list[Any]) -> None:
-    o = replace(dry(started()), prices=parse(json.dumps(prices)))
-    assert kind(follows("Accepted=True/PriceUnknown warns=PriceUnknown", o)) == "Spot"
-
-
-def test_after_a_gap_in_the_prices_the_limit_is_no_guarantee_and_on_demand_is_used_again() -> None:
+def test_after_a_gap_in_the_prices_the_limit_is_no_guarantee_and_on_demand_is_used() -> None:
     o = dry(started(), spent_before(unknown_seconds=Decimal(60)))  # all present prices are known
     assert kind(follows("Accepted=True/PriceUnknown warns=PriceUnknown", o)) == "OnDemand"
-
-
-def test_while_a_node_of_the_job_has_no_price_it_does_not_use_on_demand() -> None:
-    """That node came for the job and is idle: its attempt has ended, and it is still paid for."""
-    first = plan(seen(make_pod(**POD), prices=parse(json.dumps([ON_DEMAND])))).books
-    assert first is not None
-    ended = replace(first.ledger.nodes[0], start=node().created or NOW, ended=NOW)
-    idle = dry(started(), replace(first, ledger=replace(first.ledger, nodes=(ended,))))
-    unpriced = replace(idle, prices=parse(json.dumps([ON_DEMAND])))
-    assert kind(follows("Accepted=True/PriceUnknown", unpriced)) == "Spot"
-    assert kind(plan(idle)) == "OnDemand", "once it has one"
-
-
-def test_an_unlimited_job_falls_back_with_unknown_prices_as_ever() -> None:
-    o = dry(started())
-    job = make_job(raw_spec(capacity={"type": "SpotFirst", "pools": POOLS}), status=o.job.status)
-    assert kind(plan(replace(o, job=job, prices=parse("")))) == "OnDemand"
-
-
-def test_a_limited_job_with_one_spot_pool_waits_there_without_limit_while_a_price_is_unknown() -> None:
-    pending = make_pod(node="", phase="Pending", running_since=None, created=after(-5000))
-    status = replace(
-        started(),
-        attempts=(
-            replace(started().attempts[0], node="", created_workers=0, pool="cheap", instance_type="g5"),
-        ),
-    )
-    limited = seen(pending, status=status, type="SpotFirst", pools=POOLS, prices=parse(""))
-    assert not removed(plan(limited))
-    assert removed(plan(replace(limited, prices=parse(json.dumps([ON_DEMAND, SPOT]))))) == {0}
 
 
 # --- bad input ------------------------------------------------------------------------------------------
@@ -264,7 +219,6 @@ def test_numbers_and_decimal_strings_are_dollars(value: Any, dollars: str) -> No
 
 
 TOLD = (
-    *(replace(dry(started()), prices=parse(json.dumps(prices))) for prices in ([SPOT, ON_DEMAND], [SPOT])),
     dry(started(), spent_before(unknown_seconds=Decimal(60))),
     seen(make_pod(**POD), limit=500),
     seen(limit=500, **stopped()),

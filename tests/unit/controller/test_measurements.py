@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 from spottrain.contract import Outcome, Progress, TimeSplit
 from spottrain_operator.api.bookkeeping import NO_BOOKS
-from spottrain_operator.api.observed import Ended, Measure, Measurement, NodeView, Notice, PodView, Sample
+from spottrain_operator.api.observed import Ended, NodeView, Notice, PodView, Sample
 from spottrain_operator.api.training_job import Status
 from spottrain_operator.api.validation import parse_job
 from spottrain_operator.control.plan import plan
 from spottrain_operator.io import metrics
+from spottrain_operator.io.metrics import Measurement
 
 from tests.builders import NOW, make_node, make_observed, make_pod, raw_job, raw_spec, started, word
 
@@ -49,8 +50,8 @@ class Story:
         self.status, self.books = made.status or self.status, made.books or self.books
         self.measured += made.measurements if made.status is not None else ()
 
-    def all(self, measure: Measure) -> list[float]:
-        return [m.value for m in self.measured if m.measure is measure]
+    def all(self, metric: object) -> list[float]:
+        return [m.value for m in self.measured if m.metric is metric]
 
 
 def noticed(seen: float, deadline: float) -> NodeView:
@@ -90,20 +91,18 @@ def reclaimed() -> Story:
 
 def test_a_reclaim_is_measured_from_the_notice_to_the_next_step() -> None:
     story = reclaimed()
-    assert story.all(Measure.NOTICE_TO_SIGNAL) == [pytest.approx(0.7)]
-    assert story.all(Measure.SIGNAL_TO_DURABLE) == [3]
-    assert story.all(Measure.INTERRUPTION_TO_RUNNING) == [80 - 14]
-    assert story.all(Measure.INTERRUPTION_TO_TRAINING) == [95 - 14]
-    assert story.all(Measure.START_TO_STEP) == [95 - 60]
+    assert story.all(metrics.NOTICE_TO_SIGNAL) == [pytest.approx(0.7)]
+    assert story.all(metrics.SIGNAL_TO_DURABLE) == [3]
+    assert story.all(metrics.INTERRUPTION_TO_RUNNING) == [80 - 14]
+    assert story.all(metrics.INTERRUPTION_TO_TRAINING) == [95 - 14]
+    assert story.all(metrics.START_TO_STEP) == [95 - 60]
 
 
 def test_an_interruption_is_counted_once_with_its_source_and_capacity_type() -> None:
-    counted = [
-        m for m in reclaimed().measured if m.measure in (Measure.INTERRUPTIONS, Measure.ATTEMPTS_ENDED)
-    ]
+    counted = [m for m in reclaimed().measured if m.metric in (metrics.INTERRUPTIONS, metrics.ATTEMPTS_ENDED)]
     assert counted == [
-        Measurement(Measure.ATTEMPTS_ENDED, 1, ("SpotNotice",)),
-        Measurement(Measure.INTERRUPTIONS, 1, ("SpotNotice", SOURCE, "Spot")),
+        Measurement(metrics.ATTEMPTS_ENDED, 1, ("SpotNotice",)),
+        Measurement(metrics.INTERRUPTIONS, 1, ("SpotNotice", SOURCE, "Spot")),
     ]
 
 
@@ -111,15 +110,15 @@ def test_a_failure_is_no_interruption_and_has_no_recovery() -> None:
     story = Story()
     story.look(10, ended(9, code=1))
     story.look(30, make_pod(2))
-    assert {m.measure for m in story.measured} == {Measure.ATTEMPTS_ENDED}
+    assert {m.metric for m in story.measured} == {metrics.ATTEMPTS_ENDED}
 
 
 def test_a_stop_before_the_notice_was_not_caused_by_it() -> None:
     story = Story()
     said = word(Outcome.INTERRUPTED, step=40, durableStep=40, signalledAt=at(5).timestamp(), durableSeconds=1)
     story.look(12, ended(11, message=said), nodes=[noticed(10, 120)])
-    assert story.all(Measure.NOTICE_TO_SIGNAL) == []
-    assert story.all(Measure.SIGNAL_TO_DURABLE) == [1]
+    assert story.all(metrics.NOTICE_TO_SIGNAL) == []
+    assert story.all(metrics.SIGNAL_TO_DURABLE) == [1]
 
 
 def test_a_container_cannot_put_more_seconds_into_the_metrics_than_have_passed() -> None:
@@ -127,8 +126,8 @@ def test_a_container_cannot_put_more_seconds_into_the_metrics_than_have_passed()
     said = word(Outcome.INTERRUPTED, step=40, durableStep=40, signalledAt=1e300, durableSeconds=1e300)
     pod = ended(11, message=said)
     story.look(12, pod, nodes=[noticed(10, 120)])
-    assert story.all(Measure.NOTICE_TO_SIGNAL) == []
-    assert story.all(Measure.SIGNAL_TO_DURABLE) == [(at(12) - pod.created).total_seconds()]
+    assert story.all(metrics.NOTICE_TO_SIGNAL) == []
+    assert story.all(metrics.SIGNAL_TO_DURABLE) == [(at(12) - pod.created).total_seconds()]
 
 
 @pytest.mark.parametrize(("gpus", "lost"), [(4, [4 * 30.0]), (0, [])], ids=["four GPUs", "no GPU"])
@@ -142,26 +141,4 @@ def test_lost_steps_count_for_each_gpu(gpus: int, lost: list[float]) -> None:
     said = word(Outcome.INTERRUPTED_LOST, step=9, durableStep=4, timeSplit=split)
     for second in (61, 62):
         story.look(second, ended(60, code=79, message=said, bound=at(0)))
-    assert story.all(Measure.LOST_GPU_SECONDS) == lost
-
-
-@pytest.mark.parametrize("measure", list(Measure))
-def test_every_measure_has_a_metric(measure: Measure) -> None:
-    labels = {
-        Measure.START_TO_STEP: ("resumed",),
-        Measure.INTERRUPTIONS: ("cause", "source", "capacity_type"),
-        Measure.ATTEMPTS_ENDED: ("cause",),
-    }.get(measure, ())
-    values = dict.fromkeys(labels, "of-a-test")
-
-    def told() -> float:
-        """The sum of a histogram, or a counter's value."""
-        (family,) = metrics.MEASURED[measure].collect()
-        found = [
-            s.value for s in family.samples if s.labels == values and s.name.endswith(("_sum", "_total"))
-        ]
-        return sum(found)
-
-    before = told()
-    metrics.record(Measurement(measure, 2.5, tuple(values.values())))
-    assert told() == before + 2.5
+    assert story.all(metrics.LOST_GPU_SECONDS) == lost

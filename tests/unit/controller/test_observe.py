@@ -21,7 +21,6 @@ from spottrain_operator.names import Reason
 from tests.builders import KEY, NOW, after, make_node, make_pod, notice
 from tests.unit.controller.fake_cluster import KeySet, World, begun, resync
 from tests.unit.controller.test_crashes import STORIES, Story
-from tests.unit.controller.test_data_cache import _waiting
 from tests.unit.controller.test_starting import event
 
 
@@ -241,21 +240,6 @@ async def test_events_and_their_absence_are_remembered_and_a_failure_is_logged_o
     assert [r.getMessage() for r in caplog.records] == [
         f"{KEY}: Events of pod {pod.name} cannot be read: events is forbidden"
     ]
-
-
-async def test_an_unreadable_claim_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    w = await _waiting()
-    await resync(w.cluster, w.caches, KeySet(), ())
-    w.refuse("get_persistentvolumeclaim", ApiError(403, "forbidden"))
-    with caplog.at_level(logging.WARNING):
-        for _ in range(2):
-            await _observed(w)
-    assert [r.getMessage() for r in caplog.records] == [
-        f"{KEY}: PersistentVolumeClaim datasets cannot be read: forbidden"
-    ]
-    del w.cluster.get_persistentvolumeclaim
-    await _observed(w)
-    assert not w.memory.of(KEY).unread
 
 
 async def test_a_refusal_is_forgotten_once_all_that_it_was_about_exists() -> None:

@@ -27,7 +27,6 @@ from tests.unit.agent import test_process
 from tests.unit.controller import (
     test_capacity,
     test_cheapest,
-    test_data_cache,
     test_gangs,
     test_hardware,
     test_interrupt,
@@ -70,7 +69,6 @@ def scenes() -> Iterator[Observed]:
         test_gangs,
         test_hardware,
         test_sync,
-        test_data_cache,
         test_capacity,
         test_kueue,
         test_cheapest,

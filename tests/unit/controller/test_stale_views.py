@@ -173,25 +173,6 @@ async def test_a_copy_of_a_pod_is_no_rank(owner: bool) -> None:
     _copy(w, "copy", owner=owner)
     await w.settle()
     assert w.status == before and "copy" in w.cluster.pods
-    copied = w.cluster.pods["copy"]["metadata"]
-    copied |= {"deletionTimestamp": "2026-03-01T12:00:30Z", "deletionGracePeriodSeconds": 0}
-    w.cluster._bump(w.cluster.pods["copy"])
-    await w.settle()
-    assert "copy" not in w.cluster.pods, "nobody but the operator can take its finalizer off"
-    assert w.status == before
-
-
-async def test_a_pod_of_our_name_without_an_owner_is_not_adopted() -> None:
-    w = World()
-    await w.look()
-    name = w.pod(1)
-    assert name in w.cluster.pods
-    del w.cluster.pods[name]["metadata"]["ownerReferences"]
-    w.cluster._bump(w.cluster.pods[name])
-    w._start()
-    await w.settle()
-    accepted = condition(w.status, Condition.ACCEPTED)
-    assert accepted.reason == "PodNameTaken"
 
 
 @pytest.mark.parametrize(

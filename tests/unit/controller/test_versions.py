@@ -25,9 +25,8 @@ def test_every_name_of_a_jobs_objects_is_a_label_with_the_hash_of_its_uid(job: s
     number = hashlib.sha256(b"uid").hexdigest()[: names.HASH_DIGITS]
     made = [
         names.pod_name(job, "uid", 123456, 12345),
-        names.group_name(job, "uid", 123456),
-        names.cleanup_name(job, "uid"),
-        names.service_name(job, "uid"),
+        names.object_name(job, "uid", suffix="-cleanup"),
+        names.object_name(job, "uid", prefix="gang-"),
     ]
     for name in made:
         assert len(name) <= 63 and f"-{number}" in name and "." not in name and not name.startswith("-")
@@ -45,10 +44,9 @@ def test_a_pod_with_its_jobs_name_is_ours_and_a_copy_is_not() -> None:
     raw = trainer_pod.pod(make_job(), Status(attempt=1), POOL)
     meta = raw["metadata"]
     meta |= {"uid": "u", "resourceVersion": "1", "creationTimestamp": "2026-01-01T00:00:00Z"}
-    for named, stray in ((name, False), (name[:-1] + "7", True), (name.replace("-", "-0", 1), True)):
+    for named, ours in ((name, True), (name[:-1] + "7", False), (name.replace("-", "-0", 1), False)):
         meta["name"] = named
-        view = pod_view(raw)
-        assert view is not None and view.stray is stray, named
+        assert (pod_view(raw) is not None) is ours, named
 
 
 async def after_backoff(w: World) -> None:

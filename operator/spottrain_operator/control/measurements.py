@@ -9,8 +9,10 @@ from collections.abc import Iterator
 from datetime import datetime
 
 from spottrain_operator.api.bookkeeping import Bookkeeping
-from spottrain_operator.api.observed import Measure, Measurement, Observed, PodView
+from spottrain_operator.api.observed import Observed, PodView
 from spottrain_operator.api.training_job import AttemptRecord, Status
+from spottrain_operator.io import metrics
+from spottrain_operator.io.metrics import Measurement
 from spottrain_operator.names import Cause, Condition
 from spottrain_operator.policies.cause import SKEW, notices_of
 from spottrain_operator.policies.pod_end import termination_message_of
@@ -29,10 +31,10 @@ def _causes(o: Observed, new: Status) -> Iterator[Measurement]:
         before = o.job.status.record(record.number)
         if not record.cause or (before is not None and before.cause):
             continue
-        yield Measurement(Measure.ATTEMPTS_ENDED, 1, (record.cause,))
+        yield Measurement(metrics.ATTEMPTS_ENDED, 1, (record.cause,))
         if interrupted:
             labels = (record.cause, _source(record, o), record.capacity_type)
-            yield Measurement(Measure.INTERRUPTIONS, 1, labels)
+            yield Measurement(metrics.INTERRUPTIONS, 1, labels)
 
 
 def _ends(o: Observed, new: Status) -> Iterator[Measurement]:
@@ -52,9 +54,9 @@ def _end(pod: PodView, o: Observed) -> Iterator[Measurement]:
     seen = min((n.seen for n in notices_of(pod, o) if n.seen is not None), default=None)
     # Earlier it was stopped for another cause, and later than now by no clock.
     if seen is not None and seen.timestamp() <= word.signalledAt <= (o.now + SKEW).timestamp():
-        yield Measurement(Measure.NOTICE_TO_SIGNAL, word.signalledAt - seen.timestamp())
+        yield Measurement(metrics.NOTICE_TO_SIGNAL, word.signalledAt - seen.timestamp())
     if word.durableSeconds is not None:
-        yield Measurement(Measure.SIGNAL_TO_DURABLE, min(word.durableSeconds, _seconds(pod.created, o.now)))
+        yield Measurement(metrics.SIGNAL_TO_DURABLE, min(word.durableSeconds, _seconds(pod.created, o.now)))
 
 
 def _recovery(o: Observed, new: Status) -> Iterator[Measurement]:
@@ -63,9 +65,9 @@ def _recovery(o: Observed, new: Status) -> Iterator[Measurement]:
     if (since := old.interruption_time) is None:
         return
     if not old.is_true(Condition.RUNNING) and new.is_true(Condition.RUNNING):
-        yield Measurement(Measure.INTERRUPTION_TO_RUNNING, _seconds(since, o.now))
+        yield Measurement(metrics.INTERRUPTION_TO_RUNNING, _seconds(since, o.now))
     if new.interruption_time is None and not new.terminal:
-        yield Measurement(Measure.INTERRUPTION_TO_TRAINING, _seconds(since, o.now))
+        yield Measurement(metrics.INTERRUPTION_TO_TRAINING, _seconds(since, o.now))
 
 
 def _first_step(o: Observed, new: Status) -> Iterator[Measurement]:
@@ -74,7 +76,7 @@ def _first_step(o: Observed, new: Status) -> Iterator[Measurement]:
     if now is None or now.stepped is None or now.bound is None or (before and before.stepped):
         return
     resumed = "true" if now.start_step else "false"
-    yield Measurement(Measure.START_TO_STEP, _seconds(now.bound, now.stepped), (resumed,))
+    yield Measurement(metrics.START_TO_STEP, _seconds(now.bound, now.stepped), (resumed,))
 
 
 def _source(record: AttemptRecord, o: Observed) -> str:
@@ -89,7 +91,7 @@ def _lost(o: Observed, books: Bookkeeping) -> Iterator[Measurement]:
     """Yields the GPU-seconds of steps that attempts which are over have lost."""
     spec, lost = o.job.spec, books.times.closed.rollback - o.books.times.closed.rollback
     if lost > 0 and spec is not None and spec.gpus.count:
-        yield Measurement(Measure.LOST_GPU_SECONDS, float(lost) * spec.gpus.count * spec.workers)
+        yield Measurement(metrics.LOST_GPU_SECONDS, float(lost) * spec.gpus.count * spec.workers)
 
 
 def _seconds(begin: datetime, end: datetime) -> float:
