@@ -8,21 +8,16 @@
 
     from spottrain.diagnostics import Profiler, Watch
 
-Each works alone in a custom loop. Names are loaded on first use.
+Each works alone in a custom loop.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
-
-from spottrain.core import lazy
-
-if TYPE_CHECKING:
-    from spottrain.diagnostics import bottleneck, flops, loop_watch, profiler, step_timer
-    from spottrain.diagnostics.bottleneck import InUse, Verdict
-    from spottrain.diagnostics.loop_watch import Watch
-    from spottrain.diagnostics.profiler import Profiler
-    from spottrain.diagnostics.step_timer import StepTimer
+from spottrain.diagnostics import bottleneck, flops, loop_watch, profiler, step_timer
+from spottrain.diagnostics.bottleneck import InUse, Verdict
+from spottrain.diagnostics.loop_watch import Watch
+from spottrain.diagnostics.profiler import Profiler
+from spottrain.diagnostics.step_timer import StepTimer
 
 __all__ = [
     "InUse",
@@ -36,13 +31,3 @@ __all__ = [
     "profiler",
     "step_timer",
 ]
-
-_HOME: Final = {
-    "InUse": "spottrain.diagnostics.bottleneck",
-    "Profiler": "spottrain.diagnostics.profiler",
-    "StepTimer": "spottrain.diagnostics.step_timer",
-    "Verdict": "spottrain.diagnostics.bottleneck",
-    "Watch": "spottrain.diagnostics.loop_watch",
-}
-
-__getattr__ = lazy.names(__name__, _HOME, set(__all__) - set(_HOME))

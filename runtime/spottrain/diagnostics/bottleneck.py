@@ -1,4 +1,4 @@
-"""Finds the bottleneck from measurements, and the setting that removes it. Pure functions.
+"""Finds the bottleneck from measurements, and a setting, not made yet, that removes it. Pure functions.
 
 The order follows "Always fix the slowest part of the pipeline first: data → memory → compute". First comes
 what leaves the device without work: data, a straggler, communication, checkpoints, compilations. If none of
@@ -13,10 +13,9 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
 
-from spottrain.diagnostics import recommendations
 from spottrain.diagnostics.flops import Roofline
-from spottrain.diagnostics.recommendations import InUse as InUse
 from spottrain.diagnostics.step_timer import Rank, Shares
+from spottrain.techniques.compilation import doubt as compiling_doubt
 
 LOW: Final = 0.70
 """Utilisation below which the loader may be the problem rather than the arithmetic."""
@@ -37,6 +36,8 @@ FULL: Final = 0.9
 MEMORY_BUSY, MEMORY_QUIET = 0.8, 0.5
 """A full GPU is memory-bound if its memory is in use for at least the first share, compute-bound up to the
 second; between them there is no verdict."""
+AHEAD: Final = 4
+"""Useful micro-batches to prefetch per worker; more only use memory."""
 EXPLAINED: Final = 0.5
 """Least share of a compiled step that arithmetic must take for a verdict on the work itself: its roofline is
 of the uncompiled model, and the compiler removes bytes and launches."""
@@ -51,6 +52,35 @@ class Name(StrEnum):
     CHECKPOINT = "checkpoint-bound"
     RECOMPILING = "recompiling"
     STRAGGLER = "straggler"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InUse:
+    """Current settings of a run, so that advice leaves them out. None: unknown."""
+
+    workers: int | None = None
+    """Actual loader processes of this rank, such as those that `auto` found."""
+    prefetch: int | None = None
+    """Micro-batches that each worker prefetches."""
+    pin_memory: bool | None = None
+    own_loader: bool = False
+    """Whether the loader is the script's own, so `training.data` does not apply."""
+    precision: str = "fp32"
+    compile: bool = False
+    compile_mode: str = "default"
+    sharded: bool = False
+    """Whether the model uses FSDP2, which has no communication hooks."""
+    whole_share: bool = False
+    """Whether a micro-batch is the rank's whole share of the global batch, so it cannot grow alone."""
+    drop_last: bool = False
+    interval_auto: bool = False
+    """Whether the checkpoint interval follows the cost of a save."""
+    cuda: bool = False
+    """Whether the device is a GPU."""
+    bf16: bool = True
+    """Whether the device supports bf16."""
+    cores: int | None = None
+    """CPU cores of the container that this rank may use."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -142,7 +172,12 @@ def _straggler(facts: Measurements) -> Verdict | None:
         return None  # not late enough, or the others wait for something else
     for_data = rank.data - statistics.median(each.data for each in rest)
     if for_data > 0.5 * late:
-        fix = recommendations.of_slow_rank(facts.use, slowest)
+        more = (
+            "make dataset[i] cheaper"
+            if _no_core_left(facts.use)
+            else f"raise {_name(facts.use, 'numWorkers')}"
+        )
+        fix = f"It waits for its data: {more}, or check the storage of rank {slowest}."
     else:
         fix = (
             f"Check the node of rank {slowest}: its clock (heat, power), other load on it, its share "
@@ -177,11 +212,72 @@ def _stalled(facts: Measurements) -> Verdict | None:
 
 def _data(facts: Measurements, size: float) -> Verdict:
     data, copy = facts.shares.share("data"), facts.shares.share("h2d")
-    if copy > data:
-        sentence = f"The copy to the device takes {copy:.0%} of the time, the loader {data:.0%}."
-        return Verdict(name=Name.DATA, sentence=sentence, fix=recommendations.of_copy(facts.use))
-    sentence = f"The device waits for data {data:.0%} of the time."
-    return Verdict(name=Name.DATA, sentence=sentence, fix=recommendations.of_loader(facts.use, data))
+    if copy <= data:
+        sentence = f"The device waits for data {data:.0%} of the time."
+        return Verdict(name=Name.DATA, sentence=sentence, fix=_more_workers(facts.use, data))
+    if facts.use.pin_memory:
+        fix = "Copy less: keep samples in their small type (uint8, token ids) and convert them on the device."
+    else:
+        pin = _name(facts.use, "pinMemory")
+        fix = f"Set {pin} to true: the copy is then faster, and the host does not wait for it."
+    sentence = f"The copy to the device takes {copy:.0%} of the time, the loader {data:.0%}."
+    return Verdict(name=Name.DATA, sentence=sentence, fix=fix)
+
+
+def _more_workers(use: InUse, data: float) -> str:
+    """Advice if the device waits for data for a share `data` of the time."""
+    if _no_core_left(use):
+        return (
+            f"No CPU core is free for another worker: {use.workers} worker(s) use all {use.cores} "
+            "core(s). Give the container more CPU for each GPU, make dataset[i] cheaper (its "
+            f"transforms), or store the samples decoded, or cached.{_pinned(use)}{_compiled(use, data)}"
+        )
+    # With enough workers a batch is ready when the rest of the step is done.
+    now = max(1, use.workers or 0)
+    needed = max(now + 1, math.ceil(now * data / max(1 - data, 0.01)) + (1 if use.workers else 0))
+    workers = min(needed, max(use.cores or needed, now))
+    known = "not known" if use.workers is None else use.workers
+    held = f"; {needed} would be needed, but there are {use.cores} cores" if workers < needed else ""
+    ahead = ""
+    if use.prefetch is None or use.prefetch < AHEAD:
+        has = " if it is lower" if use.prefetch is None else f" (now {use.prefetch})"
+        ahead = f" and {_name(use, 'prefetchFactor')} to {AHEAD}{has}"
+    return (
+        f"Set {_name(use, 'numWorkers')} to {workers} (now {known}){ahead}; or make dataset[i] cheaper{held}."
+        f"{_pinned(use)}{_compiled(use, data)}"
+    )
+
+
+def too_many_workers(use: InUse) -> str | None:
+    """Returns why there are too many workers; None if there are not, or it is unknown."""
+    if use.workers is None or use.cores is None or use.workers <= max(1, use.cores):
+        return None
+    return (
+        f"{use.workers} loader workers share {use.cores} core(s), all that this rank has: unless they "
+        "mostly wait for storage, they take CPU time and memory from each other and from training; "
+        f"set {_name(use, 'numWorkers')} to {use.cores} at most"
+    ) + ("" if use.own_loader else ", or to auto")
+
+
+def _no_core_left(use: InUse) -> bool:
+    return use.workers is not None and use.cores is not None and use.workers >= max(1, use.cores)
+
+
+def _pinned(use: InUse) -> str:
+    """Empty if pin_memory is unknown, true, or useless because there is no GPU."""
+    return f" Set {_name(use, 'pinMemory')} to true." if use.cuda and use.pin_memory is False else ""
+
+
+def _compiled(use: InUse, waits: float) -> str:
+    sentence = compiling_doubt(waits) if use.compile else None
+    return f" {sentence}." if sentence else ""
+
+
+def _name(use: InUse, setting: str) -> str:
+    if not use.own_loader:
+        return f"training.data.{setting}"
+    theirs = {"numWorkers": "num_workers", "prefetchFactor": "prefetch_factor", "pinMemory": "pin_memory"}
+    return f"{theirs[setting]} of the script's loader"
 
 
 def _communication(facts: Measurements, size: float) -> Verdict:
@@ -243,30 +339,56 @@ def _bound(facts: Measurements) -> Verdict | None:
 
 
 def _memory(facts: Measurements, part: float) -> Verdict:
-    return Verdict(
-        name=Name.MEMORY,
-        sentence=f"The device is busy, but {part:.0%} of its work is moving bytes{_mfu(facts)}.",
-        fix=recommendations.of_bytes(facts.use),
-    )
+    use = facts.use
+    if (name := _half(use)) is not None:
+        fix = f"Set precision to {name}, which moves half of the bytes"
+        fix += "." if use.compile else "; and compile to true, which joins elementwise operations."
+    elif not use.compile:
+        fix = "Set compile to true: it joins elementwise operations, so that values stay in registers."
+    else:
+        fix = (
+            "Lower microBatchSize so that activations fit into the cache, or use fused kernels (attention, "
+            "loss, optimizer)."
+        )
+    sentence = f"The device is busy, but {part:.0%} of its work is moving bytes{_mfu(facts)}."
+    return Verdict(name=Name.MEMORY, sentence=sentence, fix=fix)
 
 
 def _launch(facts: Measurements, part: float) -> Verdict:
+    graphs = " and compileMode to reduce-overhead (CUDA graphs)" if facts.use.cuda else ""
     return Verdict(
         name=Name.LAUNCH,
         sentence=(
             f"{part:.0%} of the work is operations so small that dispatching them takes longer than "
             f"running them{_mfu(facts)}."
         ),
-        fix=recommendations.of_launches(facts.use),
+        fix=f"Set compile to true{graphs}; or raise {_batch(facts.use)}, so that each operation does more.",
     )
 
 
 def _compute(facts: Measurements, part: float) -> Verdict:
-    return Verdict(
-        name=Name.COMPUTE,
-        sentence=f"The device is computing: {part:.0%} of its work is arithmetic{_mfu(facts)}.",
-        fix=recommendations.of_arithmetic(facts.use),
-    )
+    if (name := _half(facts.use)) is None:
+        fix = f"This is the goal. A larger {_batch(facts.use)} may use the device even better."
+    else:
+        fix = f"This is the goal. Even faster: precision {name}, for matrix products in half the time."
+    sentence = f"The device is computing: {part:.0%} of its work is arithmetic{_mfu(facts)}."
+    return Verdict(name=Name.COMPUTE, sentence=sentence, fix=fix)
+
+
+def _half(use: InUse) -> str | None:
+    """Returns the 16-bit format for a run in fp32, with a remark on loss scaling; None if there is none.
+
+    bf16 if the device supports it; else fp16 with loss scaling on a GPU (V100, T4).
+    """
+    if use.precision != "fp32" or not (use.bf16 or use.cuda):
+        return None
+    remark = "this GPU has no bf16; Trainer scales the loss by itself, techniques.Amp does in a custom loop"
+    return "bf16" if use.bf16 else f"fp16 ({remark})"
+
+
+def _batch(use: InUse) -> str:
+    """A micro-batch can only grow within the global batch."""
+    return "globalBatchSize and microBatchSize" if use.whole_share else "microBatchSize"
 
 
 def _mfu(facts: Measurements) -> str:

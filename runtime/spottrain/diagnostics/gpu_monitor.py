@@ -24,12 +24,8 @@ import torch
 
 from spottrain.core import log
 
-KEPT: Final = 120
-"""Samples kept: two minutes, at one per second."""
 LATEST: Final = 15
-"""Samples in a reported mean: 15 s, a usual scrape interval of Prometheus."""
-MIN_SAMPLES: Final = 4
-"""Least samples of a window; a short one includes the last ones before it."""
+"""Samples in a mean: 15 s, a usual scrape interval of Prometheus."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,9 +41,9 @@ class GPUSample:
 class GPUMonitor:
     """Samples a GPU in a thread until `close`.
 
-    `samples` covers training only, by the calls of `stepped` and `restarted`. `on_sample` is called with the
-    mean of the LATEST samples of any kind. `read` takes a sample; default: NVML on `device`. `every`: seconds
-    between samples, at least NVML's sampling period.
+    `samples` are the last ones of training, by the calls of `stepped` and `restarted`. `on_sample` is called
+    with the mean of the last ones of any kind. `read` takes a sample; default: NVML on `device`. `every`:
+    seconds between samples, at least NVML's sampling period.
     """
 
     def __init__(
@@ -60,43 +56,33 @@ class GPUMonitor:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._latest: deque[GPUSample] = deque(maxlen=LATEST)
-        self._samples: deque[tuple[float, GPUSample]] = deque(maxlen=KEPT)
+        self._training: deque[tuple[float, GPUSample]] = deque(maxlen=LATEST)
         self._over = threading.Event()
         self._every, self._clock, self._on_sample = every, clock, on_sample
-        self._device = device
-        self._read = read
-        self._step = self._window = clock()
-        self._not_before = -math.inf
-        """Samples before this time do not belong to training."""
+        self._device, self._read = device, read
+        self._step, self._not_before = clock(), -math.inf
+        """Samples between these times do not belong to training."""
         if read is not None or device.type == "cuda":
             threading.Thread(target=self._run, name="spottrain-nvml", daemon=True).start()
 
-    # --- events of the loop ---------------------------------------------------------------------------
     def stepped(self) -> None:
         """Marks the end of a step."""
         self._step = self._clock()
 
     def restarted(self) -> None:
         """Drops samples since the last step: they cover an evaluation or similar work."""
-        self._samples = deque([each for each in tuple(self._samples) if each[0] <= self._step], maxlen=KEPT)
-        self._not_before = self._clock() + self._every
+        kept = [each for each in tuple(self._training) if each[0] <= self._step]
+        self._training, self._not_before = deque(kept, maxlen=LATEST), self._clock() + self._every
 
     def settled(self) -> None:
         """Drops all samples so far, which cover compilation and first allocations."""
-        self._samples.clear()
-        self._not_before = self._window = self._clock() + self._every
+        self._step = -math.inf
+        self.restarted()
 
-    def window(self) -> None:
-        """Begins a new window."""
-        self._window = self._clock()
-
-    # --- results ----------------------------------------------------------------------------------------
     @property
     def samples(self) -> tuple[GPUSample, ...]:
-        """Samples of the window, but at least the last MIN_SAMPLES ones; oldest first."""
-        kept = tuple(self._samples)
-        count = sum(taken > self._window for taken, _ in kept)
-        return tuple(sample for _, sample in kept[-max(count, MIN_SAMPLES) :])
+        """The last samples of training; oldest first."""
+        return tuple(sample for _, sample in tuple(self._training))
 
     @property
     def utilisation(self) -> float | None:
@@ -125,7 +111,7 @@ class GPUMonitor:
         now = self._clock()
         self._latest.append(sample)
         if now >= self._not_before:
-            self._samples.append((now, sample))
+            self._training.append((now, sample))
         self._on_sample(
             GPUSample(
                 utilisation=statistics.fmean(each.utilisation for each in self._latest),

@@ -30,10 +30,10 @@ from spottrain.diagnostics.bottleneck import (
     Verdict,
     advice,
     diagnose,
+    too_many_workers,
 )
 from spottrain.diagnostics.flops import Work, counted, mfu
 from spottrain.diagnostics.gpu_monitor import GPUMonitor
-from spottrain.diagnostics.recommendations import too_many_workers
 from spottrain.diagnostics.step_timer import Shares, StepTimer, gathered
 from spottrain.distributed.world import World
 from spottrain.techniques.compilation import compilations
@@ -143,7 +143,6 @@ class Watch:
             verdict=verdict,
             advice=words,
         )
-        self._sampler.window()
         self._tell(verdict, words)
         return verdict
 

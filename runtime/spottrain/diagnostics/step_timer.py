@@ -21,8 +21,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from types import TracebackType
-from typing import Any, Final, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -30,11 +29,9 @@ import torch.distributed as dist
 from spottrain.distributed.world import World
 
 DATA, H2D, COMPUTE, COMMUNICATION, CHECKPOINT = range(5)
-PENDING: Final = 256
-"""Steps that may wait for their events; older ones are dropped and counted as `unread`."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Seconds:
     """Seconds of all steps. `other`: outside of any phase, such as logging or garbage collection."""
 
@@ -56,8 +53,6 @@ class Shares:
 
     steps: int = 0
     seconds: Seconds = Seconds()
-    unread: int = 0
-    """Steps whose events did not complete in time; they are in no other figure."""
 
     def share(self, phase: str) -> float:
         """Returns the share of a phase, from 0 to 1. All six add up to 1, or to 0 without steps."""
@@ -116,14 +111,6 @@ def gathered(shares: Shares, world: World) -> tuple[Rank, ...]:
     )
 
 
-class Marks(Protocol):
-    """Marks in time. `completed`: whether a mark has completed; `between`: seconds between two that have."""
-
-    def mark(self) -> Any: ...
-    def completed(self, mark: Any) -> bool: ...
-    def between(self, first: Any, second: Any) -> float: ...
-
-
 class ClockMarks:
     """Marks on the host's clock."""
 
@@ -134,6 +121,7 @@ class ClockMarks:
         return True
 
     def between(self, first: float, second: float) -> float:
+        """Returns the seconds between two marks that have completed."""
         return second - first
 
 
@@ -145,7 +133,7 @@ class EventMarks:
     """
 
     def __init__(self, event: Callable[[], Any] | None = None) -> None:
-        self._event = event or _timing_event
+        self._event = event or (lambda: torch.cuda.Event(enable_timing=True))  # type: ignore[no-untyped-call]
 
     def mark(self) -> Any:
         event = self._event()
@@ -159,19 +147,6 @@ class EventMarks:
         return float(first.elapsed_time(second)) / 1e3
 
 
-def _timing_event() -> Any:
-    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-
-
-@dataclass(kw_only=True, slots=True)
-class _Step:
-    """Marks of one step. Intervals are (phase, begin, end), without overlap."""
-
-    begin: Any
-    end: Any
-    intervals: list[tuple[int, Any, Any]]
-
-
 class _Phase:
     """Reusable context manager; one made from a generator costs three times as much."""
 
@@ -183,19 +158,8 @@ class _Phase:
     def __enter__(self) -> None:
         self._timer._enter(self._number)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._timer._leave()
-
-
-class _Backward(_Phase):
-    __slots__ = ()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._timer._leave_backward()
 
 
 class StepTimer:
@@ -215,19 +179,22 @@ class StepTimer:
         device: torch.device,
         *,
         clock: Callable[[], float] = time.perf_counter,
-        marks: Marks | None = None,
+        marks: ClockMarks | EventMarks | None = None,
         restarted: Callable[[], None] = lambda: None,
     ) -> None:
-        usual: Marks = EventMarks() if device.type == "cuda" else ClockMarks(clock)
-        self._marks = marks or usual
+        self._marks: Any = marks or (EventMarks() if device.type == "cuda" else ClockMarks(clock))
         self._open: list[tuple[int, Any]] = []
         self._intervals: list[tuple[int, Any, Any]] = []
-        self._pending: deque[_Step] = deque()
-        self._whole, self._window = _Sums(), _Sums()
+        """Phase, begin and end of each interval of this step, without overlap."""
+        self._pending: deque[tuple[Any, Any, list[tuple[int, Any, Any]]]] = deque()
+        """Begin, end and intervals of steps that the device has not done yet."""
+        self._sums = [0.0] * (CHECKPOINT + 3)
+        """Seconds of each phase, of all steps, and their number."""
+        self._before = list(self._sums)
+        """The same at the begin of the window."""
         self._reduced: Any = None
         phases = [_Phase(self, number) for number in range(CHECKPOINT + 1)]
         self._data, self._h2d, self._compute, self._communication, self._checkpoint = phases
-        self._backward = _Backward(self, COMPUTE)
         self._restarted = restarted
         self._begin = self._marks.mark()
 
@@ -249,7 +216,7 @@ class StepTimer:
 
     def backward(self) -> _Phase:
         """Returns a context manager for `loss.backward()`, split by a `timed` hook into communication."""
-        return self._backward
+        return self._compute
 
     def communication(self) -> _Phase:
         """Returns a context manager for collectives that the loop calls itself."""
@@ -289,7 +256,7 @@ class StepTimer:
     def step_done(self) -> None:
         """Ends a step. Call it after each optimizer step."""
         end = self._marks.mark()
-        self._pending.append(_Step(begin=self._begin, end=end, intervals=self._intervals))
+        self._pending.append((self._begin, end, self._intervals))
         self._begin, self._intervals = end, []
         self._read()
 
@@ -301,7 +268,7 @@ class StepTimer:
     def whole(self) -> Shares:
         """Returns the time split of all steps that have completed so far."""
         self._read()
-        return self._whole.shares()
+        return _shares(self._sums)
 
     def window(self, *, clear: bool = True) -> Shares:
         """Returns the time split since the last call, or since the start.
@@ -310,10 +277,10 @@ class StepTimer:
             clear: whether to start a new window; False only reads.
         """
         self._read()
-        found = self._window.shares()
+        found = [now - before for now, before in zip(self._sums, self._before, strict=True)]
         if clear:
-            self._window = _Sums()
-        return found
+            self._before = list(self._sums)
+        return _shares(found)
 
     # --- private ------------------------------------------------------------------------------------
     def _enter(self, number: int) -> None:
@@ -321,59 +288,34 @@ class StepTimer:
         if self._open:
             outer, since = self._open[-1]
             self._intervals.append((outer, since, now))
+        else:
+            self._reduced = None
         self._open.append((number, now))
 
     def _leave(self) -> None:
         now = self._marks.mark()
         number, since = self._open.pop()
+        if self._reduced is not None:  # the end of a backward pass: the rest of it was a wait
+            self._intervals.append((number, since, self._reduced))
+            number, since, self._reduced = COMMUNICATION, self._reduced, None
         self._intervals.append((number, since, now))
         if self._open:
             self._open[-1] = (self._open[-1][0], now)
 
-    def _leave_backward(self) -> None:
-        if self._reduced is not None:
-            number, since = self._open[-1]
-            self._intervals.append((number, since, self._reduced))
-            self._open[-1] = (COMMUNICATION, self._reduced)
-            self._reduced = None
-        self._leave()
-
     def _read(self) -> None:
-        while self._pending and self._marks.completed(self._pending[0].end):
-            self._add(self._pending.popleft())
-        while len(self._pending) > PENDING:
-            self._pending.popleft()
-            self._whole.unread += 1
-            self._window.unread += 1
-
-    def _add(self, step: _Step) -> None:
         between = self._marks.between
-        total = between(step.begin, step.end)
-        parts = [0.0] * (CHECKPOINT + 1)
-        for number, begin, end in step.intervals:
-            parts[number] += between(begin, end)
-        self._whole.add(total, parts)
-        self._window.add(total, parts)
+        while self._pending and self._marks.completed(self._pending[0][1]):
+            first, last, intervals = self._pending.popleft()
+            for number, begin, end in intervals:
+                self._sums[number] += between(begin, end)
+            self._sums[-2] += between(first, last)
+            self._sums[-1] += 1
 
 
-class _Sums:
-    def __init__(self) -> None:
-        self.steps = 0
-        self.unread = 0
-        self.total = 0.0
-        self.parts = [0.0] * (CHECKPOINT + 1)
-
-    def add(self, total: float, parts: list[float]) -> None:
-        self.steps += 1
-        self.total += total
-        for number, seconds in enumerate(parts):
-            self.parts[number] += seconds
-
-    def shares(self) -> Shares:
-        other = max(0.0, self.total - sum(self.parts))  # events are rounded to half a microsecond
-        names = ("data", "h2d", "compute", "communication", "checkpoint")
-        seconds = Seconds(**dict(zip(names, self.parts, strict=True)), other=other)
-        return Shares(steps=self.steps, seconds=seconds, unread=self.unread)
+def _shares(sums: list[float]) -> Shares:
+    *parts, total, steps = sums
+    other = max(0.0, total - sum(parts))  # events are rounded to half a microsecond
+    return Shares(steps=round(steps), seconds=Seconds(*parts, other))
 
 
 def _mean(state: Any, bucket: Any) -> Any:

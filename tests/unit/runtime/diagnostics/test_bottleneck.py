@@ -14,9 +14,9 @@ from spottrain.diagnostics.bottleneck import (
     Verdict,
     advice,
     diagnose,
+    too_many_workers,
 )
 from spottrain.diagnostics.flops import Roofline
-from spottrain.diagnostics.recommendations import too_many_workers
 from spottrain.diagnostics.step_timer import Rank, Seconds, Shares
 
 from tests.support.sentences import Told

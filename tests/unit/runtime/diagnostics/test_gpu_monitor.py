@@ -70,16 +70,6 @@ def test_an_evaluation_between_two_steps_is_left_out() -> None:
     assert sampler.found == [0.5] * 4 + [0.6]
 
 
-def test_a_window_has_its_own_samples_and_a_short_one_the_last_four() -> None:
-    sampler = ByHand()
-    sampler.sample(0.1, 0.1, 0.1, 0.1, 0.1)
-    sampler.window()
-    sampler.sample(0.9)
-    assert sampler.found == [0.1, 0.1, 0.1, 0.9]
-    sampler.sample(0.9, 0.9, 0.9, 0.9)
-    assert sampler.found == [0.9] * 5
-
-
 def test_what_is_told_is_a_mean_of_all_that_the_gpu_did() -> None:
     sampler = ByHand()
     sampler.sample(*[0.0] * 15, *[1.0] * 5)
