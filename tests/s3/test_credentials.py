@@ -16,7 +16,7 @@ import pytest
 from google.auth import exceptions
 from google.auth.compute_engine import _metadata
 from spottrain.errors import ConfigurationError, StoreDenied, StoreUnavailable
-from spottrain.storage import gcs, s3_credentials
+from spottrain.storage import gcs, s3_client
 from spottrain.storage.open import open_store
 from spottrain.storage.outage import Outage, patient_store
 from spottrain.storage.s3 import S3Store
@@ -156,9 +156,9 @@ def test_an_agent_at_an_address_that_is_not_allowed_is_a_bad_configuration(
 def test_metadata_is_expected_where_it_is_named_and_on_a_machine_of_amazon(
     agent: Agent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(s3_credentials, "METADATA", agent.url)
+    monkeypatch.setattr(s3_client, "METADATA", agent.url)
     (tmp_path / "bios_version").write_text("4.11.amazon\n")
-    silent = s3_credentials.silent_metadata
+    silent = s3_client.silent_metadata
     assert silent({}, tmp_path) == agent.url and not silent({}, tmp_path / "other")
     assert not silent({"AWS_EC2_METADATA_DISABLED": "True"}, tmp_path)
     agent.start()

@@ -22,7 +22,7 @@ from spottrain.errors import (
     StoreUnsuitable,
 )
 from spottrain.storage.base import KeyMissing, PreconditionFailed, Truncated
-from spottrain.storage.s3_credentials import may_come
+from spottrain.storage.s3_client import may_come
 
 POLICY: Final = (
     "check that its policy allows s3:ListBucket and s3:ListBucketMultipartUploads on the bucket, and "
