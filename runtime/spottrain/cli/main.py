@@ -41,9 +41,8 @@ from spottrain.lifecycle.endings import Ending
 from spottrain.lifecycle.launcher import Launcher
 from spottrain.lifecycle.life import Phase
 from spottrain.lifecycle.log_capture.outputs import MARK, capture
-from spottrain.lifecycle.rendezvous import meet
 from spottrain.lifecycle.session import RunEnded, Session, leave, show, use
-from spottrain.lifecycle.topology import Gang, count_gpus
+from spottrain.lifecycle.topology import Gang, count_gpus, meet
 
 ABOUT = "Trains on spot capacity: saves before an interruption, and resumes from there."
 DESCRIPTION = """Runs a training script that saves a checkpoint before it is interrupted and resumes from it.
@@ -233,7 +232,7 @@ def profile_variables(values: Mapping[str, Any], env: Mapping[str, str], now: fl
 def _short(training: dict[str, Any], window: Profile) -> dict[str, Any]:
     """Shortens the run to the window, without a warm-up and without another profile window."""
     if (given := training.pop("profile", None)) is not None:
-        log.event("override", setting="profile", command=window.to_json(), manifest=json.dumps(given))
+        log.event("override", setting="profile", environment=window.to_json(), settings=json.dumps(given))
     rest = {name: value for name, value in training.items() if not name.startswith("warmup")}
     return rest | {"maxSteps": window.steps, "warmupSteps": 0}
 

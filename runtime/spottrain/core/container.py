@@ -105,7 +105,7 @@ def _number(group: Path, names: tuple[str, str]) -> int | None:
 
 def _reclaimable(group: Path) -> int:
     """Bytes of clean page cache. v1 counts those of child groups under separate names (`total_*`)."""
-    stat = dict(re.findall(r"^(\w+) (\d+)$", _text(group / "memory.stat"), re.MULTILINE))
+    stat: dict[str, str] = dict(re.findall(r"^(\w+) (\d+)$", _text(group / "memory.stat"), re.MULTILINE))
     names = ("inactive_file", "active_file")
     return sum(int(stat.get(f"total_{name}", stat.get(name, 0))) for name in names)
 

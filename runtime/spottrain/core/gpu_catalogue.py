@@ -53,6 +53,7 @@ _A100_SHEET, _V100_SHEET = "NVIDIA A100 Tensor Core GPU datasheet", "NVIDIA V100
 _H100_SHEET = "NVIDIA H100 Tensor Core GPU datasheet"
 _H100_PAPER = "NVIDIA H100 Tensor Core GPU architecture whitepaper; bandwidth: its datasheet"
 _H200_SHEET = "NVIDIA H200 Tensor Core GPU datasheet; FLOP/s with the digits of the H100's whitepaper"
+_L4, _L40S = "NVIDIA L4 Tensor Core GPU datasheet", "NVIDIA L40S GPU datasheet"
 _A10_SHEET, _A10G_SHEET = "NVIDIA A10 Tensor Core GPU datasheet", "NVIDIA A10G datasheet, as of AWS G5"
 _B200 = "NVIDIA HGX B200 datasheet, as of github.com/stas00/ml-engineering compute/accelerator @744d01e1"
 _MI300X = (
@@ -81,20 +82,8 @@ GPUS: Final = {
     "A100-40GB": _gpu(r"\bA100\b(?!.*64GB)", 40, 1555, 300, _A100_SHEET, **_A100),
     "A10": _gpu(r"\bA10$", 22.49, 600, PCIE4, _A10_SHEET, fp32=31.2, tf32=62.5, bf16=125, fp16=125),
     "A10G": _gpu(r"\bA10G\b", 22.49, 600, PCIE4, _A10G_SHEET, fp32=31.5, tf32=35, bf16=70, fp16=70),
-    "L40S": _gpu(
-        r"\bL40S$", 44.99, 864, PCIE4, "NVIDIA L40S GPU datasheet", fp32=91.6, tf32=183, bf16=362, fp16=362
-    ),
-    "L4": _gpu(
-        r"\bL4\b",
-        22.49,
-        300,
-        PCIE4,
-        "NVIDIA L4 Tensor Core GPU datasheet",
-        fp32=30.3,
-        tf32=60,
-        bf16=121,
-        fp16=121,
-    ),
+    "L40S": _gpu(r"\bL40S$", 44.99, 864, PCIE4, _L40S, fp32=91.6, tf32=183, bf16=362, fp16=362),
+    "L4": _gpu(r"\bL4\b", 22.49, 300, PCIE4, _L4, fp32=30.3, tf32=60, bf16=121, fp16=121),
     "T4": _gpu(r"\bT4\b", 15, 320, PCIE3, "NVIDIA T4 Tensor Core GPU datasheet", fp32=8.1, fp16=65),
     "V100-PCIe": _gpu(r"\bV100-PCIE\b", 15.78, 900, PCIE3, _V100_SHEET, fp32=14, fp16=112),
     "V100-32GB": _gpu(r"\bV100-(SXM|DGXS).*32GB", 29.8, 900, 150, _V100_SHEET, fp32=15.7, fp16=125),

@@ -39,8 +39,8 @@ EXPLAINS: Final = ("why", "error", "text", "what", "next", "then", "fix", "remed
 SENTENCES: Final[Mapping[str, str]] = {
     STEP: "Step {step}[/{total_steps}]: {rest}",
     "start": "Training {job}, attempt {attempt}[, {world} ranks]; checkpoints: {checkpoints}",
-    "override": "{setting}: [{manifest} by the manifest][{checkpoint} of the checkpoint][{ours} of spottrain]"
-    "[, not {script} as in the script]{rest}",
+    "override": "{setting}[: {manifest} by the manifest][: {checkpoint} of the checkpoint]"
+    "[: {ours} of spottrain][, not {script} as in the script][; {rest}]",
     "device": "Training on {name}, torch {torch}",
     "attached": "Attached to {library} {version} ({what}); {off} turns this off",
     "restored": "Resumed from step {step} in {seconds:duration}",

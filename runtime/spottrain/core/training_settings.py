@@ -13,7 +13,6 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass, replace
-from difflib import get_close_matches
 from functools import cache
 from numbers import Integral, Real
 from typing import Annotated, Any, Final, Literal, NamedTuple, get_args, get_type_hints
@@ -331,6 +330,8 @@ def _values(rules: Mapping[str, Any], raw: object, path: str) -> dict[str, Any]:
         raise ConfigurationError(f"{path} must be an object, and is {json.dumps(raw)[:80]}")
     for name in raw:
         if name not in rules:
+            from difflib import get_close_matches  # slow to import, and seldom needed
+
             meant = "".join(f" (did you mean {each}?)" for each in get_close_matches(name, rules, n=1))
             known = ", ".join(rules)
             raise ConfigurationError(f"{path}.{name} is not a field{meant}; the fields are {known}")

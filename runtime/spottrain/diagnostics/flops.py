@@ -14,7 +14,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
 import torch
@@ -51,23 +51,22 @@ def machine(device: torch.device) -> Machine | None:
     if device.type == "cpu":
         peaks = dict.fromkeys(FORMATS, CORE_FLOPS * torch.get_num_threads())
         return Machine(peaks=peaks, bandwidth=CPU_BANDWIDTH, cache_bytes=CACHE_BYTES)
-    name, tf32 = torch.cuda.get_device_name(device), uses_tf32()
+    name = torch.cuda.get_device_name(device)
     if (gpu := known_gpu(name)) is None:
         log.event("peak-unknown", device=name, next="MFU and rooflines are not reported")
         return None
-    peaks = {each: peak for each in FORMATS if (peak := peak_flops(name, each, tf32=tf32)) is not None}
-    return Machine(peaks=peaks, bandwidth=gpu.bandwidth)
+    return Machine(peaks=peaks_of(name, tf32=uses_tf32()), bandwidth=gpu.bandwidth)
 
 
-def peak_flops(name: str, kind: str, *, tf32: bool = False) -> float | None:
-    """Returns peak FLOP/s of the GPU with that name. `tf32`: whether fp32 products use TF32.
+def peaks_of(name: str, *, tf32: bool = False) -> dict[str, float]:
+    """Returns peak FLOP/s of the GPU with that name by number format; empty if unknown.
 
-    None if unknown, or if the GPU lacks the format (a T4 emulates bf16).
+    A format that it lacks is missing (a T4 emulates bf16). `tf32`: whether fp32 products use TF32.
     """
-    gpu = known_gpu(name)
-    if gpu is None:
-        return None
-    return gpu.flops["tf32"] if kind == "fp32" and tf32 and "tf32" in gpu.flops else gpu.flops.get(kind)
+    peaks = dict(gpu.flops) if (gpu := known_gpu(name)) is not None else {}
+    if tf32 and "tf32" in peaks:
+        peaks["fp32"] = peaks["tf32"]
+    return peaks
 
 
 def uses_tf32() -> bool:
@@ -126,14 +125,11 @@ class Work:
 
     def times(self, count: int) -> Work:
         """Returns the work of `count` repetitions."""
-        roof = self.roofline
-        return Work(
-            formats={name: flops * count for name, flops in self.formats.items()},
-            roofline=roof
-            and Roofline(
-                arithmetic=roof.arithmetic * count, memory=roof.memory * count, launch=roof.launch * count
-            ),
-        )
+        found = Work(formats={name: flops * count for name, flops in self.formats.items()})
+        if (roof := self.roofline) is not None:
+            times = {each.name: getattr(roof, each.name) * count for each in fields(roof)}
+            found.roofline = Roofline(**times)
+        return found
 
 
 class _Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -222,16 +218,11 @@ def mfu(work: Work, seconds: float, device: torch.device) -> float | None:
     """
     if device.type != "cuda":
         return None
-    name, tf32 = torch.cuda.get_device_name(device), uses_tf32()
-    return mfu_of(work.formats, seconds, {each: peak_flops(name, each, tf32=tf32) for each in work.formats})
+    return mfu_of(work.formats, seconds, peaks_of(torch.cuda.get_device_name(device), tf32=uses_tf32()))
 
 
-def mfu_of(flops: Mapping[str, float], seconds: float, peaks: Mapping[str, float | None]) -> float | None:
+def mfu_of(flops: Mapping[str, float], seconds: float, peaks: Mapping[str, float]) -> float | None:
     """Returns the MFU from FLOPs and peak FLOP/s by number format; None if a peak is unknown."""
-    least = 0.0
-    for kind, each in flops.items():
-        peak = peaks.get(kind)
-        if peak is None:
-            return None
-        least += each / peak
-    return least / seconds if seconds > 0 and least > 0 else None
+    if not flops or not flops.keys() <= peaks.keys() or seconds <= 0:
+        return None
+    return sum(each / peaks[kind] for kind, each in flops.items()) / seconds

@@ -315,7 +315,7 @@ class StepTimer:
 def _shares(sums: list[float]) -> Shares:
     *parts, total, steps = sums
     other = max(0.0, total - sum(parts))  # events are rounded to half a microsecond
-    return Shares(steps=round(steps), seconds=Seconds(*parts, other))
+    return Shares(steps=round(steps), seconds=Seconds(*(*parts, other)))
 
 
 def _mean(state: Any, bucket: Any) -> Any:

@@ -156,6 +156,7 @@ def test_a_child_forked_while_a_line_is_written_can_write(capfd: pytest.CaptureF
     held, go = threading.Event(), threading.Event()
 
     def hold() -> None:
+        assert log.console.lock is not None
         with log.console.lock:
             held.set()
             go.wait(30)

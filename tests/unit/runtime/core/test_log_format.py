@@ -55,7 +55,7 @@ COMMITTED = event("committed", step=120, seconds=1.8034, bytes=10_172_817, key="
             "x: 1 of the checkpoint, not 2 as in the script",
         ),
         (event("override", setting="x", manifest=0, script=None), "x: 0 by the manifest"),
-        (event("override", setting="x", group=1, was=2), "x: group 1, was 2"),
+        (event("override", setting="x", group=1, was=2), "x; group 1, was 2"),
         (
             event("step-time", step_seconds=0.002, compute="0.700", data="0.290", h2d="0.004", other="0.006"),
             "A step took 2 ms on average: 70% computing, 29% waiting for data, 1% other",
