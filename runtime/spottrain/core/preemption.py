@@ -9,7 +9,6 @@ save does not finish in time.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import os
 import select
 import signal
@@ -81,10 +80,6 @@ class Preemption:
         """Whoever holds it is not ended by `on_stop(False)`, and waits for one that is ending the process."""
         self._held = threading.local()
         self._signal_seen = False
-        self.given_back = False
-        """Whether signals are left to the script again (`give_back`)."""
-        self._over = threading.Event()
-        """Ends the threads of one installation when set."""
         self._told: list[str] = []
         self._announced: list[str] = []
 
@@ -137,44 +132,18 @@ class Preemption:
         signal_end.setblocking(False)
         self._signal_end = signal_end
         own = signal.getsignal(signal.SIGHUP) not in (signal.SIG_DFL, self._handle)
-        taken = [signum for signum in SIGNALS if not (own and signum == signal.SIGHUP)]
-        self._before = {signum: signal.signal(signum, self._handle) for signum in taken}
+        self._taken = [signum for signum in SIGNALS if not (own and signum == signal.SIGHUP)]
+        for signum in self._taken:
+            signal.signal(signum, self._handle)
         # The wake-up socket wakes the watcher even while the main thread is inside a long C call.
-        self._wakeup_before = signal.set_wakeup_fd(signal_end.fileno(), warn_on_full_buffer=False)
+        signal.set_wakeup_fd(signal_end.fileno(), warn_on_full_buffer=False)
         os.register_at_fork(
             before=self._hold, after_in_parent=self._release, after_in_child=self._leave_to_parent
         )
-        atexit.unregister(self._end_of_interpreter)  # of an earlier installation
         atexit.register(self._end_of_interpreter)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # signals held since the start arrive here
         self._read_files()
-        watch = (self._wakeup, self._over)
-        threading.Thread(target=self._watch, args=watch, name="spottrain-interruption", daemon=True).start()
-
-    def give_back(self) -> None:
-        """Reverses `install`, except for handlers that others have installed since. Main thread only.
-
-        A signal that has arrived and has not ended the process yet is sent again, for the handler now set.
-        """
-        with self.turn:
-            self._over.set()
-        self.given_back = True
-        for signum, before in self._before.items():
-            if signal.getsignal(signum) == self._handle:
-                signal.signal(signum, signal.SIG_DFL if before is None else before)
-        wakeup = signal.set_wakeup_fd(-1)
-        ours = wakeup == self._signal_end.fileno()
-        with contextlib.suppress(OSError, ValueError):  # it may be closed by now
-            signal.set_wakeup_fd(self._wakeup_before if ours else wakeup)
-        self._signal_end.close()
-        if self._signal_seen:
-            os.kill(os.getpid(), signal.Signals[self.source] if self.source in NAMES else signal.SIGTERM)
-
-    def take_back(self) -> None:
-        """Installs it again if it was given back."""
-        if self.given_back:
-            self.given_back, self._over = False, threading.Event()
-            self.install()
+        threading.Thread(target=self._watch, name="spottrain-interruption", daemon=True).start()
 
     def _end_of_interpreter(self) -> None:
         """Ignores the signals from here on: the run is over, only the interpreter's shutdown is left.
@@ -182,9 +151,8 @@ class Preemption:
         Python would restore their default action, which kills. With torch the shutdown takes seconds, and a
         SIGTERM in that time would make a finished run look like a lost one.
         """
-        if not self.given_back:
-            for signum in self._before:
-                signal.signal(signum, signal.SIG_IGN)
+        for signum in self._taken:
+            signal.signal(signum, signal.SIG_IGN)
 
     def _hold(self) -> None:
         """Before a fork: a Pool may SIGTERM its child before the child has left our handlers."""
@@ -199,7 +167,7 @@ class Preemption:
         inherited = signal.set_wakeup_fd(-1)
         if inherited != self._signal_end.fileno():  # set by other code
             signal.set_wakeup_fd(inherited)
-        for signum in self._before:
+        for signum in self._taken:
             if signal.getsignal(signum) == self._handle:
                 interrupts = signum == signal.SIGINT
                 signal.signal(signum, signal.default_int_handler if interrupts else signal.SIG_DFL)
@@ -243,17 +211,11 @@ class Preemption:
             if "deadline" not in self._told:
                 self._told.append("deadline")
 
-    def _watch(self, wakeup: socket.socket, over: threading.Event) -> None:
-        with wakeup:
-            self._watch_until(wakeup, over)
-
-    def _watch_until(self, wakeup: socket.socket, over: threading.Event) -> None:
+    def _watch(self) -> None:
         ending = False
-        while not over.is_set():
-            ready, _, _ = select.select([wakeup], [], [], POLL_SECONDS)
-            if over.is_set():
-                return
-            for signum in wakeup.recv(4096) if ready else b"":
+        while True:
+            ready, _, _ = select.select([self._wakeup], [], [], POLL_SECONDS)
+            for signum in self._wakeup.recv(4096) if ready else b"":
                 if self._is_stop(signum):
                     self._note_signal(signum)
             self._read_files()
@@ -263,8 +225,7 @@ class Preemption:
             if not ending:
                 ending = True
                 # Another thread: it may wait for an unreachable store, the watchdog must not.
-                ask = self._ask_to_end
-                threading.Thread(target=ask, args=[over], name="spottrain-end", daemon=True).start()
+                threading.Thread(target=self._ask_to_end, name="spottrain-end", daemon=True).start()
             if time.time() >= self.forced_exit_at:
                 self.on_stop(True)
 
@@ -279,10 +240,8 @@ class Preemption:
                 forced_exit=log.rfc3339(self.forced_exit_at),
             )
 
-    def _ask_to_end(self, over: threading.Event) -> None:
+    def _ask_to_end(self) -> None:
         while True:
             with self.turn:
-                if over.is_set():
-                    return
                 self.on_stop(False)
             time.sleep(0.05)

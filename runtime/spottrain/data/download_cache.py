@@ -88,9 +88,10 @@ def cached(name: str, make: Callable[[Path], object]) -> Path:
         with _writable(root):
             private.mkdir(parents=True, exist_ok=True)
         # Lazy: it imports much more than a cache hit needs.
-        from spottrain.lifecycle.session import interruptible
+        from spottrain.lifecycle.session import of_download
 
-        with interruptible() as session, _locked(private / f"{name}.lock", name, session) as alone:
+        session = of_download()
+        with _locked(private / f"{name}.lock", name, session) as alone:
             with os.scandir(root):  # else an NFS client may not see a new folder for a while
                 pass
             if _found(path):

@@ -5,7 +5,7 @@ session              one run of one process: environment, store, its phase and i
 endings              the ways in which a run ends, in the words of its termination message
 peers                the other ranks: one agreement on saves and stops; what to do if one is lost
 save_interval, notice_budget              when a save is due; whether it fits into the notice period
-launcher, topology, rendezvous            one process per GPU of a pod; rendezvous of all pods of a gang
+launcher, topology   one process per GPU of a pod; rendezvous of all pods of a gang
 outage_report        what is logged and shown while the store does not respond
 hang_watchdog, gpu_faults                 detect stalled training and failed GPUs
 termination_message  what the operator and the launcher read after a rank has ended

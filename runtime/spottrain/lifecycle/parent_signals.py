@@ -54,18 +54,6 @@ def grace_warning(grace: float, env: Mapping[str, str]) -> str:
     )
 
 
-def restart_warning(env: Mapping[str, str]) -> str:
-    """Returns what to change if torchrun will start its ranks again by itself (--max-restarts); else ""."""
-    counts = [env.get(f"TORCHELASTIC_{name}", "") for name in ("MAX_RESTARTS", "RESTART_COUNT")]
-    most, done = (int(text) if text.isdecimal() else 0 for text in counts)
-    if AGENT_MARK not in env or most <= done:
-        return ""
-    return (
-        "torchrun starts its ranks again in this pod, whatever ended them, and nobody counts these starts: "
-        "give it --max-restarts 0, which is its default; the next attempt starts them again"
-    )
-
-
 def warn_if_init_is_deaf() -> None:
     """Logs a warning if PID 1 of the container has no handler for SIGTERM: then the signal is lost."""
     if name := deaf_init(os.getpid()):

@@ -20,7 +20,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -185,8 +185,6 @@ class Session:
         if warning := parent_signals.grace_warning(run_config.grace_seconds(self.env), self.env):
             log.event("grace-shortened", why=warning)
             self.board.update(warning=warning)
-        if self.world.first_here and (text := parent_signals.restart_warning(self.env)):
-            log.event("advice", about="torchrun", text=text)
         if Env.JOB_UID in self.env:  # a pod, where the kubelet signals only PID 1
             parent_signals.warn_if_init_is_deaf()
         if self.world.first_here:
@@ -531,7 +529,6 @@ def current() -> Session:
         install_exit_hooks(session)
         _capture_outputs(session)
         session.prepare(sys.argv[0])
-    session.preemption.take_back()
     return session
 
 
@@ -640,44 +637,19 @@ def install_exit_hooks(session: Session) -> None:
 
 
 # --- a stop before a training ---------------------------------------------------------------------------
-@contextlib.contextmanager
-def interruptible() -> Iterator[Session | None]:
-    """Yields the session of this process, if it has one or a stop may end it during the block.
+def of_download() -> Session | None:
+    """Returns the session of this process, if it has one or needs one so that a stop ends a download.
 
-    Under `python train.py`, torchrun or Lightning, SIGTERM is the script's responsibility. During a download
-    of minutes there is nothing to save yet, and at PID 1 a signal without a handler is discarded. So in a
-    pod, if the script has no handler, a stop ends the process during the block, as it ends all data
-    preparation. Afterwards the previous handlers are restored, until a Trainer or a Run takes the signals.
+    Under `python train.py`, torchrun or Lightning, SIGTERM is the script's responsibility until a Trainer or
+    a Run takes it. At PID 1 a signal without a handler is discarded. So the main process of a job that has
+    checkpoints takes the signals now, unless it has a handler of its own: there is nothing to save yet.
     """
-    known = _current
-    if (known is not None and not known.preemption.given_back) or not _nobody_hears_signals():
-        yield known
-        return
-    # With a checkpoint URI the operator expects a trainer that responds, however long a download takes.
-    managed = Env.CHECKPOINT_URI in os.environ
-    session = None if managed else Session(os.environ)
-    try:
-        session = session or current()
-        why = "Interrupted while data were downloaded (spottrain.cached)."
-        session.unsaved = Ending(Outcome.INTERRUPTED, why)
-        yield session
-    except RunError:
-        if session is not None and not managed:
-            install_exit_hooks(session)  # writes the termination message if the error is not caught
-        raise
-    finally:
-        if made := session or _current:  # also if the environment was invalid
-            made.preemption.give_back()
-            made.unsaved = None
+    if _current is None and Env.JOB_UID in os.environ and Env.CHECKPOINT_URI in os.environ:
+        import multiprocessing
 
-
-def _nobody_hears_signals() -> bool:
-    """Whether this is a script's main process in a pod, without a SIGTERM handler of its own."""
-    import multiprocessing
-
-    if Env.JOB_UID not in os.environ or multiprocessing.parent_process() is not None:
-        return False
-    if threading.current_thread() is not threading.main_thread():
-        return False
-    held = signal.SIGTERM in signal.pthread_sigmask(signal.SIG_BLOCK, [])
-    return signal.getsignal(signal.SIGTERM) is signal.SIG_DFL and not held
+        main = multiprocessing.parent_process() is None
+        main = main and threading.current_thread() is threading.main_thread()
+        held = signal.SIGTERM in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+        if main and not held and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            return current()
+    return _current

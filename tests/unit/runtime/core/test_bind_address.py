@@ -14,8 +14,7 @@ from spottrain.core.run_config import RunConfig
 from spottrain.distributed.control_channel import connect
 from spottrain.distributed.world import World
 from spottrain.errors import ConfigurationError
-from spottrain.lifecycle.rendezvous import meet
-from spottrain.lifecycle.topology import LOOPBACK, Gang, reserve_port
+from spottrain.lifecycle.topology import LOOPBACK, Gang, meet, reserve_port
 from torch._C._distributed_c10d import HashStore
 
 from tests.support.ports import free_port

@@ -305,8 +305,9 @@ def test_one_that_waits_without_a_session_ends_at_sigterm(tmp_path: Path) -> Non
 
 def test_one_that_waits_in_a_pod_without_our_launcher_ends_as_interrupted(tmp_path: Path) -> None:
     first = Process(tmp_path, 1).until("half")
-    pod = {str(Env.JOB_UID): "uid", str(Env.ATTEMPT): "1", str(Env.LOGS): "off"}
-    second = Process(tmp_path, 2, **pod).until("event=data-cache-waiting")
+    pod = {Env.JOB_UID: "uid", Env.ATTEMPT: "1", Env.LOGS: "off", Env.CHECKPOINT_URI: str(tmp_path)}
+    env = {str(name): value for name, value in pod.items()}
+    second = Process(tmp_path, 2, **env).until("event=data-cache-waiting")
     assert second.send(signal.SIGTERM) == ExitCode.INTERRUPTED
     assert "event=end outcome=interrupted" in second.log
     (tmp_path / "go").touch()

@@ -11,8 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 from spottrain.distributed.channel import join
-from spottrain.lifecycle.rendezvous import meet
-from spottrain.lifecycle.topology import LOOPBACK, Gang
+from spottrain.lifecycle.topology import LOOPBACK, Gang, meet
 
 from tests.support.ports import free_port
 
