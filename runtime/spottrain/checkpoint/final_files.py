@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from spottrain.checkpoint.final_weights import INDEX, WEIGHTS, Contents, FinalWeights, equal_weights
+from spottrain.checkpoint.final_weights import INDEX, WEIGHTS, Content, FinalWeights, equal_weights
 from spottrain.contract import FINAL_PREFIX, MANIFEST_NAME
 from spottrain.storage.base import Store
 
@@ -31,7 +31,7 @@ class FinalFiles:
         self._store, self._through = store, through
         self._facts: dict[str, Any] = {}
         """The contents of the manifest."""
-        self._contents: Contents = {}
+        self._contents: dict[str, Content] = {}
         """Of the final weights."""
 
     def write(

@@ -23,9 +23,9 @@ from spottrain.checkpoint.manifest import BESIDE, Damaged, file_header
 from spottrain.checkpoint.tensor_memory import byte_view
 from spottrain.checkpoint.weights_files import FILE, SafetensorsFile, local_body
 from spottrain.contract import Reason
-from spottrain.core.container import ContainerMemory, gib
+from spottrain.core.container import ContainerMemory
 from spottrain.distributed import dtensor
-from spottrain.errors import CheckpointError, ConfigurationError
+from spottrain.errors import CheckpointError
 
 INDEX: Final = f"{FILE}.index.json"
 PART: Final = "model-{number:05d}-of-{count:05d}.safetensors"
@@ -38,25 +38,8 @@ def most_bytes(known: ContainerMemory | None) -> int:
     return SHARD_BYTES if known is None else max(1, min(SHARD_BYTES, known.left // 2))
 
 
-def require_room(state: Mapping[str, Any], known: ContainerMemory | None) -> None:
-    """Raises ConfigurationError if memory cannot hold the largest tensor of the final weights and its copy.
-
-    Checked at the start, because a run that cannot write its weights would fail at the end of every attempt.
-    """
-    sizes = {name: _bytes(each) for name, each in state.items() if isinstance(each, torch.Tensor)}
-    name = max(sizes, key=lambda each: sizes[each], default="")
-    if known is not None and name and 2 * sizes[name] > known.left:
-        raise ConfigurationError(
-            f"the final weights are written tensor by tensor, and {name} alone has "
-            f"{gib(sizes[name])}: with its copy that is more than the {gib(known.left)} that are left "
-            f"of the container's limit; raise resources.limits.memory by {gib(2 * sizes[name] - known.left)} "
-            "or more",
-            reason=Reason.OUT_OF_MEMORY,
-        )
-
-
-Contents = Mapping[str, tuple[torch.dtype, tuple[int, ...], str]]
-"""Dtype, shape and SHA-256 of the bytes of each tensor."""
+Content = tuple[torch.dtype, tuple[int, ...], str]
+"""Dtype, shape and SHA-256 of the bytes of a tensor."""
 
 
 class FinalWeights:
@@ -77,7 +60,8 @@ class FinalWeights:
         sizes = {name: _bytes(each) for name, each in self._tensors.items()}
         self._groups = grouped(sizes, most) or [[]]
         self._beside = set(beside)
-        self._digests: dict[str, str] = {}
+        self.contents: dict[str, Content] = {}
+        """What the files hold; complete on the rank with `first`, after `files` is exhausted."""
 
     def files(self, *, first: bool, keep: bool) -> Iterator[tuple[str, memoryview]]:
         """Yields name and body of each file; a body is valid until the next one is requested.
@@ -93,7 +77,7 @@ class FinalWeights:
             for name, (start, end) in zip(names, pairwise(offsets), strict=True):
                 tensor = dtensor.gathered(self._tensors[name])
                 if first:
-                    self._digests[name] = _taken(tensor, file[start:end] if keep else None)
+                    self.contents[name] = _content(tensor, file[start:end] if keep else None)
             if keep:
                 yield self._name(number), byte_view(file)
 
@@ -103,13 +87,8 @@ class FinalWeights:
 
     @property
     def digest(self) -> str:
-        """Digest of all tensors; valid on the rank with `first`, after `files` is exhausted."""
-        return _digest({name: (self._tensors[name], found) for name, found in self._digests.items()})
-
-    @property
-    def contents(self) -> Contents:
-        """What the files hold; valid as `digest` is."""
-        return {name: _content(self._tensors[name], found) for name, found in self._digests.items()}
+        """Digest of all tensors; valid as `contents` is."""
+        return _digest(self.contents)
 
     @property
     def index(self) -> bytes | None:
@@ -145,33 +124,28 @@ def _bytes(tensor: torch.Tensor) -> int:
     return prod(tensor.shape) * tensor.element_size()
 
 
-def _taken(tensor: torch.Tensor, place: torch.Tensor | None) -> str:
-    """Copies the tensor's bytes to `place`, if given, and returns their SHA-256."""
+def _content(tensor: torch.Tensor, place: torch.Tensor | None = None) -> Content:
+    """Copies the tensor's bytes to `place`, if given."""
     tensor = tensor.detach()
     if not tensor.numel():
-        return hashlib.sha256(b"").hexdigest()
-    if place is None:
+        place = torch.empty(0, dtype=torch.uint8)
+    elif place is None:
         place = tensor.cpu().contiguous().reshape(-1).view(torch.uint8)
     else:
         place.view(tensor.dtype).view(tensor.shape).copy_(tensor)
-    return hashlib.sha256(byte_view(place)).hexdigest()
+    return tensor.dtype, tuple(tensor.shape), hashlib.sha256(byte_view(place)).hexdigest()
 
 
-def _content(tensor: torch.Tensor, of_bytes: str) -> tuple[torch.dtype, tuple[int, ...], str]:
-    return tensor.dtype, tuple(tensor.shape), of_bytes
-
-
-def equal_weights(contents: Contents, paths: Iterable[Path]) -> bool:
+def equal_weights(contents: Mapping[str, Content], paths: Iterable[Path]) -> bool:
     """Whether safetensors files hold these tensors. Of tensors with equal values one is enough, because
     Hugging Face's libraries leave out those that the model ties together.
     """
-    found: dict[str, tuple[torch.dtype, tuple[int, ...], str]] = {}
+    found: dict[str, Content] = {}
     try:
         for path in paths:
             file = SafetensorsFile(local_body(path))
             for name in file.tensors:
-                tensor = file.read([name])[name]
-                found[name] = _content(tensor, _taken(tensor, None))
+                found[name] = _content(file.read([name])[name])
                 if contents.get(name) != found[name]:
                     return False
     except Damaged:
@@ -182,11 +156,11 @@ def equal_weights(contents: Contents, paths: Iterable[Path]) -> bool:
 
 def digest(tensors: Mapping[str, torch.Tensor]) -> str:
     """Returns a SHA-256 over the names, dtypes, shapes and SHA-256 of the bytes, in order of names."""
-    return _digest({name: (each, _taken(each, None)) for name, each in tensors.items()})
+    return _digest({name: _content(each) for name, each in tensors.items()})
 
 
-def _digest(found: Mapping[str, tuple[torch.Tensor, str]]) -> str:
+def _digest(contents: Mapping[str, Content]) -> str:
     total = hashlib.sha256()
-    for name, (tensor, of_bytes) in sorted(found.items()):
-        total.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} {of_bytes}\n".encode())
+    for name, (dtype, shape, of_bytes) in sorted(contents.items()):
+        total.update(f"{name} {dtype} {shape} {of_bytes}\n".encode())
     return total.hexdigest()

@@ -13,15 +13,12 @@ from typing import Any, Protocol
 
 import torch
 
-from spottrain.checkpoint.final_weights import require_room
 from spottrain.checkpoint.head.owner import Claim
 from spottrain.checkpoint.manager import CheckpointManager
-from spottrain.checkpoint.manifest import MODEL
 from spottrain.checkpoint.model_description import write_description
 from spottrain.checkpoint.reader import Want
 from spottrain.checkpoint.saver import Save
 from spottrain.checkpoint.selection import Restored
-from spottrain.core.container import memory
 from spottrain.distributed.world import World
 
 
@@ -87,10 +84,7 @@ class StateCheckpoints:
         return manager.restore(claim, self.state.want)
 
     def prepare(self, manager: CheckpointManager) -> None:
-        shared = self.state.shared()
-        if manager.context.world.first:
-            require_room(shared.get(MODEL, {}), memory())
-        manager.saver.prepare(shared, self.state.own())
+        manager.saver.prepare(self.state.shared(), self.state.own())
 
     def take(
         self, manager: CheckpointManager, step: int, *, best: bool = False, beside: bool = False

@@ -10,7 +10,7 @@ import pytest
 import safetensors.torch
 import torch
 import torch.distributed as dist
-from spottrain.checkpoint.final_weights import FinalWeights, digest, most_bytes, require_room
+from spottrain.checkpoint.final_weights import FinalWeights, digest, most_bytes
 from spottrain.checkpoint.layout import SHARD_BYTES
 from spottrain.checkpoint.plain_state import (
     clean,
@@ -290,15 +290,6 @@ def test_who_keeps_no_final_file_has_none_and_the_same_digest() -> None:
 def test_a_file_takes_half_of_what_the_container_has_left() -> None:
     assert most_bytes(None) == most_bytes(ContainerMemory(limit=2**40, used=0)) == SHARD_BYTES
     assert most_bytes(ContainerMemory(limit=2**30, used=2**29)) == 2**28
-
-
-def test_a_tensor_that_could_not_be_left_in_the_end_is_named_before_there_is_anything_to_lose(
-    told: Told,
-) -> None:
-    room = ContainerMemory(limit=2**20, used=2**19)
-    require_room({"embedding": torch.ones(2**16), "words": "of no tensor"}, room)
-    require_room({"embedding": torch.ones(2**40, device="meta")}, None)
-    told(lambda: require_room({"small": torch.ones(3), "embedding": torch.ones(2**16 + 1)}, room))
 
 
 def test_what_is_beside_the_model_is_read_by_the_name_of_its_module(tmp_path: Path) -> None:
