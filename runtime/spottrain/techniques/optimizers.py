@@ -34,8 +34,10 @@ KINDS: Final[Mapping[str, type[torch.optim.Optimizer]]] = {
 }
 UNFUSED: Final = ("foreach", "differentiable")
 """Options that torch refuses together with fused kernels."""
+KEPT: Final = ("params", "param_names", "maximize")
+"""What a parameter group keeps in an optimizer of another kind, beside no weight decay."""
 
-Parameters = Iterable[torch.Tensor] | Iterable[Mapping[str, Any]]
+Parameters = Iterable[torch.Tensor] | Iterable[dict[str, Any]]
 
 
 def make(
@@ -58,26 +60,17 @@ def make(
             default.
 
     Raises:
-        ConfigurationError: the name is not known, the optimizer lacks a hyperparameter, or torch refuses one.
+        ConfigurationError: the name is not known, the optimizer lacks a hyperparameter, or torch refuses it.
     """
-    return _made(name, _groups(name, parameters), learning_rate, _known(name, hyper), fused=fused)
-
-
-def _made(
-    name: str,
-    groups: list[dict[str, Any]],
-    learning_rate: float,
-    words: dict[str, Any],
-    *,
-    fused: bool | None,
-) -> torch.optim.Optimizer:
-    kind = _kind(name)
-    unfit = next((key for key in UNFUSED for each in (words, *groups) if each.get(key)), None)
-    takes = _fused(kind, name, groups, fused, unfit)
-    if "fused" in _arguments(kind):
-        words = words | {"fused": takes}
+    kind, given = _kind(name), {key: value for key, value in hyper.items() if value is not None}
+    if odd := sorted(set(given) - (known := _arguments(kind))):
+        raise ConfigurationError(f"{name} has no {odd[0]}: it takes {', '.join(sorted(known))}")
     try:
-        return kind(groups, lr=learning_rate, **words)  # type: ignore[call-arg]
+        made = kind(parameters, lr=learning_rate, **given)  # type: ignore[call-arg]
+        if not _takes_fused(made, name, fused):
+            return made
+        groups = [group | {"fused": True} for group in made.param_groups]
+        return kind(groups, lr=learning_rate, **given, fused=True)  # type: ignore[call-arg]
     except (ValueError, TypeError) as error:
         raise ConfigurationError(f"the optimizer {name} cannot be made: {error}") from error
 
@@ -100,26 +93,41 @@ def rebuilt(optimizer: torch.optim.Optimizer, name: str, **hyper: Any) -> torch.
         ConfigurationError: as of `make`; or the script's optimizer has made a step or has a torch schedule.
     """
     kind = _kind(name)
-    same = type(optimizer) is kind
-    _require_fresh(optimizer, name)
-    rate, fused = hyper.pop("learning_rate", None), hyper.pop("fused", None)
-    given = _known(name, hyper)
+    same, script, defaults = type(optimizer) is kind, type(optimizer).__name__, optimizer.defaults
+    if optimizer.state:
+        raise ConfigurationError(
+            f"the script's {script} has already stepped, and {name} would not have its state: replace it "
+            "before its first step"
+        )
+    if any("initial_lr" in group for group in optimizer.param_groups):
+        raise ConfigurationError(
+            f"a torch LRScheduler refers to the script's {script} and would not act on {name}: use "
+            "schedule='cosine', 'constant' or a function of the step, or leave the optimizer out of the "
+            "manifest"
+        )
+    rate = hyper.pop("learning_rate", None)
     if rate is None:
         if not same:
             raise ConfigurationError(
-                f"the manifest replaces the script's {type(optimizer).__name__} by {name}, which "
-                "needs another learning rate: set optimizer.learningRate too"
+                f"the manifest replaces the script's {script} by {name}, which needs another learning rate: "
+                "set optimizer.learningRate too"
             )
-        rate = optimizer.defaults["lr"]
-    groups = [_carried(group, optimizer.defaults, same=same, rate=rate) for group in optimizer.param_groups]
-    if same and optimizer.defaults.get("fused") is False:
-        fused = False
-    words = _options(optimizer.defaults, kind, same=same) | given
-    found = _made(name, groups, rate, words, fused=fused)
-    log.event(
-        "override", setting="optimizer", manifest=name, script=type(optimizer).__name__, lr=f"{rate:.6g}"
-    )
-    return found
+        rate = defaults["lr"]
+    groups = []
+    for group in optimizer.param_groups:
+        own = {key: value for key, value in group.items() if key not in defaults or value != defaults[key]}
+        for key in list(own):
+            if key == "fused" or not (same or key in KEPT or (key, own[key]) == ("weight_decay", 0)):
+                del own[key]
+        ratio = float(group["lr"]) / float(defaults["lr"]) if defaults.get("lr") else 1.0
+        groups.append(own | {"params": group["params"], "lr": rate * ratio})
+    taken = _arguments(kind) - {"fused"} if same else {"maximize"}
+    words = {key: value for key, value in defaults.items() if key in taken} | hyper
+    if same and defaults.get("fused") is False:
+        words["fused"] = False
+    made = make(name, groups, learning_rate=rate, **words)
+    log.event("override", setting="optimizer", manifest=name, script=script, lr=f"{rate:.6g}")
+    return made
 
 
 def override_checkpoint(optimizer: torch.optim.Optimizer, names: Collection[str]) -> None:
@@ -158,39 +166,6 @@ def _override(group: dict[str, Any], name: str, value: Any, number: int) -> None
         log.event("override", setting=f"optimizer.{name}", group=number, **words)
 
 
-def _require_fresh(optimizer: torch.optim.Optimizer, name: str) -> None:
-    if optimizer.state:
-        raise ConfigurationError(
-            f"the script's {type(optimizer).__name__} has already stepped, and {name} would not have "
-            "its state: replace it before its first step"
-        )
-    if any("initial_lr" in group for group in optimizer.param_groups):
-        raise ConfigurationError(
-            f"a torch LRScheduler refers to the script's {type(optimizer).__name__} and would not act "
-            f"on {name}: use schedule='cosine', 'constant' or a function of the step, or leave the "
-            "optimizer out of the manifest"
-        )
-
-
-def _options(defaults: Mapping[str, Any], kind: type[torch.optim.Optimizer], *, same: bool) -> dict[str, Any]:
-    """Returns the script's options that the constructor accepts; of another kind's only `maximize`."""
-    taken = (_arguments(kind) - {"fused"}) & (set(defaults) if same else {"maximize"})
-    return {name: value for name, value in defaults.items() if name in taken}
-
-
-def _carried(
-    group: Mapping[str, Any], defaults: Mapping[str, Any], *, same: bool, rate: float
-) -> dict[str, Any]:
-    ratio = float(group["lr"]) / float(defaults["lr"]) if defaults.get("lr") else 1.0
-    own = {key: value for key, value in group.items() if key not in defaults or value != defaults[key]}
-    if not same:
-        own = {key: value for key, value in own.items() if key in ("param_names", "maximize")}
-        if group.get("weight_decay") == 0 and defaults.get("weight_decay") != 0:
-            own["weight_decay"] = 0.0
-    own.pop("fused", None)
-    return own | {"params": list(group["params"]), "lr": rate * ratio}
-
-
 def _kind(name: str) -> type[torch.optim.Optimizer]:
     if name not in KINDS:
         raise ConfigurationError(f"the optimizer {name!r} is not known: use {', '.join(sorted(KINDS))}")
@@ -201,41 +176,10 @@ def _arguments(kind: type[torch.optim.Optimizer]) -> set[str]:
     return set(inspect.signature(kind).parameters) - {"params", "lr"}
 
 
-def _known(name: str, hyper: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the hyperparameters that are not None. Raises ConfigurationError if torch's class lacks one."""
-    given, own = {key: value for key, value in hyper.items() if value is not None}, _arguments(_kind(name))
-    if odd := sorted(set(given) - own):
-        raise ConfigurationError(f"{name} has no {odd[0]}: it takes {', '.join(sorted(own))}")
-    return given
-
-
-def _groups(name: str, parameters: Parameters) -> list[dict[str, Any]]:
-    """Returns torch's parameter groups, with the parameters in lists, as they are iterated repeatedly."""
-    given: list[Any] = list(parameters)
-    if not given:
-        raise ConfigurationError(f"the optimizer {name} has no parameters: pass model.parameters()")
-    if not isinstance(given[0], Mapping):
-        return [{"params": given}]
-    groups = [dict(group) for group in given]
-    for group in groups:
-        of = group["params"]
-        group["params"] = [of] if isinstance(of, torch.Tensor) else list(of)
-    allowed = {"params", "param_names", "lr", *_arguments(_kind(name))}
-    for number, group in enumerate(groups):
-        if odd := sorted(set(group) - allowed):
-            raise ConfigurationError(f"parameter group {number} sets {odd[0]}, which {name} does not have")
-    return groups
-
-
-# --- fused ------------------------------------------------------------------------------------------
-def _fused(
-    kind: type[torch.optim.Optimizer],
-    name: str,
-    groups: list[dict[str, Any]],
-    wanted: bool | None,
-    unfit: str | None,
-) -> bool | None:
-    """Returns True for fused kernels, else None, and logs why. unfit: an option that excludes them."""
+def _takes_fused(optimizer: torch.optim.Optimizer, name: str, wanted: bool | None) -> bool:
+    """Whether it can have fused kernels, and logs why not. Raises ConfigurationError if they are `wanted`."""
+    kind, groups = type(optimizer), optimizer.param_groups
+    unfit = next((key for key in UNFUSED for each in (optimizer.defaults, *groups) if each.get(key)), None)
     why: str | None
     if "fused" not in _arguments(kind):
         why = f"torch has no fused {name}"
@@ -249,7 +193,7 @@ def _fused(
     if why is not None and wanted:
         raise ConfigurationError(f"fused=True is not possible for {name}: {why}")
     log.event("optimizer", name=name, fused=why is None, why=why)
-    return None if why is not None else True
+    return why is None
 
 
 def _refusal(kind: type[torch.optim.Optimizer], device: torch.device, dtype: torch.dtype) -> str | None:
