@@ -15,7 +15,7 @@ it requests, the larger of both; where it requests neither, the jobs there pay t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from decimal import ROUND_UP, Decimal
@@ -39,42 +39,30 @@ CENT_FRACTION: Final = Decimal("0.000001")
 """Dollars are kept to a millionth, so that sums of many seconds stay right to the cent."""
 MILLISECOND: Final = Decimal("0.001")
 
-Machine = tuple[str, datetime | None]
-"""Name and creation of a node: a next machine may have the same name."""
 Cost = Callable[[str, str, str, datetime, datetime], Amount]
 """`PriceList.cost`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class NodeFacts:
-    """What is observed of a node that has, or had, pods of the job."""
+class Seen:
+    """A node that has, or had, pods of the job."""
 
-    name: str
-    created: datetime | None
-    """None: it was gone before it was seen."""
-    instance_type: str
-    zone: str
-    capacity_type: str
-    start: datetime
-    """Since when the job pays for it: its creation, where it was created for the job, else `bound`."""
-    bound: datetime
-    """When the job's first pod there was bound to it."""
+    before: NodeAccount
+    """Its account so far; a new one where it had none."""
+    account: NodeAccount
+    """The same with what is observed now, for the attempt whose pod was bound there last."""
     last_bound: datetime
-    """When the job's last pod there was bound."""
-    share: Decimal | None = None
-    """The job's share of the node, by its pods there of the attempt that was bound last; None: unknown."""
-    first_attempt: int = 1
-    """The attempt of the job's first pod there."""
-    attempt: int = 1
-    """The attempt of the last one."""
-    pods: int = 1
+    """When that pod was bound."""
+    pods: int
     """How many of the job's pods there still exist as objects, ended or not."""
-    ended: datetime | None = None
-    """When the last of the job's pods there ended; None while one runs."""
-    gone: datetime | None = None
-    """When the node was deleted."""
-    taken: datetime | None = None
-    """Since when a pod of another job is there."""
+    until: datetime | None
+    """When the node was deleted, or when another job's pod came after the end of this job's."""
+
+    @property
+    def is_news(self) -> bool:
+        """Whether it is new, gone, idle or used again (by any job)."""
+        over = self.until is not None if not self.account.closed else not self.pods
+        return over or self.account != self.before
 
 
 def updated(o: Observed, status: Status, *, due: bool) -> Ledger:
@@ -82,11 +70,10 @@ def updated(o: Observed, status: Status, *, due: bool) -> Ledger:
 
     It is the old one where neither the sums are `due` nor a node is new, gone, idle or used again.
     """
-    old, facts = o.books.ledger, list(_facts(status, o))
-    known = _accounts(old)
-    if not facts or not (due or any(_is_news(fact, _account(known, fact)) for fact in facts)):
+    old, seen = o.books.ledger, list(_all_seen(status, o))
+    if not seen or not (due or any(each.is_news for each in seen)):
         return old  # most reconciles: no sum is computed
-    new = accounted(old, facts, o.prices, o.now.replace(microsecond=0), since=o.books.lost)
+    new = accounted(old, seen, o.prices, o.now.replace(microsecond=0))
     return new if old.time is None or new.sums != old.sums else replace(new, time=old.time)
 
 
@@ -106,26 +93,9 @@ def shared_nodes(o: Observed) -> set[str]:
     return idle_nodes(o.books.ledger) | (set() if uses_gpus else {pod.node for pod in o.pods if pod.node})
 
 
-def _accounts(ledger: Ledger) -> dict[Machine, NodeAccount]:
-    return {(node.name, node.created): node for node in ledger.nodes}
-
-
-def _account(known: Mapping[Machine, NodeAccount], fact: NodeFacts) -> NodeAccount | None:
-    return known.get((fact.name, fact.created)) or known.get((fact.name, None))
-
-
-def _is_news(fact: NodeFacts, node: NodeAccount | None) -> bool:
-    """Returns whether a node is new, gone, idle or used again (by any job)."""
-    if node is None:
-        return True
-    over = not node.closed and (fact.gone is not None or fact.taken is not None)
-    forgotten = node.closed and not fact.pods
-    return _updated(node, fact) != node or over or forgotten
-
-
 # --- what is observed of the nodes ------------------------------------------------------------------------
-def _facts(status: Status, o: Observed) -> Iterator[NodeFacts]:
-    """Yields what is observed of each node that has pods of the job, or that has an account."""
+def _all_seen(status: Status, o: Observed) -> Iterator[Seen]:
+    """Yields each node that has pods of the job, or that has an account."""
     accounts: dict[str, list[NodeAccount]] = {}
     for node in o.books.ledger.nodes:
         accounts.setdefault(node.name, []).append(node)
@@ -138,7 +108,7 @@ def _facts(status: Status, o: Observed) -> Iterator[NodeFacts]:
         others.setdefault(pod.node, []).append(pod)
     for name, pods in on_node.items():
         for account, own, next_one in _machines(pods, accounts.get(name, []), o.nodes.get(name), o):
-            yield _fact(name, own, others.get(name, []), account, next_one, status, o)
+            yield _seen(name, own, others.get(name, []), account, next_one, status, o)
 
 
 def _machines(
@@ -176,48 +146,69 @@ def _taken(others: Sequence[PodView], ended: datetime | None, o: Observed) -> da
     if ended is None:
         return None
     stayed = (p for p in others if not pod_ended(p, o) or end_time(p, o) > ended)
-    return min((pod.bound for pod in stayed if pod.bound is not None), default=None)
+    bounds = [pod.bound for pod in stayed if pod.bound is not None]
+    return max(ended, min(bounds)) if bounds else None
 
 
-def _fact(
+def _seen(
     name: str,
     pods: Sequence[PodView],
     others: Sequence[PodView],
-    account: NodeAccount | None,
+    known: NodeAccount | None,
     next_one: datetime | None,
     status: Status,
     o: Observed,
-) -> NodeFacts:
+) -> Seen:
     exists = name in o.nodes and next_one is None
     node = o.nodes[name] if exists else NodeView(name=name, resource_version=0)
     in_order = sorted(pods, key=lambda pod: pod.bound or pod.created)
-    first, last = (in_order[0], in_order[-1]) if in_order else (None, None)
-    bound = account.bound if account else (first.bound if first and first.bound else o.now)
-    if node.created and account is None:
-        bound = max(bound, node.created)
-    # One that was there before the pod was not booted for it.
-    booted = first is not None and node.created is not None and first.created <= node.created <= bound
-    record = status.record(first.attempt) if first else None
-    ended = _ended(pods, account, o)
+    last = in_order[-1] if in_order else None
+    share = _share([p for p in pods if last and p.attempt == last.attempt], others, node, o)
+    before = known or _opened(node, in_order[0], share, o)
+    record = status.record(in_order[0].attempt) if in_order else None
+    attempt = last.attempt if last else before.attempt
+    last_bound = (last.bound if last else None) or before.bound
+    ended = _ended(pods, known, o)
+    # One that was an hour idle may be used again.
+    ran = ended is not None and before.ended is not None and ended > before.ended
+    closed = before.closed and not ran and (ended is not None or not exists)
+    # The objects of pods that have ended go one after the other.
+    shared = ended is None or attempt != before.attempt
+    account = replace(
+        before,
+        created=before.created or node.created,
+        instance_type=node.instance_type or before.instance_type,
+        zone=node.zone or before.zone,
+        capacity_type=node.found.capacity_type
+        or (record.capacity_type if record else "")
+        or before.capacity_type,
+        share=share if share and shared else before.share,
+        ended=ended,
+        attempt=before.attempt if closed else attempt,
+        closed=closed,
+        accounted=max(before.accounted, last_bound) if before.closed and not closed else before.accounted,
+    )
     # A node that does not exist was gone at the latest when Kubernetes missed it.
     missed = (p.disrupted for p in pods if p.disrupted and p.disruption.startswith(NODE_MISSED))
-    gone = min(missed, default=o.now.replace(microsecond=0))
-    return NodeFacts(
-        name=name,
-        created=node.created or (account.created if account else None),
-        instance_type=node.instance_type,
-        zone=node.zone,
-        capacity_type=node.found.capacity_type or (record.capacity_type if record else ""),
-        start=node.created if booted and node.created else bound,
+    gone = min(min(missed, default=o.now.replace(microsecond=0)), next_one or o.now)
+    ends = (None if exists else gone, _taken(others, ended, o))
+    until = min((end for end in ends if end is not None), default=None)
+    return Seen(before=before, account=account, last_bound=last_bound, pods=len(pods), until=until)
+
+
+def _opened(node: NodeView, first: PodView, share: Decimal | None, o: Observed) -> NodeAccount:
+    """Returns the account of a node that has none: paid for from its creation, if that was for the pod."""
+    bound = max(first.bound or o.now, node.created or first.bound or o.now)
+    # One that was there before the pod was not booted for it.
+    booted = node.created is not None and first.created <= node.created
+    start = node.created if booted and node.created else bound
+    return NodeAccount(
+        name=node.name,
+        start=start,
         bound=bound,
-        ended=ended,
-        last_bound=last.bound if last and last.bound else bound,
-        share=_share([p for p in pods if last and p.attempt == last.attempt], others, node, o),
-        first_attempt=first.attempt if first else account.attempt if account else 0,
-        attempt=last.attempt if last else account.attempt if account else 0,
-        pods=len(pods),
-        gone=None if exists else min(gone, next_one or o.now),
-        taken=_taken(others, ended, o),
+        accounted=max(start, o.books.lost or start),  # what it cost before is in the sums
+        attempt=first.attempt,
+        share=share or Decimal(1),
     )
 
 
@@ -234,34 +225,18 @@ def _ended(pods: Sequence[PodView], account: NodeAccount | None, o: Observed) ->
 
 
 # --- sums -----------------------------------------------------------------------------------------------
-def accounted(
-    ledger: Ledger,
-    facts: Iterable[NodeFacts],
-    prices: PriceList,
-    now: datetime,
-    *,
-    since: datetime | None = None,
-) -> Ledger:
-    """Returns the ledger up to `now`.
-
-    Args:
-        ledger: What is in it already.
-        facts: Of every node that has an account, and of new ones.
-        prices: The price list.
-        now: Up to when.
-        since: A node without an account is paid for from then on: what it cost before is in the sums.
-    """
+def accounted(ledger: Ledger, seen: Iterable[Seen], prices: PriceList, now: datetime) -> Ledger:
+    """Returns the ledger up to `now`. `seen`: every node that has an account, and new ones."""
     cost = cache(prices.cost)  # the nodes of a gang have the same prices at the same time
-    known, kept = _accounts(ledger), list[tuple[NodeAccount, int]]()
+    kept = list[tuple[NodeAccount, int]]()
     sums = {attempt.number: attempt.sums for attempt in ledger.attempts}
-    for fact in facts:
-        before = _account(known, fact) or _opened(fact, since)
-        periods = list(_periods(before, fact, cost, now))
-        for attempt, more, _ in periods:
+    for each in seen:
+        node = each.account
+        for attempt, more, after in _periods(each, cost, now):
             sums[attempt] = sums.get(attempt, CostSums()) + more
-        node = periods[-1][2]
-        if fact.pods or not node.closed:
-            kept.append((node, fact.pods))
+            node = after
+        if each.pods or not node.closed:
+            kept.append((node, each.pods))
     if len(kept) > MOST_NODES:  # those without pods that are idle longest are dropped
         kept = nlargest(MOST_NODES, kept, key=lambda each: each[0].ended or now if not each[1] else now)
     old = sorted(sums)[:-KEPT_ATTEMPTS]
@@ -273,68 +248,32 @@ def accounted(
     )
 
 
-def _opened(fact: NodeFacts, since: datetime | None) -> NodeAccount:
-    return NodeAccount(
-        name=fact.name,
-        start=fact.start,
-        bound=fact.bound,
-        accounted=max(fact.start, since or fact.start),
-        attempt=fact.first_attempt,
-        share=fact.share or Decimal(1),
-    )
-
-
-def _updated(node: NodeAccount, fact: NodeFacts) -> NodeAccount:
-    running = fact.ended is None and fact.gone is None
-    ran = fact.ended is not None and node.ended is not None and fact.ended > node.ended
-    if node.closed and (running or ran):  # an hour idle, and then used again
-        node = replace(node, closed=False, accounted=max(node.accounted, fact.last_bound))
-    # The objects of pods that have ended go one after the other.
-    shared = fact.ended is None or fact.attempt != node.attempt
-    return replace(
-        node,
-        created=node.created or fact.created,
-        instance_type=fact.instance_type or node.instance_type,
-        zone=fact.zone or node.zone,
-        capacity_type=fact.capacity_type or node.capacity_type,
-        share=fact.share if fact.share and shared else node.share,
-        ended=fact.ended,
-    )
-
-
-def _periods(
-    before: NodeAccount, fact: NodeFacts, cost: Cost, now: datetime
-) -> Iterator[tuple[int, CostSums, NodeAccount]]:
+def _periods(each: Seen, cost: Cost, now: datetime) -> Iterator[tuple[int, CostSums, NodeAccount]]:
     """Yields the attempt that pays, what it pays in addition, and the account after that, up to `now`.
 
     Until the job's last pod was bound there, that is the attempt, share and end of the account.
     """
-    node = _updated(before, fact)
+    before, node = each.before, each.account
     if node.closed:
-        yield node.attempt, CostSums(), node
         return
-    if (fact.attempt, node.share) != (before.attempt, before.share):
+    if (node.attempt, node.share) != (before.attempt, before.share):
         past = replace(node, attempt=before.attempt, share=before.share, ended=before.ended)
-        end = _paid_until(past, fact, fact.last_bound)
+        end = _paid_until(past, each.last_bound)
         yield past.attempt, _until(past, end, cost), past
-        accounted_until = max(past.accounted, end, fact.last_bound)
-        node = replace(node, attempt=fact.attempt, accounted=accounted_until)
-    last = _paid_until(node, fact, now)
-    end = last if fact.gone is None else min(last, fact.gone)
-    over = fact.gone is not None or last < now
+        node = replace(node, accounted=max(past.accounted, end, each.last_bound))
+    last = _paid_until(node, now)
+    end = last if each.until is None else min(last, each.until)
+    over = each.until is not None or last < now
     after = replace(node, accounted=max(node.accounted, end), closed=over)
     yield node.attempt, _until(node, end, cost), after
 
 
-def _paid_until(node: NodeAccount, fact: NodeFacts, at: datetime) -> datetime:
-    """Returns until when the job pays for a node that exists at that time."""
+def _paid_until(node: NodeAccount, at: datetime) -> datetime:
+    """Returns until when the job pays for a node that exists at that time and is nobody else's."""
     if node.ended is None:
         return at
     booted = node.created is not None and node.start == node.created
-    idle = node.ended + (IDLE_LIMIT if booted else timedelta(0))
-    if fact.taken is not None:
-        idle = min(idle, max(node.ended, fact.taken))
-    return min(at, idle)
+    return min(at, node.ended + (IDLE_LIMIT if booted else timedelta(0)))
 
 
 def _until(node: NodeAccount, end: datetime, cost: Cost) -> CostSums:
