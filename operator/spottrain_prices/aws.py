@@ -75,7 +75,10 @@ def fetch(
                 with _of_type(found, name, region):
                     missing += _spot(found, clients("ec2", region), name, region)
         with found.part(), _calls(region):
-            zones = _zones(clients("ec2", region))
+            # Those that have the region's on-demand prices: local zones have their own.
+            own = [{"Name": "zone-type", "Values": ["availability-zone"]}]
+            reply = clients("ec2", region).describe_availability_zones(Filters=own)
+            zones = tuple(zone["ZoneName"] for zone in reply["AvailabilityZones"])
             with _calls(pricing_region):
                 for name in types:
                     with _of_type(found, name, region):
@@ -103,12 +106,6 @@ def _spot(found: Fetched, ec2: Any, name: str, region: str) -> list[str]:
         return []
     found.notes.append(f"there is no spot price of {name} in {region}: it stays unknown")
     return [name]
-
-
-def _zones(ec2: Any) -> tuple[str, ...]:
-    """Returns the zones that have the region's on-demand prices: local zones have their own."""
-    reply = ec2.describe_availability_zones(Filters=[{"Name": "zone-type", "Values": ["availability-zone"]}])
-    return tuple(zone["ZoneName"] for zone in reply["AvailabilityZones"])
 
 
 def _on_demand(found: Fetched, pricing: Any, name: str, region: str, zones: Iterable[str]) -> list[str]:

@@ -71,16 +71,13 @@ def _add(found: Fetched, name: str, region: str, zones: list[str], offers: list[
 
 def _offers(endpoint: str, region: str, types: tuple[str, ...], now: datetime) -> Iterator[Offer]:
     """Yields the Linux offers that are in force. Raises Failed."""
-    for item in _items(endpoint, region, types):
-        try:
-            offer = _offer(item, region, now)
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise Failed(
-                f"{endpoint}{PATH}: an entry is not what Azure's documentation says: "
-                f"{type(error).__name__} {error}"
-            ) from error
-        if offer is not None:
-            yield offer
+    try:
+        for item in _items(endpoint, region, types):
+            if (offer := _offer(item, region, now)) is not None:
+                yield offer
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        what = f"{type(error).__name__} {error}"
+        raise Failed(f"{endpoint}{PATH}: an entry is not what Azure's documentation says: {what}") from error
 
 
 def _offer(item: Mapping[str, Any], region: str, now: datetime) -> Offer | None:

@@ -69,6 +69,6 @@ def test_a_template_that_mounts_on_the_caches_path_is_told_so(scene: Scene) -> N
     container = {"name": "trainer", "image": "example.com/train:1", "volumeMounts": mounts}
     template = {"spec": {"containers": [container], "volumes": [{"name": "own", "emptyDir": {}}]}}
     scene.create(template=template, dataCache={"claimRef": {"name": "datasets"}})
-    found = scene.wait_condition("Accepted", "False", "InvalidSpec")
-    assert "volumeMounts must not have /var/cache/spottrain" in found["message"]
+    found = scene.wait_condition("Accepted", "False", "InvalidTemplate")
+    assert "/var/cache/spottrain" in found["message"] and "must be unique" in found["message"]
     assert not scene.pods()

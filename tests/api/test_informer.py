@@ -25,6 +25,7 @@ from spottrain_operator.names import (
     JOB_UID_LABEL,
     KIND,
     POD_SELECTOR,
+    pod_name,
 )
 
 from tests.api.kube import Kube
@@ -105,13 +106,14 @@ class Followed:
             PODS,
             cluster=cluster,
             cache=self.cache,
-            changed=lambda pod, _: self.changed.append(pod.name),
+            changed=lambda pod, _: self.changed.append(pod.job.name),
             namespace=namespace,
         )
 
     @property
     def names(self) -> set[str]:
-        return {pod.name for pod in self.cache}
+        """Of the jobs, each of which has one pod."""
+        return {pod.job.name for pod in self.cache}
 
     def create(self, name: str) -> None:
         body = {"metadata": metadata(name), "spec": {"containers": [{"name": "trainer", "image": "x"}]}}
@@ -119,7 +121,8 @@ class Followed:
 
     def delete(self, name: str) -> None:
         options = {"kind": "DeleteOptions", "apiVersion": "v1", "gracePeriodSeconds": 0}
-        self.kube.call("DELETE", f"/api/v1/namespaces/{self.namespace}/pods/{name}", options)
+        path = f"/api/v1/namespaces/{self.namespace}/pods/{pod_name(name, 'u', 1)}"
+        self.kube.call("DELETE", path, options)
 
     async def sees(self, *names: str) -> None:
         await until(f"the cache to have {names}", lambda: self.names == set(names))
@@ -140,9 +143,9 @@ async def following(cluster: Staged, kube: Kube, namespace: str) -> AsyncIterato
 
 def metadata(name: str) -> Json:
     labels = dict(label.split("=") for label in POD_SELECTOR.split(","))
-    labels |= {ATTEMPT_LABEL: "1", JOB_LABEL: "job", JOB_UID_LABEL: "u"}
-    owner = {"apiVersion": API_VERSION, "kind": KIND, "name": "job", "uid": "u", "controller": True}
-    return {"name": name, "labels": labels, "ownerReferences": [owner]}
+    labels |= {ATTEMPT_LABEL: "1", JOB_LABEL: name, JOB_UID_LABEL: "u"}
+    owner = {"apiVersion": API_VERSION, "kind": KIND, "name": name, "uid": "u", "controller": True}
+    return {"name": pod_name(name, "u", 1), "labels": labels, "ownerReferences": [owner]}
 
 
 async def is_expired(cluster: Staged, namespace: str, version: str) -> bool:

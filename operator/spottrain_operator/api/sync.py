@@ -76,11 +76,6 @@ def mounts_of(trainer: Mapping[str, Any], *paths: str) -> list[Json]:
     return list({mount["mountPath"]: mount for mount in found}.values())
 
 
-def mounts(spec: TrainingJobSpec) -> list[Json]:
-    """Returns the template's mounts that the sidecar has too: with the folder, and with a file:// URI."""
-    return mounts_of(spec.trainer, folder(spec.checkpoint), uri_folder(spec.checkpoint))
-
-
 def security_context(spec: TrainingJobSpec) -> Json:
     """Returns what holds for the trainer's processes: of the pod, or of the container where that differs."""
     return (spec.pod.get("securityContext") or {}) | (spec.trainer.get("securityContext") or {})
@@ -155,13 +150,6 @@ def _folder_problems(spec: TrainingJobSpec) -> Iterator[str]:
         yield f"{where} has {inner} in {what}, and it would not be uploaded; mount it elsewhere"
     if (mount_of(trainer, path) or {}).get("readOnly"):
         yield f"{where} mounts {what} with readOnly, and it must be writable"
-    for mount in mounts(spec):
-        needed = (*SIDECARS_FOLDERS, volumes.TMP_DIR, PODINFO_DIR, volumes.CA_DIR)
-        for own in _in(volumes.clean(mount["mountPath"]), needed):
-            yield (
-                f"{where} has {mount['mountPath']}, which the sidecar mounts too, and there it hides {own}, "
-                "which the sidecar needs; mount the volume at a folder of its own"
-            )
 
 
 def _in(folder: str, paths: Iterable[str]) -> list[str]:

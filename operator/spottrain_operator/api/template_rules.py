@@ -10,7 +10,7 @@ from typing import Final
 
 from spottrain.contract import Env, SyncEnv
 
-from spottrain_operator.api import injected, sync, volumes
+from spottrain_operator.api import sync, volumes
 from spottrain_operator.api.template import trainer_path
 from spottrain_operator.api.training_job import TrainingJobSpec
 from spottrain_operator.names import DOMAIN, HOSTNAME_LABEL, QUEUE_LABEL, TRAINER_CONTAINER
@@ -22,7 +22,7 @@ RANK_VARIABLES: Final = frozenset({"MASTER_ADDR", "MASTER_PORT", "NNODES", "NODE
 
 def problem(spec: TrainingJobSpec) -> str:
     """Returns a sentence about the template; "" where it is valid."""
-    checks = (_owned, _keys, _variables, _mounts, _checkpoint_folder)
+    checks = (_owned, _keys, _variables, _checkpoint_folder)
     return next((words for check in checks for words in check(spec)), "")
 
 
@@ -39,8 +39,6 @@ def _owned(spec: TrainingJobSpec) -> Iterator[str]:
     names = [c["name"] for c in pod["containers"]]
     if len(names) > 1 and TRAINER_CONTAINER not in names:
         yield f"{POD}.containers must have one named {TRAINER_CONTAINER}, whose end ends the attempt: {names}"
-    if "terminationMessagePath" in trainer:
-        yield f"{where}.terminationMessagePath must be absent, because the runtime writes its outcome there"
     if (trainer.get("lifecycle") or {}).get("preStop"):
         yield f"{where}.lifecycle.preStop must be absent, because it shortens the time to save"
 
@@ -73,25 +71,6 @@ def _variables(spec: TrainingJobSpec) -> Iterator[str]:
     for variable in trainer.get("env") or ():
         if variable.get("name") in ours:
             yield f"{where}.env must not have {variable['name']}, because the operator sets it; leave it out"
-
-
-def _mounts(spec: TrainingJobSpec) -> Iterator[str]:
-    """What is mounted below a volume of ours hides a part of it."""
-    trainer, where = spec.trainer, trainer_path(spec.pod)
-    theirs = {f"{where}.volumeMounts": volumes.paths(trainer)}
-    ours = {}
-    if spec.checkpoint.ca_bundle is not None:
-        ours[volumes.CA_DIR] = "spec.checkpoint.caBundle"
-    if spec.data_cache is not None:
-        ours[spec.data_cache.path] = "spec.dataCache"
-    if spec.runtime.inject:
-        ours[injected.FOLDER] = "spec.runtime.inject"
-        theirs["spec.dataCache.mountPath"] = {spec.data_cache.path} if spec.data_cache is not None else set()
-    for folder, field in ours.items():
-        for place, paths in theirs.items():
-            for path in sorted(paths) if not place.startswith(field) else ():
-                if volumes.within(path, folder):
-                    yield f"{place} must not have {path}, where {field} mounts a volume; mount it elsewhere"
 
 
 # --- folders ------------------------------------------------------------------------------------------------

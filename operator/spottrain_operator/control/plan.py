@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from datetime import timedelta
 from typing import Final
 
 from spottrain.contract import Outcome
@@ -209,12 +210,16 @@ def stopped(o: Observed) -> Decision | None:
 
 def _reasons_to_stop(o: Observed) -> Iterator[Ending | None]:
     """Yields that its owner wants it to end, that it hangs, and why its pods cannot start as they are."""
-    yield lifecycle.asked_to_stop(o)
+    if (halt := lifecycle.halted(o)) is not None:
+        yield Ending(cause=Cause.SUSPENDED, evidence=halt.why + halt.figures, reason=halt.reason)
+    yield lifecycle.past_deadline(o)
     yield hang.stalled(o)
     if o.job.spec is None:  # what runs goes on
         return
     yield interrupt.stops(o)
-    yield handover.stops(o)
+    if not handover.overlaps(o) and (found := handover.wanted(o)) is not None:
+        # On demand, and its successor cannot ask beside it; SIGTERM saves, so no work is lost.
+        yield Ending(cause=Cause.MOVED, evidence=found.reason)
     yield handover.unreleased(o)
     yield from _useless_pods(o)
     if (words := capacity.gives_up_waiting(o)) and not cheapest.keeps_waiting(o):
@@ -251,9 +256,10 @@ def asks_for_spot(o: Observed) -> Decision | None:
         begun = handover.begins(o)
         return Decision(reason="Asks", message="asks for spot", status=begun) if begun is not None else None
     if words := handover.gives_up(o, asked):
-        ended = handover.over(asked, Cause.SCHEDULING_TIMEOUT, words)
+        cause = str(Cause.SCHEDULING_TIMEOUT)
+        ended = replace(asked, cause=cause, evidence=words[:500], charged=False)
         return Decision(reason=ended.cause, message=words, status=with_record(status, ended))
-    if not handover.ready(o, asked):
+    if (at := handover.ready_at(o, asked)) is None or o.now < at:
         return None
     words = f"attempt {asked.number} has its spot nodes"
     return _end_attempt(o, Ending(cause=Cause.MOVED, evidence=words))
@@ -445,7 +451,9 @@ def _with_next_attempt(o: Observed, status: Status) -> Status:
         return _started(replace(status, next_start=None), request, o)
     decided = cheapest.decide(o, status)
     if decided is not None and cheapest.without_backoff(o, status, decided):
-        status = replace(status, next_start=cheapest.spread(o, status))
+        # Two partial gangs must not retry at the same time.
+        apart = timedelta(seconds=cheapest.SLOP * restart.spread(o.job.key.uid, status.attempt))
+        status = replace(status, next_start=o.now + apart if gang.spec_size(o) > 1 else None)
     pool = capacity.choose(o, status, decided.pool if decided is not None else None)
     record = capacity.record_of(o, number, pool, decided.reason if decided is not None else "")
     return _started(status, record, o)

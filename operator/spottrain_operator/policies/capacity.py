@@ -75,17 +75,17 @@ def pick(o: Observed, status: Status, wanted_type: CapacityType) -> Pool:
     if o.job.spec is not None and o.job.spec.capacity.type is CapacityType.CHEAPEST:
         prices = {pool.name: hourly(o, status, pool) for pool in wanted}
         wanted.sort(key=lambda pool: (prices[pool.name] is None, prices[pool.name] or 0))
-    if (pool_name := survivors_pool(o, status)) in {p.name for p in wanted}:
-        return next(p for p in wanted if p.name == pool_name)
-    return min(wanted, key=lambda pool: _last_failure(o, status, pool, len(wanted)))
-
-
-def survivors_pool(o: Observed, status: Status) -> str:
-    """Returns the pool where a gang's survivors keep their nodes; "" for one worker, which lost its own."""
     record = status.current
-    if record is None or record.cause not in RECLAIMS or gang.spec_size(o) == 1:
-        return ""
-    return record.pool if placement.survivors(o, record) else ""
+    if (
+        record is not None
+        and record.cause in RECLAIMS
+        and gang.spec_size(o) > 1
+        and placement.survivors(o, record)
+    ):
+        for pool in wanted:
+            if pool.name == record.pool:  # where a gang's survivors keep their nodes
+                return pool
+    return min(wanted, key=lambda pool: _last_failure(o, status, pool, len(wanted)))
 
 
 def kind(o: Observed, status: Status) -> CapacityType:
@@ -139,7 +139,7 @@ def _falls_back(spec: TrainingJobSpec, status: Status, o: Observed) -> bool:
         if record.cause == Cause.MOVED:  # back to spot: earlier reclaims no longer count
             last = record.number
     spot = (r for r in status.attempts if r.capacity_type == CapacityType.SPOT and r.number > last)
-    reclaims = [r for r in spot if r.cause in RECLAIMS and _end(r, o.now) >= since]
+    reclaims = [r for r in spot if r.cause in RECLAIMS and (r.ended or o.now) >= since]
     all_dry = all_spot_dry(o, status, timedelta(seconds=rule.return_after_seconds))
     return all_dry or len(reclaims) >= rule.interruptions
 
@@ -148,9 +148,8 @@ def all_spot_dry(o: Observed, status: Status, recent: timedelta = REST) -> bool:
     """Returns whether all spot pools have timed out recently, one after the other."""
     spots = {p.name for p in pools_of(o) if p.type is CapacityType.SPOT}
     latest = {r.pool: r for r in status.attempts if r.cause and r.cause != Cause.REPLACED}
-    ends = [
-        _end(r, o.now) for r in latest.values() if r.cause == Cause.SCHEDULING_TIMEOUT and r.pool in spots
-    ]
+    dry = (r for r in latest.values() if r.cause == Cause.SCHEDULING_TIMEOUT and r.pool in spots)
+    ends = [r.ended or o.now for r in dry]
     if len(ends) < len(spots):
         return False
     return max(ends) > o.now - recent and min(ends) > o.now - recent - _others_turn(o, len(spots))
@@ -161,24 +160,16 @@ def _others_turn(o: Observed, pools: int) -> timedelta:
     return (pools - 1) * (patience(o) + REST)
 
 
-def _end(record: AttemptRecord, now: datetime) -> datetime:
-    return record.ended or now
-
-
 def _last_failure(o: Observed, status: Status, pool: Pool, pools: int) -> datetime:
     """Returns when a pool last interrupted the job or had no nodes; NEVER where that is long ago.
 
     It is not while the other pools, of so many in all, are asked in turn.
     """
-    failed = [(r.cause, _end(r, o.now)) for r in status.attempts if r.pool == pool.name]
+    reclaimed = [r.ended or o.now for r in status.attempts if r.pool == pool.name and r.cause in RECLAIMS]
+    timed_out = (r for r in status.attempts if r.pool == pool.name and r.cause == Cause.SCHEDULING_TIMEOUT)
     dry_since = o.now - REST - _others_turn(o, pools)
-    ends = [
-        end
-        for cause, end in failed
-        if (cause in RECLAIMS and end > o.now - REST)
-        or (cause == Cause.SCHEDULING_TIMEOUT and end > dry_since)
-    ]
-    return max(ends, default=NEVER)
+    dry = [end for r in timed_out if (end := r.ended or o.now) > dry_since]
+    return max((*dry, *(end for end in reclaimed if end > o.now - REST)), default=NEVER)
 
 
 # --- waiting for nodes ----------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from spottrain_operator.api.node_pools import CapacityType, Pool
 from spottrain_operator.api.observed import Observed
 from spottrain_operator.api.training_job import Status, with_record
 from spottrain_operator.names import Cause
-from spottrain_operator.policies import capacity, gang, on_time, restart
+from spottrain_operator.policies import capacity, gang, on_time
 from spottrain_operator.policies.spot_or_on_demand import (
     Overheads,
     Place,
@@ -54,10 +54,12 @@ def decide(o: Observed, status: Status) -> Decided | None:
     if not applies(o):
         return None
     spot = capacity.pick(o, status, CapacityType.SPOT)
-    if _takes_turns(o, status):
-        return Decided(
-            pool=spot, reason="on-demand had no nodes in time, so spot is asked for in turn with it"
-        )
+    ended, deadline = status.current, o.job.valid_spec.capacity.cheapest.deadline
+    failed = (ended.capacity_type, ended.cause) if ended is not None else None
+    if failed == (CapacityType.ON_DEMAND, Cause.SCHEDULING_TIMEOUT) and deadline is not None:
+        # The deadline is no longer a matter of choice, and whichever comes first is best.
+        words = "on-demand had no nodes in time, so spot is asked for in turn with it"
+        return Decided(pool=spot, reason=words)
     answer = _ask(o, status, spot, "nowhere")
     pool = spot if answer.spot else capacity.pick(o, status, CapacityType.ON_DEMAND)
     return Decided(pool=pool, reason=answer.reason)
@@ -72,24 +74,6 @@ def without_backoff(o: Observed, status: Status, decided: Decided) -> bool:
         return True
     on_demand = decided.pool.type is CapacityType.ON_DEMAND
     return on_demand and ended.capacity_type == CapacityType.SPOT and ended.cause in capacity.RECLAIMS
-
-
-def spread(o: Observed, status: Status) -> datetime | None:
-    """Returns when a gang starts again at the earliest: two partial gangs must not retry at the same time."""
-    if gang.spec_size(o) == 1:
-        return None
-    return o.now + timedelta(seconds=SLOP * restart.spread(o.job.key.uid, status.attempt))
-
-
-def _takes_turns(o: Observed, status: Status) -> bool:
-    """Returns whether spot is next because on-demand, which the deadline needs, had no nodes in time.
-
-    Then the deadline is no longer a matter of choice, and whichever comes first is best.
-    """
-    ended, spec = status.current, o.job.spec
-    if ended is None or spec is None or spec.capacity.cheapest.deadline is None:
-        return False
-    return ended.capacity_type == CapacityType.ON_DEMAND and ended.cause == Cause.SCHEDULING_TIMEOUT
 
 
 # --- while a request for spot is pending ----------------------------------------------------------------

@@ -18,7 +18,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Final
 
-from spottrain_operator.api.node_pools import CapacityType, Pool
+from spottrain_operator.api.node_pools import CapacityType
 from spottrain_operator.api.observed import Ending, Observed, PodView
 from spottrain_operator.api.training_job import AttemptRecord, Status, with_record
 from spottrain_operator.names import Cause
@@ -77,19 +77,15 @@ def wanted(o: Observed) -> Decided | None:
     return Decided(pool=pool, reason=f"back to spot: {reason}") if reason else None
 
 
-def stops(o: Observed) -> Ending | None:
-    """Ends an attempt on demand before its successor asks; SIGTERM saves, so no work is lost."""
-    found = None if overlaps(o) else wanted(o)
-    return Ending(cause=Cause.MOVED, evidence=found.reason) if found is not None else None
-
-
 # --- the request ----------------------------------------------------------------------------------------
 def begins(o: Observed) -> Status | None:
     """Returns the status with a new request for spot; None where none is to begin."""
-    found = wanted(o) if overlaps(o) else None
-    if found is None or _asked_lately(o, found.pool):
+    found, status = wanted(o) if overlaps(o) else None, o.job.status
+    if found is None:
         return None
-    status = o.job.status
+    past = (r.started for r in status.asked if r.pool == found.pool.name and r.started is not None)
+    if any(o.now - started < capacity.patience(o) for started in past):
+        return None  # a request in this pool ended before its time, as one that is rejected does
     number, pool = status.next_number, capacity.choose(o, status, found.pool)
     record = capacity.record_of(
         o, number, pool, f"asked for while attempt {status.attempt} trains; {found.reason}"
@@ -99,19 +95,7 @@ def begins(o: Observed) -> Status | None:
     return with_record(replace(status, attempts=others), record)
 
 
-def _asked_lately(o: Observed, pool: Pool) -> bool:
-    """Returns whether a request in this pool ended before its time, as one that is rejected does."""
-    asked = (r.started for r in o.job.status.asked if r.pool == pool.name)
-    return any(o.now - started < capacity.patience(o) for started in asked if started is not None)
-
-
-def ready(o: Observed, asked: AttemptRecord) -> bool:
-    """Returns whether all pods of the request run, and wait at the gate."""
-    at = _ready_at(o, asked)
-    return at is not None and o.now >= at
-
-
-def _ready_at(o: Observed, asked: AttemptRecord) -> datetime | None:
+def ready_at(o: Observed, asked: AttemptRecord) -> datetime | None:
     """Returns when the pods of the request wait at the gate; None while one does not run.
 
     With checkpoint.mode Sync the sidecar waits there, before the trainer starts.
@@ -172,7 +156,8 @@ def withdrawn(o: Observed, status: Status) -> Status:
     ended = record.cause or record.stopping or status.terminal or o.job.deleting
     if not ended and not capacity.problem(o) and o.job.spec is not None:
         return status
-    return with_record(status, over(asked, Cause.REPLACED, f"attempt {record.number} does not go on"))
+    words = f"attempt {record.number} does not go on"
+    return with_record(status, replace(asked, cause=str(Cause.REPLACED), evidence=words, charged=False))
 
 
 def unreleased(o: Observed) -> Ending | None:
@@ -197,10 +182,6 @@ def _gate_opens(o: Observed) -> datetime | None:
     return o.alone_since + OPENS if waits and handed_over and o.alone_since is not None else None
 
 
-def over(asked: AttemptRecord, cause: Cause, words: str) -> AttemptRecord:
-    return replace(asked, cause=str(cause), evidence=words[:500], charged=False)
-
-
 # --- when to decide again -------------------------------------------------------------------------------
 def due(o: Observed) -> datetime | None:
     """Returns when time alone changes what happens to an attempt on demand, or to the one after it."""
@@ -215,6 +196,6 @@ def _times(o: Observed) -> Iterator[datetime]:
         return
     if (asked := o.job.status.asking) is not None:
         yield _until(o, asked)
-        yield _ready_at(o, asked) or o.now
+        yield ready_at(o, asked) or o.now
     returns = since + timedelta(seconds=spec.capacity.spot_first.return_after_seconds)
     yield o.now + cheapest.RECHECK if cheapest.applies(o) else max(returns, o.now + cheapest.RECHECK)

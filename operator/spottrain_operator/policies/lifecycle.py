@@ -15,13 +15,6 @@ FOR_EVER: Final = 2**31 - 1
 """Upper limit in seconds, so that a huge value does not overflow a date."""
 
 
-def asked_to_stop(o: Observed) -> Ending | None:
-    """Returns why the user's settings require the running attempt to save and end."""
-    if (halt := halted(o)) is not None:
-        return Ending(cause=Cause.SUSPENDED, evidence=halt.why + halt.figures, reason=halt.reason)
-    return past_deadline(o)
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Halt:
     """Why no attempt may run now."""

@@ -84,10 +84,6 @@ REFUSED: list[tuple[str, Json]] = [
     (f"{TEMPLATE}.restartPolicy", pod(restartPolicy="OnFailure")),
     (f"{TEMPLATE}.nodeName", pod(nodeName="node-a")),
     (f"{TEMPLATE}.containers", pod(containers=[{"name": "a"}, {"name": "b"}])),
-    (
-        f"{TEMPLATE}.containers[1].terminationMessagePath",
-        pod(containers=[{"name": "x"}, {"name": "trainer", "terminationMessagePath": "/x"}]),
-    ),
     (f"{TRAINER}.lifecycle.preStop", pod({"lifecycle": {"preStop": {"sleep": {}}}})),
     (f"{METADATA}.annotations", pod(metadata={"annotations": {"spottrain.io/avoids": "n"}})),
     (f"{METADATA}.annotations", pod(metadata={"annotations": {"spottrain.io/termination-deadline": "x"}})),
@@ -107,8 +103,6 @@ REFUSED: list[tuple[str, Json]] = [
     (f"{TRAINER}.resources.requests", limits(requests=8)),
     # --- spec.checkpoint.caBundle ---
     (f"{TRAINER}.env", env("AWS_CA_BUNDLE") | {"checkpoint": CA}),
-    (f"{TRAINER}.volumeMounts", pod(mount("/etc/spottrain-ca/")) | {"checkpoint": CA}),
-    (f"{TRAINER}.volumeMounts", pod(mount("/etc/spottrain-ca/x")) | {"checkpoint": CA}),
     # --- a folder for checkpoints on spot ---
     *(
         (URI, folder("file:///data/run", {kind: {}} if kind else {}))
@@ -123,19 +117,13 @@ REFUSED: list[tuple[str, Json]] = [
     (URI, folder("file:///cache/run", None)),
     (URI, folder("file:///data/x/run", CLAIM, mounts=[{"name": "other", "mountPath": "/data/x"}])),
     # --- spec.dataCache ---
-    *((f"{TRAINER}.volumeMounts", CACHE | pod(mount(f"/var/cache/spottrain/{more}"))) for more in ("", "x")),
     (f"{TRAINER}.env", CACHE | env("SPOTTRAIN_DATA_CACHE")),
     # --- checkpoint.mode Sync ---
     *(
         (SYNC_PATH, sync(syncPath=path))
         for path in ("/etc", "/etc/spottrain/x", "/opt", "/opt/venv/x", "/proc/ckpt")
     ),
-    *(
-        (f"{TRAINER}.volumeMounts", sync(syncPath=f"{at}/ckpt") | pod(mount(at)))
-        for at in ("/opt", "/tmp", "/etc")
-    ),
     (SYNC_PATH, sync(syncPath="/usr/lib/ckpt") | pod(mount("/usr/lib"))),
-    (f"{TRAINER}.volumeMounts", sync(uri="file:///tmp/s") | pod(mount("/tmp")) | DEMAND),
     (f"{TEMPLATE}.securityContext.runAsUser", sync() | pod(securityContext={"runAsNonRoot": True})),
     (f"{TRAINER}.volumeMounts", sync() | pod(mount("/ckpt/in"))),
     (f"{TRAINER}.volumeMounts", sync() | pod(mount("/ckpt", readOnly=True))),
@@ -162,14 +150,6 @@ REFUSED: list[tuple[str, Json]] = [
             "torchrun -m --nnodes 2 package.train",
             "torchrun --unknown-switch --nnodes 2 package.train",
         )
-    ),
-    (
-        f"{TRAINER}.volumeMounts",
-        inject("") | pod(mount("/spottrain/data"), volumes=[{"name": "v", "emptyDir": {}}]),
-    ),
-    (
-        "spec.dataCache.mountPath",
-        inject("python a.py") | {"dataCache": {"claimRef": {"name": "c"}, "mountPath": "/spottrain/"}},
     ),
 ]  # fmt: skip
 ALLOWED: list[Json] = [
