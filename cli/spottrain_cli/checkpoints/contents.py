@@ -6,8 +6,7 @@ from spottrain.checkpoint.head.owner import HeadClient
 from spottrain.checkpoint.head.state import HeadState
 from spottrain.contract import BLOBS_PREFIX, is_own
 from spottrain.storage.base import Store
-from spottrain.sync.blobs import unnamed
-from spottrain.sync.checkpoints import named_by
+from spottrain.sync.manifest import named_by, unnamed
 
 
 def unused(store: Store) -> list[str]:

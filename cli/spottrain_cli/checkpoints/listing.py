@@ -22,7 +22,7 @@ from spottrain.core.log_format import duration
 from spottrain.core.text import counted
 from spottrain.errors import CheckpointError
 from spottrain.storage.base import Stat, Store
-from spottrain.sync.checkpoints import manifest_or_none
+from spottrain.sync.manifest import manifest_or_none
 
 from spottrain_cli.figures import size, table
 

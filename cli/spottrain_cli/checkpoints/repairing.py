@@ -29,7 +29,7 @@ from spottrain.contract import (
 from spottrain.core.text import counted
 from spottrain.errors import CheckpointError, ConfigurationError
 from spottrain.storage.base import AlreadyExists, KeyMissing, PreconditionFailed, Store
-from spottrain.sync.checkpoints import manifest_or_none
+from spottrain.sync.manifest import manifest_or_none
 
 from spottrain_cli.checkpoints.reading import manifest_of
 from spottrain_cli.checkpoints.verifying import DAMAGED, checked, lines_of

@@ -30,7 +30,7 @@ from spottrain.contract import (
 from spottrain.core.text import counted
 from spottrain.errors import RunError
 from spottrain.storage.base import Store
-from spottrain.sync.checkpoints import named_by
+from spottrain.sync.manifest import named_by
 
 BESIDE: Final = (
     LOGS_PREFIX,

@@ -3,11 +3,9 @@
     tree            what is in the folder: one look at it
     whole           which part of that is a whole checkpoint, by a rule that a person names; pure
     saves           the same by the files themselves: `formats`, and `writes` that the kernel tells of
-    manifest        what a checkpoint of the folder consists of
-    blobs           which stored contents no checkpoint needs any more; pure
+    manifest        what a checkpoint of the folder consists of, and which contents none needs any more
     upload          sends what is not stored yet, with bounded memory
     restore         fills the folder; `record` notes what the folder holds
-    copies          of files that are written again before they can be sent
     checkpoints     the checkpoints of one run: claim, restore, commit, delete
     watch           looks at the folder again and again, and commits what is whole and fits before a deadline
     command         the user's command as a child process

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import shutil
+import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Final
 
 from spottrain.checkpoint.head.owner import Claim, ClaimPolicy, Entry, HeadClient, HeadOwner, Identity
 from spottrain.checkpoint.head.state import Head, present
@@ -26,14 +31,16 @@ from spottrain.core import log
 from spottrain.core.text import counted
 from spottrain.errors import CheckpointError, ConfigurationError, RunError
 from spottrain.storage.base import Changed, Store, never
-from spottrain.sync.blobs import Named, unnamed
-from spottrain.sync.copies import copies_of
-from spottrain.sync.manifest import OtherKind, SyncManifest, read_manifest
+from spottrain.sync.manifest import SyncManifest, named_by, read_manifest, unnamed
 from spottrain.sync.record import Record, is_restored, notes_of
 from spottrain.sync.restore import REPLACED, adopt, explained, first_that_counts, restore, set_aside
 from spottrain.sync.tree import FolderError, NodeKind, Tree, look
 from spottrain.sync.upload import Contents, Known
 from spottrain.sync.whole import restores
+
+COPIES: Final = "copies"
+RESERVE: Final = 0.12
+"""Share of the file system that copies leave free: a kubelet evicts pods when its disk is full."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -389,7 +396,7 @@ class SyncedCheckpoints:
         """At the start: deletes what earlier attempts have left. Failure is harmless."""
         try:
             assert self._claim is not None
-            keys = self._store.list(BLOBS_PREFIX)  # before HEAD is read (see `blobs`)
+            keys = self._store.list(BLOBS_PREFIX)  # before HEAD is read (see `manifest`)
             named = named_by(self._store, self._head(), self._manifests)
             self._store.delete(unnamed(keys, named, below=self._claim.term))
             self._owner.sweep_orphans()
@@ -402,21 +409,53 @@ class SyncedCheckpoints:
         return present(HeadClient(self._store).read())
 
 
-def named_by(store: Store, head: Head, read: dict[str, SyncManifest | None]) -> Named:
-    """Returns the contents that the checkpoints in HEAD name. `read`: manifests by key; it is added to."""
-    unreadable: dict[str, str] = {}
-    for key in head.keys - read.keys():
-        try:
-            read[key] = manifest_or_none(store, key)
-        except (Damaged, CheckpointError) as error:
-            unreadable[key] = str(error)
-    keys = {blob for key in head.keys if (manifest := read.get(key)) for blob in manifest.blobs}
-    return Named(keys=keys, unreadable=unreadable)
+@contextlib.contextmanager
+def copies_of(root: Path, tree: Tree, paths: Sequence[str]) -> Iterator[Mapping[str, Path]]:
+    """Copies files that are written again before they can be sent, and deletes the copies at the end.
 
-
-def manifest_or_none(store: Store, key: str) -> SyncManifest | None:
-    """Returns the manifest; None if `spottrain run` wrote it. Raises Damaged, or CheckpointError."""
+    They are outside of `root`, so that no script sees them. Raises FolderError or Changed.
+    """
     try:
-        return read_manifest(store, key)
-    except OtherKind:
-        return None
+        with _folder(root) as folder:
+            found, size = os.statvfs(folder), sum(tree[path].size for path in paths)
+            free = found.f_bavail * found.f_frsize
+            reserve = RESERVE * (free + (found.f_blocks - found.f_bfree) * found.f_frsize)
+            if size > free - reserve:
+                raise FolderError(
+                    f"its files are written again before they are sent, and {folder.parent} has no room for "
+                    f"a copy of {size / 1e9:.2f} GB: let the script save less often or under new names, or "
+                    "give it room"
+                )
+            copies = {path: folder / str(number) for number, path in enumerate(paths)}
+            for path, copy in copies.items():
+                _copy(root / path, copy, tree[path].size)
+            yield copies
+    except OSError as error:
+        raise FolderError(f"files of {root} cannot be copied: {error.strerror or error}") from error
+
+
+@contextlib.contextmanager
+def _folder(root: Path) -> Iterator[Path]:
+    notes = notes_of(root)
+    if notes.parent == root:
+        with tempfile.TemporaryDirectory(prefix="spottrain-sync-") as temporary:
+            yield Path(temporary)
+        return
+    folder = notes / COPIES
+    shutil.rmtree(folder, ignore_errors=True)  # of a start that was killed
+    folder.mkdir(parents=True)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        with contextlib.suppress(OSError):  # it holds replaced files
+            notes.rmdir()
+
+
+def _copy(source: Path, target: Path, size: int) -> None:
+    try:
+        shutil.copyfile(source, target, follow_symlinks=False)
+    except FileNotFoundError as error:
+        raise Changed(source.name) from error
+    if target.is_symlink() or target.stat().st_size < size:
+        raise Changed(source.name)

@@ -1,16 +1,30 @@
-"""The manifest of a folder's checkpoint: paths, modes, times, links, and where the contents are stored."""
+"""The manifest of a folder's checkpoint: paths, modes, times, links, and where the contents are stored.
+
+The contents that a commit sends lie in a folder of its own (`contract.blobs_of`), whose name holds the term
+of the claim and a random part. Later checkpoints of the same files name them there. So a key is never
+written for a second purpose, and it is safe to delete
+
+* what no checkpoint in HEAD names, of a term below the owner's: a later claim takes over what HEAD names
+  then, and adds keys of its own term only;
+* what a commit of the owner itself has dropped, or sent in vain, once that commit is done: a successor
+  takes over that HEAD, or a later one of the same owner.
+
+A process that was superseded may delete late. It can only delete what the HEAD of its own last commit does
+not name, which is what no successor can name either.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any, Final
 
+from spottrain.checkpoint.head.state import Head
 from spottrain.checkpoint.manifest import FORMAT, Damaged, canonical, require_format
-from spottrain.contract import CHUNK_BYTES, MANIFEST_NAME, Reason
+from spottrain.contract import CHUNK_BYTES, MANIFEST_NAME, Reason, term_of_blob, term_of_key
 from spottrain.errors import CheckpointError
 from spottrain.storage.base import Store
 from spottrain.sync.tree import PERMISSIONS, PRIVATE, Owner
@@ -168,3 +182,43 @@ def read_manifest(store: Store, key: str) -> SyncManifest:
     if found is None:
         raise Damaged(f"{MANIFEST_NAME} is missing")
     return SyncManifest.from_bytes(found.body)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Named(Container[str]):
+    """The contents that the checkpoints in HEAD name, or may name."""
+
+    keys: Set[str]
+    unreadable: Mapping[str, str] = field(default_factory=dict)
+    """Why checkpoints cannot be read, by key. One may name any content of its own or of an earlier term."""
+
+    def __contains__(self, key: object) -> bool:
+        term = term_of_blob(str(key)) or 0
+        return key in self.keys or any((term_of_key(each) or term) >= term for each in self.unreadable)
+
+
+def unnamed(keys: Iterable[str], named: Container[str], *, below: int) -> list[str]:
+    """Returns the keys of terms under `below` that are not in `named`; keys of another form are ignored."""
+    return [
+        key for key in keys if (term := term_of_blob(key)) is not None and term < below and key not in named
+    ]
+
+
+def named_by(store: Store, head: Head, read: dict[str, SyncManifest | None]) -> Named:
+    """Returns the contents that the checkpoints in HEAD name. `read`: manifests by key; it is added to."""
+    unreadable: dict[str, str] = {}
+    for key in head.keys - read.keys():
+        try:
+            read[key] = manifest_or_none(store, key)
+        except (Damaged, CheckpointError) as error:
+            unreadable[key] = str(error)
+    keys = {blob for key in head.keys if (manifest := read.get(key)) for blob in manifest.blobs}
+    return Named(keys=keys, unreadable=unreadable)
+
+
+def manifest_or_none(store: Store, key: str) -> SyncManifest | None:
+    """Returns the manifest; None if `spottrain run` wrote it. Raises Damaged, or CheckpointError."""
+    try:
+        return read_manifest(store, key)
+    except OtherKind:
+        return None

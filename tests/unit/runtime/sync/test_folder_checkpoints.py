@@ -16,9 +16,8 @@ from spottrain.contract import BLOBS_PREFIX, MANIFEST_NAME, LastExit, OnExisting
 from spottrain.errors import ConfigurationError, StoreUnavailable, Superseded
 from spottrain.storage.base import Body, Cancelled, Changed, FilePart, never
 from spottrain.storage.local import FolderStore
-from spottrain.sync.blobs import unnamed
 from spottrain.sync.checkpoints import Commit, SyncedCheckpoints
-from spottrain.sync.manifest import StoredFile, SyncManifest
+from spottrain.sync.manifest import StoredFile, SyncManifest, unnamed
 from spottrain.sync.program import make_folder
 from spottrain.sync.record import Record, is_restored, notes_of
 from spottrain.sync.restore import first_that_counts
