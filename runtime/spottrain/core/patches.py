@@ -1,12 +1,12 @@
 """Every attribute of other code that this package replaces goes through `replace`, which can undo it.
 
     DataLoader._get_iterator           lifecycle.worker_signals: workers ignore stop signals
-    DataLoader.__iter__                integrations.loader_position, integrations.pass_position: a library's
+    DataLoader.__iter__                integrations.lightning, integrations.pass_position: a library's
                                        loop goes on in the middle of an epoch
     Trainer.train, Trainer.fit         integrations.attach: an unchanged script is saved
     Trainer's register_signal_handlers integrations.lightning: a stop is ours
     save_model, save_pretrained        integrations.attach: what a script saves is stored
-    Trainer._init_training_state       integrations.trainer_position: the position in a stream
+    Trainer._init_training_state       integrations.transformers: the position in a stream
     Trainer._maybe_log_save_evaluate   integrations.transformers: a save follows what is due at a step
     optimizer.add_param_group          checkpoint.plain_state: a restored group is not added twice
     destroy_process_group              training.loop: sharded weights are stored before it

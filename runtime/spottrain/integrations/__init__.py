@@ -6,8 +6,6 @@ folder_checkpoints  shared base: checkpoints that the library itself writes and 
 transformers        `TransformersCallback` for Hugging Face's Trainer
 accelerate          `AccelerateRun` for a loop around an Accelerator
 lightning           `LightningCallback` for Lightning's Trainer
-loader_position     plain DataLoaders in Lightning, resumed within an epoch
-trainer_position    Hugging Face's Trainer, resumed within an epoch
 pass_position       a pass over a loader of Accelerate, for the two that use it
 generators          random state that the batches of a loader follow from
 model_files         models that safetensors refuses

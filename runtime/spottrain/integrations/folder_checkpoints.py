@@ -11,6 +11,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from inspect import BoundArguments
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,6 +25,7 @@ from spottrain.checkpoint.saver import Save
 from spottrain.checkpoint.selection import Restored
 from spottrain.checkpoint.tensor_memory import byte_view
 from spottrain.contract import OnExisting
+from spottrain.core import log
 from spottrain.distributed.world import World
 from spottrain.errors import ConfigurationError
 from spottrain.lifecycle.session import current
@@ -221,6 +223,28 @@ class CallbackEngine(Engine):
         self.finish(
             lambda: plain_state.model_state(model), ended_early=ended_early, with_script=self.attached
         )
+
+    def attached_to(
+        self, call: BoundArguments, method: Callable[..., Any], name: str, resume: Callable[[], str | None]
+    ) -> Any:
+        """Calls a library's method that trains.
+
+        A checkpoint at the checkpoint URI replaces the argument `name`, which counts for the first start.
+        """
+        try:
+            given, restored = call.arguments.get(name), resume()
+            if restored is not None:
+                if given is not None and not isinstance(given, bool):
+                    log.event("override", setting=name, checkpoint=restored, script=given)
+                call.arguments[name] = restored
+            return method(*call.args, **call.kwargs)
+        except BaseException as error:
+            self.fail_in_script(error)
+            raise
+
+    def barrier(self) -> None:
+        assert self.manager is not None
+        self.manager.barrier()
 
     def fail_in_script(self, error: BaseException) -> None:
         """Releases HEAD at an exception in the training, unless the training was over."""

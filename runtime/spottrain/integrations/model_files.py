@@ -23,11 +23,6 @@ def save_shared_tensors(trainer: Any) -> None:
     vars(trainer)["_save"] = save
 
 
-def shares_tensors(model: torch.nn.Module) -> bool:
-    """Whether parameters share memory although the model's class does not declare them as tied."""
-    return _separate(model) is not None
-
-
 def _separate(model: torch.nn.Module) -> dict[str, Any] | None:
     """Returns the model's state with a copy of each undeclared tensor that shares memory with one before it.
 

@@ -17,6 +17,7 @@ first step (`_Owed`).
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -26,6 +27,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
+import transformers
+from torch.utils.data import DataLoader
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from spottrain.checkpoint import outside_parameters
@@ -44,7 +47,8 @@ from spottrain.integrations.folder_checkpoints import (
     packed,
     unpacked,
 )
-from spottrain.integrations.trainer_position import TrainerPosition
+from spottrain.integrations.generators import is_sized
+from spottrain.integrations.pass_position import PassPosition
 from spottrain.lifecycle.life import Phase
 
 CALL: Final = "trainer.train(resume_from_checkpoint=spot.resume(trainer))"
@@ -54,6 +58,13 @@ BEST: Final = "best-model"
 NO_MODEL: Final = ("optimizer", "scheduler", "scaler", "rng_state")
 """Prefixes of files that the best model does not need."""
 
+METHOD: Final = "_init_training_state"
+"""Of the Trainer of transformers 5: returns the epoch, and its used batches."""
+NO_SKIP: Final = (
+    "TrainingArguments(ignore_data_skip=True) begins an epoch's data again after each interruption, so that "
+    "some samples are trained on twice and others are left out; remove it"
+)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Owed:
@@ -62,6 +73,88 @@ class _Owed:
     evaluation: bool = False
     epoch_end: bool = False
     """Includes the evaluation, log and save that the Trainer does there."""
+
+
+class TrainerPosition(PassPosition):
+    """The epoch, its finished steps, and the pass over the data. `follow` makes the Trainer resume there.
+
+    The Trainer works its position out of the number of steps and the length of the loader. A stream has no
+    length, and a callback may end an epoch early, so the epoch and its steps are kept in the checkpoint.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._trainer: Any = None
+        self._epoch = self._steps = self._steps_per_epoch = 0
+        self._begun = False
+        """Whether this attempt has begun an epoch."""
+        self._sized = False
+        """Whether the loader has a length."""
+        self._saved: Mapping[str, Any] | None = None
+
+    def follow(self, trainer: Any) -> None:
+        """Makes the training that begins next resume at the position of the checkpoint, if there is one."""
+        if not hasattr(type(trainer), METHOD):
+            raise ConfigurationError(
+                f"transformers {transformers.__version__} is too old for TransformersCallback: install 5.10 "
+                "or newer"
+            )
+        self._trainer = trainer
+        usual = functools.partial(getattr(type(trainer), METHOD), trainer)
+
+        def place(max_steps: int, steps_per_epoch: int, *more: Any) -> tuple[int, int]:
+            epoch, batches = usual(max_steps, steps_per_epoch, *more)
+            accumulation = trainer.args.gradient_accumulation_steps
+            if self._saved is not None and self._saved.get("steps_per_epoch") not in (None, steps_per_epoch):
+                self._saved = None  # other batches, or another number of ranks: as the Trainer counts them
+            if self._saved is not None and not trainer.args.ignore_data_skip:
+                epoch, batches = self._saved["epoch"], self._saved["steps"] * accumulation
+            self._epoch, self._steps, self._steps_per_epoch = epoch, batches // accumulation, steps_per_epoch
+            self._begun = False  # it may begin again, with smaller batches
+            return epoch, batches
+
+        patches.replace(trainer, METHOD, place)
+
+    def load(self, saved: Mapping[str, Any] | None) -> None:
+        self._saved = saved
+
+    def require_known(self, loader: Any, *, skips: bool) -> None:
+        """Raises ConfigurationError for data that cannot be resumed. `skips`: unless ignore_data_skip."""
+        if not skips:
+            log.event("advice", about="resume", text=NO_SKIP)
+        elif loader is not None and not isinstance(loader, DataLoader):
+            raise ConfigurationError(
+                f"the Trainer's loader is a {type(loader).__name__}, in which it cannot skip used batches, "
+                "so no attempt could go on in the middle of an epoch: let get_train_dataloader() return a "
+                "torch DataLoader"
+            )
+
+    def begin_epoch(self, loader: Any) -> None:
+        saved = None
+        if self._begun:
+            self._epoch, self._steps = self._epoch + 1, 0
+        elif self._saved is not None and not self._trainer.args.ignore_data_skip:
+            saved = {**self._saved, "batches": self._used}
+        self._begun, self._sized = True, is_sized(loader)
+        self.expect(loader, first=self._epoch == 0, saved=saved)
+
+    def step_over(self) -> None:
+        self._steps += 1
+        self.step_done(self._used)
+
+    def state_after(self, *, epoch_stops: bool) -> dict[str, Any]:
+        """Returns the position after the last step. `epoch_stops`: whether a callback has ended the epoch."""
+        over = epoch_stops or self._steps >= self._steps_per_epoch
+        return {
+            **self.state(),
+            "epoch": self._epoch + over,
+            "steps": 0 if over else self._steps,
+            "steps_per_epoch": self._steps_per_epoch if self._sized else None,
+        }
+
+    @property
+    def _used(self) -> int:
+        return self._steps * int(self._trainer.args.gradient_accumulation_steps)
 
 
 class TransformersCallback(TrainerCallback):
@@ -175,7 +268,10 @@ class TransformersCallback(TrainerCallback):
     ) -> None:
         self._engine.require_resume(type(self).__name__)
         with self._engine.failures():
-            self._require_whole(model, optimizer)
+            inner = getattr(optimizer, "optimizer", optimizer)  # unwraps Accelerate's optimizer
+            if model is not None and isinstance(inner, torch.optim.Optimizer):
+                text = "Make its module a part of the model, such as model.loss = module"
+                outside_parameters.require_owned([inner], [model], text)
             self._position.require_known(train_dataloader, skips=not args.ignore_data_skip)
             if model is not None and not has_adapter(model):
                 model_files.require_tensors(model)
@@ -277,12 +373,13 @@ class TransformersCallback(TrainerCallback):
         processing_class: Any = None,
         **_: Any,
     ) -> None:
-        self._processing = processing_class
+        assert model is not None, "the Trainer gives its callbacks the model"
+        self._model, self._processing = model, processing_class
         vars(self._trainer).pop("_run_epoch", None)  # of `_skip_steps`
         self._detach()
         self._position.release()
         self._note_early_end(state, control)
-        self._finish(model)
+        self._engine.finish_with(model, self._over or "")
 
     # --- private --------------------------------------------------------------------------------------
     def _begin_due(self, control: TrainerControl) -> None:
@@ -340,7 +437,15 @@ class TransformersCallback(TrainerCallback):
         self._rate = self._restored.get("rate")
         control.should_save = control.should_log = False
         with self.session.board.clock.part(PRODUCTIVE):  # although it comes before the first step
-            self._do_owed(trainer, owed, state, control)
+            if owed.evaluation:
+                control.should_evaluate = True
+                self._random = devices.random_state()
+                self._log_save_evaluate(trainer, state)
+            if owed.epoch_end:
+                control.should_evaluate = control.should_save = control.should_log = False
+                trainer.callback_handler.on_epoch_end(trainer.args, state, control)
+                self._log_save_evaluate(trainer, state)
+        control.should_evaluate = False
         self._note_early_end(state, control)
 
     def _skip_steps(self, control: TrainerControl) -> None:
@@ -350,9 +455,10 @@ class TransformersCallback(TrainerCallback):
 
     def _note_early_end(self, state: TrainerState, control: TrainerControl) -> None:
         """Notes that a callback has ended the training. A checkpoint taken from now on contains it."""
-        early = control.should_training_stop and state.global_step < state.max_steps
-        if early and self._over is None:
-            self._over = self._early(state.global_step)
+        step = state.global_step
+        if self._over is None and control.should_training_stop and step < state.max_steps:
+            text = f"a callback of the Trainer stopped it after the evaluation at step {step}"
+            self._over = text if self._evaluated == step else ""  # other callbacks give no reason
 
     def _restore_callbacks(self, state: TrainerState) -> None:
         """Restores what the checkpoint has of callbacks such as EarlyStoppingCallback."""
@@ -371,7 +477,7 @@ class TransformersCallback(TrainerCallback):
 
     def _place_best(self, restored: Path) -> None:
         """Moves the best model of a restored checkpoint to where the Trainer looks for it."""
-        found, manager = restored / BEST, self._engine.manager
+        found = restored / BEST
         state = TrainerState.load_from_json(str(restored / STATE_FILE))
         place = restored.parent / Path(state.best_model_checkpoint or BEST).name
         if self.session.world.first_here and not place.exists():
@@ -379,19 +485,7 @@ class TransformersCallback(TrainerCallback):
                 found.rename(place)
             elif place.name == f"checkpoint-{state.global_step}":
                 link_tree(restored, place)
-        assert manager is not None
-        manager.barrier()  # all ranks look for it
-
-    def _do_owed(self, trainer: Trainer, owed: _Owed, state: TrainerState, control: TrainerControl) -> None:
-        if owed.evaluation:
-            control.should_evaluate = True
-            self._random = devices.random_state()
-            self._log_save_evaluate(trainer, state)
-        if owed.epoch_end:
-            control.should_evaluate = control.should_save = control.should_log = False
-            trainer.callback_handler.on_epoch_end(trainer.args, state, control)
-            self._log_save_evaluate(trainer, state)
-        control.should_evaluate = False
+        self._engine.barrier()  # all ranks look for it
 
     def _log_save_evaluate(self, trainer: Trainer, state: TrainerState) -> None:
         epoch = int(state.epoch or 0)
@@ -406,26 +500,12 @@ class TransformersCallback(TrainerCallback):
             learning_rate=self._rate,
         )
 
-    def _require_whole(self, model: torch.nn.Module | None, optimizer: Any) -> None:
-        """Raises ConfigurationError unless the Trainer's checkpoints hold all that is trained."""
-        inner = getattr(optimizer, "optimizer", optimizer)  # unwraps Accelerate's optimizer
-        if model is None or not isinstance(inner, torch.optim.Optimizer):
-            return
-        outside_parameters.require_owned(
-            [inner], [model], "Make its module a part of the model, such as model.loss = module"
-        )
-
     def _describe(self, folder: Path) -> None:
         """Writes what `from_pretrained` needs beside the final weights, as `Trainer.save_model` does."""
         assert self._model is not None
         collator = getattr(self._trainer, "data_collator", None)
         processing = self._processing or getattr(collator, "tokenizer", None)
         write_description(self._model, processing, folder)
-
-    def _finish(self, model: torch.nn.Module | None) -> None:
-        assert model is not None, "the Trainer gives its callbacks the model"
-        self._model = model
-        self._engine.finish_with(model, self._over or "")
 
     def _take_max_steps(self, args: TrainingArguments, lr_scheduler: Any) -> None:
         """Applies the manifest's maxSteps before the Trainer makes its scheduler of that length."""
@@ -441,12 +521,6 @@ class TransformersCallback(TrainerCallback):
             )
             log.event("advice", about="learning-rate", text=text)
 
-    def _early(self, step: int) -> str:
-        """Returns why training ends at `step`, if an evaluation came just before; else ""."""
-        if self._evaluated != step:
-            return ""  # other callbacks give no reason
-        return f"a callback of the Trainer stopped it after the evaluation at step {step}"
-
     def _write(self, folder: Path) -> None:
         """Saves as the Trainer does. Its own checkpoints may be deleted and replaced meanwhile."""
         trainer, best = self._trainer, self._best()
@@ -460,8 +534,7 @@ class TransformersCallback(TrainerCallback):
             state.best_model_checkpoint = before
             if trainer.args.should_save:
                 state.save_to_json(str(written / STATE_FILE))
-        assert self._engine.manager is not None
-        self._engine.manager.barrier()  # other ranks may still be writing
+        self._engine.barrier()  # other ranks may still be writing
         if self.session.world.first_here:
             with contextlib.suppress(FileNotFoundError):  # another pod on this disk was faster
                 written.rename(folder)
@@ -487,24 +560,13 @@ class TransformersCallback(TrainerCallback):
 
 
 def run_attached(call: BoundArguments, train: Callable[..., Any]) -> Any:
-    """Calls `Trainer.train`, saved and resumed by a callback that is made for this call.
-
-    A checkpoint at the checkpoint URI replaces `resume_from_checkpoint`, which counts for the first start.
-    """
+    """Calls `Trainer.train`, saved and resumed by a callback that is made for this call."""
     trainer: Trainer = call.arguments["self"]
     spot = TransformersCallback(attached=True)
     _require_attachable(spot, trainer)
     trainer.add_callback(spot)
     try:
-        given, restored = call.arguments.get("resume_from_checkpoint"), spot.resume(trainer)
-        if restored is not None:
-            if isinstance(given, str):
-                log.event("override", setting="resume_from_checkpoint", checkpoint=restored, script=given)
-            call.arguments["resume_from_checkpoint"] = restored
-        return train(*call.args, **call.kwargs)
-    except BaseException as error:
-        spot._engine.fail_in_script(error)
-        raise
+        return spot._engine.attached_to(call, train, "resume_from_checkpoint", lambda: spot.resume(trainer))
     finally:
         spot._detach()
         trainer.remove_callback(spot)
