@@ -31,9 +31,9 @@ from typing import Any, Final, NamedTuple, NoReturn
 from spottrain.cli.output import Parser, exit_code_of_usage, named_by_flags
 from spottrain.contract import LOG_FORMAT, PROFILE, Env, OnExisting, Outcome, Reason
 from spottrain.core import log, patches
-from spottrain.core.process_start import process_start
 from spottrain.core.run_config import LOG_FORMATS, RunConfig, name_of
 from spottrain.core.startup_signals import hold_signals
+from spottrain.core.time_split import process_start
 from spottrain.core.training_settings import Profile, read_manifest
 from spottrain.errors import ConfigurationError, RunError
 from spottrain.integrations import attach

@@ -12,12 +12,14 @@ Any thread may read. Each change takes the time once, so that the parts always a
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from spottrain.contract import TIME_BEFORE, TimeSplit
@@ -240,3 +242,13 @@ def before_this_process(env: Mapping[str, str], born: float) -> TimeSplit | None
         return None
     rest = max(born - since - split.total, 0.0)
     return replace(split, startup=split.startup + rest)
+
+
+def process_start(pid: int | str = "self") -> float:
+    """Returns when a process started, in Unix seconds; the current time if there is no /proc."""
+    try:
+        ticks = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+        age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+        return time.time() - age
+    except (OSError, AttributeError, ValueError, IndexError):
+        return time.time()

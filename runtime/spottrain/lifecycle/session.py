@@ -43,10 +43,9 @@ from spottrain.contract import (
 )
 from spottrain.core import log, patches, progress, run_config
 from spottrain.core.preemption import Preemption
-from spottrain.core.process_start import process_start
 from spottrain.core.profile_window import MADE as PROFILES_MADE
 from spottrain.core.profile_window import not_made
-from spottrain.core.time_split import TimeSplitClock, before_this_process
+from spottrain.core.time_split import TimeSplitClock, before_this_process, process_start
 from spottrain.distributed.world import World
 from spottrain.errors import ConfigurationError, RunError
 from spottrain.lifecycle import endings, hang_watchdog, parent_signals, termination_message
