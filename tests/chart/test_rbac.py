@@ -34,7 +34,7 @@ FOLLOWED = (JOBS, "pods", "nodes", "workloads.kueue.x-k8s.io")
 WATCHED: Rights = {(r, v) for r in FOLLOWED for v in ("list", "watch")}
 """kopf's on.event handler of the jobs, and control/informer.py."""
 LEADING: Rights = {("leases.coordination.k8s.io", verb) for verb in ("get", "create", "update")}
-"""io/lease.py."""
+"""control/leader.py."""
 OWNING: Rights = {(f"{JOBS}/finalizers", "update")}
 """What the admission plugin OwnerReferencesPermissionEnforcement wants for blockOwnerDeletion."""
 APPLYING: Rights = {("configmaps", "create")}

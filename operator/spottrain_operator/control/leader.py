@@ -18,11 +18,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Protocol
 
 from spottrain_operator.api.wire import rfc3339
 from spottrain_operator.errors import ApiError
-from spottrain_operator.io.cluster import Json
+from spottrain_operator.io.cluster import Cluster, Json
 from spottrain_operator.io.logs import QuietLog
 from spottrain_operator.io.metrics import LEADER
 
@@ -68,17 +67,29 @@ class Times:
         return self.renew_deadline / 3
 
 
-class LeaseLock(Protocol):
-    """Reads and writes one Lease. Both raise ApiError on a failure; `seconds` limits the request."""
+class LeaseLock:
+    """Reads and writes one Lease. Both raise ApiError on a failure; `seconds` limits the request.
+
+    `cluster` is a client with connections of its own, so that a renewal never waits for other requests.
+    """
+
+    def __init__(self, cluster: Cluster, namespace: str, name: str) -> None:
+        self._cluster, self._namespace, self._name = cluster, namespace, name
 
     async def get(self, seconds: float) -> Json | None:
         """Returns None where there is no Lease."""
+        return await self._cluster.get("leases", self._name, self._namespace, seconds=seconds)
 
     async def write(self, lease: Json | None, spec: Json, seconds: float) -> Json:
         """Writes the spec of the Lease in the version that `lease` has, or creates it where that is None.
 
         A conflict: it has changed since.
         """
+        if lease is not None:
+            return await self._cluster.replace("leases", lease | {"spec": spec}, seconds=seconds)
+        meta = {"name": self._name, "namespace": self._namespace}
+        made = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": meta, "spec": spec}
+        return await self._cluster.create("leases", made, seconds=seconds)
 
 
 class Elector:

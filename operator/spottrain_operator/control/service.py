@@ -25,7 +25,7 @@ from spottrain_operator.api.training_job import Job
 from spottrain_operator.api.validation import identity, parse_job
 from spottrain_operator.control.caches import Caches
 from spottrain_operator.control.informer import Informers
-from spottrain_operator.control.leader import Elector, Times
+from spottrain_operator.control.leader import Elector, LeaseLock, Times
 from spottrain_operator.control.memory import Memory
 from spottrain_operator.control.observe import Sources
 from spottrain_operator.control.progress import Poller
@@ -35,7 +35,6 @@ from spottrain_operator.control.work_queue import Lane, WorkQueue
 from spottrain_operator.control.workloads import Workloads
 from spottrain_operator.io.cluster import Cluster
 from spottrain_operator.io.health import Health
-from spottrain_operator.io.lease import KubeLease
 from spottrain_operator.io.metrics import LEADER, RESYNCS
 from spottrain_operator.io.price_file import PriceFiles
 from spottrain_operator.settings import Settings
@@ -152,7 +151,7 @@ class Service:
     def _candidate(self, cluster: Cluster) -> Elector:
         given = self.settings
         return Elector(
-            KubeLease(cluster=cluster, namespace=given.lease_namespace, name=given.lease_name),
+            LeaseLock(cluster, given.lease_namespace, given.lease_name),
             given.identity or f"{socket.gethostname()}_{uuid.uuid4().hex[:8]}",
             self._times,
             lost=_lost,

@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 from kubernetes.aio import client
-from spottrain_operator.control.leader import Elector, Times
+from spottrain_operator.control.leader import Elector, LeaseLock, Times
 from spottrain_operator.errors import ApiError, NotLeading
 from spottrain_operator.io.cluster import Cluster, Json
 
@@ -30,7 +30,7 @@ def lease(holder: str, *, renewal: int = 1, seconds: int = 15, **more: object) -
     return {"metadata": {"resourceVersion": str(renewal)}, "spec": spec}
 
 
-class One:
+class One(LeaseLock):
     """A process that looks at a Lease when a test says so, by a clock that the test sets."""
 
     def __init__(self, identity: str = "a", found: Json | None = None) -> None:
@@ -136,7 +136,7 @@ class Server:
 
 
 @dataclass
-class Line:
+class Line(LeaseLock):
     """The connection of one process to the server. While it is down, requests time out."""
 
     server: Server
