@@ -28,7 +28,7 @@ from spottrain.sync.formats import says_whole
 from spottrain.sync.manifest import StoredFile, SyncManifest, digest_of
 from spottrain.sync.record import notes_of
 from spottrain.sync.tree import FolderError, Node, NodeKind, Owner, Tree, look
-from spottrain.sync.upload import Known, in_parallel
+from spottrain.sync.upload import Known, digest_of_part, in_parallel
 
 WINDOW: Final = 4 << 20
 """Bytes of one read request, and of one buffer."""
@@ -87,13 +87,9 @@ def _equal(
     if node is None or node.kind is not NodeKind.FILE or node.size != file.size:
         return False
     with path.open("rb", buffering=0) as opened:
-        for key, _, size in manifest.chunks_of(file):
+        for key, offset, size in manifest.chunks_of(file):
             _go_on(cancelled)
-            digest = hashlib.sha256()
-            while size and (part := opened.read(min(size, 1 << 20))):
-                digest.update(part)
-                size -= len(part)
-            if digest.hexdigest() != digest_of(key):
+            if digest_of_part(opened.fileno(), offset, size) != digest_of(key):
                 return False
     return True
 
@@ -136,15 +132,14 @@ def _download(
     names: Mapping[str, Path],
     cancelled: Callable[[], bool],
 ) -> None:
-    failed, buffers = threading.Event(), threading.local()
+    failed = threading.Event()
 
     def fetch(name: Path, key: str, offset: int, size: int) -> None:
         if failed.is_set():
             return
-        if not hasattr(buffers, "window"):
-            buffers.window = memoryview(bytearray(WINDOW))
+        window = memoryview(bytearray(min(WINDOW, size)))
         with name.open("r+b", buffering=0) as out:
-            for view in read_content(store, key, size, buffers.window):
+            for view in read_content(store, key, size, window):
                 _go_on(cancelled)
                 while view:
                     count = os.pwrite(out.fileno(), view, offset)

@@ -74,7 +74,6 @@ class Contents:
         """By SHA-256: where this content is stored for certain."""
         self._sending: dict[str, Future[str]] = {}
         self._lock = threading.Lock()
-        self._buffers = threading.local()
 
     @property
     def keys(self) -> frozenset[str]:
@@ -202,7 +201,7 @@ class Contents:
                 now = node_of(os.fstat(file))
                 return now != part.node and not (part.may_grow and now is not None and grown(part.node, now))
 
-            digest = self._digest(file, part)
+            digest = digest_of_part(file, part.offset, part.bytes)
             if changed():
                 raise Changed(part.path)
             mine, theirs = self._claim(digest)
@@ -230,19 +229,15 @@ class Contents:
             self._sending[digest] = Future()
             return self._sending[digest], ""
 
-    def _digest(self, file: int, part: _FilePart) -> str:
-        if not hasattr(self._buffers, "slice"):
-            self._buffers.slice = memoryview(bytearray(SLICE))
-        view: memoryview = self._buffers.slice
-        digest = hashlib.sha256()
-        at, end = part.offset, part.offset + part.bytes
-        while at < end:
-            count = os.preadv(file, [view[: min(SLICE, end - at)]], at)
-            if not count:
-                raise Changed(part.path)
-            digest.update(view[:count])
-            at += count
-        return digest.hexdigest()
+
+def digest_of_part(file: int, offset: int, size: int) -> str:
+    """Returns the SHA-256 (hex) of a part of a file, or of what the file has of it."""
+    digest, end = hashlib.sha256(), offset + size
+    view = memoryview(bytearray(min(SLICE, size)))
+    while count := os.preadv(file, [view[: end - offset]], offset):
+        digest.update(view[:count])
+        offset += count
+    return digest.hexdigest()
 
 
 def in_parallel(calls: Iterable[Callable[[], None]], failed: threading.Event) -> None:
