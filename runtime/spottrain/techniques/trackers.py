@@ -50,43 +50,26 @@ TAG: Final = "spottrain.run"
 
 
 class Tracker(Protocol):
-    """A tracker. All calls come from one thread, `begin` first. Exceptions are logged, not raised."""
+    """A tracker. All calls come from one thread, `begin` first. Exceptions are logged, not raised.
+
+    If it has a method `ended(outcome)`, it is called just before `close`.
+    """
 
     name: str
 
     def begin(self, run_id: str, resumed_step: int) -> None:
-        """Opens the run.
-
-        Args:
-            run_id: id of the run, the same in all attempts.
-            resumed_step: optimizer step of the restored checkpoint; 0 at a fresh start.
-        """
+        """Opens the run, whose id is the same in all attempts. resumed_step: 0 at a fresh start."""
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Logs the values after an optimizer step, except those that were logged before.
-
-        Args:
-            step: optimizer step, counted from 1.
-            values: finite numbers by name.
-        """
+        """Logs finite values by name after a step, counted from 1, but those that were logged before."""
 
     def close(self) -> None:
-        """Closes the run. If the tracker has a method `ended(outcome)`, it is called just before."""
+        """Closes the run."""
 
 
 def run_id(job_uid: str) -> str:
-    """Makes a run id of the job's UID, which is the same in all attempts.
-
-    Returns at most 64 letters, digits, `_` and `-`, which W&B and file names allow. Raises
-    ConfigurationError if the UID has no letter or digit.
-    """
-    found = re.sub(r"[^A-Za-z0-9_-]+", "-", job_uid).strip("-")[:64]
-    if not found:
-        raise ConfigurationError(
-            f"the job UID {job_uid!r} has no letter or digit, so no tracker's run can be named after "
-            "it: use another UID"
-        )
-    return found
+    """Makes a run id of the job's UID, the same in all attempts: at most 64 letters, digits, `_` and `-`."""
+    return re.sub(r"[^A-Za-z0-9_-]+", "-", job_uid).strip("-")[:64]
 
 
 def listed(given: Sequence[Tracker] | None, where: str) -> list[Tracker]:
@@ -131,7 +114,7 @@ class Trackers:
         """Opens the run in all trackers. Call it after the restore and before the first step.
 
         Args:
-            run_id: id of the run, as of the function `run_id`.
+            run_id: id of the run, the same in all attempts.
             resumed_step: optimizer step of the restored checkpoint; 0 at a fresh start.
         """
         if self._run and self._run != run_id:
@@ -160,7 +143,7 @@ class Trackers:
             line.send(partial(line.tracker.log, step, finite))
 
     def close(self, outcome: Outcome = Outcome.DONE, *, within: float = math.inf) -> None:
-        """Sends queued calls, to all trackers at once, and closes them. Later calls of `log` are dropped.
+        """Sends queued calls, to all trackers at once, and closes them. Values that come later are dropped.
 
         Args:
             outcome: outcome of this attempt.
@@ -194,9 +177,7 @@ class _Line:
     def __init__(self, tracker: Tracker) -> None:
         self.tracker = tracker
         self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._failed = 0
-        self._in_a_row = 0
-        self._dropped = 0
+        self._failed = self._in_a_row = self._dropped = 0
         self._thread = threading.Thread(target=self._work, name=f"tracker-{tracker.name}", daemon=True)
         self._thread.start()
 
@@ -217,10 +198,9 @@ class _Line:
 
     def join(self, seconds: float) -> None:
         self._thread.join(seconds)
-        hangs, failed, dropped = self._thread.is_alive(), self._failed, self._dropped
-        if hangs or failed or dropped:
-            waiting = self._queue.qsize() if hangs else 0
-            words = {"failed": failed, "left_out": dropped, "waiting": waiting}
+        waiting = self._queue.qsize() if self._thread.is_alive() else None
+        if waiting is not None or self._failed or self._dropped:
+            words = {"failed": self._failed, "left_out": self._dropped, "waiting": waiting or 0}
             log.event("tracker-incomplete", tracker=self.tracker.name, **words)
 
     def _work(self) -> None:
@@ -287,7 +267,16 @@ class TensorBoard:
         self._writer.close()
 
 
-class WandB:
+class _Outcome:
+    """Keeps the outcome of the attempt for `close`."""
+
+    _outcome = Outcome.DONE
+
+    def ended(self, outcome: Outcome) -> None:
+        self._outcome = outcome
+
+
+class WandB(_Outcome):
     """Logs to one Weights & Biases run with the job's id, which each attempt resumes (`resume="allow"`).
 
     W&B accepts steps in rising order only, and a resume returns the next one (`run.step`); smaller steps are
@@ -307,7 +296,6 @@ class WandB:
     """
 
     name = "wandb"
-    _outcome = Outcome.DONE
 
     def __init__(
         self,
@@ -340,9 +328,6 @@ class WandB:
                 self._mark.write_text(str(step))
             self._run.log(new, step=step)
 
-    def ended(self, outcome: Outcome) -> None:
-        self._outcome = outcome
-
     def close(self) -> None:
         """Finishes the run. With a non-zero exit code it is failed, or preempted if it was marked."""
         if self._outcome in INTERRUPTED:
@@ -350,7 +335,7 @@ class WandB:
         self._run.finish(exit_code=int(EXIT_CODE_OF[self._outcome]))
 
 
-class MLflow:
+class MLflow(_Outcome):
     """Logs to one MLflow run, found by its tag `spottrain.run`.
 
     MLflow also keeps repeated steps. So the history of each metric is read once at the start, and only later
@@ -366,7 +351,6 @@ class MLflow:
     """
 
     name = "mlflow"
-    _outcome = Outcome.DONE
 
     def __init__(
         self, *, experiment: str, tracking_uri: str | None = None, config: Mapping[str, Any] | None = None
@@ -382,15 +366,14 @@ class MLflow:
         if found:
             self._id = found[0].info.run_id
             self._client.update_run(self._id, status="RUNNING")
-            self._once = Once(last={name: self._last_step(name) for name in found[0].data.metrics})
+            history = self._client.get_metric_history
+            names = found[0].data.metrics
+            self._once = Once(last={n: max(int(p.step) for p in history(self._id, n)) for n in names})
             return
         self._id = self._client.create_run(experiment, run_name=run_id, tags={TAG: run_id}).info.run_id
         self._once = Once()
         for name, value in self._config.items():
             self._client.log_param(self._id, name, value)
-
-    def _last_step(self, name: str) -> int:
-        return max(int(point.step) for point in self._client.get_metric_history(self._id, name))
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         metric = import_module("mlflow.entities").Metric
@@ -398,9 +381,6 @@ class MLflow:
         new = [metric(name, value, now, step) for name, value in self._once.fresh(step, values).items()]
         if new:
             self._client.log_batch(self._id, metrics=new)
-
-    def ended(self, outcome: Outcome) -> None:
-        self._outcome = outcome
 
     def close(self) -> None:
         if self._outcome is Outcome.SUPERSEDED:
