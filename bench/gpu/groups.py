@@ -397,7 +397,7 @@ def verdict(size: Size, clock: Clock) -> None:
                 facts = ours(longer(size, 130 if big else 60), BF16, **more).facts
                 wrong += facts.verdict != name
                 tell(verdicts={name: facts.verdict or "none"}, verdicts_wrong=wrong)
-                tell(utilisation={name: facts.utilisation}, gpu_memory={name: facts.gpu_memory})
+                tell(utilisation={name: facts.gpu_utilisation}, gpu_memory={name: facts.gpu_memory})
 
 
 def layers(width: int, count: int) -> torch.nn.Module:

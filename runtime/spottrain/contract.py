@@ -557,8 +557,6 @@ class Progress:
     totalSteps: int = 0
     loss: float | None = None
     samplesPerSecond: float | None = None
-    stepsPerSecond: float | None = None
-    """Of the last line's steps. Not in the job's status."""
     etaSeconds: float | None = None
     durableStep: int | None = None
     durableTime: str = ""
@@ -578,10 +576,6 @@ class Progress:
     """Seconds since the last sign of progress, by the trainer's own clock."""
     hangSeconds: float | None = None
     """Current limit on `idleSeconds`; None where no limit applies (gated, restoring, compiling)."""
-    gpuUtilisation: float | None = None
-    """Of this rank's GPU, 0 to 1; None without NVML data. Not in the job's status, nor is the next field."""
-    gpuMemory: float | None = None
-    """Share of that GPU's memory that all processes use, 0 to 1."""
     ignoredSettings: str = ""
     """As in TerminationMessage."""
     timeSplit: TimeSplit | None = None

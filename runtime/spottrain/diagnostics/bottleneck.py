@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
@@ -31,11 +31,6 @@ CHECKPOINT_GOAL: Final = 0.01
 """Share of the time that saves may take."""
 MIN_SECONDS: Final = 1.0
 """Least seconds of a window. In a shorter one, a time slice of another process looks like a stall."""
-FULL: Final = 0.9
-"""Utilisation above which a GPU counts as full."""
-MEMORY_BUSY, MEMORY_QUIET = 0.8, 0.5
-"""A full GPU is memory-bound if its memory is in use for at least the first share, compute-bound up to the
-second; between them there is no verdict."""
 AHEAD: Final = 4
 """Useful micro-batches to prefetch per worker; more only use memory."""
 EXPLAINED: Final = 0.5
@@ -97,8 +92,6 @@ class Measurements:
     ranks: tuple[Rank, ...] = ()
     busy: tuple[float, ...] = ()
     """Samples of GPU utilisation, from 0 to 1."""
-    bandwidth: tuple[float, ...] = ()
-    """Samples of the share of the time in which GPU memory was read or written, from 0 to 1."""
     mfu: float | None = None
     use: InUse = field(default_factory=InUse)
 
@@ -130,11 +123,11 @@ def diagnose(facts: Measurements) -> Verdict | None:
         facts: measurements of one window.
 
     Returns:
-        None if the window is shorter than MIN_SECONDS, or without a stall, a roofline and GPU samples.
+        None if the window is shorter than MIN_SECONDS, or without a stall and a roofline.
     """
     if facts.shares.seconds.total < MIN_SECONDS:
         return None
-    return _straggler(facts) or _stalled(facts) or _bound(facts) or _by_samples(facts)
+    return _straggler(facts) or _stalled(facts) or _bound(facts)
 
 
 def advice(facts: Measurements) -> str:
@@ -339,16 +332,11 @@ def _bound(facts: Measurements) -> Verdict | None:
 
 
 def _memory(facts: Measurements, part: float) -> Verdict:
-    use = facts.use
-    if (name := _half(use)) is not None:
-        fix = f"Set precision to {name}, which moves half of the bytes"
-        fix += "." if use.compile else "; and compile to true, which joins elementwise operations."
-    elif not use.compile:
-        fix = "Set compile to true: it joins elementwise operations, so that values stay in registers."
-    else:
+    fix = "Set compile to true: it joins elementwise operations, so that values stay in registers."
+    if (name := _half(facts.use)) is not None:
         fix = (
-            "Lower microBatchSize so that activations fit into the cache, or use fused kernels (attention, "
-            "loss, optimizer)."
+            f"Set precision to {name}, which moves half of the bytes; and compile to true, which joins "
+            "elementwise operations."
         )
     sentence = f"The device is busy, but {part:.0%} of its work is moving bytes{_mfu(facts)}."
     return Verdict(name=Name.MEMORY, sentence=sentence, fix=fix)
@@ -393,16 +381,3 @@ def _batch(use: InUse) -> str:
 
 def _mfu(facts: Measurements) -> str:
     return "" if facts.mfu is None else f" (MFU {facts.mfu:.0%})"
-
-
-def _by_samples(facts: Measurements) -> Verdict | None:
-    """Verdict without a roofline: a full GPU is limited by memory, or, if that is idle, by arithmetic."""
-    if not (facts.busy and facts.bandwidth) or statistics.fmean(facts.busy) < FULL:
-        return None
-    moving = statistics.fmean(facts.bandwidth)
-    if MEMORY_QUIET < moving < MEMORY_BUSY:
-        return None
-    found = (_memory if moving >= MEMORY_BUSY else _compute)(facts, 1.0)
-    return replace(
-        found, sentence=f"The GPU is never idle, and its memory is in use {moving:.0%} of the time."
-    )

@@ -34,8 +34,6 @@ class GPUSample:
     """Share of the time with a kernel running, from 0 to 1."""
     memory: float
     """Share of the GPU's memory that all processes use, from 0 to 1."""
-    bandwidth: float = 0.0
-    """Share of the time in which its memory was read or written, from 0 to 1."""
 
 
 class GPUMonitor:
@@ -116,7 +114,6 @@ class GPUMonitor:
             GPUSample(
                 utilisation=statistics.fmean(each.utilisation for each in self._latest),
                 memory=sample.memory,
-                bandwidth=statistics.fmean(each.bandwidth for each in self._latest),
             )
         )
 
@@ -131,10 +128,7 @@ def reader(device: torch.device, nvml: Any = None) -> Callable[[], GPUSample]:
     handle = nvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
 
     def read() -> GPUSample:
-        memory = nvml.nvmlDeviceGetMemoryInfo(handle)
-        rates = nvml.nvmlDeviceGetUtilizationRates(handle)
-        return GPUSample(
-            utilisation=rates.gpu / 100, memory=memory.used / memory.total, bandwidth=rates.memory / 100
-        )
+        memory, rates = nvml.nvmlDeviceGetMemoryInfo(handle), nvml.nvmlDeviceGetUtilizationRates(handle)
+        return GPUSample(utilisation=rates.gpu / 100, memory=memory.used / memory.total)
 
     return read

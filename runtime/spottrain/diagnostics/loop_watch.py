@@ -169,7 +169,6 @@ class Watch:
             compile_seconds=compiled.seconds if settled else 0.0,
             ranks=gathered(shares, self._world) if together else (),
             busy=tuple(sample.utilisation for sample in samples),
-            bandwidth=tuple(sample.bandwidth for sample in samples),
             mfu=mfu(work, shares.step_seconds, self._device),
             use=self._as_computed(work),
         )

@@ -441,5 +441,5 @@ def test_progress_message_and_metrics_have_the_same_split(time: Time) -> None:
     assert [line for line in lines if line.startswith("spottrain_seconds_total")] == [
         f'spottrain_seconds_total{{part="{part}"}} {getattr(split, part)}' for part in PARTS
     ]
-    assert board.progress().stepsPerSecond == 0.5 and "spottrain_steps_per_second 0.5" in lines
+    assert "spottrain_steps_per_second 0.5" in lines
     assert "spottrain_unsaved_seconds 2.0" in lines and "spottrain_best_step 1" in lines

@@ -60,8 +60,6 @@ def judged(known: Measurements) -> Verdict:
         (facts(roofline=roof(arithmetic=3, memory=2, launch=1)), Name.COMPUTE),
         (facts(roofline=roof(arithmetic=2, memory=3, launch=1)), Name.MEMORY),
         (facts(roofline=roof(arithmetic=1, memory=2, launch=3)), Name.LAUNCH),
-        (facts(busy=FULL, bandwidth=(0.9,) * 8), Name.MEMORY),  # a GPU whose peaks nobody has told us
-        (facts(busy=FULL, bandwidth=(0.3,) * 8), Name.COMPUTE),
         (facts(communication=4, ranks=ranks((1.0, 0, 0), (0.5, 0, 0.5))), Name.STRAGGLER),
         (facts(roofline=roof(1), ranks=ranks((1.0, 0, 0), (0.9, 0, 0.1))), Name.COMPUTE),
     ],
@@ -88,8 +86,6 @@ def test_work_is_judged_only_where_no_stall_is_worth_it() -> None:
         facts(),
         facts(busy=FULL),
         facts(mfu=0.5),
-        facts(busy=FULL, bandwidth=(0.65,) * 8),
-        facts(busy=(0.5,) * 8, bandwidth=(0.9,) * 8),
     ],
 )
 def test_with_nothing_to_judge_by_nothing_is_said(known: Measurements) -> None:
@@ -160,7 +156,6 @@ FIXES: list[tuple[InUse, dict[str, Any]]] = [
     (InUse(bf16=False), {"roofline": roof(memory=1)}),
     (V100, {"roofline": roof(memory=1)}),
     (InUse(precision="fp16", bf16=False, cuda=True), {"roofline": roof(memory=1)}),
-    (InUse(precision="bf16", compile=True), {"busy": FULL, "bandwidth": (0.9,) * 8}),
     (InUse(cuda=True), {"roofline": roof(launch=1)}),
     (InUse(), {"roofline": roof(launch=1)}),
     (InUse(whole_share=True), {"roofline": roof(launch=1)}),
@@ -168,7 +163,6 @@ FIXES: list[tuple[InUse, dict[str, Any]]] = [
     (V100, {"roofline": roof(arithmetic=1)}),
     (InUse(precision="bf16"), {"roofline": roof(arithmetic=1)}),
     (InUse(), {"roofline": roof(arithmetic=0.3, memory=0.1), "mfu": 0.28}),
-    (InUse(), {"busy": FULL, "bandwidth": (0.9,) * 8}),
     (COMPILED, {"roofline": roof(launch=0.9, arithmetic=0.6)}),
 ]
 

@@ -110,10 +110,10 @@ def test_the_gpu_is_asked_for_by_its_uuid(monkeypatch: pytest.MonkeyPatch) -> No
     nvml = SimpleNamespace(
         nvmlInit=lambda: None,
         nvmlDeviceGetHandleByUUID=handle,
-        nvmlDeviceGetUtilizationRates=lambda handle: SimpleNamespace(gpu=73, memory=21),
+        nvmlDeviceGetUtilizationRates=lambda handle: SimpleNamespace(gpu=73),
         nvmlDeviceGetMemoryInfo=lambda handle: SimpleNamespace(used=1, total=4),
     )
     properties = SimpleNamespace(uuid="1b2c")
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
-    assert reader(torch.device("cuda"), nvml)() == GPUSample(utilisation=0.73, memory=0.25, bandwidth=0.21)
+    assert reader(torch.device("cuda"), nvml)() == GPUSample(utilisation=0.73, memory=0.25)
     assert asked == ["GPU-1b2c"]
