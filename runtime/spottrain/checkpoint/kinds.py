@@ -13,9 +13,9 @@ from typing import Any, Protocol
 
 import torch
 
+from spottrain.checkpoint.final_files import write_description
 from spottrain.checkpoint.head.owner import Claim
 from spottrain.checkpoint.manager import CheckpointManager
-from spottrain.checkpoint.model_description import write_description
 from spottrain.checkpoint.reader import Want
 from spottrain.checkpoint.saver import Save
 from spottrain.checkpoint.selection import Restored

@@ -21,10 +21,10 @@ import torch
 from accelerate import Accelerator
 
 from spottrain.checkpoint import outside_parameters, plain_state
+from spottrain.checkpoint.final_files import write_description
 from spottrain.checkpoint.kinds import TrainingState
 from spottrain.checkpoint.live_state import LiveState
 from spottrain.checkpoint.manifest import MODEL
-from spottrain.checkpoint.model_description import write_description
 from spottrain.checkpoint.model_watch import ModelWatch
 from spottrain.checkpoint.tree import Flattened, unflatten
 from spottrain.errors import ConfigurationError

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from spottrain.checkpoint import final_weights, plain_state
-from spottrain.checkpoint.model_description import has_adapter
+from spottrain.checkpoint.final_files import has_adapter
 from spottrain.errors import ConfigurationError
 
 

@@ -32,8 +32,8 @@ from torch.utils.data import DataLoader
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from spottrain.checkpoint import outside_parameters
+from spottrain.checkpoint.final_files import has_adapter, write_description
 from spottrain.checkpoint.kinds import TrainingState
-from spottrain.checkpoint.model_description import has_adapter, write_description
 from spottrain.core import device as devices
 from spottrain.core import log, patches
 from spottrain.core.time_split import CHECKPOINT_STALL, DATA_WAIT, OTHER, PRODUCTIVE
