@@ -112,8 +112,11 @@ class CompileCache:
             self._unusable = True
             log.event("compile-cache-unusable", key=self.key[:12], why=f"{type(error).__name__}: {error}")
             return 0
-        self._log("compile-cache-restored", files, len(found.body), began, hit=True)
-        return len(found.body)
+        size, seconds = len(found.body), time.time() - began
+        log.event(
+            "compile-cache-restored", hit=True, key=self.key[:12], files=files, bytes=size, seconds=seconds
+        )
+        return size
 
     def save_if_changed(self) -> bool:
         """Stores the folders if their files differ from the stored ones; returns whether it did.
@@ -150,11 +153,11 @@ class CompileCache:
         replaced = [each for each in before if self._is_mine(each) and each != key]
         self._store.delete([*replaced, *self._of_oldest_machines(before)])
         self._seen, self._unusable = files, False
-        self._log("compile-cache-saved", len(files), len(body), began)
+        seconds = time.time() - began
+        log.event(
+            "compile-cache-saved", key=self.key[:12], files=len(files), bytes=len(body), seconds=seconds
+        )
         return True
-
-    def _log(self, event: str, files: int, size: int, began: float, **facts: Any) -> None:
-        log.event(event, **facts, key=self.key[:12], files=files, bytes=size, seconds=time.time() - began)
 
     def _stored(self) -> list[str]:
         return [key for key in self._store.list(COMPILE_CACHE_PREFIX) if is_own(key)]
