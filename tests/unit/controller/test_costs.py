@@ -24,7 +24,7 @@ from spottrain_operator.control.actions import Plan, WriteBooks
 from spottrain_operator.control.plan import plan
 from spottrain_operator.control.resync import show_jobs
 from spottrain_operator.errors import InvalidSpec
-from spottrain_operator.io.price_file import PriceFile, PriceFiles
+from spottrain_operator.io.price_file import PriceFiles
 from spottrain_operator.policies import accounting, ledger
 
 from tests.builders import (
@@ -411,8 +411,8 @@ def _metric(name: str) -> dict[tuple[str, ...], float]:
 def test_a_price_file_is_read_again_when_it_changes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     path = tmp_path / "prices.json"
-    prices = PriceFile(path)
-    assert prices() is NO_PRICES and prices() is NO_PRICES
+    prices = PriceFiles(path, tmp_path / "none.json")
+    assert prices() == NO_PRICES == prices()
     assert caplog.text.count("no price list, so its prices are unknown") == 1
     path.write_text(json.dumps([SPOT]))
     first = prices()
@@ -420,7 +420,7 @@ def test_a_price_file_is_read_again_when_it_changes(tmp_path: Path, caplog: pyte
     path.write_text(json.dumps([SPOT, SPOT | {"zone": "b"}, SPOT | {"usdPerHour": 0}]))
     assert len(prices().rates) == 2 and "rate 2 is left out: usdPerHour must be greater than 0" in caplog.text
     path.unlink()
-    assert prices() is NO_PRICES
+    assert prices() == NO_PRICES
 
 
 def test_own_and_fetched_prices_are_read_together(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
