@@ -6,7 +6,7 @@ import io
 import tarfile
 from pathlib import Path
 
-from spottrain.core.archives import extract
+from spottrain.cli.code import extract
 
 from spottrain_cli.submit.pack import pack
 

@@ -49,9 +49,7 @@ def unpack(body: bytes, folder: Path, uri: str) -> None:
         with tempfile.TemporaryDirectory(dir=folder.parent, ignore_cleanup_errors=True) as made:
             new = Path(made) / "new"
             with tarfile.open(fileobj=io.BytesIO(body), mode="r:gz") as archive:
-                new.mkdir()
-                for member in archive:
-                    _extract(archive, member, new.resolve())
+                extract(archive, new)
             if not folder.is_dir():  # another rank was faster
                 new.rename(folder)
     except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
@@ -70,11 +68,20 @@ def _fetched(place: str, name: str, digest: str, endpoint: str | None) -> bytes:
     return found.body
 
 
-def _extract(archive: tarfile.TarFile, member: tarfile.TarInfo, root: Path) -> None:
-    """Extracts a file, folder or link. Raises TarError for one outside of `root`, and for a device.
+def extract(archive: tarfile.TarFile, folder: Path) -> None:
+    """Writes files, folders and links to `folder`, which is made. Owners and times are not kept.
 
     tarfile's `filter="data"` does the same, but needs Python 3.11.4, and Debian 12 has 3.11.2.
+
+    Raises:
+        tarfile.TarError: a member lies outside of the folder, links to there, or is a device.
     """
+    folder.mkdir(parents=True, exist_ok=True)
+    for member in archive:
+        _place(archive, member, folder.resolve())
+
+
+def _place(archive: tarfile.TarFile, member: tarfile.TarInfo, root: Path) -> None:
     target = root / member.name
     if PurePosixPath(member.name).is_absolute() or not _within(target, root):
         raise tarfile.TarError(f"{member.name!r} lies outside of the folder")
