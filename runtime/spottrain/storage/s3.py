@@ -167,7 +167,7 @@ class S3Store:
             sent = body()
             unless_cancelled()
             try:
-                self.ask_bulk("put_object", key, Body=sent, ChecksumSHA256=digest, **self.encryption)
+                self.ask("put_object", key, Body=sent, ChecksumSHA256=digest, **self.encryption)
             except Stopped:
                 if isinstance(sent, PartBody) and sent.changed:
                     raise Changed(key) from None
@@ -268,7 +268,7 @@ class S3Store:
     def _stream(self, key: str, start: int, view: memoryview) -> Iterator[int]:
         """Fills the view from byte `start` of the object; yields the number of bytes of each read."""
         wanted = f"bytes={start}-{start + len(view) - 1}"
-        reply = self.ask_bulk("get_object", key, Range=wanted)
+        reply = self.ask("get_object", key, Range=wanted)
         with contextlib.closing(reply["Body"]) as body:
             if reply["ContentLength"] != len(view) or start != _first_byte(reply):
                 raise Truncated(f"{self._place(key)}: asked for {wanted}, got {reply.get('ContentRange')}")
@@ -312,8 +312,9 @@ class S3Store:
         """Retries without the SDK: its pauses draw from Python's random state, which is the training's."""
         return tried(act, self.tries, lambda failures: time.sleep(self.pause(failures)))
 
-    def ask_bulk(self, operation: str, key: str, **parameters: Any) -> Any:
-        return self._ask(self._clients.bulk, operation, key, parameters)
+    def ask(self, operation: str, key: str, **parameters: Any) -> Any:
+        """Makes one request, without retries."""
+        return self._ask(self._clients.steady, operation, key, parameters)
 
     def _ask(self, client: Any, operation: str, key: str | None, parameters: dict[str, Any]) -> Any:
         if key:
@@ -392,7 +393,7 @@ class Upload:
 
         def put() -> None:
             body: Any = RequestBody(self.body, self._unless_cancelled) if len(self.body) else b""
-            self.store.ask_bulk(
+            self.store.ask(
                 "put_object", self.key, Body=body, ChecksumSHA256=digest, IfNoneMatch="*", **self._options
             )
 
@@ -401,7 +402,7 @@ class Upload:
 
     def _in_parts(self) -> list[str]:
         reply = self._tried(
-            lambda: self.store.ask_bulk(
+            lambda: self.store.ask(
                 "create_multipart_upload", self.key, ChecksumAlgorithm="SHA256", **self._options
             ),
             self._rest,
@@ -447,7 +448,7 @@ class Upload:
         digest = _base64(self._digests[number][0]) if one else checksum(view)
 
         def put() -> Any:
-            return self.store.ask_bulk(
+            return self.store.ask(
                 "upload_part",
                 self.key,
                 UploadId=upload_id,
@@ -467,7 +468,7 @@ class Upload:
         parts = {"Parts": [self._parts[number] for number in sorted(self._parts)]}
 
         def complete() -> None:
-            self.store.ask_bulk(
+            self.store.ask(
                 "complete_multipart_upload",
                 self.key,
                 UploadId=upload_id,
@@ -497,7 +498,7 @@ class Upload:
         try:
             with contextlib.suppress(KeyMissing):
                 self._tried(
-                    lambda: self.store.ask_bulk("abort_multipart_upload", self.key, UploadId=upload_id),
+                    lambda: self.store.ask("abort_multipart_upload", self.key, UploadId=upload_id),
                     time.sleep,
                 )
         except RunError as error:

@@ -1,8 +1,8 @@
 """boto3 clients of one bucket, and their credentials.
 
-HEAD, bulk and other requests need different timeouts and retries. Credentials are those of the SDK's standard
-chain, looked up by the first request and not by the client: what issues them may not respond yet when a pod
-starts, such as an agent on its node. A client that was made without them would never look again.
+HEAD needs other timeouts than the rest. Credentials are those of the SDK's standard chain, looked up by the
+first request and not by the client: what issues them may not respond yet when a pod starts, such as an agent
+on its node. A client that was made without them would never look again.
 """
 
 from __future__ import annotations
@@ -42,10 +42,7 @@ class Clients:
     quick: Any
     """HEAD: one try and short timeouts. `checkpoint.head` handles a lost response itself."""
     steady: Any
-    """All other requests but bulk. `s3.py` retries them."""
-    bulk: Any
-    """Bodies in parallel. Retried outside the SDK, so that a cancelled upload does not wait inside it. The
-    SHA-256 header covers a part's body, so the body is not hashed again for the signature."""
+    """All other requests. `s3.py` retries them, so that a cancelled upload does not wait inside the SDK."""
     endpoint: str
 
 
@@ -67,7 +64,6 @@ def clients(
         return Clients(
             quick=_client(session, endpoint, style, head_timeout),
             steady=steady,
-            bulk=_client(session, endpoint, style, timeout, bulk=True),
             endpoint=str(steady.meta.endpoint_url),
         )
     except (BotoCoreError, ValueError) as error:  # unknown profile or region, or an invalid URL
@@ -77,20 +73,16 @@ def clients(
         ) from error
 
 
-def _client(session: Session, endpoint: str | None, style: str, timeout: float, *, bulk: bool = False) -> Any:
-    s3: dict[str, Any] = {"addressing_style": style}
-    extra: dict[str, Any] = {}
-    if bulk:
-        s3["payload_signing_enabled"] = False
-        extra["response_checksum_validation"] = "when_required"  # the manifest's digests cover it
+def _client(session: Session, endpoint: str | None, style: str, timeout: float) -> Any:
     config = Config(
         connect_timeout=min(timeout, 5.0),
         read_timeout=timeout,
         retries={"mode": "standard", "total_max_attempts": 1},  # callers retry in their own way
         max_pool_connections=POOL,
         tcp_keepalive=True,
-        s3=s3,
-        **extra,
+        # The SHA-256 header covers a body, so it is not hashed again for the signature.
+        s3={"addressing_style": style, "payload_signing_enabled": False},
+        response_checksum_validation="when_required",  # the manifest's digests cover it
     )
     return session.client("s3", endpoint_url=endpoint, config=config)
 
