@@ -23,24 +23,18 @@ def tensor_digest(dtype: str, shape: Sequence[int], body: bytes | memoryview) ->
 
 def shared_parts(plain: Mapping[str, Any], leaf: Leaf) -> dict[str, str]:
     """Of what all ranks have in common."""
-    model = plain["model"]
+    model, objects = plain["model"], plain["objects"]
     buffers = {name: value for name, value in model.items() if name.endswith(BUFFERS)}
-    return {
-        "parameters": digest({name: value for name, value in model.items() if name not in buffers}, leaf),
-        "buffers": digest(buffers, leaf),
-        **{name: digest(plain[name], leaf) for name in ("optimizer", "schedule", "scaler", "data")},
-    }
-
-
-def of_run(plain: Mapping[str, Any]) -> dict[str, Any]:
-    """The shared part of a Run's state, under the names that a Trainer's has."""
-    objects, progress = plain["objects"], plain["progress"]
-    return {
-        "model": plain["model"],
+    others = {
         "optimizer": plain["optimizers"],
         "schedule": objects.get("scheduler"),
         "scaler": objects.get("scaler"),
-        "data": progress["data"],
+        "data": plain["progress"]["data"],
+    }
+    return {
+        "parameters": digest({name: value for name, value in model.items() if name not in buffers}, leaf),
+        "buffers": digest(buffers, leaf),
+        **{name: digest(value, leaf) for name, value in others.items()},
     }
 
 

@@ -88,7 +88,7 @@ def _state(folder: Path, manifest: dict[str, Any]) -> dict[str, str]:
         return _tensor(manifest["tensors"][number], shards)
 
     tree = manifest["tree"]
-    parts = digests.shared_parts(digests.of_run(tree) if "optimizers" in tree else tree, leaf)
+    parts = digests.shared_parts(tree, leaf)
     for rank, tree in enumerate(manifest["ranks"]):
         parts |= {f"{name}/{rank}": found for name, found in digests.own_parts(tree, leaf).items()}
     return parts

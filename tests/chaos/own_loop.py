@@ -51,7 +51,7 @@ def record(name: str = "states") -> None:
             "at": time.monotonic(),
             "loss": last_loss.hex(),
             "best": None,
-            **digests.shared_parts(digests.of_run(shared.plain), leaf_of(shared)),
+            **digests.shared_parts(shared.plain, leaf_of(shared)),
             **digests.own_parts(own.plain, leaf_of(own)),
         },
     )

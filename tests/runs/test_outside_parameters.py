@@ -130,14 +130,6 @@ def test_two_ranks_train_the_same_weights_of_a_loss_as_one(lab: Lab, case: str, 
     assert shown[0] == pytest.approx(shown[1], rel=1e-3)
 
 
-def test_loose_weights_whose_module_has_buffers_are_refused_before_the_first_step(lab: Lab) -> None:
-    run = begin(lab, "loose, buffer", "store", 1, 1)[0]
-    assert run.end() == ExitCode.BAD_CONFIGURATION, run.log
-    words = run.message.message
-    assert "Loss.weight of shape (3,)" in words and "buffers too (seen)" in words, words
-    assert "extra={'loss': module}" in words and not run.losses
-
-
 def test_the_digest_of_what_is_left_covers_the_loss(lab: Lab) -> None:
     run = ends(begin(lab, "module", "store", 1, 1), ExitCode.DONE)
     final = lab.folder / "store" / "final" / "model.safetensors"

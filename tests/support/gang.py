@@ -70,18 +70,18 @@ class Player:
     def ended(self) -> bool:
         return self.stopped or (self.begun and self.step == self.total)
 
-    def go_on(self, save_due: Callable[[], bool]) -> bool:
+    def go_on(self, save: bool) -> bool:
         """Comes to the next boundary, or waits at one. False when it waits."""
         try:
-            self.act(self._ask(save_due))
+            self.act(self._ask(save))
         except Nothing:
             return False
         return True
 
-    def _ask(self, save_due: Callable[[], bool]) -> Decision:
+    def _ask(self, save: bool) -> Decision:
         if not self.begun:
             return self.agreement.begin(self.step, self.total)
-        return self.agreement.at_boundary(self.step + 1, save_due=save_due)
+        return self.agreement.at_boundary(self.step + 1, save=save)
 
     def act(self, orders: Decision) -> None:
         self.step += self.begun
@@ -115,13 +115,13 @@ class Gang:
         ]
         return cls(players, lines, wires, now)
 
-    def move(self, rank: int, *, seconds: float = STEP_SECONDS, save_due: bool = False) -> bool:
+    def move(self, rank: int, *, seconds: float = STEP_SECONDS, save: bool = False) -> bool:
         """A step of this rank, in so many seconds, as far as rank 0's clock is concerned."""
         player = self.players[rank]
         if player.ended:
             return False
         self.now[0] += seconds if rank == 0 else 0
-        return player.go_on(lambda: save_due)
+        return player.go_on(save)
 
     def ask_for_stop(self, rank: int, deadline: float) -> None:
         self.players[rank].agreement.request_stop(deadline, "SIGTERM")
@@ -144,10 +144,9 @@ class Gang:
         """Equal for gangs that cannot be told apart from here on."""
         facts: list[object] = [self.wires]
         for player in self.players:
-            inner = dict(vars(player.agreement))
-            inner["_made_at"] = round(self.now[0] - inner.get("_made_at", self.now[0]), 6)
-            inside = [
-                inner[name] for name in ("stop_deadline", "stop_reason", "_order", "_until", "_made_at")
-            ]
+            agreement = player.agreement
+            orders = agreement._steps
+            inside = [agreement.stop_deadline, agreement.stop_reason, orders.last, orders.until]
+            inside.append(round(self.now[0] - orders.made_at, 6))
             facts += [player.step, player.begun, player.stopped, player.saves, *inside]
         return repr(facts)

@@ -1,20 +1,17 @@
 """State that training changes and no state_dict() holds, saved for each rank.
 
 Which parameters are trained (requires_grad), which modules are in evaluation mode, plain attributes of
-modules and optimizers, random generators in modules, buffers that are not persistent or have another shape,
-and torch's modes such as the default dtype. Only what has changed since the script made it is saved: on all
-else the script decides, also one that was edited between two attempts.
+modules and optimizers, random generators in modules, buffers that are not persistent or have another shape.
+Only what has changed since the script made it is saved: on all else the script decides, also one that was
+edited between two attempts.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 import hashlib
-from argparse import Namespace
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from types import SimpleNamespace
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import torch
@@ -50,26 +47,6 @@ OF_OPTIMIZERS: Final = frozenset(vars(torch.optim.SGD([torch.zeros(1)]))) | {
     "add_param_group",
     "step",
 }
-MODES: Final[Mapping[str, tuple[Callable[[], Any], Callable[[Any], object]]]] = {
-    "default dtype": (torch.get_default_dtype, torch.set_default_dtype),
-    "default device": (lambda: str(torch.get_default_device()), torch.set_default_device),
-    "threads": (torch.get_num_threads, torch.set_num_threads),
-    "deterministic": (
-        lambda: [
-            torch.are_deterministic_algorithms_enabled(),
-            torch.is_deterministic_algorithms_warn_only_enabled(),
-        ],
-        lambda now: torch.use_deterministic_algorithms(now[0], warn_only=now[1]),
-    ),
-    "cudnn.benchmark": (
-        lambda: torch.backends.cudnn.benchmark,
-        lambda now: setattr(torch.backends.cudnn, "benchmark", now),
-    ),
-    "float32 products": (devices.float32_matmul, devices.set_float32_matmul),
-}
-"""Modes of torch in this process: what returns and what sets each."""
-
-
 Place = tuple[str, str]
 """Name of a module or optimizer, and of its attribute or buffer."""
 
@@ -100,17 +77,11 @@ class LiveState:
         }
         self._owners = {path: (vars(module), OF_MODULES) for path, module in self._modules.items()}
         self._owners |= {
-            f"{path}.{name}": (vars(each), frozenset())
-            for path, module in self._modules.items()
-            for name, each in vars(module).items()
-            if _is_record(each)
-        }
-        self._owners |= {
             f"optimizer {name}": (vars(each), OF_OPTIMIZERS) for name, each in optimizers.items()
         }
         self._datasets = _chain(dataset)
         self._owners |= {name: (vars(each), frozenset()) for name, each in self._datasets.items()}
-        self._trained, self._modes = self._trained_now(), _modes()
+        self._trained = self._trained_now()
         self._buffers = {place: _buffer_form(module, name) for place, module, name in self._each_buffer()}
         attributes = dict(self._each_attribute())
         self._attributes = {place: _comparable(each) for place, each in attributes.items() if _is_kept(each)}
@@ -140,7 +111,7 @@ class LiveState:
         self._noted = [
             each if type(each) in SCALARS else _saved(each) if _is_kept(each) else MISSING for each in found
         ]
-        self._noted_trained, self._noted_modes = self._trained_now(), _modes()
+        self._noted_trained = self._trained_now()
 
     def _trained_now(self) -> list[bool]:
         return [each.requires_grad for each in self._parameters.values()]
@@ -162,7 +133,6 @@ class LiveState:
         flags = zip(self._parameters, self._trained, self._noted_trained, strict=True)
         found: dict[str, dict[Any, Any]] = {
             "trained": {name: now for name, before, now in flags if before != now},
-            "modes": {name: now for name, now in self._noted_modes.items() if now != self._modes[name]},
             "buffers": self._changed_buffers(),
             "attributes": self._changed_attributes(),
         }
@@ -173,8 +143,6 @@ class LiveState:
         for name, trained in saved.get("trained", {}).items():
             if name in self._parameters:
                 self._parameters[name].requires_grad_(trained)
-        for name, now in saved.get("modes", {}).items():
-            MODES[name][1](now)
         for (path, name), found in saved.get("buffers", {}).items():
             if path in self._modules:
                 _set_buffer(self._modules[path], name, found)
@@ -279,16 +247,8 @@ def _is_kept(value: Any) -> bool:
     return is_plain(value) and all(map(_is_storable, _tensors(value)))
 
 
-def _is_record(value: Any) -> bool:
-    """Whether it is an object of plain attributes, which are looked at like those of a module."""
-    record = dataclasses.is_dataclass(value) and not isinstance(value, type | torch.nn.Module)
-    return (record and hasattr(value, "__dict__")) or isinstance(value, SimpleNamespace | Namespace)
-
-
 def _is_odd(value: Any) -> bool:
-    return not (
-        value is MISSING or is_generator(value) or is_plain(value) or isinstance(value, enum.Enum)
-    ) and not _is_record(value)
+    return not (value is MISSING or is_generator(value) or is_plain(value) or isinstance(value, enum.Enum))
 
 
 def _is_storable(tensor: torch.Tensor) -> bool:
@@ -357,7 +317,3 @@ def _restored(here: Any, saved: Mapping[str, Any]) -> Any:
         return restored(here, value)
     except (ValueError, TypeError, RuntimeError):  # it has another type, or another shape
         return devices.to_device(restored(None, value), torch.device(saved.get("device", "cpu")))
-
-
-def _modes() -> dict[str, Any]:
-    return {name: read() for name, (read, _) in MODES.items()}

@@ -21,11 +21,10 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn, Protocol
 
 import torch
 
-from spottrain.checkpoint.context import RunContext
 from spottrain.checkpoint.final_files import FinalFiles
 from spottrain.checkpoint.final_weights import FinalWeights
 from spottrain.checkpoint.head.owner import Claim, ClaimPolicy, Entry, HeadOwner, Identity
@@ -37,7 +36,11 @@ from spottrain.checkpoint.selection import CheckpointSelection, Restored
 from spottrain.checkpoint.upload import Transfer, UploadItem
 from spottrain.contract import CHECKPOINTS_PREFIX, CHUNK_BYTES, FINAL_PREFIX, MANIFEST_NAME
 from spottrain.core import log
+from spottrain.core.preemption import Preemption
+from spottrain.core.progress import ProgressBoard
+from spottrain.core.run_config import RunConfig
 from spottrain.distributed.control_channel import ControlChannel, broadcast_facts, receive_facts
+from spottrain.distributed.world import World
 from spottrain.errors import (
     CheckpointError,
     PeerLost,
@@ -48,6 +51,7 @@ from spottrain.errors import (
     TrainingFailed,
 )
 from spottrain.storage.base import AlreadyExists, Cancelled, Store
+from spottrain.storage.outage import Outage
 from spottrain.storage.requests import tried
 
 WATCH_SECONDS: Final = 30.0
@@ -96,6 +100,29 @@ def _raise_error_of(report: Report) -> None:
     raise StoreUnavailable(f"rank {report['rank']} could not save: {report['error']}: {report['message']}")
 
 
+class RunContext(Protocol):
+    """The part of a run that is needed here."""
+
+    world: World
+    run: RunConfig
+    attempt: int
+    board: ProgressBoard
+    preemption: Preemption
+    outage: Outage
+    """Tracks whether the store responds, and whether requests are retried."""
+    store_wait: float
+    """Seconds to wait for a store that does not respond."""
+
+    def begin_claim(self) -> None:
+        """Notes that HEAD may be claimed from now on: no signal may end the process before the response."""
+
+    def end_idle(self) -> NoReturn:
+        """Ends a run that has nothing to save."""
+
+    def fail_now(self, error: RunError) -> NoReturn:
+        """Ends the process from any thread."""
+
+
 class CheckpointManager:
     """Claims HEAD, saves, and releases HEAD, on each rank of one attempt.
 
@@ -125,8 +152,6 @@ class CheckpointManager:
         self.saver = Saver(context.world, transfer, pin=torch.cuda.is_available())
         self._released = not context.world.first  # the other ranks have nothing to release
         self._selection = CheckpointSelection(context.world, store, control)
-        self.on_durable: Callable[[], None] = lambda: None
-        """Called after each commit, on the thread that made it."""
         self._save: Save | None = None
         self._commit_turn = threading.Lock()
 
@@ -206,16 +231,17 @@ class CheckpointManager:
     def last_save_failed(self) -> bool:
         return self._save is not None and self._save.failed
 
-    def start(self, save: Save) -> None:
-        """Uploads and commits the save in the background."""
+    def start(self, save: Save, then: Callable[[], None] = lambda: None) -> None:
+        """Uploads and commits the save in the background, `then` calls `then`."""
         self._save = save
         threading.Thread(
-            target=self._save_in_background, args=[save], name="spottrain-upload", daemon=True
+            target=self._save_in_background, args=[save, then], name="spottrain-upload", daemon=True
         ).start()
 
-    def _save_in_background(self, save: Save) -> None:
+    def _save_in_background(self, save: Save, then: Callable[[], None]) -> None:
         try:
             self._write(save, lambda: math.inf)
+            then()
         except Abandoned:
             log.unhindered("save-abandoned", step=save.step)
         except (Superseded, CheckpointError, TrainingFailed) as error:  # no later save can succeed
@@ -375,7 +401,6 @@ class CheckpointManager:
         )
         if self.context.world.first:
             log.unhindered("committed", step=save.step, seconds=seconds, **facts, key=save.key)
-        self.on_durable()
 
     def _prune(self, save: Save) -> None:
         """Deletes the checkpoints that the commit dropped from HEAD.

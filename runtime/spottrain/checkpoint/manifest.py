@@ -40,8 +40,7 @@ FORMAT: Final = 2
 STATE: Final = "state"
 FOLDER: Final = "folder"
 MODEL: Final = "model"
-EMA: Final = "ema"
-"""Keys of the model's state and of its averaged weights in the tree."""
+"""Key of the model's state in the tree."""
 BESIDE: Final = "beside"
 """Key of the names of tensors that are not of the model; also in the metadata of a safetensors file."""
 
@@ -168,7 +167,11 @@ def model_numbers(manifest: Manifest) -> dict[str, int]:
     """Returns the numbers of `model_tensors` by name."""
     tree = manifest.tree if isinstance(manifest.tree, dict) else {}
     numbers = dict(_named(tree.get(MODEL), ""))
-    averages = dict(_named((tree.get(EMA) or {}).get("average"), ""))
+    objects = tree.get("objects") or {"extra.ema": tree.get("ema")}  # "ema": of a Trainer of 0.3.0
+    average = objects.get("extra.ema")
+    averages = {}
+    if isinstance(average, dict) and average.get("updated"):
+        averages = dict(_named(average.get("average"), ""))
     average_of = {numbers[name]: average for name, average in averages.items() if name in numbers}
     return {name: average_of.get(number, number) for name, number in numbers.items()}
 

@@ -111,50 +111,19 @@ def require_owned(
         )
 
 
-def require_no_other_state(
-    found: Iterable[torch.Tensor], modules: Iterable[torch.nn.Module], what_to_do: str
-) -> None:
-    """Raises ConfigurationError if a module that owns one of the parameters also has buffers to save.
-
-    For parameters that are saved without their module. Modules that contain the model are skipped.
-    """
-    wanted = {id(each) for each in found}
-    inside = {id(part) for module in modules for part in module.modules()}
-    known = {id(buffer) for module in modules for buffer in module.buffers()}
-    for module in _all_modules() if wanted else ():
-        parts = {id(part) for part in module.modules()}
-        if parts & inside or not wanted & {id(each) for each in module.parameters()}:
-            continue
-        saved = module.state_dict(keep_vars=True)
-        lost = [name for name, buffer in module.named_buffers() if name in saved and id(buffer) not in known]
-        if lost:
-            raise ConfigurationError(
-                f"the optimizer trains {describe(found)}, and the {type(module).__name__} that this belongs "
-                f"to has buffers too ({', '.join(lost[:SHOWN])}), which would not be saved. {what_to_do}"
-            )
-
-
 def describe(found: Iterable[torch.Tensor]) -> str:
     """Returns the parameters as text for an error: name of the module's class, attribute, shape."""
     given = list(found)
     owners = {
         id(parameter): f"{type(module).__name__}.{name}"
-        for module in _all_modules()
+        for module in gc.get_objects()  # not isinstance: a proxy may refer to what is gone
+        if issubclass(type(module), torch.nn.Module) and "_parameters" in vars(module)
         for name, parameter in module._parameters.items()
-        if parameter is not None and not isinstance(module, torch.nn.ParameterDict | torch.nn.ParameterList)
+        if not isinstance(module, torch.nn.ParameterDict | torch.nn.ParameterList)
     }
     words = [f"{owners.get(id(each), 'a parameter')} of shape {tuple(each.shape)}" for each in given[:SHOWN]]
     more = f" and {len(given) - SHOWN} more" if len(given) > SHOWN else ""
     return ", ".join(words) + more
-
-
-def _all_modules() -> list[torch.nn.Module]:
-    """Returns all torch modules that exist in this process."""
-    return [
-        each  # not isinstance, which asks the object: a proxy may refer to what is gone
-        for each in gc.get_objects()
-        if issubclass(type(each), torch.nn.Module) and "_modules" in vars(each)
-    ]
 
 
 def require_of(scheduler: Any, optimizers: Iterable[torch.optim.Optimizer], where: str) -> None:
@@ -196,8 +165,6 @@ def _loose_of(
         raise ConfigurationError(
             f"Trainer(optimizer=...) trains {describe(odd)}, a plain tensor: make it a torch.nn.Parameter"
         )
-    to_do = "Give the module to the Trainer: extra={'loss': module}"
-    require_no_other_state(found.values(), known, to_do)
     return found
 
 

@@ -7,14 +7,14 @@ may change their order within a group.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
 import torch
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from spottrain.checkpoint.manifest import EMA, MODEL, StoredTensor
+from spottrain.checkpoint.manifest import MODEL
 from spottrain.contract import Reason
 from spottrain.core import device as devices
 from spottrain.core import log, patches
@@ -25,7 +25,6 @@ INNER: Final = "_spottrain_model"
 """Attribute of `outside_parameters.ModelWithExtras` that holds the model."""
 WRAPPERS: Final = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.", f"{INNER}.")
 """Name parts inserted by torch.compile, the checkpoint wrapper, FSDP1 (torch 2.15) and ModelWithExtras."""
-OPTIMIZER: Final = "optimizer"
 
 
 def plain(model: torch.nn.Module) -> torch.nn.Module:
@@ -194,7 +193,7 @@ def optimizer_state(
         of_model = {id(each): clean(name) for name, each in plain(model).named_parameters()}
         state |= {of_model[id(each)]: values for each, values in left.items() if id(each) in of_model}
     changed = {} if made in (None, [group["params"] for group in groups]) else {"made": made}
-    return {"state": state, "param_groups": groups, **changed}
+    return {"state": state, "param_groups": groups, "kind": type(optimizer).__name__, **changed}
 
 
 def load_optimizer(
@@ -204,6 +203,9 @@ def load_optimizer(
 
     Parameter groups that training has changed since the script made the optimizer are rebuilt.
     """
+    was, now = saved.get("kind"), type(optimizer).__name__
+    if was not in (None, now):
+        return f"its optimizer is {was}, and here it is {now}"
     here = group_names(model, optimizer)
     made = saved.get("made", [group["params"] for group in saved["param_groups"]])
     if list(map(sorted, made)) != list(map(sorted, here)):
@@ -291,22 +293,13 @@ def _like(here: Any, saved: Any) -> Any:
     return like(here, saved) if saved.dim() and box_of(here).shape == tuple(saved.shape) else saved
 
 
-def wanted(model: torch.nn.Module) -> Callable[[StoredTensor], Box | None]:
-    """Returns a function that gives the part of a stored tensor that this rank needs; None: all of it."""
-    boxes = {
+def boxes(model: torch.nn.Module) -> dict[str, tuple[tuple[int, ...], Box]]:
+    """Returns the shape of each sharded tensor of the model, and this rank's part of it."""
+    return {
         clean(name): (tuple(value.shape), box_of(value))
         for name, value in plain(model).state_dict().items()
         if is_sharded(value)
     }
-
-    def want(stored: StoredTensor) -> Box | None:
-        name = stored.name.removeprefix(f"{MODEL}.").removeprefix(f"{EMA}.average.")
-        if stored.name.startswith(f"{OPTIMIZER}.state."):
-            name = stored.name.removeprefix(f"{OPTIMIZER}.state.").rpartition(".")[0]
-        shape, box = boxes.get(name, (None, None))
-        return box if shape == stored.shape else None
-
-    return want
 
 
 def incompatible(uri: str | None, why: str) -> CheckpointError:

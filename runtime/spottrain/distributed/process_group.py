@@ -105,25 +105,10 @@ def from_rank0(value: T, world: World) -> T:
 
 def earliest(moment: float, world: World, device: torch.device) -> float:
     """Returns the minimum over all ranks; every rank must call it."""
-    return Earliest(moment, device).result() if world.distributed else moment
-
-
-class Earliest:
-    """Asynchronous minimum over all ranks; every rank must create one and ask for its result.
-
-    Uses the CPU's backend if there is one (`join` makes one), so it does not wait for a GPU.
-    """
-
-    def __init__(self, moment: float, device: torch.device) -> None:
-        kinds = dist.distributed_c10d._get_default_group()._device_types
-        at = torch.device("cpu") if torch.device("cpu") in kinds else device
-        self._value = torch.tensor(moment, dtype=torch.float64, device=at)
-        self._work = dist.all_reduce(self._value, op=dist.ReduceOp.MIN, async_op=True)
-
-    def result(self) -> float:
-        if self._work is not None:
-            self._work.wait()
-        return float(self._value)
+    held = torch.tensor(moment, dtype=torch.float64, device=device)
+    if world.distributed:
+        dist.all_reduce(held, op=dist.ReduceOp.MIN)
+    return float(held)
 
 
 def peer_lost(

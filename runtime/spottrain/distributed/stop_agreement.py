@@ -75,6 +75,17 @@ def reach(*, last: Order | None, at: int, step_seconds: float, size: int) -> int
     return max(1, min(int(seconds / step_seconds), 2 * max(1, at - last.at), MAX_STEPS))
 
 
+@dataclass(slots=True)
+class _Orders:
+    """The orders of one kind of boundary. `name`: of their messages."""
+
+    name: str
+    total: int | None = None
+    last: Order | None = None
+    until: int = 0
+    made_at: float = 0.0
+
+
 class StopAgreement:
     """One rank's view. All ranks call `begin` and `at_boundary` with the same steps, in the same order.
 
@@ -95,40 +106,46 @@ class StopAgreement:
         self.stop_reason = ""
         """Who was the first to request the stop."""
         self._turn = threading.Lock()
-        self._total: int | None = None
-        self._order: Order | None = None
-        self._until = 0
-        self._made_at = 0.0
+        self._steps, self._batches = _Orders(ORDER), _Orders(f"{ORDER} in an evaluation")
         if control is not None and control.world.first:
             control.handle(STOP, self._hear_request)
 
     def begin(self, step: int, total: int | None) -> Decision:
         """Before the next step, with `step` of `total` steps done. May already return a stop."""
-        self._total, self._until = total, step
-        return self.at_boundary(step, save_due=lambda: False)
+        self._steps.total, self._steps.until = total, step
+        return self.at_boundary(step)
 
-    def at_boundary(
-        self, step: int, *, save_due: Callable[[], bool], horizon: Callable[[], int | None] = lambda: None
-    ) -> Decision:
+    def decides(self, step: int) -> bool:
+        """Whether this rank decides for all at this boundary, by what it gives `at_boundary`."""
+        first = self._control is None or self._control.world.first
+        return first and step >= self._steps.until and step != self._steps.total
+
+    def at_boundary(self, step: int, *, save: bool = False, next_save: int | None = None) -> Decision:
         """Returns what to do after `step` steps. Raises PeerLost.
 
-        Both callables are called only on rank 0, once for each order. `save_due`: whether all ranks should
-        save at `step`; not called if they stop. `horizon`: the next step at which `save_due` must be called
-        again, where saves are due by steps.
+        `save`: whether all ranks should save at `step`. `next_save`: the step at which the next save will be
+        due, where that is known.
         """
+        return self._next(self._steps, step, save, next_save)
+
+    def stops_evaluation(self, batch: int) -> bool:
+        """Whether all ranks stop at this batch, which is counted over all evaluations. Raises PeerLost."""
+        return self._next(self._batches, batch).stop
+
+    def _next(self, orders: _Orders, step: int, save: bool = False, next_save: int | None = None) -> Decision:
         if self._control is not None and self._control.lost is not None:
             raise self._control.lost
-        if step < self._until or step == self._total:
+        if step < orders.until or step == orders.total:
             return Decision()
         if self._control is None:
-            return Decision(stop=True) if self._stopping() else Decision(save=save_due())
-        order = self._order
+            return Decision(stop=True) if self._stopping() else Decision(save=save)
+        order = orders.last
         if order is None or not order.stop:  # a stop is final, however often it is asked for
             if self._control.world.first:
-                order = self._make_order(self._control, step, save_due, horizon)
+                order = self._make_order(self._control, orders, step, save, next_save)
             else:
-                order = self._take_order(self._control, step)
-            self._order, self._until = order, order.until
+                order = self._take_order(self._control, orders, step)
+            orders.last, orders.until = order, order.until
         return Decision(save=order.save, stop=order.stop)
 
     def request_stop(self, deadline: float, reason: str) -> None:
@@ -150,39 +167,42 @@ class StopAgreement:
     def _make_order(
         self,
         control: ControlChannel,
+        orders: _Orders,
         step: int,
-        save_due: Callable[[], bool],
-        horizon: Callable[[], int | None],
+        save: bool,
+        next_save: int | None,
     ) -> Order:
         """Rank 0: makes the order at this boundary and sends it to the others."""
         if gone := control.gone:
             raise PeerLost(
-                f"rank {gone[0]} has ended its run, but rank 0 is at step {step} of {self._total}: all ranks "
-                "must do the same number of steps, so give each of them as many batches"
+                f"rank {gone[0]} has ended its run, but rank 0 is at step {step} of {orders.total}: all "
+                "ranks must do the same number of steps, so give each of them as many batches"
             )
         with self._turn:
             deadline, reason = self.stop_deadline, self.stop_reason
         if not math.isinf(deadline):
-            order = Order(at=step, until=step, stop=True, deadline=deadline, reason=reason, total=self._total)
+            order = Order(
+                at=step, until=step, stop=True, deadline=deadline, reason=reason, total=orders.total
+            )
         else:
-            done = step - self._order.at if self._order is not None else 0
+            done = step - orders.last.at if orders.last is not None else 0
             # With all other work between the steps.
-            pace = (self._clock() - self._made_at) / done if done > 0 else 0.0
-            steps = reach(last=self._order, at=step, step_seconds=pace, size=control.world.size)
-            ends = [end for end in (self._total, horizon()) if end is not None and end > step]
-            order = Order(at=step, until=min([step + steps, *ends]), save=save_due(), total=self._total)
-        control.broadcast(ORDER, order.to_bytes())
-        self._made_at = self._clock()
+            pace = (self._clock() - orders.made_at) / done if done > 0 else 0.0
+            steps = reach(last=orders.last, at=step, step_seconds=pace, size=control.world.size)
+            ends = [end for end in (orders.total, next_save) if end is not None and end > step]
+            order = Order(at=step, until=min([step + steps, *ends]), save=save, total=orders.total)
+        control.broadcast(orders.name, order.to_bytes())
+        orders.made_at = self._clock()
         return order
 
-    def _take_order(self, control: ControlChannel, step: int) -> Order:
+    def _take_order(self, control: ControlChannel, orders: _Orders, step: int) -> Order:
         """Another rank: waits for rank 0's order at this boundary."""
-        body = control.receive(ORDER)
+        body = control.receive(orders.name)
         assert body is not None, "without a time limit there is an order or PeerLost"
         order = Order.from_bytes(body)
-        if (order.at, order.total) != (step, self._total):
+        if (order.at, order.total) != (step, orders.total):
             raise ConfigurationError(
-                f"rank {control.world.rank} is at step {step} of {self._total}, rank 0 at step "
+                f"rank {control.world.rank} is at step {step} of {orders.total}, rank 0 at step "
                 f"{order.at} of {order.total}: all ranks must do the same number of steps, so give each as "
                 "many batches"
             )

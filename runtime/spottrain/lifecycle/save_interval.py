@@ -83,50 +83,6 @@ def auto_seconds(*, stall: float | None, upload: float | None, losses: Losses) -
     return found
 
 
-class SaveInterval:
-    """Counts from the start of the last save, or from the start of the run.
-
-    `seconds`: returns the current `auto` interval; called only if the interval is `auto`.
-    """
-
-    def __init__(
-        self,
-        interval: Interval,
-        seconds: Callable[[], float] = lambda: FIRST_SECONDS,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._interval = interval
-        self._seconds = seconds
-        self._clock = clock
-        self.started(0)
-
-    def started(self, step: int) -> None:
-        """Notes that a save of `step` has begun."""
-        self._step, self._time = step, self._clock()
-
-    @property
-    def next_step(self) -> int | None:
-        """Step of the next save if the interval counts steps, else None."""
-        return None if self._interval.steps is None else self._step + self._interval.steps
-
-    def due(self, step: int, *, failed: bool = False) -> bool:
-        """Whether a save is due at `step`. `failed`: the last save failed."""
-        seconds = self._clock() - self._time
-        if failed and seconds >= AGAIN_SECONDS:
-            return True
-        if self._interval.auto:
-            return step > self._step and seconds >= self._seconds()
-        return self._interval.due(steps=step - self._step, seconds=seconds)
-
-    def fresh(self, *, steps: int, seconds: float) -> bool:
-        """Whether a save is unnecessary this many steps and seconds after the durable state."""
-        if steps <= 0:
-            return True
-        if self._interval.steps is not None:
-            return steps < FRESH_SHARE * self._interval.steps
-        return seconds < FRESH_SHARE * (self._interval.seconds or self._seconds())
-
-
 class RebalanceAdvice:
     """Detects advice to save, such as a rebalance recommendation of the cloud: one extra save for each.
 
@@ -161,28 +117,27 @@ class RebalanceAdvice:
 class SavePolicy:
     """When all ranks save, as rank 0 decides, and what a checkpoint keeps for this in later attempts.
 
-    `attempt`: number of this attempt. `trained`: returns its seconds of training. `advised`: of the advice to
-    save (`RebalanceAdvice`).
+    The interval counts from the start of the last save, or from the start of the run. `attempt`: number of
+    this attempt. `advised`: returns the time of the advice to save (`RebalanceAdvice`).
     """
 
     def __init__(
         self,
         interval: Interval,
         attempt: int,
+        advised: Callable[[], float | None] = lambda: None,
         *,
-        trained: Callable[[], float],
-        advised: Callable[[], float | None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.advice = RebalanceAdvice(advised)
-        self._interval = SaveInterval(interval, self._auto_seconds)
+        self._interval, self._clock = interval, clock
         self._attempts = max(attempt - 1, 0)
         self._losses = self._attempts
         """Attempts so far that lost steps; without a checkpoint all of them did."""
-        self._trained, self._trained_before = trained, 0.0
-        """Seconds of training of this attempt, and of those before it."""
-        self._stall: float | None = None
-        self._upload: float | None = None
+        self._trained_before = 0.0
+        """Seconds of training of the attempts before this one."""
         self._skipped_for: int | None = None
+        self.started(0)
 
     def begin(self, step: int) -> None:
         """Notes that the training goes on from `step`."""
@@ -191,22 +146,27 @@ class SavePolicy:
 
     def started(self, step: int) -> None:
         """Notes that a save of `step` has begun."""
-        self._interval.started(step)
+        self._step, self._time = step, self._clock()
 
-    @property
-    def next_step(self) -> int | None:
-        return self._interval.next_step
+    def next_step(self, saving: int | None = None) -> int | None:
+        """Step of the save after the last, or after `saving`, if the interval counts steps, else None."""
+        last = self._step if saving is None else saving
+        return None if self._interval.steps is None else last + self._interval.steps
 
-    def due(self, facts: ProgressFacts, *, uploading: int | None, failed: bool) -> bool:
+    def due(self, facts: ProgressFacts, trained: float, *, uploading: int | None, failed: bool) -> bool:
         """Whether to save now.
 
-        `uploading`: step of the save in progress. `failed`: whether the last save failed.
+        `trained`: seconds of training of this attempt. `uploading`: step of the save in progress. `failed`:
+        whether the last save failed.
         """
-        self._stall, self._upload = facts.stall_seconds, facts.save_seconds
+        interval = self._interval if not self._interval.auto else self._auto(facts, trained)
         advised = self.advice.take()
-        if advised is not None and self._accepts(advised, facts, uploading):
+        if advised is not None and self._accepts(advised, interval, facts, uploading):
             return True
-        if not self._interval.due(facts.step, failed=failed):
+        steps, seconds = facts.step - self._step, self._clock() - self._time
+        tried_again = failed and seconds >= AGAIN_SECONDS
+        nothing_new = self._interval.auto and not steps
+        if nothing_new or not (tried_again or interval.due(steps=steps, seconds=seconds)):
             return False
         if uploading is None:
             return True
@@ -215,28 +175,33 @@ class SavePolicy:
         self._skipped_for = uploading
         return False
 
-    def _accepts(self, advised: float, facts: ProgressFacts, uploading: int | None) -> bool:
+    def _accepts(
+        self, advised: float, interval: Interval, facts: ProgressFacts, uploading: int | None
+    ) -> bool:
         """Whether an advice to save justifies a save now."""
-        why = None
+        why, lost = None, facts.lost_steps
         age = time.time() - (facts.durable_time or 0.0)
+        share = lost / interval.steps if interval.steps else age / (interval.seconds or math.inf)
         if uploading is not None:
             why = "a save is under way"
-        elif self._interval.fresh(steps=facts.lost_steps, seconds=age):
-            why = f"there is little to lose: {facts.lost_steps} step(s) since what is durable"
+        elif not lost or share < FRESH_SHARE:
+            why = f"there is little to lose: {lost} step(s) since what is durable"
         log.event("save-advised", step=facts.step, advised=log.rfc3339(advised), skipped=why)
         return why is None
 
-    def _auto_seconds(self) -> float:
-        here = self._trained()
+    def _auto(self, facts: ProgressFacts, trained: float) -> Interval:
         losses = Losses(
-            trained=self._trained_before + here, here=here, attempts=self._attempts, lost=self._losses
+            trained=self._trained_before + trained,
+            here=trained,
+            attempts=self._attempts,
+            lost=self._losses,
         )
-        return auto_seconds(stall=self._stall, upload=self._upload, losses=losses)
+        seconds = auto_seconds(stall=facts.stall_seconds, upload=facts.save_seconds, losses=losses)
+        return Interval(seconds=seconds)
 
-    def record(self, *, at_stop: bool) -> dict[str, Any]:
+    def record(self, trained: float, *, at_stop: bool) -> dict[str, Any]:
         """Returns what a checkpoint keeps."""
-        trained = self._trained_before + self._trained()
-        return {"trained": trained, "losses": self._losses, "saved_at_stop": at_stop}
+        return {"trained": self._trained_before + trained, "losses": self._losses, "saved_at_stop": at_stop}
 
     def load_record(self, saved: Mapping[str, Any]) -> None:
         """Restores it. The attempt that saved it lost steps, unless it saved at its stop."""

@@ -132,9 +132,11 @@ class Schedule:
         self._kind = kind
         self._override_checkpoint = override_checkpoint
         self._base = [float(group["lr"]) for group in optimizer.param_groups]
+        self._step = 0
 
     def before_step(self, step: int) -> None:
         """Sets the rates for step `step`, counted from 0. Does nothing with a torch LRScheduler."""
+        self._step = step
         if not isinstance(self._kind, LRScheduler):
             factor = _finite(self._kind(step), step)
             for group, base in zip(self._optimizer.param_groups, self._base, strict=True):
@@ -163,23 +165,32 @@ class Schedule:
         return self._kind.name if isinstance(self._kind, Usual) else "function"
 
     def state_dict(self) -> dict[str, Any]:
-        torch_state = self._kind.state_dict() if isinstance(self._kind, LRScheduler) else {}
-        return {"kind": self.kind, "base": list(self._base), "torch": torch_state}
+        """Returns plain values, as torch's schedulers do: a custom loop goes on with `lr_schedule`."""
+        if isinstance(self._kind, LRScheduler):
+            of_torch = self._kind.state_dict()
+        else:
+            rates = [float(group["lr"]) for group in self._optimizer.param_groups]
+            of_torch = {"base_lrs": list(self._base), "last_epoch": self._step, "_step_count": self._step + 1}
+            of_torch |= {"_last_lr": rates, "lr_lambdas": [None] * len(rates)}
+        return {**of_torch, "kind": self.kind, "base": list(self._base)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores the state. The checkpoint's rates hold, unless `override_checkpoint`.
 
         Raises ValueError if the state is of another kind of schedule.
         """
-        saved = state.get("kind", self.kind)  # older states have no kind
+        saved = state.get("kind", self.kind)  # a custom loop's have no kind
         if saved != self.kind:
             raise ValueError(f"the checkpoint's schedule is {saved}, the script's {self.kind}")
-        if state["base"] != self._base:
-            _tell_rates(state["base"], self._base, override_checkpoint=self._override_checkpoint)
+        base = [float(rate) for rate in state.get("base", state.get("base_lrs", self._base))]
+        if base != self._base:
+            _tell_rates(base, self._base, override_checkpoint=self._override_checkpoint)
         if not self._override_checkpoint:
-            self._base = list(state["base"])
+            self._base = base
+        self._step = state.get("last_epoch", 0)
         if isinstance(self._kind, LRScheduler):
-            self._kind.load_state_dict(state["torch"])
+            of_torch = {name: each for name, each in state.items() if name not in ("kind", "base")}
+            self._kind.load_state_dict(state.get("torch", of_torch))  # "torch": of 0.3.0
 
 
 def _unknown(given: object) -> ConfigurationError:

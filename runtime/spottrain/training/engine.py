@@ -125,15 +125,14 @@ class Engine:
         self._require_first()
         session = self.session
         session.enter(Phase.STARTING)  # `Trainer.fit` may have failed before
-        self._failed, self._steps_here = False, 0
+        self._failed, self._steps_here, self._evaluated = False, 0, 0
         self._initialized: Mapping[str, Any] | None = None  # by `checkpoint.initFrom`, also after a resume
         session.board.update(total_steps=total_steps or 0, step=0)
         self.kind, self.total_steps = kind, total_steps
         self._policy = SavePolicy(
             session.run.interval,
             session.attempt,
-            trained=lambda: self.clock.trained,
-            advised=lambda: session.preemption.advised,
+            lambda: session.preemption.advised,
         )
         self._budget = BudgetReport(session.board)
         session.board.trains = True
@@ -148,7 +147,6 @@ class Engine:
                 control=self._peers.control,
             )
             self.manager.saver.by_rank0 = kind.state.by_rank0
-            self.manager.on_durable = self._after_commit
         session.engine = self
         protect_all()
         with self.failures():
@@ -273,7 +271,7 @@ class Engine:
 
     # --- what a checkpoint keeps of the attempts so far -----------------------------------------------
     def record(self) -> dict[str, Any]:
-        found = self._policy.record(at_stop=self.session.preemption.stopping)
+        found = self._policy.record(self.clock.trained, at_stop=self.session.preemption.stopping)
         return found if self._initialized is None else found | {"initialized": dict(self._initialized)}
 
     def load_record(self, saved: Mapping[str, Any]) -> None:
@@ -312,30 +310,35 @@ class Engine:
             threading.Thread(target=self._after_first_steps, name="spottrain-measure", daemon=True).start()
         if self.total_steps is not None and step >= self.total_steps:
             return False  # `finish` makes the last save
-        decision = self._peers.agreement.at_boundary(
-            step, save_due=self._save_due, horizon=lambda: self._policy.next_step
-        )
+        agreement, manager = self._peers.agreement, self.manager
+        due = manager is not None and agreement.decides(step) and self._save_due(manager)
+        following = self._policy.next_step(step if due else None)
+        decision = agreement.at_boundary(step, save=due, next_save=following)
         if decision.save:
             (save or self.save)()
-        if decision.stop:
-            self.session.preemption.stop_by(
-                self._peers.agreement.stop_deadline, self._peers.agreement.stop_reason
-            )
-        return decision.stop
+        return decision.stop and self._note_stop()
+
+    def stops_evaluation(self) -> bool:
+        """Whether all ranks stop here, within an evaluation. All ranks ask as often."""
+        self._evaluated += 1
+        return self._peers.agreement.stops_evaluation(self._evaluated) and self._note_stop()
+
+    def _note_stop(self) -> bool:
+        agreement = self._peers.agreement
+        self.session.preemption.stop_by(agreement.stop_deadline, agreement.stop_reason)
+        return True
 
     @property
     def busy(self) -> bool:
         """Whether no save can begin now: one is in progress, or no checkpoints are configured."""
         return self.manager is None or self.manager.busy_with is not None
 
-    def _save_due(self) -> bool:
-        """Decides on rank 0 whether to save now."""
-        if self.manager is None:
-            return False
+    def _save_due(self, manager: CheckpointManager) -> bool:
         return self._policy.due(
             self.session.board.facts,
-            uploading=self.manager.busy_with,
-            failed=self.manager.last_save_failed,
+            self.clock.trained,
+            uploading=manager.busy_with,
+            failed=manager.last_save_failed,
         )
 
     def save(self, *, best: bool = False) -> Save:
@@ -346,7 +349,7 @@ class Engine:
         with self.clock.part(CHECKPOINT_STALL):
             self.manager.wait_for_upload()  # on other ranks than 0 a save may be in progress
             save = self._take(best=best, beside=True)
-            self.manager.start(save)
+            self.manager.start(save, self._after_commit)
         stall = time.perf_counter() - began
         if self.session.world.first:
             log.event("saving", step=self.step, stall=stall, best=best or None)

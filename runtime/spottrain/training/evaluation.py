@@ -21,7 +21,7 @@ from spottrain.core import device as devices
 from spottrain.core import log
 from spottrain.core.time_split import PRODUCTIVE
 from spottrain.data import Dataset, Plan, Position, load
-from spottrain.distributed.process_group import Earliest, all_reduce_sum, broadcast_from_rank0, give_buffers
+from spottrain.distributed.process_group import all_reduce_sum, broadcast_from_rank0, give_buffers
 from spottrain.distributed.world import World
 from spottrain.lifecycle.session import Session
 from spottrain.techniques.early_stopping import EarlyStopping
@@ -59,29 +59,20 @@ class Evaluation:
     weight: Callable[[Any], float] | None = None
     """Returns the number of items that a batch's mean loss covers; None: its samples."""
     world: World = field(default_factory=World)
-    until: Callable[[], float] = lambda: math.inf
-    """Returns the Unix time, in seconds, at which this rank must have ended."""
     alive: Callable[[], None] = lambda: None
     """Heartbeat, sent after each batch."""
-    deadline: float = field(default=math.inf, init=False)
-    """Earliest deadline of all ranks in Unix seconds, if a stop cut the evaluation short."""
     _stream: Iterator[Any] | None = field(default=None, init=False)
     """Kept after a run is cut short: worker shutdown takes time that the save needs."""
 
-    def resize(self, *, micro_batch_size: int | None, workers: int | None) -> None:
-        """Takes the sizes that the training has found by trial; None: unchanged."""
-        if micro_batch_size is not None:
-            self.batch_size = micro_batch_size
-        if workers is not None:
-            self.workers = workers
+    def run(self, model: torch.nn.Module, stops: Callable[[], bool]) -> dict[str, float] | None:
+        """Returns means over the samples of the set; None if a stop cut it short.
 
-    def run(self, model: torch.nn.Module, stopping: Callable[[], bool]) -> dict[str, float] | None:
-        """Returns means over the samples of the set; None if a stop cut it short."""
-        self.deadline = math.inf
-        if self._stops_alone(stopping) or self._stop_is_due(self._start_stop_check()):
+        `stops`: whether all ranks stop now; a model may need them all.
+        """
+        if stops():
             return None
         with _eval_mode(model):
-            return self._means(model, stopping)
+            return self._means(model, stops)
 
     def names(self, model: torch.nn.Module) -> list[str]:
         """Returns the names of the means that `run` returns, from one batch. All ranks must call it."""
@@ -90,26 +81,19 @@ class Evaluation:
             batch = next(load(self.dataset, iter([step]), num_workers=0, collate_fn=self.collate))
             return sorted(self.measure(model, devices.to_device(batch, self.device)))
 
-    def _means(self, model: torch.nn.Module, stopping: Callable[[], bool]) -> dict[str, float] | None:
+    def _means(self, model: torch.nn.Module, stops: Callable[[], bool]) -> dict[str, float] | None:
         steps = list(islice(self._plan().steps(Position()), self._plan().steps_per_epoch))
         sums: dict[str, torch.Tensor] = {}
         counted = 0.0
         self._stream = load(self.dataset, iter(steps), num_workers=self.workers, collate_fn=self.collate)
-        asked: Earliest | None = None
         for step in steps:
             for share in step.shares:
-                if self._stops_alone(stopping):
-                    return None
                 batch = next(self._stream)
-                if self._stops_alone(stopping):
+                if stops():
                     return None
-                asked, before = self._start_stop_check(), asked
                 with torch.no_grad(), self.autocast():
                     values = self.measure(model, devices.to_device(batch, self.device))
                 self.alive()
-                if self._stop_is_due(before):
-                    self._stop_is_due(asked)  # completes the second request, maybe with an earlier deadline
-                    return None
                 samples = share * step.samples  # 0 for a filler
                 items = samples if self.weight is None or not samples else float(self.weight(batch))
                 counted += items
@@ -119,8 +103,6 @@ class Evaluation:
                     part = found * times if times else torch.zeros_like(found)  # a mean over nothing is NaN
                     sums[name] = sums.get(name, 0) + part
         self._stream = None
-        if asked is not None:
-            asked.result()  # ignored: the next step boundary handles a stop
         return self._over_ranks(sums, counted)
 
     def _over_ranks(self, sums: Mapping[str, torch.Tensor], counted: float) -> dict[str, float]:
@@ -137,21 +119,6 @@ class Evaluation:
             name: value / (of_loss if name == "loss" else count)
             for name, value in zip(names, found, strict=True)
         }
-
-    def _stops_alone(self, stopping: Callable[[], bool]) -> bool:
-        """Whether a stop cuts it short. Several ranks stop together, by `_start_stop_check`."""
-        return not self.world.distributed and stopping()
-
-    def _start_stop_check(self) -> Earliest | None:
-        """Starts to ask all ranks for a stop. The result is read one batch later, so that no rank waits."""
-        return Earliest(self.until(), self.device) if self.world.distributed else None
-
-    def _stop_is_due(self, asked: Earliest | None) -> bool:
-        """Whether a stop cuts it short, at the same batch on all ranks: a model may need them all."""
-        if asked is None or (found := asked.result()) == math.inf:
-            return False
-        self.deadline = min(self.deadline, found)
-        return True
 
     @property
     def _sharing(self) -> World:
@@ -232,7 +199,7 @@ class EvaluationSchedule:
         self.evaluated = 0
         """Step of the last complete evaluation; one that a stop cut short is repeated."""
         self.interrupted = False
-        """Whether a stop cut an evaluation short on all ranks."""
+        """Whether a stop cut the last evaluation short."""
         self._model, self._session, self._on_evaluation = model, session, on_evaluation
         if stopping is not None:
             doubt = stopping.doubt(evaluations=math.ceil(total_steps / every), total_steps=total_steps)
@@ -265,21 +232,18 @@ class EvaluationSchedule:
         self._session.board.update(state="Evaluating")
         began = time.perf_counter()
         with self._session.board.clock.part(PRODUCTIVE):  # also before the first step of an attempt
-            values = self._means(self.evaluation)
+            values = self._means(self.evaluation, engine)
             if values is not None:
                 self._note(step, values, engine, began)
         self._session.board.update(state="Training")
         return True
 
-    def _means(self, evaluation: Evaluation) -> dict[str, float] | None:
-        """Evaluates. Returns None if a stop cut it short; with several ranks, all of them then stop here."""
+    def _means(self, evaluation: Evaluation, engine: Engine) -> dict[str, float] | None:
         give_buffers(self._model, self._session.world)
         # The uncompiled model: its batches have other shapes, and a compilation here could outlast a notice.
         with nullcontext() if self.ema is None else self.ema.applied():
-            values = evaluation.run(self._model, lambda: self._session.preemption.stopping)
-        self.interrupted = values is None and self._session.world.distributed
-        if self.interrupted:  # also those without a request of their own
-            self._session.preemption.stop_by(evaluation.deadline, "another rank")
+            values = evaluation.run(self._model, engine.stops_evaluation)
+        self.interrupted = values is None
         return values
 
     def _note(self, step: int, values: dict[str, float], engine: Engine, began: float) -> None:
@@ -318,10 +282,10 @@ class EvaluationSchedule:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        best_step = state.get("best_step")  # missing in older checkpoints
-        self.best = Best(loss=state["best"], kept=state["best_kept"], step=best_step)
-        self._session.board.update(best_step=best_step)
-        self.evaluated = state["evaluated"]
-        saved = state.get("stopping")  # missing in older checkpoints
+        """A custom loop's checkpoint has nothing of it."""
+        self.best = Best(loss=state.get("best"), kept=state.get("best_kept"), step=state.get("best_step"))
+        self._session.board.update(best_step=self.best.step)
+        self.evaluated = state.get("evaluated", 0)
+        saved = state.get("stopping")
         if self.stopping is not None and saved is not None:
             self.stopping.load_state_dict(saved)

@@ -8,7 +8,6 @@ of the modules are too large for that; the save is made only if they have not ch
 
 from __future__ import annotations
 
-import copy
 import operator
 import time
 from collections import deque
@@ -18,13 +17,13 @@ from typing import Any, Final
 
 import torch
 
+from spottrain.checkpoint.tree import Flattened, unflatten
 from spottrain.core import device as devices
+from spottrain.errors import CheckpointError
 from spottrain.techniques.ema import EMA
 
 COPIED_BYTES: Final = 2**20
 """Limit of the tensors and arrays in the copied part of the state."""
-COPIED_VALUES: Final = 10_000
-"""Limit of its other values, such as of a list of losses."""
 LARGEST_SHARE: Final = 0.02
 """Share of the training's time that the copies may take."""
 FREE_SECONDS: Final = 0.001
@@ -72,36 +71,16 @@ def _same(one: Record, other: Record) -> bool:
     return one[0] == other[0] and all(map(torch.equal, one[1], other[1]))
 
 
-class TooLarge(Exception):
+class _TooLarge(Exception):
     """A state is too large to be copied after each step."""
 
 
-class _Copier:
-    def __init__(self) -> None:
-        self._bytes, self._values = COPIED_BYTES, COPIED_VALUES
-
-    def copied(self, value: Any) -> Any:
-        """Returns a copy that later changes of the value do not reach. Raises TooLarge."""
-        if value is None or isinstance(value, bool | int | float | str):
-            self._take(values=1)
-            return value
-        if isinstance(value, torch.Tensor):
-            self._take(bytes=value.nbytes)
-            return value.detach().clone()
-        if type(value) in (list, tuple):
-            return type(value)(self.copied(each) for each in value)
-        if type(value) is dict:
-            return {key: self.copied(each) for key, each in value.items()}
-        if isinstance(value, Mapping | list | tuple | set | frozenset):
-            self._take(values=len(value))
-        self._take(bytes=getattr(value, "nbytes", 0), values=1)
-        return copy.deepcopy(value)
-
-    def _take(self, *, bytes: int = 0, values: int = 0) -> None:
-        self._bytes -= bytes
-        self._values -= values
-        if min(self._bytes, self._values) < 0:
-            raise TooLarge
+def _copied(value: Any) -> Any:
+    """Returns a copy, as a checkpoint would give it back. Raises CheckpointError if it cannot be stored."""
+    flat = Flattened(value)
+    if sum(leaf.tensor.nbytes for leaf in flat.leaves) > COPIED_BYTES:
+        raise _TooLarge
+    return unflatten(flat.plain, lambda number: flat.leaves[number].tensor.detach().clone())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -155,7 +134,7 @@ class FinishedSteps:
             return
         try:
             self.last = self._copy(progress(), drawn)
-        except TooLarge:
+        except (_TooLarge, CheckpointError):  # a save says what cannot be stored
             self.last = None
         self._seconds.append(self._clock() - began)
         seconds = min(self._seconds)
@@ -163,18 +142,17 @@ class FinishedSteps:
             self._not_before = began + seconds / LARGEST_SHARE
 
     def _copy(self, progress: dict[str, Any], drawn: list[Any]) -> FinishedStep:
-        copied = _Copier().copied
         with_own = {name: each for name, each in self._objects.items() if hasattr(each, "own_state_dict")}
         if self._clock() >= self._look_again_at:
             self._tensors = self._all_tensors()
             self._look_again_at = self._clock() + LOOK_SECONDS
         return FinishedStep(
             random=devices.random_state(),
-            progress=copied(progress),
+            progress=_copied(progress),
             drawn=list(drawn),
-            groups={name: copied(_groups(each)) for name, each in self._optimizers.items()},
-            objects={name: copied(each.state_dict()) for name, each in self._objects.items()},
-            own={name: copied(each.own_state_dict()) for name, each in with_own.items()},
+            groups={name: _copied(_groups(each)) for name, each in self._optimizers.items()},
+            objects={name: _copied(each.state_dict()) for name, each in self._objects.items()},
+            own={name: _copied(each.own_state_dict()) for name, each in with_own.items()},
             tensors=self._recorder.record(self._tensors),
             averaged=[each.updated for each in self._averages],
             sizes=self._sizes,

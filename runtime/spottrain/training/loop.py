@@ -616,7 +616,7 @@ class Loop:
         mismatch = self._data.load(saved["data"] if self._data.shared else own["data"])
         if mismatch is not None:
             raise self._engine.incompatible(mismatch)
-        self._step, self._passes = saved["step"], saved["passes"]
+        self._step, self._passes = saved["step"], saved.get("passes", 0)
         self._epochs.number = saved.get("epoch", 0)
         self._epochs.began = saved.get("epoch_began", self._step)
         self._first_pass_after_resume = self._step > 0

@@ -2,54 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Final
-
-import torch
+from typing import TYPE_CHECKING, Final
 
 from spottrain.core import log
 from spottrain.core.device import to_device
-from spottrain.core.training_settings import AUTO, Settings
-from spottrain.data import Batches, Source
+from spottrain.core.training_settings import AUTO
+from spottrain.data import Batches
 from spottrain.data.worker_count import cores
 from spottrain.diagnostics.bottleneck import InUse
 from spottrain.diagnostics.flops import Work, counted
 from spottrain.distributed.dtensor import any_sharded
-from spottrain.lifecycle.session import Session
 from spottrain.techniques import activation_checkpointing
 from spottrain.techniques.dry_run import rehearsal, release
 from spottrain.techniques.memory import StepMemory
-from spottrain.techniques.memory_fit import MemoryFit
-from spottrain.techniques.precision import Precision, facts_of
+from spottrain.techniques.precision import facts_of
+
+if TYPE_CHECKING:
+    from spottrain.training.trainer import Trainer
 
 SETTLED: Final = 2
 """Steps after which memory has reached its peak: the first one allocates the optimizer's state."""
 
 
-@dataclass(kw_only=True)
 class TrainerPhases:
     """A Trainer's loop, as a `diagnostics.monitor.Phases`."""
 
-    settings: Settings
-    session: Session
-    model: torch.nn.Module
-    loss_of: Callable[[torch.nn.Module, Any], torch.Tensor]
-    source: Source
-    memory_fit: MemoryFit
-    number_format: Precision
-    device: torch.device
-
-    def __post_init__(self) -> None:
-        self.precision = self.number_format.name
-        self._sharded = any_sharded(self.model)
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+        self.precision = trainer.precision.name
+        self._sharded = any_sharded(trainer.model)
 
     def step_done(self, steps: int) -> None:
         """Advises against activation checkpointing that saves memory which is not scarce."""
-        wanted = self.settings.activation_checkpointing.policy
-        if steps != SETTLED or wanted in ("none", AUTO) or self.settings.micro_batch_size == AUTO:
+        settings, local_size = self._trainer.settings, self._trainer.session.world.local_size
+        wanted = settings.activation_checkpointing.policy
+        if steps != SETTLED or wanted in ("none", AUTO) or settings.micro_batch_size == AUTO:
             return
-        memory = StepMemory(self.device, ranks=self.session.world.local_size)
+        memory = StepMemory(self._trainer.device, ranks=local_size)
         if text := activation_checkpointing.needless(peak=memory.peak(), limit=memory.limit):
             log.event("advice", about="activations", text=text)
 
@@ -59,10 +48,11 @@ class TrainerPhases:
         It uses the model without DDP and torch.compile, outside of a training step. A counted training step
         would run uncompiled, and results would no longer be the same bit for bit.
         """
-        if not isinstance(self.source, Batches) or self.settings.deterministic or self._sharded:
+        source = self._trainer.batches
+        if not isinstance(source, Batches) or self._trainer.settings.deterministic or self._sharded:
             return Work()  # a forward pass may change hidden state of the model
         try:
-            return self._counted(self.source)
+            return self._counted(source)
         except Exception as error:  # out of memory, a kernel without a formula, a loss that counts its calls
             why = f"{type(error).__name__}: {error}"
         log.event("flops-not-counted", why=why, next="MFU and the compute bottleneck are not reported")
@@ -70,17 +60,18 @@ class TrainerPhases:
         return Work()
 
     def _counted(self, source: Batches) -> Work:
-        plan = source.plan
+        plan, trainer = source.plan, self._trainer
         apart = max(1, len(source.dataset) // plan.micro_batch_size)  # all lengths of a sorted set
-        batch = to_device(self.memory_fit.sample(plan.micro_batch_size, apart=apart), self.device)
-        with rehearsal(self.model), counted(self.device) as work:
-            with self.number_format.autocast(self.device):
-                loss = self.loss_of(self.model, batch)
+        batch = to_device(trainer.memory_fit.sample(plan.micro_batch_size, apart=apart), trainer.device)
+        with rehearsal(trainer.model), counted(trainer.device) as work:
+            with trainer.precision.autocast(trainer.device):
+                loss = trainer.loss_of(trainer.model, batch)
             loss.backward()  # type: ignore[no-untyped-call]
         return work.times(plan.accumulation)
 
     def in_use(self) -> InUse:
-        settings, source = self.settings, self.source
+        settings, source, device = self._trainer.settings, self._trainer.batches, self._trainer.device
+        session = self._trainer.session
         ours = source if isinstance(source, Batches) else None
         return InUse(
             workers=source.num_workers,
@@ -93,8 +84,8 @@ class TrainerPhases:
             sharded=self._sharded,
             whole_share=ours is not None and ours.plan.accumulation == 1,
             drop_last=settings.drop_last,
-            interval_auto=self.session.run.interval.auto,
-            cuda=self.device.type == "cuda",
-            bf16=facts_of(self.device).bf16,
-            cores=max(1, int(cores(local_ranks=self.session.world.local_size))),
+            interval_auto=session.run.interval.auto,
+            cuda=device.type == "cuda",
+            bf16=facts_of(device).bf16,
+            cores=max(1, int(cores(local_ranks=session.world.local_size))),
         )

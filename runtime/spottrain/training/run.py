@@ -10,35 +10,22 @@ run.finish()
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import replace
-from typing import Any, Final
+from typing import Any
 
 import torch
 
 from spottrain.checkpoint import outside_parameters, plain_state
 from spottrain.checkpoint.kinds import StateCheckpoints, TrainingState
-from spottrain.checkpoint.live_state import LiveState
-from spottrain.checkpoint.manifest import MODEL, StoredTensor
-from spottrain.checkpoint.model_watch import ModelWatch
-from spottrain.checkpoint.reader import Want
-from spottrain.core import log
-from spottrain.distributed.dtensor import Box
 from spottrain.errors import ConfigurationError
 from spottrain.lifecycle.session import Session, current
 from spottrain.techniques.early_stopping import EarlyStopping
-from spottrain.techniques.ema import EMA
 from spottrain.techniques.trackers import Trackers
 from spottrain.training import job_settings
-from spottrain.training.extra_state import AveragePosition, Values, adapted, final_weights
-from spottrain.training.finished_step import FinishedSteps, with_groups
+from spottrain.training.extra_state import adapted, final_weights
+from spottrain.training.finished_step import FinishedSteps
 from spottrain.training.loop import Loop
 from spottrain.training.position import has_state
-
-ONLY: Final = "main"
-"""Name of a single optimizer."""
-SCALER: Final = "scaler"
-TECHNIQUES: Final = (EMA, EarlyStopping, Trackers)
-"""Techniques that the manifest may switch on or off between two attempts."""
+from spottrain.training.state_tree import MAIN, SCALER, StateTree, is_scaler
 
 
 class Run(Loop):
@@ -55,8 +42,8 @@ class Run(Loop):
     Args:
         model: a module, wrapped or not, or a dict of several.
         optimizer: a torch optimizer, or a dict of several. It may also train parameters outside the model:
-            those of modules in `extra`, and single ones. They are saved, and stored with the final weights
-            (`spottrain.load_weights(path, "extra.loss")`).
+            those of modules in `extra`, and single ones, which are saved without buffers of their module.
+            They are stored with the final weights too (`spottrain.load_weights(path, "extra.loss")`).
         scheduler: an object with state_dict() and load_state_dict(), or a dict of several.
         scaler: the same for a GradScaler.
         data: the source of the batches, if it keeps its position: `spottrain.data.loader`, a DataLoader over
@@ -102,35 +89,33 @@ class Run(Loop):
         self._modules: dict[str, torch.nn.Module] = {}
         self._objects: dict[str, Any] = {}
         self._left_out: set[str] = set()
-        self.extra = Values(extra if isinstance(extra, Mapping) else {})
+        self.extra = dict(extra) if isinstance(extra, Mapping) else {}
         """The given values, by name. Numbers and strings are read and written here."""
-        self._saves = 0
         for kind, given in (("scheduler", scheduler), (SCALER, scaler), ("extra", extra)):
             self._add(kind, given)
-        self._require_whole(scheduler)
-        self._average_position = AveragePosition(self._emas())
-        self._made = {n: plain_state.group_names(self._model, each) for n, each in self._optimizers.items()}
-        parts = {MODEL: self._model, **self._modules}
-        self._live = LiveState(parts, self._optimizers, getattr(data, "dataset", None))
         given = model.values() if isinstance(model, Mapping | torch.nn.ModuleDict) else [model]
-        self._watch = ModelWatch(
-            parts,
+        self._state = StateTree(
+            "Run",
+            self._model,
             self._optimizers,
+            self._modules,
+            self._objects,
+            left_out=self._left_out,
+            dataset=getattr(data, "dataset", None),
             replicas=session.world.distributed and any(map(plain_state.replica, given)),
             regroups=True,
             over=lambda: self._engine.ended or self.ended_by_itself,
+            incompatible=self._engine.incompatible,
         )
+        self._require_whole(scheduler)
         self._engine.join()
         state = TrainingState(
             shared=self._shared,
             own=self._own,
             load=self._load,
             unmoved=self._unmoved,
-            want=self._want(),
-            by_rank0=plain_state.buffers(self._model).union(
-                ("loose.", "objects."),
-                *(plain_state.buffers(each, f"modules.{name}") for name, each in self._modules.items()),
-            ),
+            want=self._state.want(),
+            by_rank0=self._state.by_rank0,
         )
         modules = [self._model, *self._modules.values()]
         module = torch.nn.ModuleList(modules)
@@ -138,26 +123,13 @@ class Run(Loop):
             self._finished = FinishedSteps(
                 modules=modules,
                 optimizers=self._optimizers,
-                objects={name: each for name, each in self._objects.items() if not _is_scaler(name)},
-                loose=lambda: self._loose.values(),
+                objects={name: each for name, each in self._objects.items() if not is_scaler(name)},
+                loose=lambda: self._state.loose.values(),
             )
         self._begin(StateCheckpoints(state, self._model), module, list(self._optimizers.values()))
 
-    @property
-    def _loose(self) -> dict[str, torch.nn.Parameter]:
-        """Trained parameters that belong to no given module, such as a learnt temperature of the loss.
-
-        Computed at each access: parameter groups may be added during training.
-        """
-        return outside_parameters.loose(self._optimizers, [self._model, *self._modules.values()])
-
     def _require_whole(self, scheduler: Any) -> None:
         """Raises ConfigurationError unless all that is trained is saved."""
-        outside_parameters.require_no_other_state(
-            self._loose.values(),
-            [self._model, *self._modules.values()],
-            "Give the module to the Run: extra={'loss': module}, or model={...} with a dict of several",
-        )
         for each in scheduler.values() if isinstance(scheduler, Mapping) else [scheduler]:
             outside_parameters.require_of(each, self._optimizers.values(), "Run(scheduler=...)")
         self._may_schedule = scheduler is not None or any(
@@ -213,159 +185,39 @@ class Run(Loop):
 
     # --- state --------------------------------------------------------------------------------------
     def _shared(self) -> dict[str, Any]:
-        self._saves += 1
-        if self._saves == 2:  # the first call only measures the size
-            self._tell_unread()
-        self._watch.require_unchanged()
         self._require_scheduler()
-        model = plain_state.model_state(self._model)  # first: FSDP2 shards it again
-        saved = self._saved_step
-        copies = {} if saved is None else saved.objects
-        optimizers = {
-            name: plain_state.optimizer_state(self._model, each, self._made[name])
-            for name, each in self._optimizers.items()
-        }
-        return {
-            MODEL: model,
-            "optimizers": {
-                name: optimizer if saved is None else with_groups(optimizer, saved.groups[name])
-                for name, optimizer in optimizers.items()
-            },
-            "loose": {name: each.detach() for name, each in self._loose.items()},
-            "modules": {name: plain_state.model_state(each) for name, each in self._modules.items()},
-            "objects": copies
-            | {n: each.state_dict() for n, each in self._objects.items() if n not in copies},
-            "progress": self._progress(),
-        }
-
-    def _tell_unread(self) -> None:
-        unread = self.extra.unread
-        if unread and self.session.world.first:
-            text = (
-                "numbers and strings are restored only in run.extra, and the script has not read these "
-                "there: read and write them as run.extra['NAME']"
-            )
-            log.event("advice", about="extra", names=",".join(unread), text=text)
+        return self._state.shared(self._saved_step) | {"progress": self._progress()}
 
     def _load(self, tree: Any, own: Any, new_rank: bool) -> None:
         """Restores a checkpoint. Raises CheckpointError if it does not match the arguments."""
-        if "optimizers" not in tree:
-            raise self._engine.incompatible("spottrain.Trainer has made it, and this is a spottrain.Run")
-        self._require_same_names(tree["optimizers"], self._optimizers)
-        self._require_same_names(tree["loose"], self._loose)
-        self._require_same_names(tree["modules"], self._modules, optional=True)
-        self._require_same_names(tree["objects"], self._objects, optional=True)
-        self._live.load(own.get("live", {}))
-        for name, parameter in self._loose.items():
-            self._load_loose(name, parameter, tree["loose"][name])
-        self._require(plain_state.load_model(self._model, tree[MODEL]))
-        for name, optimizer in self._optimizers.items():
-            self._require(plain_state.load_optimizer(self._model, optimizer, tree["optimizers"][name]))
-        for name, module in self._modules.items():
-            self._require(plain_state.load_model(module, tree["modules"][name]))
-        of_rank = None if new_rank else own.get("objects", {})
-        for name, each in self._objects.items():
-            if name in tree["objects"]:
-                self._load_object(name, each, tree["objects"][name], of_rank)
-            else:
-                _begin_again(name, each)
+        tree = self._state.load(tree, own, new_rank)
         self._load_progress(tree["progress"], own, new_rank)
 
     def _own(self) -> dict[str, Any]:
-        with_own = {name: each for name, each in self._objects.items() if hasattr(each, "own_state_dict")}
-        copies = {} if self._saved_step is None else self._saved_step.own
-        return super()._own() | {
-            "live": self._live.state(),
-            "objects": copies | {n: each.own_state_dict() for n, each in with_own.items() if n not in copies},
-        }
-
-    def _load_loose(self, name: str, parameter: torch.nn.Parameter, saved: torch.Tensor) -> None:
-        if parameter.shape != saved.shape:
-            was, now = tuple(saved.shape), tuple(parameter.shape)
-            raise self._engine.incompatible(f"parameter {name} has shape {was} there and {now} here")
-        with torch.no_grad():
-            parameter.copy_(saved)
-
-    def _load_object(self, name: str, each: Any, saved: Any, own: Mapping[str, Any] | None) -> None:
-        """Restores one object. `own`: this rank's part of all objects; None for a new rank."""
-        if _is_scaler(name) and not (saved and each.state_dict()):  # a disabled one has no state
-            return _tell_dropped(name) if saved else _begin_again(name, each)
-        try:
-            if hasattr(each, "own_state_dict"):
-                each.load_state_dict(saved, own.get(name) if own is not None else None)
-            else:
-                each.load_state_dict(saved)
-        except (ValueError, KeyError, TypeError, RuntimeError) as error:
-            raise self._engine.incompatible(f"its {name} does not fit ({error})") from error
-
-    def _require(self, mismatch: str | None) -> None:
-        if mismatch is not None:
-            raise self._engine.incompatible(mismatch)
-
-    def _require_same_names(
-        self, saved: Mapping[str, Any], here: Mapping[str, Any], *, optional: bool = False
-    ) -> None:
-        """Raises CheckpointError for a name that only one of them has.
-
-        `optional`: allows a technique that the checkpoint lacks, and a name that is given as None here.
-        """
-        for name, each in here.items():
-            new = isinstance(each, TECHNIQUES) or _is_scaler(name)
-            if name not in saved and not (optional and new):
-                raise self._engine.incompatible(f"it has no state of {name}, which this Run is given")
-        for name in sorted(set(saved) - set(here)):
-            left_out = name in self._left_out or (_is_scaler(name) and SCALER in self._left_out)
-            if not (optional and left_out):
-                raise self._engine.incompatible(
-                    f"it has a state of {name}, which this Run is not given: {_to_do_about(name)}"
-                )
-            if saved[name]:  # a disabled scaler has no state
-                _tell_dropped(name)
-
-    def _want(self) -> Want:
-        """Returns which part of each stored tensor this rank needs."""
-        of_model = plain_state.wanted(self._model)
-        kinds = [(f"optimizers.{name}.", f"{plain_state.OPTIMIZER}.", of_model) for name in self._optimizers]
-        kinds += [
-            (f"modules.{name}.", f"{MODEL}.", plain_state.wanted(each))
-            for name, each in self._modules.items()
-        ]
-
-        def want(stored: StoredTensor) -> Box | None:
-            for begin, usual, wanted in kinds:
-                if stored.name.startswith(begin):
-                    return wanted(replace(stored, name=usual + stored.name.removeprefix(begin)))
-            return of_model(stored)
-
-        return want
+        return super()._own() | self._state.own(self._saved_step)
 
     # --- overrides of Loop ----------------------------------------------------------------------------
-    def _emas(self) -> dict[str, EMA]:
-        return {name: each for name, each in self._objects.items() if isinstance(each, EMA)}
-
     def _saved_besides(self) -> Collection[Any]:
         return self._objects.values()
 
     def _initialize(self) -> None:
         if self._engine.initialize(self._model):
-            for average in self._emas().values():
+            for average in self._state.averages.values():
                 average.begin()  # it holds the weights from before
 
     def _count(self, loss: torch.Tensor | float | None, samples: int | None) -> None:
-        self._live.note()
+        self._state.live.note()
         super()._count(loss, samples)
-        if self.session.world.first:
-            self._average_position.counted(self._step)
 
     def _final(self) -> Mapping[str, Any]:
-        weights = final_weights(self._model, self._emas(), tell=self.session.world.first)
+        weights = final_weights(self._model, self._state.averages, tell=self.session.world.first)
         return weights | self._trained_beside()
 
     def _trained_beside(self) -> dict[str, Any]:
         """Trained tensors outside the model; not those that follow its weights, such as an average."""
         given = {id(p) for each in self._optimizers.values() for g in each.param_groups for p in g["params"]}
         found: dict[str, Any] = {
-            f"{outside_parameters.LOOSE}.{name}": each for name, each in self._loose.items()
+            f"{outside_parameters.LOOSE}.{name}": each for name, each in self._state.loose.items()
         }
         for name, module in self._modules.items():
             if given.intersection(map(id, module.parameters())):
@@ -379,32 +231,6 @@ class Run(Loop):
         """Reason of an EarlyStopping, else "". It is ignored once `max_steps` are done."""
         given = (each.reason for each in self._objects.values() if isinstance(each, EarlyStopping))
         return "" if self.done else next((reason for reason in given if reason), "")
-
-
-def _is_scaler(name: str) -> bool:
-    return name.split(".")[0] == SCALER
-
-
-def _to_do_about(name: str) -> str:
-    """Advice for state in the checkpoint that the Run is not given."""
-    kind, _, key = name.partition(".")
-    if key and kind in ("scheduler", "extra"):
-        return f"give it, or {kind}={{{key!r}: None}} to do without"
-    if kind == "scheduler":
-        return "give it, for without it the learning rate would silently be another one"
-    return "give it, or scaler=None to do without" if kind == SCALER else "give it"
-
-
-def _tell_dropped(name: str) -> None:
-    log.event("override", setting=name, checkpoint="there", script="none")
-
-
-def _begin_again(name: str, technique: Any) -> None:
-    if _is_scaler(name) and not technique.state_dict():
-        return  # disabled
-    log.event("override", setting=name, checkpoint="none", script="begins again")
-    if isinstance(technique, EMA):  # it holds the weights from before the restore
-        technique.begin()
 
 
 def _models(given: Any) -> torch.nn.Module:
@@ -424,7 +250,7 @@ def _models(given: Any) -> torch.nn.Module:
 
 
 def _optimizers(given: Any) -> dict[str, torch.optim.Optimizer]:
-    named = dict(given) if isinstance(given, Mapping) else {ONLY: given}
+    named = dict(given) if isinstance(given, Mapping) else {MAIN: given}
     for name, each in named.items():
         each = getattr(each, "optimizer", each)  # unwraps Accelerate's optimizer
         if not isinstance(each, torch.optim.Optimizer):

@@ -20,12 +20,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from spottrain.checkpoint import outside_parameters, plain_state
 from spottrain.checkpoint.kinds import StateCheckpoints, TrainingState
-from spottrain.checkpoint.live_state import LiveState
-from spottrain.checkpoint.manifest import BESIDE, MODEL
-from spottrain.checkpoint.manifest import EMA as EMA_STATE
-from spottrain.checkpoint.model_watch import ModelWatch
 from spottrain.core import device as devices
-from spottrain.core import log
 from spottrain.core.time_split import WAITING
 from spottrain.core.training_settings import (
     ARGUMENTS,
@@ -58,6 +53,7 @@ from spottrain.training.evaluation import Evaluation, EvaluationSchedule
 from spottrain.training.metrics_log import require_finite
 from spottrain.training.phases import TrainerPhases
 from spottrain.training.script_functions import checked_loss, checked_metrics, checked_weight
+from spottrain.training.state_tree import AVERAGE, MAIN, SCALER, SCHEDULER, StateTree
 from spottrain.training.step_hooks import StepHooks
 
 Loss = Callable[[torch.nn.Module, Any], torch.Tensor]
@@ -104,7 +100,7 @@ class Trainer:
             are saved, averaged by EMA, and stored with the final weights as `extra.<name>...`; their
             gradients are averaged over ranks. A `loss_fn` or `metrics` that is a module is added by itself.
             Single parameters of the optimizer that are not the model's are saved as `loose.<number>`,
-            unless their module also has buffers, which is an error.
+            without buffers of their module.
         max_steps: optimizer steps of the whole training. With `epochs`, whichever ends first.
         epochs: passes over `train_dataset`.
         global_batch_size: samples of one optimizer step over all ranks; a multiple of ranks x
@@ -227,15 +223,19 @@ class Trainer:
         self.waiting: dict[str, Any] | None = None
         """The random state, while the loop waits for data."""
         self.last_loss = torch.tensor(0.0)
-        named = {plain_state.OPTIMIZER: self.optimizer}
-        self._made = plain_state.group_names(self.model, self.optimizer)
-        self._live = LiveState({MODEL: self.model}, named, getattr(self.batches, "dataset", None))
-        self._watch = ModelWatch(
-            {MODEL: self.model},
-            named,
+        objects = {SCHEDULER: self.schedule, SCALER: self.scaler, AVERAGE: self.ema}
+        self._state = StateTree(
+            "Trainer",
+            self.model,
+            {MAIN: self.optimizer},
+            {},
+            {name: each for name, each in objects.items() if each is not None},
+            left_out=(SCALER, AVERAGE),
+            dataset=getattr(self.batches, "dataset", None),
             replicas=self.session.world.distributed and not any_sharded(self.model),
             regroups=False,  # its schedule has a rate for each group
             over=lambda: self._engine.ended,
+            incompatible=self._engine.incompatible,
         )
 
     def _set_up_model(
@@ -367,7 +367,7 @@ class Trainer:
             self.session.enter(Phase.STEP)  # from here on there is work to lose
             moved = self._update()
             self.step += 1
-            self._live.note()
+            self._state.live.note()
             self.batches.done(step)
             self.last_loss = loss
             if not self._engine.metrics.began:
@@ -518,9 +518,9 @@ class Trainer:
             shared=self._shared_state,
             own=self._own_state,
             load=self._load_state,
-            want=plain_state.wanted(self.model),
+            want=self._state.want(),
             stepped=self._stepped,
-            by_rank0=plain_state.buffers(self.model),
+            by_rank0=self._state.by_rank0,
         )
 
     def _stepped(self) -> list[torch.Tensor]:
@@ -534,77 +534,44 @@ class Trainer:
     def _shared_state(self) -> dict[str, Any]:
         """State that is equal on all ranks. Raises TrainingFailed if the loss is NaN or infinite."""
         require_finite(float(self.last_loss), self.step)
-        self._watch.require_unchanged()
-        return {
-            MODEL: plain_state.model_state(self.model),
-            BESIDE: outside_parameters.beside(self.model),
-            plain_state.OPTIMIZER: plain_state.optimizer_state(self.model, self.optimizer, self._made),
-            "kind": type(self.optimizer).__name__,
-            EMA_STATE: None if self.ema is None else self.ema.state_dict(),
-            "schedule": self.schedule.state_dict(),
-            "scaler": self.scaler.state_dict(),
-            "data": None if self.batches.per_rank else self.batches.state_dict(),
-            "progress": {
-                "step": self.step,
-                **self._engine.record(),
-                "trackers": self.trackers.state_dict(),
-                "micro_batch_size": self.memory_fit.size,
-                **self.evaluations.state_dict(),
-            },
+        if self.step < self.total_steps:
+            self.schedule.before_step(self.step)  # as torch's schedulers do it after a step
+        progress = {
+            "step": self.step,
+            **self._engine.record(),
+            "data": None if self.batches.per_rank else self._position(),
+            "trackers": self.trackers.state_dict(),
+            "micro_batch_size": self.memory_fit.size,
+            **self.evaluations.state_dict(),
         }
+        return self._state.shared() | {"progress": progress}
 
     def _own_state(self) -> dict[str, Any]:
         """State of this rank alone."""
-        return {
+        return self._state.own() | {
             "random": self.waiting or devices.random_state(),
             "loss": float(self.last_loss),
-            "data": self.batches.state_dict() if self.batches.per_rank else None,
-            "live": self._live.state(),
+            "data": self._position() if self.batches.per_rank else None,
         }
+
+    def _position(self) -> dict[str, Any]:
+        return {"ranks": self.session.world.size, "state": self.batches.state_dict()}
 
     def _load_state(self, tree: dict[str, Any], own: dict[str, Any], new_rank: bool) -> None:
         """Restores it. Raises CheckpointError if it is from another model, optimizer or kind of data."""
-        self._live.load(own.get("live", {}))
-        was, now = tree.get("kind"), type(self.optimizer).__name__
-        mismatch = None if was in (None, now) else f"its optimizer is {was}, and here it is {now}"
-        mismatch = mismatch or plain_state.load_model(self.model, tree[MODEL])
-        mismatch = mismatch or plain_state.load_optimizer(
-            self.model, self.optimizer, tree[plain_state.OPTIMIZER]
-        )
-        if mismatch is not None:
-            raise self._engine.incompatible(mismatch)
-        try:
-            self.schedule.load_state_dict(tree["schedule"])
-            if self.scaler.is_enabled() and tree["scaler"]:
-                self.scaler.load_state_dict(tree["scaler"])
-        except (ValueError, KeyError) as error:
-            raise self._engine.incompatible(f"its schedule does not fit ({error})") from error
-        self._load_techniques(tree)
-        self.batches.load_state_dict(own["data"] if self.batches.per_rank else tree["data"])
-        progress = tree["progress"]
+        progress = self._state.load(tree, own, new_rank)["progress"]
+        position = own["data"] if self.batches.per_rank else progress["data"]
+        if position is not None and self.batches.per_rank:  # 0.3.0 has the state alone
+            position = position if "state" in position else {"state": position}
+        self.batches.load_state_dict(None if position is None else position["state"])
         self.step = progress["step"]
         self._engine.load_record(progress)
+        if progress.get("trackers") is not None:
+            self.trackers.load_state_dict(progress["trackers"])
         self.evaluations.load_state_dict(progress)
         self.last_loss = torch.tensor(0.0 if new_rank else own.get("loss", 0.0), device=self.device)
         self.memory_fit.saved_size = progress.get("micro_batch_size")
         self._engine.restore_random(None if new_rank else own["random"], self.step)
-
-    def _load_techniques(self, tree: dict[str, Any]) -> None:
-        """Restores techniques. The checkpoint may be older than one, or from a run without it."""
-        if self.ema is not None:
-            self._load_average(self.ema, tree.get(EMA_STATE))
-        if tree["progress"].get("trackers") is not None:
-            self.trackers.load_state_dict(tree["progress"]["trackers"])
-
-    def _load_average(self, ema: EMA, saved: Mapping[str, Any] | None) -> None:
-        """Restores an average; without a saved one it starts from the restored weights."""
-        if saved is None:
-            log.event("ema", source="the restored weights", why="the checkpoint has no average")
-            return ema.begin()
-        try:
-            ema.load_state_dict(saved)
-        except ValueError as error:
-            raise self._engine.incompatible(str(error)) from error
 
     # --- parts --------------------------------------------------------------------------------------
     def _assemble(self) -> None:
@@ -633,7 +600,7 @@ class Trainer:
         self._own_gradients = compilation.OwnGradients(self.model) if graphs else None
         self._cold = world.distributed and (settings.compile or plain_state.is_compiled(self._given))
 
-    def _loss_of(self, model: torch.nn.Module, batch: Any) -> torch.Tensor:
+    def loss_of(self, model: torch.nn.Module, batch: Any) -> torch.Tensor:
         """The script's loss, called with the model alone, without its extras."""
         return self.loss_fn(outside_parameters.inner(model), batch)
 
@@ -643,7 +610,7 @@ class Trainer:
             self.settings.activation_checkpointing,
             model=self.model,
             optimizer=self.optimizer,
-            loss_of=self._loss_of,
+            loss_of=self.loss_of,
             source=self.batches,
             precision=self.precision,
             device=self.device,
@@ -658,7 +625,7 @@ class Trainer:
 
         def measure(model: torch.nn.Module, batch: Any) -> Mapping[str, Any]:
             more = metrics(outside_parameters.inner(model), batch) if metrics else {}
-            return {"loss": self._loss_of(model, batch), **more}
+            return {"loss": self.loss_of(model, batch), **more}
 
         return Evaluation(
             dataset=eval_dataset,
@@ -670,22 +637,11 @@ class Trainer:
             collate=collate,
             weight=self.loss_weight,
             world=session.world,
-            until=lambda: session.preemption.deadline,  # infinite without a stop request
             alive=session.board.heartbeat.beat,
         )
 
     def _start(self) -> StepTimer:
         """Starts log and diagnostics. Returns the timer of a step's phases."""
-        phases = TrainerPhases(
-            settings=self.settings,
-            session=self.session,
-            model=self.model,
-            loss_of=self._loss_of,
-            source=self.batches,
-            memory_fit=self.memory_fit,
-            number_format=self.precision,
-            device=self.device,
-        )
         self._engine.start(
             step=self.step,
             total_steps=self.total_steps,
@@ -693,7 +649,7 @@ class Trainer:
             log_every=self.log_every,
             state=self._first_state,
             profile=self.settings.profile,
-            phases=phases,
+            phases=TrainerPhases(self),
             on_line=self.trackers.log,
         )
         assert self._engine.monitor is not None
@@ -733,8 +689,8 @@ class Trainer:
 
     def _use_findings(self) -> None:
         """Passes sizes found by trial to the evaluation."""
-        if self.evaluations.evaluation is not None:
-            self.evaluations.evaluation.resize(
-                micro_batch_size=self.memory_fit.size,
-                workers=self.batches.num_workers if self.settings.num_workers == AUTO else None,
-            )
+        evaluation = self.evaluations.evaluation
+        if evaluation is not None:
+            evaluation.batch_size = self.memory_fit.size or evaluation.batch_size
+            if self.settings.num_workers == AUTO:
+                evaluation.workers = self.batches.num_workers or evaluation.workers

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 import random
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy
@@ -24,11 +23,6 @@ STEPS = 3 * EPOCH
 class Phase(enum.Enum):
     FIRST = 1.0
     SECOND = 2.0
-
-
-@dataclasses.dataclass
-class Settings:
-    factor: float = 1.0
 
 
 class Net(torch.nn.Module):
@@ -49,7 +43,7 @@ class Net(torch.nn.Module):
         self.kept: Any = deque([1.0], maxlen=2)
         self.python, self.numpy = random.Random(1), numpy.random.default_rng(1)
         self.torch = torch.Generator().manual_seed(1)
-        self.phase, self.settings = Phase.FIRST, Settings()
+        self.phase = Phase.FIRST
         self.changes = changes
 
     def forward(self, x: torch.Tensor) -> Any:
@@ -58,7 +52,7 @@ class Net(torch.nn.Module):
             self.changes(self, y.detach())
         seen: list[Any] = [self.scale, self.wide, self.windows, self.one, self.two, self.queue, self.hidden]
         seen += [torch.tensor(float(each)) for each in (*self.kept, self.tau, self.seen["steps"])]
-        seen += [torch.tensor(self.phase.value * self.settings.factor)]
+        seen += [torch.tensor(self.phase.value)]
         seen += [self.mean] if self.mean is not None else []
         seen += [self.late] if hasattr(self, "late") else []
         return y * (1 + 0.1 * sum(each.mean() * (n + 1) for n, each in enumerate(seen)))
@@ -108,7 +102,6 @@ IN_FORWARD: dict[str, Callable[[Any, torch.Tensor], object]] = {
     "a number": lambda net, y: setattr(net, "tau", net.tau * 0.9),
     "containers": count,
     "an enum": lambda net, y: setattr(net, "phase", Phase.SECOND),
-    "a dataclass": lambda net, y: setattr(net.settings, "factor", net.settings.factor * 0.9),
     "a tensor": lambda net, y: setattr(net, "hidden", net.hidden * 0.5 + y.mean()),
     "a tensor in place": lambda net, y: net.hidden.add_(y.mean()),
     "Python's generator": lambda net, y: setattr(net, "kept", [net.python.random()]),
@@ -155,7 +148,6 @@ AT_EPOCH: dict[str, Callable[[Any, Any], object]] = {
     "a setting of a layer": set_layers,
     "a rate": lambda net, optimizer: optimizer.param_groups[0].update(lr=0.5, momentum=0.1),
     "the momentum goes": no_momentum,
-    "the default dtype": lambda net, optimizer: torch.set_default_dtype(torch.float64),
 }
 """What the loop does when its second epoch begins."""
 
@@ -205,26 +197,16 @@ class Training:
         return self
 
 
-@pytest.fixture(autouse=True)
-def usual_modes() -> Iterator[None]:
-    before = torch.get_default_dtype()
-    yield
-    torch.set_default_dtype(before)
-
-
 def again(case: str, at: int, saved: Any) -> Training:
-    torch.set_default_dtype(torch.float32)
     return Training(case, at).load(saved)
 
 
 @pytest.mark.parametrize("case", [*IN_FORWARD, *AT_EPOCH])
 def test_what_training_changes_goes_on_in_an_epoch_and_after_it(case: str) -> None:
     whole = unpack(pack(Training(case).run(STEPS).state()))
-    torch.set_default_dtype(torch.float32)
     plain = unpack(pack(Training("none").run(STEPS).state()))
     assert not same(whole["model"], plain["model"]), "the case makes a difference"
     for at in (EPOCH + 1, 2 * EPOCH + 1):
-        torch.set_default_dtype(torch.float32)
         saved = unpack(pack(Training(case).run(at).state()))
         saved = unpack(pack(again(case, at, saved).state()))  # a resume that is stopped at once loses nothing
         found = unpack(pack(again(case, at, saved).run(STEPS).state()))

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from spottrain.checkpoint.final_weights import FinalWeights, digest, most_bytes
 from spottrain.checkpoint.layout import SHARD_BYTES
 from spottrain.checkpoint.plain_state import (
+    boxes,
     clean,
     explain_mismatch,
     incompatible,
@@ -21,9 +22,7 @@ from spottrain.checkpoint.plain_state import (
     model_state,
     optimizer_state,
     plain,
-    wanted,
 )
-from spottrain.checkpoint.reader import read_manifest
 from spottrain.checkpoint.weights_files import load_weights
 from spottrain.core.container import ContainerMemory
 from spottrain.lifecycle.topology import LOOPBACK, reserve_port
@@ -33,7 +32,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from tests.support.sentences import Told
-from tests.support.snapshots import KEY, pack, same, unpack
+from tests.support.snapshots import pack, same, unpack
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -230,13 +229,10 @@ def test_an_optimizer_with_other_groups_is_a_sentence() -> None:
     )
 
 
-def test_a_sharded_model_wants_its_parts_and_a_plain_one_all() -> None:
-    full = pack({"model": {"inner.weight": torch.ones(4, 4)}, "optimizer": {"step": torch.tensor(1.0)}})
-    weight, step = read_manifest(full, KEY).tensors
-    want = wanted(sharded(Block()))
-    box = want(weight)
-    assert box is not None and box.shape == (4, 4), "the only rank's part is all of it"
-    assert want(step) is None and wanted(Block())(weight) is None
+def test_a_sharded_model_has_a_part_of_each_tensor_and_a_plain_one_none() -> None:
+    shape, box = boxes(sharded(Block()))["inner.weight"]
+    assert shape == box.shape == (4, 4), "the only rank's part is all of it"
+    assert boxes(Block()) == {}
 
 
 def left(state: dict[str, Any], **more: Any) -> tuple[bytes, str]:

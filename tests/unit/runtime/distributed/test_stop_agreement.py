@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterator
-from functools import partial
 from typing import cast
 
 import pytest
@@ -28,7 +27,6 @@ from tests.support.gang import STEP_SECONDS, FakeLine, Gang
 from tests.support.sentences import Told
 
 FEW = settings(max_examples=50, deadline=None)
-ALWAYS = lambda: True  # noqa: E731
 
 
 # --- how far an order reaches ---------------------------------------------------------------------------
@@ -79,9 +77,9 @@ def test_alone_a_rank_is_asked_at_every_boundary() -> None:
     stopping = False
     agreement = StopAgreement(stopping=lambda: stopping)
     assert agreement.begin(3, 10) == Decision()
-    assert agreement.at_boundary(4, save_due=ALWAYS) == Decision(save=True)
+    assert agreement.at_boundary(4, save=True) == Decision(save=True)
     stopping = True
-    assert agreement.at_boundary(5, save_due=ALWAYS) == Decision(stop=True)
+    assert agreement.at_boundary(5, save=True) == Decision(stop=True)
     assert agreement.begin(10, 10) == Decision(), "all steps are done"
 
 
@@ -120,7 +118,16 @@ def test_who_stopped_is_told_so_again_without_a_new_order() -> None:
     gang.ask_for_stop(0, 5.0)
     gang.finish()
     for player in gang.players:
-        assert player.agreement.at_boundary(0, save_due=ALWAYS) == Decision(stop=True)
+        assert player.agreement.at_boundary(0, save=True) == Decision(stop=True)
+
+
+def test_all_stop_at_the_same_batch_of_an_evaluation() -> None:
+    gang = Gang.of(2, total=100)
+    first, second = (player.agreement for player in gang.players)
+    assert not first.stops_evaluation(1) and not second.stops_evaluation(1)
+    first.request_stop(5.0, "SIGTERM")
+    assert first.stops_evaluation(2) and second.stops_evaluation(2)
+    assert (second.stop_deadline, second.stop_reason) == (5.0, "SIGTERM")
 
 
 def test_nothing_is_ordered_when_all_steps_are_done() -> None:
@@ -137,8 +144,8 @@ def test_a_save_due_by_steps_is_made_at_its_step() -> None:
     for step in range(1, 1000):
         gang.now[0] += 0.001
         due, horizon = step % 70 == 0, step // 70 * 70 + 70
-        asked = partial(leader.agreement.at_boundary, step, horizon=partial(int, horizon))
-        saved += [step] if asked(save_due=partial(bool, due)).save else []
+        due = due and leader.agreement.decides(step)
+        saved += [step] if leader.agreement.at_boundary(step, save=due, next_save=horizon).save else []
     assert saved == list(range(70, 1000, 70))
 
 
@@ -184,7 +191,7 @@ def happen(gang: Gang, move: Move) -> None:
     elif what == "deliver":
         gang.deliver(rank)
     else:
-        gang.move(rank, seconds=number, save_due=what == "save")
+        gang.move(rank, seconds=number, save=what == "save")
 
 
 @st.composite

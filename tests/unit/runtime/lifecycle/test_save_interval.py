@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections import deque
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from spottrain.contract import LONGEST_AUTO_INTERVAL
 from spottrain.core.preemption import Preemption
+from spottrain.core.progress import ProgressFacts
 from spottrain.core.run_config import Interval
 from spottrain.lifecycle.notice_budget import COMMIT_SECONDS, FULL_SHARE, MARGIN, NoticeBudget
 from spottrain.lifecycle.save_interval import (
@@ -22,7 +24,7 @@ from spottrain.lifecycle.save_interval import (
     SHAPE,
     Losses,
     RebalanceAdvice,
-    SaveInterval,
+    SavePolicy,
     auto_seconds,
     young,
 )
@@ -41,33 +43,35 @@ from tests.support.sentences import Told
         ("1h", 7, AGAIN_SECONDS - 1, 8, True, False),
         ("1h", 7, AGAIN_SECONDS, 8, True, True),  # a failed save is tried again long before
         ("1h", 7, AGAIN_SECONDS, 8, False, False),
-        ("auto", 7, 100, 7, False, False),  # there is nothing new to save
-        ("auto", 7, 100, 8, False, True),
-        ("auto", 7, 99, 8, False, False),
+        ("auto", 7, FIRST_SECONDS, 7, False, False),  # there is nothing new to save
+        ("auto", 7, FIRST_SECONDS, 8, False, True),
+        ("auto", 7, FIRST_SECONDS - 1, 8, False, False),
     ],
 )
 def test_a_save_is_due_an_interval_after_the_last(
     interval: str, last: int, seconds: float, step: int, failed: bool, due: bool
 ) -> None:
     times = deque([0.0, 0.0, seconds])
-    it = SaveInterval(Interval.parse(interval), lambda: 100.0, times.popleft)
+    it = SavePolicy(Interval.parse(interval), 1, clock=times.popleft)
     it.started(last)
-    assert it.due(step, failed=failed) is due
+    facts = ProgressFacts(step=step)
+    assert it.due(facts, 0.0, uploading=None, failed=failed) is due
+
+
+def test_a_save_that_is_due_waits_for_the_upload_of_the_one_before() -> None:
+    it = SavePolicy(Interval.parse("5steps"), 1)
+    assert not it.due(ProgressFacts(step=9), 0.0, uploading=5, failed=False)
+    assert it.due(ProgressFacts(step=10), 0.0, uploading=None, failed=False)
 
 
 @pytest.mark.parametrize(("interval", "following"), [("5steps", 12), ("10m", None), ("auto", None)])
 def test_an_interval_of_steps_tells_the_next_step_and_one_of_time_does_not(
     interval: str, following: int | None
 ) -> None:
-    it = SaveInterval(Interval.parse(interval))
+    it = SavePolicy(Interval.parse(interval), 1)
     it.started(7)
-    assert it.next_step == following
-
-
-def test_auto_asks_for_its_seconds_each_time() -> None:
-    seconds = deque([1e9, 0.0])
-    it = SaveInterval(Interval.parse("auto"), seconds.popleft)
-    assert [it.due(8), it.due(8)] == [False, True]
+    assert it.next_step() == following
+    assert it.next_step(9) == (following and following + 2)
 
 
 # --- auto -----------------------------------------------------------------------------------------------
@@ -183,18 +187,20 @@ def test_each_advice_is_taken_once_on_which_pod_soever_it_comes() -> None:
     [
         ("500steps", 49, 1e6, True),
         ("500steps", 50, 0.0, False),
-        ("10m", 1, 59.9, True),
+        ("10m", 1, 59.0, True),
         ("10m", 1, 60.0, False),
         ("10m", 0, 1e6, True),
-        ("auto", 1, 9.9, True),
-        ("auto", 1, 10.0, False),
+        ("auto", 1, FIRST_SECONDS / 10 - 1, True),
+        ("auto", 1, FIRST_SECONDS / 10, False),
     ],
 )
-def test_a_save_younger_than_a_tenth_of_the_interval_makes_another_one_needless(
+def test_a_save_younger_than_a_tenth_of_the_interval_makes_an_advised_one_needless(
     interval: str, steps: int, seconds: float, fresh: bool
 ) -> None:
-    it = SaveInterval(Interval.parse(interval), seconds=lambda: 100.0)
-    assert it.fresh(steps=steps, seconds=seconds) is fresh
+    it = SavePolicy(Interval.parse(interval), 1, deque([None, 5.0]).popleft)
+    it.begin(100)
+    facts = ProgressFacts(step=100 + steps, durable_step=100, durable_time=time.time() - seconds)
+    assert it.due(facts, 0.0, uploading=None, failed=False) is not fresh
 
 
 def test_what_is_no_time_is_no_advice(tmp_path: Path) -> None:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter, UserDict, defaultdict, deque, namedtuple
-from collections.abc import Callable
 from typing import Any
 
 import numpy
 import pytest
 import torch
 from spottrain.checkpoint.tree import Flattened, unflatten
-from spottrain.training.extra_state import Generator, Plain, Values, adapted
+from spottrain.training.extra_state import Generator, Plain, adapted
 
 from tests.support.sentences import Told
 
@@ -28,7 +27,7 @@ def stored(value: Any) -> Any:
 
 def over(value: Any, fresh: Any) -> Any:
     """What `fresh` is after the state of `value` was put into it."""
-    before, after = Values({"it": value}), Values({"it": fresh})
+    before, after = {"it": value}, {"it": fresh}
     saving, loading = adapted(before, "it"), adapted(after, "it")
     assert isinstance(saving, Plain) and isinstance(loading, Plain)
     loading.load_state_dict(stored(saving.state_dict()))
@@ -105,7 +104,7 @@ def test_a_generator_goes_on_where_it_was_and_a_new_rank_keeps_its_own(make: Any
 
     first, second, third = make(1), make(2), make(2)
     draw(first)
-    saving, loading, new = (adapted(Values({"it": each}), "it") for each in (first, second, third))
+    saving, loading, new = (adapted({"it": each}, "it") for each in (first, second, third))
     assert isinstance(saving, Generator) and isinstance(loading, Generator) and isinstance(new, Generator)
     own = stored(saving.own_state_dict())
     loading.load_state_dict(stored(saving.state_dict()), own)
@@ -116,7 +115,7 @@ def test_a_generator_goes_on_where_it_was_and_a_new_rank_keeps_its_own(make: Any
 
 def test_what_cannot_be_stored_is_nothing_of_this_kind() -> None:
     for value in (object(), {"a": object()}, [{print}], lambda: 1, UserDict(a=1)):
-        assert adapted(Values({"it": value}), "it") is None
+        assert adapted({"it": value}, "it") is None
 
 
 @pytest.mark.parametrize(
@@ -125,29 +124,3 @@ def test_what_cannot_be_stored_is_nothing_of_this_kind() -> None:
 )
 def test_another_kind_or_shape_is_refused(value: Any, fresh: Any, told: Told) -> None:
     told(lambda: over(value, fresh))
-
-
-def test_a_number_that_was_never_asked_for_is_known() -> None:
-    values = Values({"asked": 1, "set": 2.0, "forgotten": "a", "dict": {}, "tensor": torch.ones(1)})
-    values |= {"tensors": (torch.ones(1), torch.ones(1)), "pair": (torch.ones(1), 2)}
-    assert values["asked"] == 1
-    values["set"] = 3.0
-    assert values.unread == ["forgotten", "pair"]
-
-
-def test_a_value_that_the_script_takes_in_whatever_way_counts_as_read() -> None:
-    ways: list[Callable[[Any], object]] = [
-        lambda values: values["best"],
-        lambda values: values.get("best"),
-        lambda values: values.get("best", 9.0),
-        lambda values: list(values.values()),
-        lambda values: dict(values.items()),
-        lambda values: values.update(best=2.0),
-        lambda values: values.setdefault("best", 9.0),
-        lambda values: values.pop("best"),
-    ]
-    for way in ways:
-        values = Values({"best": 1.0, "other": torch.ones(1)})
-        assert values.unread == ["best"]
-        way(values)
-        assert values.unread == []
