@@ -337,11 +337,6 @@ def test_a_metric_that_the_evaluation_does_not_give_is_refused_before_the_first_
     assert same.losses == plain.losses, "the look has left no trace"
 
 
-def test_early_stopping_that_cannot_act_is_told(lab: Lab) -> None:
-    it = run(lab, {"earlyStopping": {"patience": 4}}, env={"EVAL": "1"}).done()
-    assert "cannot run out of patience: it is 4 evaluation(s), and the run has 4" in it.log
-
-
 def test_a_step_that_fp16_leaves_out_moves_neither_schedule_nor_average_and_its_scale_goes_on(
     lab: Lab,
 ) -> None:
@@ -377,11 +372,10 @@ def test_gradients_that_overflow_at_every_scale_are_a_failure_that_says_so(lab: 
     assert "gradients overflow at every loss scale down to" in it.message.message
 
 
-def test_checkpointing_that_buys_nothing_is_told(lab: Lab, others: Lab) -> None:
+def test_recomputed_activations_give_the_same_losses(lab: Lab, others: Lab) -> None:
     wanted = {"activationCheckpointing": {"policy": "classes", "classes": ["Linear"]}}
     plain = others.alone(SCRIPT)
     it = run(lab, wanted).done()
-    assert "event=advice about=activations" in it.log and "memory is not the constraint" in it.log
     assert it.losses == plain.losses
 
 

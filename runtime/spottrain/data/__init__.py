@@ -36,48 +36,19 @@ from spottrain.core import lazy
 
 if TYPE_CHECKING:
     from spottrain.data.adapters import Skipping, Streaming
-    from spottrain.data.dataloader import load
-    from spottrain.data.iterable import Resumable, StreamBatches
-    from spottrain.data.plan import Dataset, Plan, Position, Source, Step, Stream
+    from spottrain.data.iterable import Resumable
     from spottrain.data.sampler import BatchSampler, Loader, loader
-    from spottrain.data.source import Batches
     from spottrain.lifecycle.worker_signals import ignore_signals
 
-__all__ = [
-    "BatchSampler",
-    "Batches",
-    "Dataset",
-    "Loader",
-    "Plan",
-    "Position",
-    "Resumable",
-    "Skipping",
-    "Source",
-    "Step",
-    "Stream",
-    "StreamBatches",
-    "Streaming",
-    "ignore_signals",
-    "load",
-    "loader",
-]
+__all__ = ["BatchSampler", "Loader", "Resumable", "Skipping", "Streaming", "ignore_signals", "loader"]
 
 _HOME = {
     "BatchSampler": "spottrain.data.sampler",
-    "Batches": "spottrain.data.source",
-    "Dataset": "spottrain.data.plan",
     "Loader": "spottrain.data.sampler",
-    "Plan": "spottrain.data.plan",
-    "Position": "spottrain.data.plan",
     "Resumable": "spottrain.data.iterable",
     "Skipping": "spottrain.data.adapters",
-    "Source": "spottrain.data.plan",
-    "Step": "spottrain.data.plan",
-    "Stream": "spottrain.data.plan",
-    "StreamBatches": "spottrain.data.iterable",
     "Streaming": "spottrain.data.adapters",
     "ignore_signals": "spottrain.lifecycle.worker_signals",
-    "load": "spottrain.data.dataloader",
     "loader": "spottrain.data.sampler",
 }
 

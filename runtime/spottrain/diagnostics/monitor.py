@@ -35,9 +35,6 @@ class Phases(Protocol):
     def work(self) -> Work:
         """Returns the work of one step, empty if it cannot be counted. Called once, between two steps."""
 
-    def step_done(self, steps: int) -> None:
-        """Called after each step, with the steps of this attempt."""
-
 
 class Monitor:
     """Monitors an attempt that resumes after step `start`, until `close`.
@@ -96,7 +93,6 @@ class Monitor:
             return
         if was_on and not self._profiler.on:
             self.timer.restart()  # writing the trace took seconds
-        self._phases.step_done(self._steps)
         if self._steps % EVERY == 0:
             self._look(self._watch, self._phases)
 

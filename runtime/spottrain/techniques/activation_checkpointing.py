@@ -27,13 +27,6 @@ from spottrain.core.training_settings import ActivationCheckpointing
 from spottrain.core.training_settings import activation_checkpointing as policy_of
 from spottrain.errors import ConfigurationError
 
-ROOMY: Final = 0.7
-"""Memory is not a constraint while the peak is below this share of the device's memory."""
-
-MORE: Final = 4
-"""Upper bound of the peak without checkpointing, as a multiple of the peak with it: 3.1 was measured for all
-blocks of a GPT-2 with 12 layers, on a CPU."""
-
 SWITCHED: Final = "_spottrain_checkpointing"
 """Attribute that marks a transformers model whose own checkpointing was enabled here."""
 
@@ -259,18 +252,3 @@ def _switch(model: torch.nn.Module, every: int) -> Applied | None:
     for name in found if every > 1 else ():
         found[name].gradient_checkpointing = name in chosen  # type: ignore[assignment]
     return Applied(modules=tuple(chosen), of=len(found), by="transformers")
-
-
-# --- cost and benefit ---------------------------------------------------------------------------------------
-def needless(*, peak: int, limit: int) -> str | None:
-    """Returns why checkpointing that is on does not pay, as a sentence; None if it may pay.
-
-    peak: peak memory in bytes, with checkpointing. limit: memory of the device in bytes.
-    """
-    if MORE * peak >= ROOMY * limit:
-        return None
-    return (
-        f"memory is not the constraint: a step with activation checkpointing uses {peak / limit:.0%} "
-        f"of the device's memory, and without it at most about {MORE} times that; turn it off, or "
-        "raise the micro-batch size"
-    )

@@ -51,12 +51,6 @@ def compiled(
         )
     if mode not in MODES:
         raise ConfigurationError(f"compile mode {mode!r} is not known: use {', '.join(MODES)}")
-    if mode != "default" and not any(parameter.is_cuda for parameter in model.parameters()):
-        log.event(
-            "advice",
-            about="compile",
-            text=f"compile mode {mode} needs a CUDA device, and the model is not on one: leave the mode out",
-        )
     log.event("compile", mode=mode, dynamic=dynamic)
     outer: Any = torch.compile(model, mode=mode, dynamic=dynamic, fullgraph=fullgraph)
     return outer  # type: ignore[no-any-return]

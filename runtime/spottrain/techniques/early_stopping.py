@@ -86,20 +86,6 @@ class EarlyStopping:
         if metrics is not None:
             self._require_known(metrics)
 
-    def doubt(self, *, evaluations: int, total_steps: int) -> str | None:
-        """Returns why it cannot stop a run of so many evaluations and steps; None if it can."""
-        if self.min_steps >= total_steps:
-            return (
-                f"early stopping has no effect: it begins at step {self.min_steps}, and the run has "
-                f"{total_steps} steps"
-            )
-        if self.patience is not None and self.target is None and evaluations <= self.patience:
-            return (
-                f"early stopping cannot run out of patience: it is {self.patience} evaluation(s), and "
-                f"the run has {evaluations}; evaluate more often (eval_every)"
-            )
-        return None
-
     def note(self, step: int, values: Mapping[str, float]) -> str | None:
         """Takes the values of an evaluation. A step that was noted before changes nothing.
 

@@ -60,11 +60,9 @@ def scaled(
     )
     limit, source = TESTED[rule]
     if global_batch_size > limit:
-        _advise(
-            f"a global batch of {global_batch_size} is larger than {limit}, the largest that {rule} was "
-            f"tested with ({source})",
-            fix="tune the learning rate at this batch size, or use a smaller batch",
-        )
+        why = f"a global batch of {global_batch_size} is larger than {limit}, the largest that {rule} was "
+        fix = "tune the learning rate at this batch size, or use a smaller batch"
+        log.event("advice", about="learning-rate", why=f"{why}tested with ({source})", fix=fix)
     return found
 
 
@@ -79,26 +77,6 @@ def scaled_rate(learning_rate: float, *, global_batch_size: int, base_batch_size
             raise ConfigurationError(f"the {name} {size} must be at least 1")
     ratio = global_batch_size / base_batch_size
     return learning_rate * {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[rule]
-
-
-def advise_on_rule(rule: str, optimizer: str, *, warms_up: bool) -> None:
-    """Logs an advice if a rule is used in another way than in its source.
-
-    optimizer: name of the optimizer's class. warms_up: whether the schedule has a warm-up.
-    """
-    if rule == "linear" and "adam" in optimizer.lower():
-        _advise(
-            f"the linear rule was derived for SGD, and the optimizer is {optimizer}", fix="use the rule sqrt"
-        )
-    if rule != "none" and not warms_up:
-        _advise(
-            "the learning rate is scaled without a warm-up, and large batches then diverge early",
-            fix="add a warm-up, such as 5 epochs (Goyal et al. 2017)",
-        )
-
-
-def _advise(why: str, *, fix: str) -> None:
-    log.event("advice", about="learning-rate", why=why, fix=fix)
 
 
 def forget_scheduler(optimizer: torch.optim.Optimizer) -> None:
@@ -141,7 +119,13 @@ def warmup_steps(
     for name, value in named.items():
         if not (math.isfinite(value) and value >= 0):
             raise ConfigurationError(f"the warm-up's {name}={value} must be a finite number, at least 0")
-    found = steps or _of_epochs(epochs, steps_per_epoch) or _whole((fraction or 0) * total_steps)
+    if epochs and steps_per_epoch is None:
+        raise ConfigurationError(
+            f"the warm-up is given as epochs={epochs}, but the length of an epoch is not known for "
+            "this data: give it in steps, or set steps_per_epoch"
+        )
+    whole = (epochs or 0) * (steps_per_epoch or 0) or (fraction or 0) * total_steps
+    found = steps or math.ceil(round(whole, 6))  # of binary fractions: 0.07 of 100 is 7, not 8
     if found and found >= total_steps:
         what = " ".join(f"{name}={value}" for name, value in named.items())
         raise ConfigurationError(
@@ -149,19 +133,3 @@ def warmup_steps(
             "or give it as a fraction of the run"
         )
     return found
-
-
-def _of_epochs(epochs: float | None, steps_per_epoch: int | None) -> int:
-    if not epochs:
-        return 0
-    if steps_per_epoch is None:
-        raise ConfigurationError(
-            f"the warm-up is given as epochs={epochs}, but the length of an epoch is not known for "
-            "this data: give it in steps, or set steps_per_epoch"
-        )
-    return _whole(epochs * steps_per_epoch)
-
-
-def _whole(steps: float) -> int:
-    """Rounds up, without the error of binary fractions: 0.07 of 100 is 7, not 8."""
-    return math.ceil(round(steps, 6))

@@ -23,7 +23,8 @@ from spottrain.core.training_settings import (
     problem,
     require_whole,
 )
-from spottrain.data import Batches, Source
+from spottrain.data.plan import Source
+from spottrain.data.source import Batches
 from spottrain.errors import ConfigurationError
 from spottrain.lifecycle.session import Session
 from spottrain.techniques import lr_scaling, optimizers, schedules
@@ -113,9 +114,6 @@ def _scale(made: torch.optim.Optimizer, settings: Settings) -> None:
             base_batch_size=wanted.baseBatchSize,
             rule=wanted.rule,
         )
-    lr_scaling.advise_on_rule(
-        wanted.rule, type(made).__name__, warms_up=any(getattr(settings, name) for name in WARM_UPS)
-    )
 
 
 def schedule(

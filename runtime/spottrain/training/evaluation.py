@@ -20,7 +20,8 @@ from spottrain.checkpoint.saver import Save
 from spottrain.core import device as devices
 from spottrain.core import log
 from spottrain.core.time_split import PRODUCTIVE
-from spottrain.data import Dataset, Plan, Position, load
+from spottrain.data.dataloader import load
+from spottrain.data.plan import Dataset, Plan, Position
 from spottrain.distributed.process_group import all_reduce_sum, broadcast_from_rank0, give_buffers
 from spottrain.distributed.world import World
 from spottrain.lifecycle.session import Session
@@ -201,10 +202,6 @@ class EvaluationSchedule:
         self.interrupted = False
         """Whether a stop cut the last evaluation short."""
         self._model, self._session, self._on_evaluation = model, session, on_evaluation
-        if stopping is not None:
-            doubt = stopping.doubt(evaluations=math.ceil(total_steps / every), total_steps=total_steps)
-            if doubt is not None:
-                log.event("advice", about="early-stopping", text=doubt)
 
     @property
     def stop_reason(self) -> str:

@@ -12,16 +12,11 @@ from spottrain.data.worker_count import cores
 from spottrain.diagnostics.bottleneck import InUse
 from spottrain.diagnostics.flops import Work, counted
 from spottrain.distributed.dtensor import any_sharded
-from spottrain.techniques import activation_checkpointing
 from spottrain.techniques.dry_run import rehearsal, release
-from spottrain.techniques.memory import StepMemory
 from spottrain.techniques.precision import facts_of
 
 if TYPE_CHECKING:
     from spottrain.training.trainer import Trainer
-
-SETTLED: Final = 2
-"""Steps after which memory has reached its peak: the first one allocates the optimizer's state."""
 
 
 class TrainerPhases:

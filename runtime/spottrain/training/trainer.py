@@ -30,8 +30,8 @@ from spottrain.core.training_settings import (
     Profile,
     resolve,
 )
-from spottrain.data import Batches, Dataset, Step, Stream
-from spottrain.data.source import size_of, source
+from spottrain.data.plan import Dataset, Step, Stream
+from spottrain.data.source import Batches, size_of, source
 from spottrain.diagnostics.step_timer import StepTimer
 from spottrain.distributed import process_group
 from spottrain.distributed.dtensor import any_sharded

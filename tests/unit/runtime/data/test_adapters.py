@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from spottrain.data import Skipping, StreamBatches, Streaming
+from spottrain.data import Skipping, Streaming
+from spottrain.data.iterable import StreamBatches
 from torch.utils.data import DataLoader, IterableDataset, Sampler, SequentialSampler, WeightedRandomSampler
 from torchdata.stateful_dataloader import StatefulDataLoader
 

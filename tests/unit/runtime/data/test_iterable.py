@@ -14,7 +14,10 @@ from typing import Any
 import pytest
 import torch
 from spottrain.checkpoint.tree import Flattened, unflatten
-from spottrain.data import Batches, Plan, StreamBatches, loader
+from spottrain.data import loader
+from spottrain.data.iterable import StreamBatches
+from spottrain.data.plan import Plan
+from spottrain.data.source import Batches
 from spottrain.distributed.world import World
 from spottrain.errors import CheckpointError
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info

@@ -10,7 +10,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from spottrain.data import Batches, Plan, Position
+from spottrain.data.plan import Plan, Position
+from spottrain.data.source import Batches
 
 plans = st.builds(
     lambda micro, times, extra, seed, drop: Plan(

@@ -13,8 +13,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from spottrain.data import Batches, Plan, Position, Step
+from spottrain.data.plan import Plan, Position, Step
 from spottrain.data.shuffle import order
+from spottrain.data.source import Batches
 
 from tests.support.sentences import Told
 

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from spottrain.data import Batches, Plan
+from spottrain.data.plan import Plan
+from spottrain.data.source import Batches
 from spottrain.data.worker_count import TRIAL_STEPS, WorkerTrial, cores, needed
 
 

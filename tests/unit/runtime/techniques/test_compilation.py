@@ -74,15 +74,6 @@ def test_data_parallel_and_an_unknown_mode_are_refused(told: Told) -> None:
     told(lambda: compiled(torch.nn.Linear(2, 2), "fast"))
 
 
-def test_a_mode_for_gpus_is_advised_against_on_a_cpu(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(torch, "compile", lambda model, **_: model)  # it would look for a compiler
-    for mode, told in (("default", 0), ("reduce-overhead", 1), ("max-autotune", 1)):
-        compiled(torch.nn.Linear(2, 2), mode)
-        assert capsys.readouterr().out.count("event=advice about=compile") == told
-
-
 # --- a step that leaves no trace ------------------------------------------------------------------------
 @pytest.mark.parametrize("has_gradients", [False, True])
 @pytest.mark.parametrize("fails", [False, True])
