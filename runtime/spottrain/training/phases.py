@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from spottrain.core import log
 from spottrain.core.device import to_device
-from spottrain.core.training_settings import AUTO
-from spottrain.data import Batches
+from spottrain.data.source import Batches
 from spottrain.data.worker_count import cores
 from spottrain.diagnostics.bottleneck import InUse
 from spottrain.diagnostics.flops import Work, counted
@@ -26,16 +25,6 @@ class TrainerPhases:
         self._trainer = trainer
         self.precision = trainer.precision.name
         self._sharded = any_sharded(trainer.model)
-
-    def step_done(self, steps: int) -> None:
-        """Advises against activation checkpointing that saves memory which is not scarce."""
-        settings, local_size = self._trainer.settings, self._trainer.session.world.local_size
-        wanted = settings.activation_checkpointing.policy
-        if steps != SETTLED or wanted in ("none", AUTO) or settings.micro_batch_size == AUTO:
-            return
-        memory = StepMemory(self._trainer.device, ranks=local_size)
-        if text := activation_checkpointing.needless(peak=memory.peak(), limit=memory.limit):
-            log.event("advice", about="activations", text=text)
 
     def work(self) -> Work:
         """Returns the work of an optimizer step. Repeats one micro-batch, and then restores all state.
