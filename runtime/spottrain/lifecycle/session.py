@@ -168,7 +168,14 @@ class Session:
         self._message_lock = threading.Lock()
         # Since when (Unix seconds) a message in the file is of this run: of us or a sibling rank.
         self._messages_since = process_start(os.getppid()) if self.world.local_size > 1 else float("inf")
-        self.preemption = preemption or _install(env)
+        if preemption is None:
+            preemption = Preemption(
+                grace=min(run_config.grace_seconds(env), parent_signals.agent_limit(env)),
+                deadline_file=run_config.deadline_file(env),
+                save_advised_file=run_config.save_advised_file(env),
+            )
+            preemption.install()
+        self.preemption = preemption
         self.preemption.on_stop = self._on_stop
 
     def prepare(self, script: str) -> None:
@@ -526,7 +533,11 @@ def current() -> Session:
     if session is None:
         session = use(Session(os.environ))
         install_exit_hooks(session)
-        _capture_outputs(session)
+        session.outputs = capture(session.env, [session.world.rank], sys.argv[0], parent=False)
+        if session.outputs is not None:
+            session.outputs.redirect()
+            session.outputs.watch()
+            os.environ.update(MARK)
         session.prepare(sys.argv[0])
     return session
 
@@ -534,14 +545,6 @@ def current() -> Session:
 def existing() -> Session | None:
     """Returns the session of this process, or None."""
     return _current
-
-
-def _capture_outputs(session: Session) -> None:
-    session.outputs = capture(session.env, [session.world.rank], sys.argv[0], parent=False)
-    if session.outputs is not None:
-        session.outputs.redirect()
-        session.outputs.watch()
-        os.environ.update(MARK)
 
 
 def _finish_outputs() -> None:
@@ -555,17 +558,6 @@ def use(session: Session) -> Session:
     global _current
     _current = session
     return session
-
-
-def _install(env: Mapping[str, str]) -> Preemption:
-    """Installs the signal handlers, with the grace period limited by the parent process."""
-    preemption = Preemption(
-        grace=min(run_config.grace_seconds(env), parent_signals.agent_limit(env)),
-        deadline_file=run_config.deadline_file(env),
-        save_advised_file=run_config.save_advised_file(env),
-    )
-    preemption.install()
-    return preemption
 
 
 def show(error: BaseException, usual: Callable[[], None] = lambda: None) -> None:
@@ -585,22 +577,15 @@ def leave(code: int) -> NoReturn:
     log.flush()
     with contextlib.suppress(Exception):
         _finish_outputs()
+    # Workers of pools and loaders, which the interpreter ends at a normal exit. A pool's workers wait forever
+    # for a parent that is gone. This comes last, because a pool replaces its dead workers.
     with contextlib.suppress(Exception):
-        _kill_children()
+        if "multiprocessing" in sys.modules:
+            import multiprocessing
+
+            for child in multiprocessing.active_children():
+                child.kill()
     os._exit(code)
-
-
-def _kill_children() -> None:
-    """Kills children of `multiprocessing`, such as workers of pools and loaders.
-
-    At a normal exit the interpreter ends them. Here nobody would, and a pool's workers wait forever for a
-    parent that is gone. This comes last, because a pool replaces its dead workers.
-    """
-    if "multiprocessing" in sys.modules:
-        import multiprocessing
-
-        for child in multiprocessing.active_children():
-            child.kill()
 
 
 def install_exit_hooks(session: Session) -> None:
