@@ -156,10 +156,8 @@ class Timesheet:
 
     time: datetime | None = None
     """Up to when it is."""
-    elapsed: Decimal = Decimal(0)
-    """Seconds that the job wanted to train, by the clock: attempts that overlap count once."""
-    covered: Decimal = Decimal(0)
-    """Of these, while an attempt of `closed` had all of its nodes."""
+    unallocated: Decimal = Decimal(0)
+    """Seconds that the job wanted to train while no attempt of `closed` had all its nodes, by the clock."""
     covered_until: datetime | None = None
     """The latest end of those attempts."""
     counted: int = 0

@@ -24,8 +24,6 @@ SIDECARS_FOLDERS: Final = (
     *("/usr", "/usr/bin", "/usr/lib"),
 )
 """Folders of the sidecar's image, in which it has the sync folder at the script's path."""
-CLOSED_FOLDERS: Final = tuple(own for own in SIDECARS_FOLDERS if own not in ("/dev", "/usr"))
-"""Those in which no folder of a script may be; /usr/src and /dev/shm are in use for that."""
 
 
 def variables(trainer: Mapping[str, Any], mounts: Iterable[Mapping[str, Any]]) -> list[Json]:
@@ -142,7 +140,7 @@ def _folder_problems(spec: TrainingJobSpec) -> Iterator[str]:
     where = f"{trainer_path(spec.pod)}.volumeMounts"
     cache = [spec.data_cache.path] if spec.data_cache is not None else []
     # A folder below /tmp, /cache or the home is fine: it has a volume of its own there.
-    around = [*cache, PODINFO_DIR, volumes.CA_DIR, *CLOSED_FOLDERS]
+    around = [*cache, PODINFO_DIR, volumes.CA_DIR]
     hidden = [*cache, *sorted(volumes.OWN_PATHS), *SIDECARS_FOLDERS]
     for taken in [own for own in around if volumes.within(path, own)] + _in(path, hidden):
         yield f"{what} overlaps with {taken}, which the operator or its sidecar needs; take another folder"

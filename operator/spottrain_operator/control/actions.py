@@ -268,8 +268,11 @@ class Tell(_OfWorkload):
     """Tell Kueue about the job, in the status of its Workload. Its next event leads to the next plan."""
 
     words: tuple[Told, ...]
-    release: bool = False
-    """Whether its quota is given back."""
+
+    @property
+    def release(self) -> bool:
+        """Whether its quota is given back."""
+        return any(word.type == kueue.QUOTA_RESERVED for word in self.words)
 
     def __str__(self) -> str:
         return f"write the status of Workload {self.workload.name}"
@@ -427,21 +430,11 @@ def refusal(error: ApiError, generation: int, now: datetime, field: str = TEMPLA
 
 # --- what a plan consists of ------------------------------------------------------------------------------
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Decision:
-    """The result of one rule."""
-
-    reason: str
-    message: str
-    status: Status
-    before: tuple[Action, ...] = ()
-    """Done before the status is written."""
-    events: tuple[Event, ...] = ()
-    """In addition to those that follow from the change of the status."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """Actions of one reconcile, done in this order: before, status, after, events."""
+    """Actions of one reconcile, done in this order: before, status, after, events.
+
+    A rule gives the first ones; the others follow from them (follow.py).
+    """
 
     reason: str
     message: str

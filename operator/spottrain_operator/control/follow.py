@@ -233,10 +233,7 @@ def _ask_queue(o: Observed, status: Status) -> Iterator[Action]:
             yield Provide(kind=kueue.WORKLOADS, manifest=manifest, generation=o.job.generation)
         return
     assert seen.workload is not None
-    if isinstance(step, admission.Answer):
-        yield Tell(workload=seen.workload, words=step.words, release=step.release)
-    else:
-        yield Discard(workload=seen.workload)
+    yield Discard(workload=seen.workload) if step == "discard" else Tell(workload=seen.workload, words=step)
 
 
 # --- annotations of pods --------------------------------------------------------------------------------

@@ -27,7 +27,6 @@ from spottrain_operator.control import follow
 from spottrain_operator.control.actions import (
     Action,
     Annotate,
-    Decision,
     Delete,
     DeleteJob,
     Hold,
@@ -64,30 +63,30 @@ from spottrain_operator.status.changes import (
 )
 from spottrain_operator.status.events import events_between
 
-Rule = Callable[[Observed], Decision | None]
+Rule = Callable[[Observed], Plan | None]
+NOTHING: Final = Plan(reason="Keep", message="nothing to decide")
 MIN_GRACE: Final = 2
 """Seconds; a DELETE with less would amount to a SIGKILL."""
 
 
 def plan(o: Observed) -> Plan:
     o = cost_limit.with_costs(accounting.with_nodes(o))
-    found = next((decision for rule in RULES if (decision := rule(o)) is not None), None)
-    decision = found or _keep(o, "Keep", "nothing to decide")
-    released = o.job.deleting and any(isinstance(a, Hold) for a in decision.before)  # then it is gone
-    status, books = (decision.status, o.books) if released else follow.settled(o, decision.status)
+    made = next((made for rule in RULES if (made := rule(o)) is not None), NOTHING)
+    status, books = made.status or o.job.status, o.books
+    if not (o.job.deleting and any(isinstance(a, Hold) for a in made.before)):  # else it is gone
+        status, books = follow.settled(o, status)
     changed = status != o.job.status
-    before = (*follow.stale_first(o), *follow.hold_first(o), *decision.before)
+    before = (*follow.stale_first(o), *follow.hold_first(o), *made.before)
     if accounting.write_due(o, status, books):  # before the status, after which pods are released
         books = replace(books, written=o.now)
         before = (WriteBooks(manifest=objects.books(o.job, books)), *before)
     actions = tuple(follow.after(o, status, before))
-    return Plan(
-        reason=decision.reason,
-        message=decision.message,
+    return replace(
+        made,
         before=before,
         status=status if changed else None,
         after=actions,
-        events=(*decision.events, *(events_between(o, status) if changed else ())),
+        events=(*made.events, *(events_between(o, status) if changed else ())),
         measurements=measurements_between(o, status, books) if changed else (),
         recheck_after=follow.recheck_after(o, status, books, actions),
         books=books,
@@ -95,36 +94,36 @@ def plan(o: Observed) -> Plan:
 
 
 # --- rules: finished, deleted and invalid jobs ----------------------------------------------------------
-def finished(o: Observed) -> Decision | None:
+def finished(o: Observed) -> Plan | None:
     """Keeps a terminal status, whatever is deleted afterwards."""
     if not o.job.status.terminal or o.job.deleting:
         return None
-    decision = _keep(o, "Finished", "the job has ended")
+    made = Plan(reason="Finished", message="the job has ended")
     if o.job.holds_checkpoints != cleanup.wanted(o) and o.job.spec is not None:
-        return replace(decision, before=(Hold(on=cleanup.wanted(o)),))
+        return replace(made, before=(Hold(on=cleanup.wanted(o)),))
     if (end := lifecycle.ends_of_life(o, o.job.status)) is None or o.now < end:
-        return decision
-    return replace(decision, before=(DeleteJob(),), message="ttlSecondsAfterFinished has passed")
+        return made
+    return replace(made, before=(DeleteJob(),), message="ttlSecondsAfterFinished has passed")
 
 
-def leaving(o: Observed) -> Decision | None:
+def leaving(o: Observed) -> Plan | None:
     """Deletes a job's pods, then its checkpoints if requested, then releases the job."""
     if not o.job.deleting:
         return None
-    decision = _keep(o, "Leaving", "the job is being deleted")
+    made = Plan(reason="Leaving", message="the job is being deleted")
     ended, left = cleanup.trainers_ended(o), cleanup.gives_up(o)
     if not o.job.holds_checkpoints or not (left or ended):
-        return decision
+        return made
     kept = o.job.spec is not None and not cleanup.wanted(o)
     if kept or cleanup.finished(o) or (ended and cleanup.never_ran(o)):
-        return replace(decision, before=(Hold(on=False),))
+        return replace(made, before=(Hold(on=False),))
     if left:
         event = Event(warning=True, reason=Reason.CHECKPOINTS_LEFT, message=left)
-        return replace(decision, before=(Hold(on=False),), events=(event,))
-    return replace(decision, message="its checkpoints are being deleted")
+        return replace(made, before=(Hold(on=False),), events=(event,))
+    return replace(made, message="its checkpoints are being deleted")
 
 
-def reported_done(o: Observed) -> Decision | None:
+def reported_done(o: Observed) -> Plan | None:
     """Completes the job on rank 0's `done`; any attempt's is valid, as only the owner of HEAD reports it.
 
     With checkpoint.mode Sync the script's exit code counts too (policies/sync.py).
@@ -135,7 +134,7 @@ def reported_done(o: Observed) -> Decision | None:
 
 
 # --- rules: the current attempt -------------------------------------------------------------------------
-def attempt_over(o: Observed) -> Decision | None:
+def attempt_over(o: Observed) -> Plan | None:
     """Completes an attempt that is done; ends one whose pods have all ended, and starts the next.
 
     It stops an attempt in which only some pods have ended.
@@ -163,7 +162,7 @@ def _success_unknown(o: Observed) -> bool:
     return o.job.spec is None and silent and ended is not None and ended.exit_code == 0
 
 
-def under_notice(o: Observed) -> Decision | None:
+def under_notice(o: Observed) -> Plan | None:
     """Annotates the pods that have a notice, and deletes them with the remaining time as grace period.
 
     Where the job and its volumes allow it, the next attempt starts once they are. Its pods wait at the gate
@@ -173,7 +172,7 @@ def under_notice(o: Observed) -> Decision | None:
     if not noticed:
         return None
     before = tuple(action for pod, notice in noticed for action in _notify(o, pod, notice))
-    keep = replace(_keep(o, Cause.SPOT_NOTICE, "the trainer is asked to save and end"), before=before)
+    keep = Plan(reason=Cause.SPOT_NOTICE, message="the trainer is asked to save and end", before=before)
     all_deleted = all(pod.deleted is not None for pod, _ in noticed)
     no_successor = lifecycle.halted(o) is not None or _attempt_ended(o) or _stopping(o)
     overlaps = o.job.spec is not None and o.job.spec.replaces_during_notice and handover.overlaps(o)
@@ -194,13 +193,13 @@ def _notify(o: Observed, pod: PodView, notice: Notice) -> Iterator[Action]:
         yield Delete(pod=pod, grace=max(MIN_GRACE, min(int(left), pod.grace)))
 
 
-def advised(o: Observed) -> Decision | None:
+def advised(o: Observed) -> Plan | None:
     """Passes on a rebalance recommendation: an extra save is cheap, and training continues."""
     words = tuple(follow.advice(o))
-    return replace(_keep(o, "SaveAdvised", "an extra save is advised"), before=words) if words else None
+    return Plan(reason="SaveAdvised", message="an extra save is advised", before=words) if words else None
 
 
-def stopped(o: Observed) -> Decision | None:
+def stopped(o: Observed) -> Plan | None:
     """Stops an attempt for the first reason to do so; its cause is set once all of its pods have ended."""
     if _attempt_ended(o) or _stopping(o) or not gang.team(o):
         return None
@@ -239,48 +238,48 @@ def _useless_pods(o: Observed) -> Iterator[Ending]:
         yield Ending(cause=Cause.REPLACED, evidence=words)
 
 
-def unreadable(o: Observed) -> Decision | None:
+def unreadable(o: Observed) -> Plan | None:
     """Keeps what runs, and starts nothing, while the stored spec cannot be read.
 
     What befalls a running attempt (a notice, its end, a hang, an eviction by its queue) is handled before.
     """
     if o.job.spec is not None:
         return None
-    return replace(_keep(o, Reason.INVALID_SPEC, o.job.invalid), before=tuple(follow.advice(o)))
+    return Plan(reason=Reason.INVALID_SPEC, message=o.job.invalid, before=tuple(follow.advice(o)))
 
 
-def asks_for_spot(o: Observed) -> Decision | None:
+def asks_for_spot(o: Observed) -> Plan | None:
     """Asks for spot beside an attempt on demand, and hands over to the request's pods once they run."""
     asked, status = o.job.status.asking, o.job.status
     if asked is None:
         begun = handover.begins(o)
-        return Decision(reason="Asks", message="asks for spot", status=begun) if begun is not None else None
+        return Plan(reason="Asks", message="asks for spot", status=begun) if begun is not None else None
     if words := handover.gives_up(o, asked):
         cause = str(Cause.SCHEDULING_TIMEOUT)
         ended = replace(asked, cause=cause, evidence=words[:500], charged=False)
-        return Decision(reason=ended.cause, message=words, status=with_record(status, ended))
+        return Plan(reason=ended.cause, message=words, status=with_record(status, ended))
     if (at := handover.ready_at(o, asked)) is None or o.now < at:
         return None
     words = f"attempt {asked.number} has its spot nodes"
     return _end_attempt(o, Ending(cause=Cause.MOVED, evidence=words))
 
 
-def running(o: Observed) -> Decision | None:
+def running(o: Observed) -> Plan | None:
     """Keeps an attempt that has pods; the rules after it are about starting one."""
     team = gang.team(o)
-    return _keep(o, "Running", f"attempt {o.job.status.attempt} has its pods") if team else None
+    return Plan(reason="Running", message=f"attempt {o.job.status.attempt} has its pods") if team else None
 
 
 # --- rules: the next attempt ----------------------------------------------------------------------------
-def suspended(o: Observed) -> Decision | None:
+def suspended(o: Observed) -> Plan | None:
     halt = lifecycle.halted(o)
     if halt is None:
         return None
-    decision = _keep(o, Cause.SUSPENDED, halt.why)
-    return replace(decision, status=replace(o.job.status, active_since=None))  # the deadline does not run
+    made = Plan(reason=Cause.SUSPENDED, message=halt.why)
+    return replace(made, status=replace(o.job.status, active_since=None))  # the deadline does not run
 
 
-def renewed(o: Observed) -> Decision | None:
+def renewed(o: Observed) -> Plan | None:
     """Resumes an attempt that had no pod yet: its deadline counts from now, and prices may have changed."""
     if not o.job.status.attempt or o.job.status.active_since is not None or _attempt_ended(o):
         return None
@@ -289,16 +288,16 @@ def renewed(o: Observed) -> Decision | None:
     if cheapest.applies(o) and record is not None and record.started is None and not capacity.problem(o):
         before = replace(status, attempt=status.attempt - 1, attempts=status.attempts[:-1])
         status = _with_next_attempt(o, before)
-    return Decision(reason="Start", message="resumed", status=status)
+    return Plan(reason="Start", message="resumed", status=status)
 
 
-def deadline_exceeded(o: Observed) -> Decision | None:
+def deadline_exceeded(o: Observed) -> Plan | None:
     """Fails a job that is past its deadline while nothing runs."""
     ending = lifecycle.past_deadline(o)
     return _failed(o, o.job.status, ending.reason, ending.evidence) if ending is not None else None
 
 
-def held_back(o: Observed) -> Decision | None:
+def held_back(o: Observed) -> Plan | None:
     """Waits with the next attempt for what must come before it; a running one goes on."""
     first = not o.job.status.attempt
     unheld = first and cleanup.wanted(o) and not o.job.holds_checkpoints
@@ -313,16 +312,16 @@ def held_back(o: Observed) -> Decision | None:
         # Its checkpoints cannot be claimed meanwhile, and that failure is final.
         (Reason.PREDECESSOR_SAVES, saving_predecessor(o) if first else ""),
     )
-    return next((_keep(o, reason, words) for reason, words in obstacles if words), None)
+    return next((Plan(reason=reason, message=words) for reason, words in obstacles if words), None)
 
 
-def next_attempt(o: Observed) -> Decision | None:
+def next_attempt(o: Observed) -> Plan | None:
     """Starts the first attempt, or the one after a suspension."""
     if o.job.status.attempt and not _attempt_ended(o):
         return None
     message = "resumed" if o.job.status.attempt else "first attempt"
     status = replace(o.job.status, active_since=o.now.replace(microsecond=0))
-    return Decision(reason="Start", message=message, status=_with_next_attempt(o, status))
+    return Plan(reason="Start", message=message, status=_with_next_attempt(o, status))
 
 
 RULES: Final[tuple[Rule, ...]] = (
@@ -357,11 +356,7 @@ def _stopping(o: Observed) -> bool:
     return record is not None and bool(record.stopping)
 
 
-def _keep(o: Observed, reason: str, message: str) -> Decision:
-    return Decision(reason=reason, message=message, status=o.job.status)
-
-
-def _completed(o: Observed, pod: PodView, ending: Ending) -> Decision:
+def _completed(o: Observed, pod: PodView, ending: Ending) -> Plan:
     word = termination_message_of(pod)
     status = with_final_word(_with_ending(o.job.status, pod.attempt, ending), o, word)
     reason, said = Reason.COMPLETED, ending.evidence
@@ -369,22 +364,22 @@ def _completed(o: Observed, pod: PodView, ending: Ending) -> Decision:
         reason, said = Reason.EARLY_STOPPED, word.message or said
     message = f"attempt {pod.attempt}: {said}"
     status = with_condition(status, Condition.SUCCEEDED, True, reason, message, o=o)
-    return Decision(reason=reason, message=message, status=lifecycle.completed(o, status))
+    return Plan(reason=reason, message=message, status=lifecycle.completed(o, status))
 
 
-def _failed(o: Observed, status: Status, reason: str, message: str) -> Decision:
+def _failed(o: Observed, status: Status, reason: str, message: str) -> Plan:
     status = with_condition(status, Condition.FAILED, True, reason, message, o=o)
-    return Decision(reason=reason, message=message, status=lifecycle.completed(o, status))
+    return Plan(reason=reason, message=message, status=lifecycle.completed(o, status))
 
 
-def _stop(o: Observed, ending: Ending) -> Decision:
+def _stop(o: Observed, ending: Ending) -> Plan:
     """Asks all pods of the attempt to end (follow.py deletes them)."""
     record = o.job.status.current
     message = f"attempt {o.job.status.attempt}: {ending.evidence}"
     if record is None or record.stopping:
-        return _keep(o, "Stopping", "the attempt is being stopped")
+        return Plan(reason="Stopping", message="the attempt is being stopped")
     status = with_record(o.job.status, _judged(record, ending, stopping=str(ending.cause)))
-    return Decision(reason=ending.cause, message=message, status=status)
+    return Plan(reason=ending.cause, message=message, status=status)
 
 
 def _with_ending(status: Status, attempt: int, ending: Ending) -> Status:
@@ -406,7 +401,7 @@ def _judged(record: AttemptRecord, ending: Ending, cause: str = "", stopping: st
     )
 
 
-def _end_attempt(o: Observed, ending: Ending) -> Decision:
+def _end_attempt(o: Observed, ending: Ending) -> Plan:
     """Ends the current attempt for any cause, counts its ending, and starts the next one or fails the job."""
     spec, old = o.job.spec, o.job.status
     policy = spec.failure_policy if spec is not None else FailurePolicy()
@@ -436,8 +431,8 @@ def _end_attempt(o: Observed, ending: Ending) -> Decision:
     elif ending.cause is Cause.SUSPENDED:
         status = replace(status, active_since=o.now.replace(microsecond=0))  # resumed before the end
     if halted or spec is None or capacity.problem(o):
-        return Decision(reason=ending.cause, message=ending.evidence, status=status)
-    return Decision(reason=ending.cause, message=ending.evidence, status=_with_next_attempt(o, status))
+        return Plan(reason=ending.cause, message=ending.evidence, status=status)
+    return Plan(reason=ending.cause, message=ending.evidence, status=_with_next_attempt(o, status))
 
 
 def _with_next_attempt(o: Observed, status: Status) -> Status:

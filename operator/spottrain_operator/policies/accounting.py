@@ -160,4 +160,4 @@ def _times_of(shown: GoodputStatus, cost: CostStatus | None, over: int, since: d
     parts["waiting"] -= unallocated
     ideal = cost.on_demand_ideal if cost is not None else Decimal(0)
     closed = TimeSums(**parts, on_demand_ideal=ideal)
-    return Timesheet(time=since, elapsed=unallocated, covered_until=since, counted=over, closed=closed)
+    return Timesheet(time=since, unallocated=unallocated, covered_until=since, counted=over, closed=closed)

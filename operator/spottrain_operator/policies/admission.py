@@ -8,7 +8,6 @@ the job is suspended it has none, so that it holds no quota and asks again with 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from spottrain_operator.api import kueue
@@ -23,17 +22,8 @@ from spottrain_operator.policies.pod_end import any_container_runs, node_lost, p
 UNSEEN: Final = Admission(missing=kueue.OFF)
 
 
-Step = Literal["create", "discard"]
-"""What is to be done with the Workload as a whole."""
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """The conditions by which Kueue is told what has become of a Workload."""
-
-    words: tuple[Told, ...]
-    release: bool = False
-    """Whether its quota is given back: it was evicted, and the pods have ended."""
+Step = Literal["create", "discard"] | tuple[Told, ...]
+"""What is to be done with the Workload as a whole, or what Kueue is told in its status."""
 
 
 # --- why no pod may run ---------------------------------------------------------------------------------
@@ -140,7 +130,7 @@ def _allows(rule: Mapping[str, Any], given: Mapping[str, str]) -> bool:
 
 
 # --- the Workload ---------------------------------------------------------------------------------------
-def step(o: Observed, status: Status, pool: ChosenPool | None, *, suspended: bool) -> Step | Answer | None:
+def step(o: Observed, status: Status, pool: ChosenPool | None, *, suspended: bool) -> Step | None:
     """Returns what to do with the Workload.
 
     Args:
@@ -160,7 +150,7 @@ def step(o: Observed, status: Status, pool: ChosenPool | None, *, suspended: boo
     if o.job.deleting:  # else the garbage collector comes first; a finalizer may keep the job for a while
         return None if occupied(o) else "discard"
     if status.terminal:
-        return None if found.finished or occupied(o) else Answer((_finished(status),))
+        return None if found.finished or occupied(o) else (_finished(status),)
     if not o.job.queue:
         return "discard"
     if o.job.spec is None:
@@ -172,10 +162,10 @@ def step(o: Observed, status: Status, pool: ChosenPool | None, *, suspended: boo
         if suspended or found.finished or unfit(o, found) or elsewhere:
             return "discard"
         if found.evicted and found.reserved:
-            return Answer(_released(o, found), release=True)
+            return _released(o, found)
     # Kueue evicts what does not start in time, where it is configured to.
     changed = found.admitted and not found.evicted and all_run(o) is not bool(found.ready)
-    return Answer((_ready(all_run(o), found),)) if changed else None
+    return (_ready(all_run(o), found),) if changed else None
 
 
 def all_run(o: Observed) -> bool:

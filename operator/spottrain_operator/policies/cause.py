@@ -16,7 +16,7 @@ from typing import Final
 from spottrain.contract import ExitCode, Outcome, TerminationMessage, gpu_fault
 from spottrain.contract import Reason as TrainerReason
 
-from spottrain_operator.api.observed import Ending, NodeView, Notice, Observed, PodView
+from spottrain_operator.api.observed import Ending, Notice, Observed, PodView
 from spottrain_operator.api.wire import rfc3339
 from spottrain_operator.names import Cause, Reason
 from spottrain_operator.policies import runtime, sync
@@ -73,14 +73,6 @@ class Case:
     def managed(self) -> bool:
         """Whether the trainer's exit codes are our runtime's."""
         return self.o.job.spec is None or self.o.job.spec.checkpoint.managed
-
-    @property
-    def node(self) -> NodeView | None:
-        return self.o.nodes.get(self.pod.node)
-
-    @property
-    def notices(self) -> tuple[Notice, ...]:
-        return notices_of(self.pod, self.o)
 
 
 def ending_of(pod: PodView, o: Observed) -> Ending:
@@ -146,7 +138,7 @@ def _by_report(case: Case) -> Iterator[Ending]:
     if word is not None and word.outcome is Outcome.DONE:
         yield Ending(cause=Cause.DONE, evidence="the trainer reports that the training is done")
     # The script is done once all of its folder is stored; a notice during the last upload does not count.
-    asked = [notice.seen or pod.created for notice in case.notices]
+    asked = [notice.seen or pod.created for notice in notices_of(pod, case.o)]
     asked += [pod.disrupted] if pod.disrupted is not None else []
     unasked = all(case.end < at - SKEW for at in asked) and (pod.deleted is None or _ended_first(case))
     if pod.sync is not None and pod.reason not in SHUTDOWN_REASONS and unasked:
@@ -166,8 +158,8 @@ def _by_report(case: Case) -> Iterator[Ending]:
 
 def _by_node(case: Case) -> Iterator[Ending]:
     """What happened to its node, or was about to."""
-    pod, node = case.pod, case.node
-    for notice in case.notices:
+    pod, node = case.pod, case.o.nodes.get(case.pod.node)
+    for notice in notices_of(pod, case.o):
         seen, last = (notice.seen or pod.created) - SKEW, notice.deadline + AFTERMATH
         if pod.created <= last and seen <= case.end <= last:
             yield ending_by_notice(notice)
@@ -221,7 +213,8 @@ def _gpu_fault(case: Case) -> str:
     if word is not None and word.reason == TrainerReason.NODE_FAULT:
         return word.message or "the trainer's GPU has failed"
     said = pod.ended.message if pod.ended is not None and word is None else ""
-    return pod.unhealthy or (case.node.fault if case.node is not None else "") or gpu_fault(said)
+    node = case.o.nodes.get(pod.node)
+    return pod.unhealthy or (node.fault if node is not None else "") or gpu_fault(said)
 
 
 def _by_exit_code(case: Case) -> Iterator[Ending]:

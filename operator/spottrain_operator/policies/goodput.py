@@ -150,7 +150,7 @@ def accounted(
     old: Timesheet, attempts: tuple[AttemptTime, ...], ledger: Ledger, elapsed: Decimal, now: datetime
 ) -> Timesheet:
     """Returns the timesheet up to `now`; `elapsed` is how long the job wanted to train since `old.time`."""
-    new = replace(old, elapsed=old.elapsed + elapsed, time=now)
+    new = replace(old, unallocated=old.unallocated + elapsed, time=now)
     while attempts and attempts[0].ended is not None:
         first, *rest = attempts
         closed, attempts = _plus(new.closed, parts_of(first, ledger, now)), tuple(rest)
@@ -182,11 +182,11 @@ def _elapsed(
 
 
 def _covering(times: Timesheet, attempt: AttemptTime, now: datetime) -> Timesheet:
-    """Adds the time in which this attempt, and none before it, had all of its nodes."""
+    """Takes away the time in which this attempt, and none before it, had all of its nodes."""
     end = max(attempt.bound, attempt.ended or now)
     since = max(attempt.bound, times.covered_until or attempt.bound)
-    covered = times.covered + seconds(since, end)
-    return replace(times, covered=covered, covered_until=max(since, end))
+    unallocated = times.unallocated - seconds(since, end)
+    return replace(times, unallocated=unallocated, covered_until=max(since, end))
 
 
 def _plus(sums: TimeSums, more: TimeSums) -> TimeSums:
@@ -201,7 +201,7 @@ def shown(times: Timesheet, ledger: Ledger) -> GoodputStatus:
         covered = _covering(covered, attempt, times.time)
     parts = {name: getattr(sums, name) for name in PARTS}
     allocated = sum(parts.values(), Decimal(0))
-    parts["waiting"] += max(Decimal(0), times.elapsed - covered.covered)
+    parts["waiting"] += max(Decimal(0), covered.unallocated)
     wanted = sum(parts.values(), Decimal(0))
     # Whether any trainer has reported more than its start.
     reported = any((sums.productive, sums.rollback, sums.data_wait, sums.checkpoint_stall, sums.restore))

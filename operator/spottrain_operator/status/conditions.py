@@ -315,23 +315,16 @@ def _starting(status: Status, o: Observed, pod: PodView) -> Verdict:
         return False, found[1].reason, starting.sentence(o, status)
     if not pod.node:
         return False, Reason.WAITING_FOR_NODE, f"pod {pod.name} has no node yet; condition Scheduled says why"
-    if pod.sync is not None and pod.sync.running:
-        return _restoring(status)
+    if pod.sync is not None and pod.sync.running:  # it restores the folder, before the script starts
+        words = f"the sidecar of attempt {status.attempt}"
+        if status.state == WAITING_FOR_STORE:
+            said = status.progress.waiting_for if status.progress else ""
+            return False, Reason.WAITING_FOR_STORE, f"{words} waits for its checkpoint store: {said}"
+        words += " restores the last checkpoint; the script starts after that"
+        return False, Reason.RESTORING, words
     events = o.heard.get(pod.uid)
     slow = f": {events.slow}" if events is not None and events.slow else ""
     return False, Reason.CONTAINER_STARTING, f"pod {pod.name} is being started{slow}"
-
-
-def _restoring(status: Status) -> Verdict:
-    """Describes a pod whose sidecar restores the folder, before its script starts (checkpoint.mode Sync)."""
-    if status.state == WAITING_FOR_STORE:
-        words = status.progress.waiting_for if status.progress else ""
-        said = f"the sidecar of attempt {status.attempt} waits for its checkpoint store: {words}"
-        return False, Reason.WAITING_FOR_STORE, said
-    words = (
-        f"the sidecar of attempt {status.attempt} restores the last checkpoint; the script starts after that"
-    )
-    return False, Reason.RESTORING, words
 
 
 def _beside(o: Observed, pods: Sequence[PodView], verdict: Verdict) -> Verdict:

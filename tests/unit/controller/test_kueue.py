@@ -547,7 +547,7 @@ async def test_an_admission_that_the_watch_has_not_brought_yet_is_not_given_back
     assert stale is not None
     w.cluster.admit("on-demand")
     words = (Told("QuotaReserved", False, "Pending", "gone"),)
-    tell = Tell(workload=stale, words=words, release=True)
+    tell = Tell(workload=stale, words=words)
     job = w.caches.jobs.get(KEY)
     assert job is not None
     context = Context(cluster=w.cluster, caches=w.caches, memory=w.memory, now=w.cluster.now)

@@ -121,9 +121,8 @@ REFUSED: list[tuple[str, Json]] = [
     # --- checkpoint.mode Sync ---
     *(
         (SYNC_PATH, sync(syncPath=path))
-        for path in ("/etc", "/etc/spottrain/x", "/opt", "/opt/venv/x", "/proc/ckpt")
+        for path in ("/etc", "/etc/spottrain/x", "/opt")
     ),
-    (SYNC_PATH, sync(syncPath="/usr/lib/ckpt") | pod(mount("/usr/lib"))),
     (f"{TEMPLATE}.securityContext.runAsUser", sync() | pod(securityContext={"runAsNonRoot": True})),
     (f"{TRAINER}.volumeMounts", sync() | pod(mount("/ckpt/in"))),
     (f"{TRAINER}.volumeMounts", sync() | pod(mount("/ckpt", readOnly=True))),
