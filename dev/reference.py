@@ -276,7 +276,7 @@ def _facts_of_events() -> dict[str, set[str]]:
         for call in ast.walk(ast.parse(file.read_text())):
             if not (isinstance(call, ast.Call) and call.args and _logs(call)):
                 continue
-            for name in ast.walk(call.args[-1]):
+            for name in [each for argument in call.args[:2] for each in ast.walk(argument)]:
                 if isinstance(name, ast.Constant) and isinstance(name.value, str):
                     facts = found.setdefault(name.value, set())
                     facts |= {each.arg for each in call.keywords if each.arg}

@@ -78,7 +78,7 @@ class MetricsLog:
             loss=loss, samples_per_second=speed, steps_per_second=self._steps / seconds
         )
         if self._session.world.first and self._wanted(step):
-            eta = self._session.board.facts.eta_seconds
+            eta = None if step == self._total else self._session.board.facts.eta_seconds
             log.step(
                 step,
                 self._total,
