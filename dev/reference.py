@@ -288,8 +288,7 @@ def _logs(call: ast.Call) -> bool:
     return any(
         isinstance(each, ast.Attribute)
         and isinstance(each.value, ast.Name)
-        and (each.value.id, each.attr)
-        in {("log", "event"), ("log", "unhindered"), ("log", "text"), ("self", "_log")}
+        and (each.value.id, each.attr) in {("log", "event"), ("log", "unhindered"), ("log", "text")}
         for each in (call.func, *call.args)
     )
 
