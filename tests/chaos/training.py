@@ -63,30 +63,29 @@ def leaf_of(tree: Flattened) -> digests.Leaf:
 # --- the store, as far as it is asked by this process -------------------------------------------------
 def watch_store(store: Any, step: Callable[[], int]) -> None:
     """Writes down each write of HEAD, and tells of the points between the parts of a commit."""
-    kind = type(store)
-    put_if_absent, put_if_match, delete = kind.put_if_absent, kind.put_if_match, kind.delete
+    put_if_absent, put_if_match, delete = store.put_if_absent, store.put_if_match, store.delete
 
-    def absent(self: Any, key: str, body: bytes) -> Any:
+    def absent(key: str, body: bytes) -> Any:
         if key == "HEAD":
-            return _head(key, "", body, lambda: put_if_absent(self, key, body), step)
+            return _head(key, "", body, lambda: put_if_absent(key, body), step)
         if not key.endswith("manifest.json"):
-            return put_if_absent(self, key, body)
+            return put_if_absent(key, body)
         TELLER.reached("before manifest", step_of(key))
-        answer = put_if_absent(self, key, body)
+        answer = put_if_absent(key, body)
         TELLER.reached("before HEAD", step_of(key))
         return answer
 
-    def match(self: Any, key: str, body: bytes, etag: str) -> Any:
+    def match(key: str, body: bytes, etag: str) -> Any:
         if key == "HEAD":
-            return _head(key, etag, body, lambda: put_if_match(self, key, body, etag), step)
-        return put_if_match(self, key, body, etag)
+            return _head(key, etag, body, lambda: put_if_match(key, body, etag), step)
+        return put_if_match(key, body, etag)
 
-    def removed(self: Any, keys: Any) -> None:
+    def removed(keys: Any) -> None:
         if any(key.endswith("manifest.json") for key in keys):
             TELLER.reached("pruning", step())
-        delete(self, keys)
+        delete(keys)
 
-    kind.put_if_absent, kind.put_if_match, kind.delete = absent, match, removed
+    store.put_if_absent, store.put_if_match, store.delete = absent, match, removed
 
 
 def _head(key: str, etag: str, body: bytes, put: Callable[[], Any], step: Callable[[], int]) -> Any:
