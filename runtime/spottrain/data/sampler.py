@@ -246,10 +246,10 @@ class Cursor:
             raise ConfigurationError(
                 f"epoch {start.epoch} was given from sample {self._start.sample} to its end, but advance() "
                 f"was not called for all of its steps, so the samples from {start.sample} on would come "
-                "again: call it after each optimizer step (spottrain.Run does), including the epoch's last "
-                "one and steps that the optimizer skips; a loop that draws its next batch before it calls "
-                "step_completed() must iterate over run.ahead(loader); to look at the data only, make another "
-                f"loader{self._of_accumulation}"
+                "again: call it after each optimizer step (spottrain.Run does), including the epoch's "
+                "last one and steps that the optimizer skips; a loop that draws its next batch before it "
+                "calls step_completed() must iterate over run.ahead(loader); to look at the data only, make "
+                f"another loader{self._of_accumulation}"
             )
         self.begun, self._start = start.epoch, start
         if self.taken is not None:
