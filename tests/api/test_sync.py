@@ -94,10 +94,10 @@ def test_a_mount_above_the_folder_is_the_sidecars_with_the_variable_that_it_name
     assert {"name": "RUN", "value": "run-1"} in sidecar["env"]
 
 
-def test_a_mount_that_the_sidecar_has_already_is_refused_with_a_sentence(scene: Scene) -> None:
+def test_a_mount_that_the_sidecar_has_already_is_refused_in_the_servers_words(scene: Scene) -> None:
     submit(scene, {"syncPath": "/tmp/ckpt"}, mount={"mountPath": "/tmp"})
-    refused = scene.wait_condition("Accepted", "False", "InvalidSpec")
-    assert "hides /tmp, which the sidecar needs" in refused["message"]
+    refused = scene.wait_condition("Accepted", "False", "InvalidTemplate")
+    assert "must be unique" in refused["message"]
 
 
 def test_a_user_that_is_not_named_is_refused_with_a_sentence(scene: Scene) -> None:
