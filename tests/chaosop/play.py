@@ -318,7 +318,9 @@ class Play:
         self.struck.append(attempt)
 
     def _deeds(self) -> tuple[Deed, ...]:
-        made = (Deed(attempt=a.number, blow=a.act.blow, finished=a.told_done) for a in self.struck)
+        # One that is stopped for a move may say that it is done, and was not struck.
+        done = [a for a in self.attempts.values() if a.told_done and not a.struck]
+        made = (Deed(attempt=a.number, blow=a.act.blow, finished=a.told_done) for a in (*self.struck, *done))
         return tuple(sorted(made, key=lambda d: d.attempt))
 
     async def pod_of(self, attempt: Attempt) -> Pod:
