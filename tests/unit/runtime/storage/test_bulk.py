@@ -99,7 +99,7 @@ def test_a_view_is_sent_in_large_slices_of_itself() -> None:
     body = RequestBody(memoryview(data))
     parts = list(iter(lambda: body.read(16384), b""))
     assert [len(part) for part in parts] == [SLICE, SLICE, 5]
-    assert all(part.obj is data for part in parts)
+    assert all(isinstance(part, memoryview) and part.obj is data for part in parts)
     assert body.seek(0) == 0 and len(body.read(3 * SLICE)) == len(data)
     assert body.seek(-5, io.SEEK_END) == body.tell() == 2 * SLICE
     assert len(body.read()) == 5 and len(body) == len(data)
