@@ -151,7 +151,8 @@ def played(
             yield seen
         finally:
             watch.stop()
-            lab.kubectl.run("delete", "persistentvolume", *volumes, "--ignore-not-found", "--wait=false")
+            for volume in volumes:
+                lab.kubectl.run("delete", "persistentvolume", volume, "--ignore-not-found", "--wait=false")
 
 
 def play(seen: Played, folder: Path, volumes: list[str]) -> None:
@@ -166,7 +167,7 @@ def play(seen: Played, folder: Path, volumes: list[str]) -> None:
     lab.wait(
         "a sentence that names the claim",
         lambda: (
-            "PersistentVolumeClaim datasets does not exist"
+            'persistentvolumeclaim "datasets" not found'
             in lab.condition("Scheduled", "cache").get("message", "")
         ),
         name="cache",
