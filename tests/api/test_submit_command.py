@@ -87,7 +87,7 @@ def test_a_manifest_that_the_operator_refuses_says_why(
     operator: OperatorProcess, command: Any, tmp_path: Path
 ) -> None:
     body = job_body("refused")
-    body["spec"]["template"]["spec"]["hostname"] = "mine"
+    body["spec"]["template"]["spec"]["nodeName"] = "mine"
     ran: Ran = command("submit", write(tmp_path, body), "-n", operator.namespace, "--yes")
     assert ran.returncode == 2
-    assert "does not accept it: spec.template.spec.hostname must be absent" in ran.stderr
+    assert "does not accept it: spec.template.spec.nodeName must be absent" in ran.stderr

@@ -263,13 +263,6 @@ def test_plain_values_and_generators_in_extra_go_on_where_they_were(lab: Lab, ot
     second = lab.run(PLAIN, attempt=2, interval="1h").done()
     assert first.losses | second.losses == plain.losses
     assert _end(second.log) == _end(plain.log)
-    assert "about=extra" not in first.log + second.log
-
-
-def test_a_number_that_the_script_keeps_in_a_variable_of_its_own_is_told(lab: Lab) -> None:
-    forgetful = PLAIN.replace('"best": float("inf")', '"other": 0, "best": float("inf")')
-    run = lab.run(forgetful, interval="1h", env={"STOP": "7"}).ends(ExitCode.INTERRUPTED)
-    assert "event=advice about=extra names=other " in run.log and "run.extra['NAME']" in run.log
 
 
 def test_a_value_of_another_kind_or_shape_is_refused(lab: Lab) -> None:

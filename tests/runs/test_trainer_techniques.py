@@ -128,7 +128,7 @@ def test_the_average_of_the_weights_is_what_is_stored(lab: Lab, others: Lab) -> 
 def test_an_average_that_is_new_in_an_attempt_begins_with_the_restored_weights(lab: Lab) -> None:
     stopped(lab, {})
     second = run(lab, {"emaDecay": 0.9}, attempt=2).done()
-    assert 'event=ema source="the restored weights"' in second.log
+    assert 'event=override setting=extra.ema checkpoint=none script="begins again"' in second.log
 
 
 def test_a_loss_over_tokens_is_weighed_by_their_number(lab: Lab) -> None:
