@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import TensorDataset
 
 EPOCHS = int(os.environ.get("EPOCHS", "4"))
 
@@ -43,12 +43,10 @@ for layer in model.layers:
 fully_shard(model)
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
 scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.7)
-sampler = spottrain.data.BatchSampler(dataset, batch_size=16, shuffle=True)
-loader = DataLoader(dataset, batch_sampler=sampler)
-run = spottrain.Run(model=model, optimizer=optimizer, scheduler=scheduler, data=sampler)
+loader = spottrain.data.loader(dataset, batch_size=16, shuffle=True)
+run = spottrain.Run(model=model, optimizer=optimizer, scheduler=scheduler, data=loader)
 
 for epoch in run.epochs(EPOCHS):
-    sampler.set_epoch(epoch)
     for x, y in loader:
         loss = nn.functional.cross_entropy(model(x.to(device)).flatten(0, 1), y.to(device).flatten())
         optimizer.zero_grad()
@@ -58,6 +56,6 @@ for epoch in run.epochs(EPOCHS):
         run.step_completed(loss=loss)
     scheduler.step()
     if dist.get_rank() == 0:
-        print(f"epoch {epoch} loss {loss.item():.4f}", flush=True)
+        print(f"epoch {epoch} is done, lr {scheduler.get_last_lr()[0]:.2e}", flush=True)
 
 dist.destroy_process_group()

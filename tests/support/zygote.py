@@ -176,11 +176,12 @@ def _become_rank(program: str, argv: Sequence[str], env: Mapping[str, str]) -> N
 
 def _run(words: Sequence[str]) -> NoReturn:
     """Ends as the interpreter would, but for taking all modules down, which in a fork copies all memory."""
-    from spottrain.cli.main import main
+    from spottrain.cli.entry import main
 
     # PYTHONUNBUFFERED writes a line in pieces, between which the other ranks' lines come.
     sys.stdout.reconfigure(line_buffering=True, write_through=False)  # type: ignore[union-attr]
-    code = main(list(words))
+    sys.argv = ["spottrain", *words]
+    code = main()
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     try:

@@ -203,7 +203,7 @@ def _checkpoint(source: Source, spec: Json, gang: pod.Gang, metadata: Json, wish
         source.note(
             "spec.checkpoint",
             "the runtime saves and restores: by itself for the Trainer of Hugging Face and "
-            "Lightning, else the loop needs three to five lines (docs/own-loop.md)",
+            "Lightning, else the loop needs three to six lines (docs/own-loop.md)",
         )
     else:
         spec["checkpoint"] = {"mode": "Self"}

@@ -54,7 +54,7 @@ TRAINERS: Final = {
 }
 """Libraries to whose Trainer the runtime attaches, and what the image must have."""
 LOOP: Final = (
-    "add three to five lines to the loop (docs/own-loop.md), or keep the folder that it writes with "
+    "add three to six lines to the loop (docs/own-loop.md), or keep the folder that it writes with "
     "--sync-path (docs/sync.md)"
 )
 OWN_NAMES: Final = frozenset({"Trainer", "Run"})

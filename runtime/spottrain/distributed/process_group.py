@@ -14,7 +14,7 @@ import torch.distributed as dist
 from spottrain.distributed.world import World
 from spottrain.errors import ConfigurationError, PeerLost
 
-T = TypeVar("T")
+N = TypeVar("N", int, float)
 COLLECTIVE_TIMEOUT: Final = timedelta(minutes=30)
 """Timeout of one collective. Ranks wait at the gate outside of collectives, so this covers only work."""
 VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
@@ -94,13 +94,14 @@ def broadcast_from_rank0(value: torch.Tensor, world: World) -> torch.Tensor:
     return value
 
 
-def from_rank0(value: T, world: World) -> T:
-    """Returns rank 0's value, such as a number; before the process group exists, this rank's own."""
+def from_rank0(value: N, world: World) -> N:
+    """Returns rank 0's number; before the process group exists, this rank's own."""
     if not (world.distributed and dist.is_initialized()):
         return value
-    held = [value]
-    dist.broadcast_object_list(held)
-    return held[0]
+    # No broadcast_object_list, which needs NumPy: an image may have torch without it.
+    kind = torch.float64 if isinstance(value, float) else torch.int64
+    held = torch.tensor(value, dtype=kind, device=default_device(world))
+    return type(value)(broadcast_from_rank0(held, world).item())
 
 
 def earliest(moment: float, world: World, device: torch.device) -> float:

@@ -269,7 +269,7 @@ class Trainer:
             self.session.world,
             global_batch_size=settings.global_batch_size,
             micro_batch_size=None if settings.micro_batch_size == AUTO else settings.micro_batch_size,
-            seed=process_group.from_rank0(settings.seed, self.session.world),
+            seed=process_group.from_rank0(settings.seed % 2**63, self.session.world),
             drop_last=settings.drop_last,
             num_workers=settings.num_workers,
             pin_memory=self.device.type == "cuda" if settings.pin_memory is None else settings.pin_memory,
