@@ -29,6 +29,8 @@ PIPE_BYTES: Final = 1 << 20
 """Capacity of a pipe if the system allows it, so that bursts of output block no writer."""
 LAST_SECONDS: Final = 5.0
 """Maximum seconds for the last parts."""
+RESTART_SECONDS: Final = 1.0
+"""At least between two starts: a process that dies each time must not take the training's cores."""
 SPARE_SECONDS: Final = 1.0
 """Seconds of the notice period left after the last parts."""
 DRAIN_SECONDS: Final = 0.5
@@ -63,13 +65,15 @@ class CapturedOutputs:
         return end
 
     def _start(self) -> None:
+        self._started = time.monotonic()
         self._process, self._link = start_child(
             "spottrain.lifecycle.log_capture.relay",
             pass_fds=[source for _, source, _ in self._streams],
             stdout=self._usual[0],
             stderr=self._usual[1],
         )
-        self._link.send("plan", self._plan)
+        with contextlib.suppress(OSError):  # it has died already: whoever reaps it calls `died`
+            self._link.send("plan", self._plan)
 
     def redirect(self, number: int = 0) -> None:
         """Sends the output of this process and its children to the `number`th rank's pipes."""
@@ -100,19 +104,31 @@ class CapturedOutputs:
         def watch() -> None:
             while not self._finished:
                 self._process.wait()
-                self.died()
+                self._start_again()
 
         threading.Thread(target=watch, name="spottrain-log-capture", daemon=True).start()
 
     def died(self) -> None:
-        """Starts log capture again after its process has ended and was reaped."""
-        with self._turn:
-            if self._finished:
-                return
-            self._process.poll()
-            self._link.socket.close()
-            with contextlib.suppress(OSError):  # this one has died already: whoever reaps it calls this again
-                self._start()
+        """Starts log capture again, in a thread, after its process has ended and was reaped."""
+        threading.Thread(target=self._start_again, name="spottrain-log-capture", daemon=True).start()
+
+    def _start_again(self) -> None:
+        """Returns once another process was started, or nothing more is to be kept.
+
+        Until then the training waits where the pipes are full, so a start that fails is tried again.
+        """
+        while True:
+            time.sleep(max(0.0, self._started + RESTART_SECONDS - time.monotonic()))
+            with self._turn:
+                if self._finished:
+                    return
+                self._process.poll()
+                self._link.socket.close()
+                try:
+                    self._start()
+                    break
+                except OSError:  # such as too little memory
+                    continue
         why = "the process that keeps them has died, with what it had not stored"
         log.unhindered("logs-not-kept", why=why, next="another one keeps them from here on")
 
