@@ -45,7 +45,7 @@ def names_of(first: ast.expr, file: str) -> list[str]:
 
 
 def sentences() -> dict[str, tuple[str, set[str]]]:
-    """Sentences by event, with the facts of the event; one without a sentence is told by all its facts."""
+    """The events that have a sentence of their own: the sentence, and the facts that it may name."""
     return {name: (SENTENCES[name], facts) for name, facts in logged().items() if name in SENTENCES}
 
 

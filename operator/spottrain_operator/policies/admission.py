@@ -23,7 +23,7 @@ UNSEEN: Final = Admission(missing=kueue.OFF)
 
 
 Step = Literal["create", "discard"] | tuple[Told, ...]
-"""What is to be done with the Workload as a whole, or what Kueue is told in its status."""
+"""What to do with the Workload: create or delete it, or write these conditions to its status."""
 
 
 # --- why no pod may run ---------------------------------------------------------------------------------

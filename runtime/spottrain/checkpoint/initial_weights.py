@@ -61,7 +61,7 @@ class Weights:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Source:
+class WeightsSource:
     """Weights to try."""
 
     open: Callable[[], Weights]
@@ -131,7 +131,7 @@ class InitialWeights:
         log.event("initialized", **record | {"left_out": left_out or None}, seconds=time.time() - began)
         return record
 
-    def _newest(self) -> Callable[[Mapping[str, str]], Source]:
+    def _newest(self) -> Callable[[Mapping[str, str]], WeightsSource]:
         """Returns what finds the weights to read, given why others, by key, could not be read.
 
         A path is of another run if it is a folder with HEAD or with checkpoints, else of weights.
@@ -216,7 +216,7 @@ def _listed(names: list[str], what: str) -> str:
 
 
 # --- a folder or file -----------------------------------------------------------------------------------
-def local_source(path: Path, unreadable: Mapping[str, str]) -> Source:
+def local_source(path: Path, unreadable: Mapping[str, str]) -> WeightsSource:
     """Weights in local files, such as those of an image. Raises CheckpointError."""
     if unreadable:
         words = f"{path} cannot be read: {'; '.join(unreadable.values())}"
@@ -238,7 +238,7 @@ def local_source(path: Path, unreadable: Mapping[str, str]) -> Source:
         except OSError as error:
             raise Damaged(error.strerror or str(error)) from error
 
-    return Source(open=opened)
+    return WeightsSource(open=opened)
 
 
 def of_files(files: list[SafetensorsFile]) -> Weights:
@@ -264,7 +264,7 @@ class OtherRun:
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    def newest(self, unreadable: Mapping[str, str]) -> Source:
+    def newest(self, unreadable: Mapping[str, str]) -> WeightsSource:
         """Returns what to read. Raises CheckpointError if nothing is left, and StoreError."""
         found = self._store.get(HEAD_KEY)
         if found is None:
@@ -278,7 +278,7 @@ class OtherRun:
         for entry in head.resumable:
             if entry.key not in unreadable:
                 read = partial(self._checkpoint, entry)
-                return Source(part=entry.key, key=entry.key, step=entry.step, open=read)
+                return WeightsSource(part=entry.key, key=entry.key, step=entry.step, open=read)
         if not unreadable:
             raise CheckpointError(
                 f"job {head.job} has no checkpoint there (its state is {head.state}); begin this job when it "
@@ -293,7 +293,7 @@ class OtherRun:
         )
 
     # --- final weights ---
-    def _final(self, unreadable: Mapping[str, str]) -> Source | None:
+    def _final(self, unreadable: Mapping[str, str]) -> WeightsSource | None:
         """Returns the final weights; None if there are none. Raises CheckpointError if they are damaged."""
         found = self._store.get(FINAL_PREFIX + MANIFEST_NAME)
         if found is None:
@@ -315,7 +315,7 @@ class OtherRun:
         def opened() -> Weights:
             return of_files([SafetensorsFile(body) for body in bodies])
 
-        return Source(part=FINAL_PREFIX, key=key, step=step, open=opened)
+        return WeightsSource(part=FINAL_PREFIX, key=key, step=step, open=opened)
 
     def _body(self, facts: Mapping[str, Any]) -> Body:
         name, size, digest = f"{FINAL_PREFIX}{facts['name']}", int(facts["bytes"]), facts["sha256"]

@@ -84,7 +84,7 @@ def _is_mount(folder: Path) -> bool:
 
 
 def is_restored(found: Record | None, mine: Record, *, empty: bool, stored: bool, folder: Path) -> bool:
-    """Whether a start fills the folder; if not, it leaves it as it is. Pure.
+    """Returns whether a start restores into the folder; otherwise the folder stays as it is. Pure.
 
     Args:
         found: The folder's record.
