@@ -75,8 +75,9 @@ READS: Final = {
     Fault.ANSWER_LOST: 0.01,
 }
 KINDS: Final = {"write": WRITES, "read": READS, "list": LISTS}
-EVENTS: Final = {Fault.DROPPED: 0.03, Fault.DELAYED: 0.06, Fault.DOUBLED: 0.04}
-"""Share of the events of watches."""
+EVENTS: Final = {Fault.DROPPED: 0.004, Fault.DELAYED: 0.06, Fault.DOUBLED: 0.04}
+"""Share of the events of watches. Up to 4 s after a dropped one its watch expires with 410: an API server
+repeats what it has, and says so where it has it no longer; it never keeps an event to itself."""
 STREAMS: Final = {Fault.CUT: 0.004, Fault.GONE: 0.001, Fault.BROKEN: 0.0002}
 """After an event, what becomes of its watch."""
 

@@ -15,6 +15,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from typing import Any, Final
 
 import aiohttp
@@ -100,6 +101,8 @@ class FaultProxy:
     def __post_init__(self) -> None:
         self._numbers: dict[str, Iterator[int]] = defaultdict(lambda: itertools.count(1))
         self._owed: dict[str, bool] = {}
+        self._missed: set[str] = set()
+        """Paths whose watch has kept an event back: the next watch of it is answered with 410."""
         self._webhook_up_at: dict[str, float] = {}
         self._down = asyncio.Event()
 
@@ -216,25 +219,33 @@ class FaultProxy:
                 await reply.prepare(request)
                 if upstream.status >= 400:
                     await reply.write(await upstream.read())
+                elif asked.path in self._missed:
+                    self._missed.remove(asked.path)
+                    await reply.write(_error(410))
                 else:
-                    await self._stream(upstream.content, reply)
+                    await self._stream(upstream.content, reply, asked.path)
         return reply
 
-    async def _stream(self, upstream: aiohttp.StreamReader, reply: web.StreamResponse) -> None:
+    async def _stream(self, upstream: aiohttp.StreamReader, reply: web.StreamResponse, path: str) -> None:
         """Until either side ends it, or its fate is to be cut."""
         sender = Sender(reply)
-        sending = asyncio.create_task(sender.run())
+        tasks = [asyncio.create_task(sender.run()), asyncio.create_task(self._events(upstream, sender))]
         try:
-            async for line in lines(upstream):
-                if sending.done():
-                    return
-                if (end := self._event(json.loads(line), line, sender)) is not Fault.NONE:
-                    await sender.end(end)
-                    return
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
         finally:
-            sending.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await sending
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            if sender.keeps_back():
+                self._missed.add(path)
+
+    async def _events(self, upstream: aiohttp.StreamReader, sender: Sender) -> None:
+        async for line in lines(upstream):
+            if (end := self._event(json.loads(line), line, sender)) is not Fault.NONE:
+                await sender.end(end)
+                return
 
     def _event(self, event: dict[str, Any], line: bytes, sender: Sender) -> Fault:
         meta = event["object"].get("metadata", {})
@@ -252,7 +263,9 @@ class FaultProxy:
                 meta.get("resourceVersion"),
             )
             self._tell(place, fate, " ".join(map(str, words)))
-        if fate.fault is not Fault.DROPPED:
+        if fate.fault is Fault.DROPPED:
+            sender.expire(fate.seconds)
+        else:
             sender.send(meta.get("uid", ""), line, fate.seconds if fate.fault is Fault.DELAYED else 0)
         if fate.fault is Fault.DOUBLED:
             sender.send_again(line, fate.seconds)
@@ -262,12 +275,18 @@ class FaultProxy:
         return end
 
 
+class What(Enum):
+    NEWS = auto()
+    REPEAT = auto()
+    EXPIRY = auto()
+
+
 class Sender:
     """The events of one watch, each at its time; those of one object in their order, but for the repeated."""
 
     def __init__(self, reply: web.StreamResponse) -> None:
         self._reply = reply
-        self._waiting: list[tuple[float, int, bytes]] = []
+        self._waiting: list[tuple[float, int, bytes, What]] = []
         self._last: dict[str, float] = {}
         self._count = itertools.count()
         self._news = asyncio.Event()
@@ -277,35 +296,46 @@ class Sender:
         due = max(now + delay, self._last.get(uid, 0.0)) if uid else now
         if uid and due > now:
             self._last[uid] = due
-        self._push(due, line)
+        self._push(due, line, What.NEWS)
 
     def send_again(self, line: bytes, delay: float) -> None:
-        self._push(asyncio.get_running_loop().time() + delay, line)
+        self._push(asyncio.get_running_loop().time() + delay, line, What.REPEAT)
 
-    def _push(self, due: float, line: bytes) -> None:
-        heapq.heappush(self._waiting, (due, next(self._count), line))
+    def expire(self, delay: float) -> None:
+        """An event was dropped: the watch ends by 410, as an API server's does that has it no longer."""
+        self._push(asyncio.get_running_loop().time() + delay, _error(410), What.EXPIRY)
+
+    def keeps_back(self) -> bool:
+        """Whether its reader has not heard all, and could not know."""
+        return any(what is not What.REPEAT for _, _, _, what in self._waiting)
+
+    def _push(self, due: float, line: bytes, what: What) -> None:
+        heapq.heappush(self._waiting, (due, next(self._count), line, what))
         self._news.set()
 
     async def run(self) -> None:
+        """Until its reader goes, or is told that the watch has expired."""
         with contextlib.suppress(ConnectionError, aiohttp.ClientError):
             while True:
                 self._news.clear()
                 left = self._waiting[0][0] - asyncio.get_running_loop().time() if self._waiting else None
-                if left is not None and left <= 0:
-                    await self._reply.write(heapq.heappop(self._waiting)[2] + b"\n")
+                if left is None or left > 0:
+                    await heard(self._news, left)
                     continue
-                await heard(self._news, left)
+                _, _, line, what = self._waiting[0]
+                await self._reply.write(line.rstrip() + b"\n")
+                heapq.heappop(self._waiting)
+                if what is What.EXPIRY:
+                    self._waiting.clear()
+                    return
 
     async def end(self, how: Fault) -> None:
-        """What still waited is lost."""
+        """After 410 its reader lists anew; after 500 its process ends."""
         code = {Fault.GONE: 410, Fault.BROKEN: 500}.get(how)
-        with contextlib.suppress(ConnectionError, aiohttp.ClientError):
-            if code is not None:
-                event = {
-                    "type": "ERROR",
-                    "object": _status(code, "Expired" if code == 410 else "InternalError"),
-                }
-                await self._reply.write(json.dumps(event).encode() + b"\n")
+        if code is not None:
+            with contextlib.suppress(ConnectionError, aiohttp.ClientError):
+                await self._reply.write(_error(code))
+                self._waiting.clear()
 
 
 def _cut(request: web.Request) -> web.Response:
@@ -318,6 +348,12 @@ def _cut(request: web.Request) -> web.Response:
 def _refusal(code: int, reason: str) -> web.Response:
     headers = {"Retry-After": "1"} if code == 429 else None
     return web.json_response(_status(code, reason), status=code, headers=headers)
+
+
+def _error(code: int) -> bytes:
+    """The event that ends a watch."""
+    event = {"type": "ERROR", "object": _status(code, "Expired" if code == 410 else "InternalError")}
+    return json.dumps(event).encode() + b"\n"
 
 
 def _status(code: int, reason: str) -> dict[str, Any]:
