@@ -207,9 +207,7 @@ from spottrain.techniques import Amp, precision
 
 GPUS = json.loads(os.environ["GPUS"])
 name = GPUS[world.rank]
-has = precision.DeviceFacts(
-    type="cpu" if name == "CPU" else "cuda", name=name, bf16=name == "A10G", tf32=False
-)
+has = precision.DeviceFacts(type="cpu" if name == "CPU" else "cuda", name=name, bf16=name == "A10G")
 precision.facts_of = lambda device: has
 
 

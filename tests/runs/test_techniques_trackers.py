@@ -204,7 +204,7 @@ while not run.done:
     loss.backward()
     optimizer.step()
     if run.global_step == 4 and "HERE" not in os.environ:
-        while not all(hasattr(each, "_once") for each in several):  # to import them takes long
+        while not all({"_id", "_floor"} & vars(each).keys() for each in several):  # to import them takes long
             time.sleep(0.05)
         ACT
     trackers.log(run.global_step + 1, {"loss": 1.0})

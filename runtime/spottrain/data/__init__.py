@@ -3,10 +3,10 @@
     plan.py            `Plan`, `Position`, `Step`: samples of each step by seed, epoch and rank. No I/O.
     shuffle.py         the order of an epoch
     dataloader.py      the loader of map-style datasets; its workers ignore SIGTERM
-    worker_count.py    how many loader workers are needed, by measurement
+    worker_count.py    how many loader workers there are where their number is auto
     source.py          `Batches`: a map-style dataset as a stream of steps; a `Source` of `train_dataset`
     iterable.py        `StreamBatches`: the same for any `Resumable` (StatefulDataLoader, streaming datasets)
-    adapters.py        `Skipping`, `Streaming`: make a plain loader or a MosaicML one `Resumable`
+    adapters.py        `Skipping`: makes a plain loader `Resumable`
     sampler.py         `BatchSampler`, `loader`: for custom loops with a DataLoader
     download_cache.py  `spottrain.cached`: downloads once for all attempts. No torch
 
@@ -35,19 +35,18 @@ from typing import TYPE_CHECKING
 from spottrain.core import lazy
 
 if TYPE_CHECKING:
-    from spottrain.data.adapters import Skipping, Streaming
+    from spottrain.data.adapters import Skipping
     from spottrain.data.iterable import Resumable
     from spottrain.data.sampler import BatchSampler, Loader, loader
     from spottrain.lifecycle.worker_signals import ignore_signals
 
-__all__ = ["BatchSampler", "Loader", "Resumable", "Skipping", "Streaming", "ignore_signals", "loader"]
+__all__ = ["BatchSampler", "Loader", "Resumable", "Skipping", "ignore_signals", "loader"]
 
 _HOME = {
     "BatchSampler": "spottrain.data.sampler",
     "Loader": "spottrain.data.sampler",
     "Resumable": "spottrain.data.iterable",
     "Skipping": "spottrain.data.adapters",
-    "Streaming": "spottrain.data.adapters",
     "ignore_signals": "spottrain.lifecycle.worker_signals",
     "loader": "spottrain.data.sampler",
 }

@@ -1,8 +1,7 @@
-"""Adapters that make loaders `Resumable`: for plain loaders and for MosaicML streaming datasets."""
+"""`Skipping`, which makes a plain loader `Resumable`, and checks of loaders that have a state."""
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice
@@ -19,8 +18,8 @@ from spottrain.errors import CheckpointError, ConfigurationError
 from spottrain.lifecycle.worker_signals import protect
 
 
-def resumable(loader: Any, *, ranks: int) -> Any:
-    """Returns `loader`, wrapped if it needs an adapter. Raises ConfigurationError if it cannot be resumed."""
+def require_resumable(loader: Any) -> None:
+    """Raises ConfigurationError if the loader of micro-batches cannot be resumed."""
     name = type(loader).__name__
     if not hasattr(loader, "__iter__"):
         raise ConfigurationError(
@@ -28,16 +27,6 @@ def resumable(loader: Any, *, ranks: int) -> Any:
             "[i]) or a loader of micro-batches with state_dict() and load_state_dict(), such as torchdata's "
             "StatefulDataLoader"
         )
-    if isinstance(loader, Streaming) and loader.ranks is None:
-        loader.ranks = ranks
-    if isinstance(loader, Skipping | Streaming):
-        return loader
-    if _counts_samples(loader):
-        raise ConfigurationError(
-            f"train_dataset is a {name}, which yields samples instead of batches; wrap it in a DataLoader"
-        )
-    if _counts_samples(getattr(loader, "dataset", None)):
-        return Streaming(loader, ranks=ranks)
     if hasattr(loader, "advance"):
         raise ConfigurationError(
             f"train_dataset is a {name}, which is for custom loops that call advance(); give its "
@@ -45,7 +34,7 @@ def resumable(loader: Any, *, ranks: int) -> Any:
         )
     if hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict"):
         require_sampler_state(loader, "train_dataset")
-        return loader
+        return
     dataset = getattr(loader, "dataset", None)
     instead = (
         "use torchdata's StatefulDataLoader, or wrap it in spottrain.data.Skipping, which after a "
@@ -85,12 +74,6 @@ def require_sampler_state(loader: Any, where: str) -> None:
         )
 
 
-def _counts_samples(dataset: Any) -> bool:
-    """Whether `state_dict` takes the number of samples, as MosaicML's StreamingDataset does."""
-    method = getattr(dataset, "state_dict", None)
-    return method is not None and "num_samples" in inspect.signature(method).parameters
-
-
 def length(sampler: Any) -> float:
     """Returns how much a sampler yields in a pass; infinity if it does not say."""
     try:
@@ -110,20 +93,7 @@ def samples_in(batch: Any) -> int:
     return 1
 
 
-class _Around:
-    """Has those attributes of the wrapped DataLoader that are looked up where its workers begin and end."""
-
-    def __init__(self, loader: Any) -> None:
-        self.loader = loader
-        protect(loader)
-
-    def __getattr__(self, name: str) -> Any:
-        if name not in ("num_workers", "worker_init_fn", "_iterator"):
-            raise AttributeError(name)
-        return getattr(self.loader, name, 0 if name == "num_workers" else None)
-
-
-class Skipping(_Around):
+class Skipping:
     """Resumes any repeatable loader: fetches the used batches of the pass again and drops them, in O(n).
 
     Correct only if the loader yields the same batches for the same random state. Each time the loader runs,
@@ -136,12 +106,19 @@ class Skipping(_Around):
     """
 
     def __init__(self, loader: Any, *, seed: int = 0) -> None:
-        super().__init__(loader)
+        self.loader = loader
+        protect(loader)
         self.seed = seed
         self._tried = False
         self._pass, self._used = 0, 0
         self._ended = False
         self._loaded = False
+
+    def __getattr__(self, name: str) -> Any:
+        """Has those attributes of the loader that are looked up where its workers begin and end."""
+        if name not in ("num_workers", "worker_init_fn", "_iterator"):
+            raise AttributeError(name)
+        return getattr(self.loader, name, 0 if name == "num_workers" else None)
 
     def __iter__(self) -> Iterator[Any]:
         if not self._loaded and (self._used or self._ended):
@@ -212,52 +189,3 @@ class Skipping(_Around):
         self._pass, self._used = state["pass"], state["used"]
         self.seed = of_checkpoint("seed", state["seed"], self.seed)
         self._loaded = True
-
-
-class Streaming(_Around):
-    """Resumes a loader over a dataset whose state counts samples, such as MosaicML's StreamingDataset.
-
-    Elastic: the state is valid for any number of ranks.
-
-    Args:
-        loader: DataLoader whose dataset has `state_dict(num_samples, from_beginning)`.
-        ranks: number of ranks; None: that of the run.
-
-    Raises:
-        ConfigurationError: the dataset has no such `state_dict`.
-    """
-
-    elastic = True
-
-    def __init__(self, loader: Any, *, ranks: int | None = None) -> None:
-        if not _counts_samples(getattr(loader, "dataset", None)):
-            raise ConfigurationError(
-                f"Streaming({type(loader).__name__}): its dataset has no state_dict(num_samples, "
-                "from_beginning); give the loader itself as train_dataset"
-            )
-        super().__init__(loader)
-        self.ranks = ranks
-        self._samples = 0
-        self._state: dict[str, Any] | None = {}
-        """The loaded state, until the next pass begins; then None. Empty: the beginning of the data."""
-
-    def __iter__(self) -> Iterator[Any]:
-        stream = iter(self.loader)
-        self._samples = 0
-        for batch in stream:
-            self._samples += samples_in(batch)
-            self._state = None
-            yield batch
-
-    def state_dict(self) -> dict[str, Any]:
-        """Returns the dataset's state after the samples of all ranks so far."""
-        if self._state is not None:
-            return self._state
-        of_all = self._samples * (self.ranks or 1)
-        return dict(self.loader.dataset.state_dict(of_all, from_beginning=False))
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores a state of `state_dict`; an empty one means the beginning."""
-        if state:
-            self.loader.dataset.load_state_dict(state)
-        self._state = state

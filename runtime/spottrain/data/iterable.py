@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from spottrain.contract import Reason
-from spottrain.data.adapters import resumable, samples_in
+from spottrain.data.adapters import require_resumable, samples_in
 from spottrain.data.dataloader import seeded
 from spottrain.data.plan import Position, Step, Stream, of_checkpoint
 from spottrain.data.shuffle import mix
@@ -86,7 +86,8 @@ class StreamBatches:
             raise ConfigurationError(
                 f"accumulation {accumulation} and steps per epoch {steps_per_epoch}: at least 1 each"
             )
-        self.loader: Resumable = resumable(loader, ranks=ranks)
+        require_resumable(loader)
+        self.loader: Resumable = loader
         self.accumulation, self.rank, self.ranks = accumulation, rank, ranks
         self.steps_per_epoch, self.seed = steps_per_epoch, seed
         self.num_workers: int = getattr(loader, "num_workers", 0) or 0  # some loaders have None

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sized
-from itertools import chain
 from typing import Any, Final, Literal
 
 import torch
@@ -29,7 +28,7 @@ from spottrain.core import device as devices
 from spottrain.core import log
 from spottrain.core.time_split import timed
 from spottrain.core.training_settings import AUTO
-from spottrain.data import worker_count as measuring
+from spottrain.data import worker_count
 from spottrain.data.dataloader import Collate, FetchRequest, Repeatable, as_it_is, request
 from spottrain.data.plan import Dataset, Plan, Position, Step
 from spottrain.data.sampler_order import SamplerOrder
@@ -296,45 +295,24 @@ class _Requests(BatchSampler):
 class Loader(DataLoader[Any]):
     """A DataLoader with a position that can be saved; make one with `loader`.
 
-    With `num_workers="auto"` the first steps are fetched without workers and timed. Then as many workers as
-    needed fetch the rest. The samples do not depend on the number of workers.
-
     Args:
         dataset: map-style dataset.
         requests: yields the fetch requests of a pass.
         collate_fn: makes a batch of a list of samples.
-        num_workers: loader processes, or "auto".
-        clock: returns seconds; must wait for the device.
         options: further options of torch's DataLoader.
     """
 
-    def __init__(
-        self,
-        dataset: Dataset,
-        requests: _Requests,
-        collate_fn: Collate,
-        *,
-        num_workers: int | Literal["auto"],
-        clock: Callable[[], float] = devices.device_clock,
-        **options: Any,
-    ) -> None:
+    def __init__(self, dataset: Dataset, requests: _Requests, collate_fn: Collate, **options: Any) -> None:
         super().__init__(
             Repeatable(dataset, collate_fn),  # type: ignore[arg-type]
             batch_sampler=requests,
             collate_fn=as_it_is,
             generator=torch.Generator().manual_seed(requests.plan.seed),
-            num_workers=1 if isinstance(num_workers, str) else num_workers,  # so that torch takes options
             **options,
         )
         protect(self)
         self.requests = requests
         requests.taken = 0
-        self._trial: measuring.WorkerTrial | None = None
-        if isinstance(num_workers, str):
-            self.num_workers = 0
-            self._timeout, self.timeout = self.timeout, 0.0  # torch refuses one without workers
-            available = measuring.cores(local_ranks=requests.world.local_size)
-            self._trial = measuring.WorkerTrial(clock, available)
 
     def __iter__(self) -> Any:
         """Reads the position at the first batch, so a restore after `iter()` still counts."""
@@ -344,9 +322,9 @@ class Loader(DataLoader[Any]):
         epoch = self.requests.begun
         session = existing()
         if session is None:
-            batches = self._batches(steps)
+            batches = self._pass(steps)
         else:
-            batches = timed(lambda: self._batches(steps), session.board.clock)
+            batches = timed(lambda: self._pass(steps), session.board.clock)
         taken = 0
         for batch in batches:
             self.requests.taken = taken = taken + 1
@@ -354,16 +332,7 @@ class Loader(DataLoader[Any]):
             del batch  # before the next one is fetched
         self.requests.ended = epoch
 
-    def _batches(self, steps: Iterator[Step]) -> Any:
-        if self._trial is None or self._trial.found is not None:
-            return self._pass(steps)
-        pairs = measuring.fetched(steps, self._pass, 0, self._trial)
-        return chain.from_iterable(batches for _, batches in pairs)
-
-    def _pass(self, steps: Iterator[Step], workers: int | None = None) -> Any:
-        """workers: as the trial has found; None: as they are."""
-        if workers is not None:
-            self.num_workers, self.timeout = workers, self._timeout if workers else 0.0
+    def _pass(self, steps: Iterator[Step]) -> Any:
         self.requests.next = steps
         with signals_held():
             return end_at_exit(super().__iter__())
@@ -429,8 +398,7 @@ def loader(
         sampler: sets the order of each epoch, such as torch's WeightedRandomSampler; of all ranks together.
             Its random numbers follow from `seed` and the epoch.
         batch_sampler: refused.
-        num_workers: loader processes of this rank. "auto": as many as the first steps show are needed,
-            limited by this rank's cores.
+        num_workers: loader processes of this rank. "auto": this rank's CPU cores less one, from 1 to 8.
         collate_fn: makes a batch of a list of samples; None: torch's `default_collate`.
         pin_memory: as in torch.
         drop_last: leave out an epoch's last optimizer step if it is smaller than a global batch. Otherwise
@@ -502,7 +470,7 @@ def loader(
         dataset,
         requests,
         collate_fn or default_collate,
-        num_workers=num_workers,
+        num_workers=worker_count.workers(num_workers, local_ranks=requests.world.local_size),
         pin_memory=pin_memory,
         worker_init_fn=worker_init_fn,
         **options,

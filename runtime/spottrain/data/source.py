@@ -7,14 +7,13 @@ the argument of `Trainer(train_dataset=...)`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from itertools import tee
 from typing import Any, Literal
 
-from spottrain.core import device as devices
 from spottrain.data.dataloader import Collate, load
 from spottrain.data.iterable import StreamBatches
 from spottrain.data.plan import Dataset, Plan, Position, Source, Step, Stream, accumulation_of
-from spottrain.data.worker_count import WorkerTrial, cores, fetched
+from spottrain.data.worker_count import workers
 from spottrain.distributed.world import World
 from spottrain.errors import ConfigurationError
 
@@ -27,13 +26,10 @@ class Batches:
     Args:
         dataset: map-style dataset.
         plan: assigns samples to steps; it may be replaced before the first step.
-        num_workers: loader processes. "auto" times the first steps without workers. Then it starts as many as
-            are needed, limited by `cores`.
+        num_workers: loader processes.
         collate_fn: makes a batch of a list of samples; None: torch's `default_collate`.
         pin_memory: as of torch's DataLoader.
         prefetch_factor: micro-batches that each worker fetches ahead; None: torch's default, 2.
-        available: CPU cores of this rank; None: as cgroups or the machine say.
-        clock: returns seconds; must wait for the device.
     """
 
     per_rank = False
@@ -43,21 +39,14 @@ class Batches:
         dataset: Dataset,
         plan: Plan,
         *,
-        num_workers: int | Literal["auto"] = 0,
+        num_workers: int = 0,
         collate_fn: Collate | None = None,
         pin_memory: bool = False,
         prefetch_factor: int | None = None,
-        available: float | None = None,
-        clock: Callable[[], float] = devices.device_clock,
     ) -> None:
-        self.dataset, self.plan = dataset, plan
+        self.dataset, self.plan, self.num_workers = dataset, plan, num_workers
         self.collate_fn, self.pin_memory, self.prefetch_factor = collate_fn, pin_memory, prefetch_factor
         self.position = Position()
-        self.num_workers, self._trial = 0, None
-        if isinstance(num_workers, int):
-            self.num_workers = num_workers
-        else:
-            self._trial = WorkerTrial(clock, cores() if available is None else available)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -66,21 +55,18 @@ class Batches:
 
     def __iter__(self) -> Stream:
         """Yields (step, iterator of (batch, share)). Take all micro-batches, then call `done(step)`."""
-        steps = self.plan.steps(self.position)
-        for step, batches in fetched(steps, self._load, self.num_workers, self._trial):
-            yield step, ((next(batches), share) for share in step.shares)
-
-    def _load(self, steps: Iterator[Step], workers: int) -> Iterator[Any]:
-        self.num_workers = workers
-        return load(
+        asked, given = tee(self.plan.steps(self.position))  # one order of an epoch in memory, not two
+        batches = load(
             self.dataset,
-            steps,
+            asked,
             seed=self.plan.seed,
-            num_workers=workers,
+            num_workers=self.num_workers,
             collate_fn=self.collate_fn,
             pin_memory=self.pin_memory,
             prefetch_factor=self.prefetch_factor,
         )
+        for step in given:
+            yield step, ((next(batches), share) for share in step.shares)
 
     def done(self, step: Step) -> None:
         """Moves the position past `step`, after its optimizer step."""
@@ -105,6 +91,7 @@ def source(
     shuffle: bool = False,
     drop_last: bool = False,
     steps_per_epoch: int | None = None,
+    num_workers: int | Literal["auto"] = 0,
     **loading: Any,
 ) -> Source:
     """Returns `Batches` for a map-style dataset, `StreamBatches` for a loader of this rank's micro-batches.
@@ -132,7 +119,8 @@ def source(
         rank=world.rank,
         ranks=world.size,
     )
-    return Batches(train_dataset, plan, available=cores(local_ranks=world.local_size), **loading)
+    found = workers(num_workers, local_ranks=world.local_size)
+    return Batches(train_dataset, plan, num_workers=found, **loading)
 
 
 def size_of(dataset: Any, name: str) -> int:

@@ -133,15 +133,6 @@ class EMA:
             local(here).copy_(local(_part(here, saved[name])))
         self._updated = int(state["updated"])
 
-    def copy_to(self, model: torch.nn.Module) -> None:
-        """Writes the average into another model with the same parameter names, shapes and layout."""
-        self._require_own()
-        theirs = dict(plain_state.plain(model).named_parameters())
-        with torch.no_grad():
-            for name, weight in theirs.items():
-                if (average := self._average.get(plain_state.clean(name))) is not None:
-                    local(weight).copy_(local(average))
-
     def _require_own(self) -> None:
         if self._applied:
             raise RuntimeError("the model holds its averaged weights; leave `with ema.applied()` first")

@@ -38,8 +38,6 @@ def scaled(
 ) -> float:
     """Scales a learning rate to another batch size, and logs it.
 
-    If the batch is larger than the rule was tested with, it logs `event=advice` and still scales.
-
     Args:
         learning_rate: rate that was tuned for `base_batch_size`.
         global_batch_size: samples of one optimizer step over all ranks.
@@ -58,11 +56,6 @@ def scaled(
     log.event(
         "learning-rate", rule=rule, base=f"{learning_rate:.6g}", scaled=f"{found:.6g}", ratio=f"{ratio:.6g}"
     )
-    limit, source = TESTED[rule]
-    if global_batch_size > limit:
-        why = f"a global batch of {global_batch_size} is larger than {limit}, the largest that {rule} was "
-        fix = "tune the learning rate at this batch size, or use a smaller batch"
-        log.event("advice", about="learning-rate", why=f"{why}tested with ({source})", fix=fix)
     return found
 
 

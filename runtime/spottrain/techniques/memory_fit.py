@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Final, Literal
 
 import torch
@@ -60,107 +61,6 @@ def sizes_up_to(most: int) -> list[int]:
     return found
 
 
-class Trial:
-    """Trial steps, which all ranks make together. They leave no trace in the training.
-
-    Args:
-        model: not wrapped by DDP or torch.compile.
-        optimizer: optimizer of the model; it is not stepped. Memory for its state is reserved, and for
-            temporary tensors as large as the weights, which torch's foreach optimizers make.
-        loss_of: (model, batch) -> scalar tensor.
-        batch_of: size -> a batch of so many samples, the same on all ranks.
-        share: samples of one optimizer step on this rank. With several micro-batches, the second pass runs
-            while the gradients of the first exist.
-        precision: number format of the passes.
-        memory: measures the peak, and knows the limit.
-        world: the ranks.
-    """
-
-    def __init__(
-        self,
-        model: torch.nn.Module,
-        optimizer: torch.optim.Optimizer,
-        *,
-        loss_of: Loss,
-        batch_of: Callable[[int], Any],
-        share: int,
-        precision: Precision,
-        memory: StepMemory,
-        world: World,
-    ) -> None:
-        self._model, self._loss_of, self._batch_of = model, loss_of, batch_of
-        self._share, self._precision, self._memory, self._world = share, precision, memory, world
-        self._reserved = state_bytes(optimizer) + weight_bytes(optimizer)
-        self._together = world.distributed and any(map(_waits_for_others, model.modules()))
-        """Whether a rank that runs out of memory leaves the others waiting in a collective."""
-
-    def largest(self, sizes: Sequence[int]) -> int | None:
-        """Returns the largest of the rising sizes that fits on all ranks; None if the first does not.
-
-        A size that the model does not support is left out, such as one sample with batch norm; if it
-        supports none, the error of the last one is raised.
-        """
-        fitted, used = None, dict[int, float]()
-        for size in sizes:
-            if (self._together or not self._memory.fails_softly) and foreseen(size, used) > 1 - HEAD_ROOM:
-                break  # the trial would end the process
-            try:
-                used[size] = self.used(size)
-            except Exception as error:
-                if isinstance(error, RunError) or used or size == sizes[-1]:
-                    raise
-                log.event("batch-size", left_out=size, why=f"{type(error).__name__}: {error}")
-                continue
-            if used[size] > 1 - HEAD_ROOM:
-                break
-            fitted = size
-        tried = [f"{n} {f'takes {of:.0%}' if of < math.inf else 'is too large'}" for n, of in used.items()]
-        log.event("batch-size", micro_batch_size=fitted, share=self._share, tried=", ".join(tried))
-        return fitted
-
-    def used(self, size: int) -> float:
-        """Returns the share of its memory that a step of this size takes on the fullest rank.
-
-        It is infinite if a rank runs out of memory. Raises TrainingFailed if others wait for this rank then.
-        """
-        peak = math.inf
-        try:
-            with rehearsal(self._model):
-                peak = self._peak(size)
-        except Exception as error:
-            if not is_out_of_memory(error):
-                raise
-            if self._together:
-                raise TrainingFailed(
-                    f"a trial with {size} samples ran out of memory while other ranks waited for this one: "
-                    "set microBatchSize to a number below that, and activationCheckpointing to a policy "
-                    "other than auto",
-                    reason=Reason.OUT_OF_MEMORY,
-                ) from error
-        if peak == math.inf:
-            release()  # outside of `except`: the traceback and the tensors of its frames are gone
-        return -process_group.earliest(-peak / self._memory.limit, self._world, self._memory.device)
-
-    def _peak(self, size: int) -> int:
-        device, passes = self._memory.device, 1 if size == self._share else 2
-        self._memory.begin()
-        # Written, because on a CPU untouched memory is not resident.
-        reserved = torch.empty(self._reserved, dtype=torch.uint8, device=device).fill_(1)
-        for number in range(1, passes + 1):
-            with accumulation.sync(self._model, last=number == passes):
-                with self._precision.autocast(device):
-                    loss = self._loss_of(self._model, to_device(self._batch_of(size), device))
-                loss.backward()  # type: ignore[no-untyped-call]
-            del loss
-        del reserved
-        return self._memory.peak()
-
-
-def _waits_for_others(module: torch.nn.Module) -> bool:
-    """Whether its forward pass is a collective even without DDP."""
-    return any_sharded(module, recurse=False) or isinstance(module, torch.nn.SyncBatchNorm)
-
-
 def foreseen(size: int, used: dict[int, float]) -> float:
     """Predicts what a size takes, by a line through the two largest that were tried; 0 without two."""
     if len(used) < 2:
@@ -196,6 +96,11 @@ def state_bytes(optimizer: torch.optim.Optimizer) -> int:
     return round(weight_bytes(optimizer) * state / local_bytes(probe))
 
 
+def _waits_for_others(module: torch.nn.Module) -> bool:
+    """Whether its forward pass is a collective even without DDP."""
+    return any_sharded(module, recurse=False) or isinstance(module, torch.nn.SyncBatchNorm)
+
+
 class MemoryFit:
     """Memory fit of one training.
 
@@ -203,7 +108,8 @@ class MemoryFit:
         micro_batch_size: "auto": found by trials.
         policy: of activation checkpointing.
         model: not wrapped by DDP or torch.compile.
-        optimizer: optimizer of the model.
+        optimizer: optimizer of the model; it is not stepped. Trials reserve memory for its state, and for
+            temporary tensors as large as the weights, which torch's foreach optimizers make.
         loss_of: (model, batch) -> the mean loss over the batch.
         source: the training's batches.
         precision: number format of the passes.
@@ -258,21 +164,12 @@ class MemoryFit:
         most = self._batches.plan.micro_batch_size
         if self._sized:
             most = saved if saved is not None and share % saved == 0 else share
-        trial = Trial(
-            self._model,
-            self._optimizer,
-            loss_of=self._loss_of,
-            batch_of=self.sample,
-            share=share,
-            precision=self._precision,
-            memory=StepMemory(self._device, ranks=self._world.local_size),
-            world=self._world,
-        )
+        memory = StepMemory(self._device, ranks=self._world.local_size)
         found, chooses = None, self.policy.policy == AUTO
         for policy in STEPS if chooses else (self.policy,):
             self.policy = policy
             apply(self._model, policy)
-            found = trial.largest(sizes_up_to(most))
+            found = self.largest(sizes_up_to(most), memory)
             if found == most:
                 break
         if found is None or not (self._sized or found == most):
@@ -284,6 +181,80 @@ class MemoryFit:
         if chooses:
             log.event("activation-checkpointing", wanted=AUTO, chosen=described(self.policy))
 
+    # --- trials: steps that all ranks make together, and that leave no trace ------------------------------
+    def largest(self, sizes: Sequence[int], memory: StepMemory) -> int | None:
+        """Returns the largest of the rising sizes that fits on all ranks; None if the first does not.
+
+        A size that the model does not support is left out, such as one sample with batch norm; if it
+        supports none, the error of the last one is raised.
+        """
+        fitted, used = None, dict[int, float]()
+        for size in sizes:
+            if (self._together or not memory.fails_softly) and foreseen(size, used) > 1 - HEAD_ROOM:
+                break  # the trial would end the process
+            try:
+                used[size] = self.used(size, memory)
+            except Exception as error:
+                if isinstance(error, RunError) or used or size == sizes[-1]:
+                    raise
+                log.event("batch-size", left_out=size, why=f"{type(error).__name__}: {error}")
+                continue
+            if used[size] > 1 - HEAD_ROOM:
+                break
+            fitted = size
+        tried = [f"{n} {f'takes {of:.0%}' if of < math.inf else 'is too large'}" for n, of in used.items()]
+        log.event("batch-size", micro_batch_size=fitted, share=self._share, tried=", ".join(tried))
+        return fitted
+
+    def used(self, size: int, memory: StepMemory) -> float:
+        """Returns the share of its memory that a step of this size takes on the fullest rank.
+
+        It is infinite if a rank runs out of memory. Raises TrainingFailed if others wait for this rank then.
+        """
+        peak = math.inf
+        try:
+            with rehearsal(self._model):
+                peak = self._peak(size, memory)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            if self._together:
+                raise TrainingFailed(
+                    f"a trial with {size} samples ran out of memory while other ranks waited for this one: "
+                    "set microBatchSize to a number below that, and activationCheckpointing to a policy "
+                    "other than auto",
+                    reason=Reason.OUT_OF_MEMORY,
+                ) from error
+        if peak == math.inf:
+            release()  # outside of `except`: the traceback and the tensors of its frames are gone
+        return -process_group.earliest(-peak / memory.limit, self._world, self._device)
+
+    def _peak(self, size: int, memory: StepMemory) -> int:
+        """With several micro-batches, the second pass runs while the gradients of the first exist."""
+        passes = 1 if size == self._share else 2
+        memory.begin()
+        # Written, because on a CPU untouched memory is not resident.
+        reserved = torch.empty(self._reserved, dtype=torch.uint8, device=self._device).fill_(1)
+        for number in range(1, passes + 1):
+            with accumulation.sync(self._model, last=number == passes):
+                with self._precision.autocast(self._device):
+                    loss = self._loss_of(self._model, to_device(self.sample(size), self._device))
+                loss.backward()  # type: ignore[no-untyped-call]
+            del loss
+        del reserved
+        return memory.peak()
+
+    @cached_property
+    def _reserved(self) -> int:
+        """Bytes of the optimizer's state, and of its temporary tensors."""
+        return state_bytes(self._optimizer) + weight_bytes(self._optimizer)
+
+    @property
+    def _together(self) -> bool:
+        """Whether a rank that runs out of memory leaves the others waiting in a collective."""
+        return self._world.distributed and any(map(_waits_for_others, self._model.modules()))
+
+    # --- what was found -----------------------------------------------------------------------------------
     @property
     def size(self) -> int | None:
         """Samples of a micro-batch, if found by trial; else None."""

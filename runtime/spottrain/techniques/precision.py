@@ -32,9 +32,6 @@ from spottrain.techniques.accumulation import joined
 AUTO: Final = "auto"
 MIN_SCALE: Final = 2.0**-14
 """Smallest loss scale: thirty halvings of torch's initial scale, 2^16."""
-AMPERE: Final = (8, 0)
-"""CUDA compute capability with bf16 and TF32 in hardware. Below, torch emulates bf16 by fp32, and
-`torch.cuda.is_bf16_supported()` says True all the same (torch 2.15)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,19 +41,15 @@ class DeviceFacts:
     type: str
     name: str
     bf16: bool = False
-    tf32: bool = False
 
 
 def facts_of(device: torch.device) -> DeviceFacts:
-    """Queries torch for the capabilities of `device`. ROCm: bf16 on all GPUs, TF32 from the MI300 on."""
-    if device.type == "cuda":
-        ampere = torch.cuda.get_device_capability(device) >= AMPERE
-        rocm = torch.version.hip is not None
-        name = torch.cuda.get_device_name(device)
-        with torch.cuda.device(device):  # torch checks the current one (torch 2.15)
-            tf32 = torch.cuda.is_tf32_supported()
-        return DeviceFacts(type="cuda", name=name, bf16=ampere or rocm, tf32=tf32)
-    return DeviceFacts(type=device.type, name=device.type)
+    """Queries torch for the capabilities of `device`."""
+    if device.type != "cuda":
+        return DeviceFacts(type=device.type, name=device.type)
+    with torch.cuda.device(device):  # torch checks the current one
+        bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
+    return DeviceFacts(type="cuda", name=torch.cuda.get_device_name(device), bf16=bf16)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -119,43 +112,22 @@ def choose(
     """Chooses a format. With "auto" and several ranks, all must call it.
 
     "auto" is bf16 if all ranks have GPUs with bf16, else fp16 if all have GPUs, else fp32: the same on any
-    CPU. All ranks get the same format, because otherwise scaled and unscaled gradients would be averaged. If
-    the device is slow in the wanted format, it is still chosen, and an advice is logged.
+    CPU. All ranks get the same format, because otherwise scaled and unscaled gradients would be averaged.
 
     facts: capabilities of the device; None: queried. world: None: that of torch's process group, if there is
     one. Raises ConfigurationError if `wanted` is not known.
     """
     if wanted not in (AUTO, *_KINDS):
         raise ConfigurationError(f"precision {wanted!r} is not known: use auto, {', '.join(_KINDS)}")
-    facts, world = facts or facts_of(device), joined() if world is None else world
     if wanted != AUTO:
-        if sentence := doubt(wanted, facts):
-            log.event("advice", about="precision", text=sentence)
         return _KINDS[wanted]
+    facts, world = facts or facts_of(device), joined() if world is None else world
     own = facts.bf16, facts.type == "cuda"
     bf16, gpu = (bool(process_group.earliest(float(each), world, device)) for each in own)
     name = "bf16" if bf16 else "fp16" if gpu else "fp32"
     why = None if (bf16, gpu) == own else "not all ranks have the same hardware"
     log.event("precision", wanted=AUTO, chosen=name, device=facts.name, why=why)
     return _KINDS[name]
-
-
-def doubt(name: str, facts: DeviceFacts) -> str | None:
-    """Returns why format `name` is a bad choice for the device, as a sentence; None if it is not."""
-    match name:
-        case "fp16" if facts.bf16:
-            return (
-                f"{facts.name} has bf16, which costs as much memory as fp16, needs no loss scaling and does "
-                "not overflow: set precision to bf16 or auto"
-            )
-        case "bf16" if not facts.bf16 and facts.type == "cuda":
-            return (
-                f"{facts.name} has no bf16 in hardware and emulates it, which saves memory but no time: set "
-                "precision to fp16 or auto"
-            )
-        case "tf32" if not facts.tf32:
-            return f"{facts.name} has no TF32, so tf32 is fp32 here: set precision to auto"
-    return None
 
 
 def step(scaler: torch.amp.GradScaler, *optimizers: torch.optim.Optimizer) -> bool:

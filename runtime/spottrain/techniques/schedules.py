@@ -153,11 +153,6 @@ class Schedule:
         return float(self._optimizer.param_groups[0]["lr"])
 
     @property
-    def warmup_steps(self) -> int:
-        """Optimizer steps of the warm-up; 0 if not known."""
-        return self._kind.warmup_steps if isinstance(self._kind, Usual) else 0
-
-    @property
     def kind(self) -> str:
         """Name that is compared with the checkpoint's. All functions have the same one."""
         if isinstance(self._kind, LRScheduler):

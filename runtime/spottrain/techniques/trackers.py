@@ -13,8 +13,8 @@ hides the old values (`purge_step`). W&B and MLflow return the last step they ha
 sent again. There the first attempt's values stay; in deterministic mode both are equal.
 
 A tracker neither stops nor delays training. Each has its own thread and a bounded queue. Its first exception
-is logged (`event=tracker-failed`), and after `GIVE_UP` failures in a row it is no longer called. Only rank 0
-logs. A missing package raises ConfigurationError in the constructor.
+is logged (`event=tracker-failed`), and their number when it is closed. Only rank 0 logs. A missing package
+raises ConfigurationError in the constructor.
 """
 
 from __future__ import annotations
@@ -39,8 +39,6 @@ from spottrain.errors import ConfigurationError
 
 QUEUED: Final = 1000
 """Calls that may wait for a tracker; further ones are dropped."""
-GIVE_UP: Final = 10
-"""Failures in a row after which a tracker is not called again in this attempt."""
 CLOSE_SECONDS: Final = 10.0
 """Time limit to send queued calls. A preemption notice is short, and the checkpoint goes first."""
 INTERRUPTED: Final = (Outcome.INTERRUPTED, Outcome.INTERRUPTED_LOST, Outcome.SUPERSEDED)
@@ -61,7 +59,7 @@ class Tracker(Protocol):
         """Opens the run, whose id is the same in all attempts. resumed_step: 0 at a fresh start."""
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Logs finite values by name after a step, counted from 1, but those that were logged before."""
+        """Logs finite values by name after a step, counted from 1. Later attempts may repeat a step."""
 
     def close(self) -> None:
         """Closes the run."""
@@ -177,7 +175,7 @@ class _Line:
     def __init__(self, tracker: Tracker) -> None:
         self.tracker = tracker
         self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._failed = self._in_a_row = self._dropped = 0
+        self._failed = self._dropped = 0
         self._thread = threading.Thread(target=self._work, name=f"tracker-{tracker.name}", daemon=True)
         self._thread.start()
 
@@ -205,32 +203,13 @@ class _Line:
 
     def _work(self) -> None:
         while (call := self._queue.get()) is not None:
-            if self._in_a_row >= GIVE_UP:
-                self._failed += 1
-                continue
             try:
                 call()
-                self._in_a_row = 0
             except Exception as error:  # no error of a tracker may stop training
                 self._failed += 1
-                self._in_a_row += 1
                 if self._failed == 1:
                     why = f"{type(error).__name__}: {str(error)[:200]}"
                     log.event("tracker-failed", tracker=self.tracker.name, why=why, then="training continues")
-
-
-class Once:
-    """Drops values that were logged before; by name, as loss and evaluation come in separate calls."""
-
-    def __init__(self, floor: int = 0, last: Mapping[str, int] | None = None) -> None:
-        self._floor = floor
-        self._last = dict(last or {})
-
-    def fresh(self, step: int, values: Mapping[str, float]) -> dict[str, float]:
-        """Returns the values that were not logged for `step` yet, and marks them as logged."""
-        new = {name: v for name, v in values.items() if step > max(self._floor, self._last.get(name, 0))}
-        self._last |= dict.fromkeys(new, step)
-        return new
 
 
 # --- implementations --------------------------------------------------------------------------------
@@ -252,7 +231,6 @@ class TensorBoard:
     def __init__(self, *, folder: str | Path) -> None:
         _require("tensorboard")
         self._folder = Path(folder)
-        self._once = Once()
 
     def begin(self, run_id: str, resumed_step: int) -> None:
         module = import_module("torch.utils.tensorboard")
@@ -260,7 +238,7 @@ class TensorBoard:
         self._writer = module.SummaryWriter(log_dir=str(self._folder / run_id), purge_step=purge)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        for name, value in self._once.fresh(step, values).items():
+        for name, value in values.items():
             self._writer.add_scalar(name, value, step)
 
     def close(self) -> None:
@@ -320,13 +298,14 @@ class WandB(_Outcome):
         if self._run.offline:
             self._mark = Path(self._run.dir).parents[1] / f"spottrain-{run_id}.step"
             floor = max(floor, int(self._mark.read_text()) if self._mark.exists() else 0)
-        self._once = Once(floor)
+        self._floor = floor
+        """Step up to which this run was logged by earlier attempts."""
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        if new := self._once.fresh(step, values):
+        if step > self._floor:
             if self._mark is not None:  # first: a crash in between loses a step, but repeats none
                 self._mark.write_text(str(step))
-            self._run.log(new, step=step)
+            self._run.log(dict(values), step=step)
 
     def close(self) -> None:
         """Finishes the run. With a non-zero exit code it is failed, or preempted if it was marked."""
@@ -368,17 +347,19 @@ class MLflow(_Outcome):
             self._client.update_run(self._id, status="RUNNING")
             history = self._client.get_metric_history
             names = found[0].data.metrics
-            self._once = Once(last={n: max(int(p.step) for p in history(self._id, n)) for n in names})
+            self._last = {n: max(int(p.step) for p in history(self._id, n)) for n in names}
             return
         self._id = self._client.create_run(experiment, run_name=run_id, tags={TAG: run_id}).info.run_id
-        self._once = Once()
+        self._last = dict[str, int]()
+        """Step up to which each metric was logged by earlier attempts."""
         for name, value in self._config.items():
             self._client.log_param(self._id, name, value)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         metric = import_module("mlflow.entities").Metric
         now = int(time.time() * 1000)
-        new = [metric(name, value, now, step) for name, value in self._once.fresh(step, values).items()]
+        fresh = {name: value for name, value in values.items() if step > self._last.get(name, 0)}
+        new = [metric(name, value, now, step) for name, value in fresh.items()]
         if new:
             self._client.log_batch(self._id, metrics=new)
 

@@ -173,15 +173,6 @@ def test_names_are_those_of_the_plain_model() -> None:
     assert EMA(compiled).state_dict()["average"].keys() == EMA(model).state_dict()["average"].keys()
 
 
-def test_it_can_be_written_into_a_model_to_ship() -> None:
-    model, ship = Model(), Model()
-    ema = EMA(model, decay=0.5)
-    train(model, sgd(model), range(1, 4), ema.update)
-    ema.copy_to(ship)
-    average = ema.state_dict()["average"]
-    assert all(torch.equal(dict(ship.named_parameters())[name], mean) for name, mean in average.items())
-
-
 # --- refused --------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("model", "words"),

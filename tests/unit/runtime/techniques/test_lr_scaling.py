@@ -25,17 +25,6 @@ def test_the_rate_follows_the_batch_by_the_rule(rule: str, batch: int, expected:
     assert scaled(0.1, global_batch_size=batch, base_batch_size=256, rule=rule) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize(("rule", "limit"), [("linear", 8192), ("sqrt", 32768)])
-def test_a_batch_beyond_what_was_tested_is_told_with_the_source(
-    rule: str, limit: int, capsys: pytest.CaptureFixture[str]
-) -> None:
-    scaled(0.1, global_batch_size=limit, base_batch_size=256, rule=rule)
-    assert "event=advice" not in capsys.readouterr().out
-    scaled(0.1, global_batch_size=limit + 1, base_batch_size=256, rule=rule)
-    told = capsys.readouterr().out
-    assert "event=advice" in told and str(limit) in told and "et al." in told
-
-
 def test_the_scaled_rate_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     scaled(0.1, global_batch_size=512, base_batch_size=256, rule="linear")
     assert "event=learning-rate rule=linear base=0.1 scaled=0.2 ratio=2" in capsys.readouterr().out

@@ -13,11 +13,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from spottrain.core.training_settings import ActivationCheckpointing
+from spottrain.data.plan import Plan
+from spottrain.data.source import Batches
 from spottrain.distributed.world import World
 from spottrain.techniques import find_batch_size, memory_fit
 from spottrain.techniques.activation_checkpointing import Recomputed, described
 from spottrain.techniques.memory import StepMemory, is_out_of_memory
-from spottrain.techniques.memory_fit import Trial, sizes_up_to, state_bytes, weight_bytes
+from spottrain.techniques.memory_fit import MemoryFit, sizes_up_to, state_bytes, weight_bytes
 from spottrain.techniques.precision import Precision
 
 from tests.support.sentences import Told
@@ -113,7 +116,6 @@ class Metered:
 
     limit: int = 1000
     fails_softly: bool = True
-    device: torch.device = CPU
     size: int = 0
 
     def begin(self) -> None: ...
@@ -125,30 +127,43 @@ class Metered:
 class Scene:
     """A training whose passes are noted. `most`: samples above which a pass runs out of memory."""
 
-    def __init__(self, memory: Metered, *, share: int = 64, most: int = 1 << 30) -> None:
-        self.memory, self.most = memory, most
+    def __init__(
+        self,
+        memory: Metered,
+        *,
+        share: int = 64,
+        most: int = 1 << 30,
+        collate: Callable[[list[torch.Tensor]], torch.Tensor] | None = None,
+    ) -> None:
+        self.memory: Any = memory
+        self.most = most
         self.model = torch.nn.Sequential(
             torch.nn.Linear(4, 2), torch.nn.Dropout(0.5), torch.nn.BatchNorm1d(2)
         )
         self.optimizer = torch.optim.AdamW(self.model.parameters())
         self.passes: list[int] = []
-        self.trial = Trial(
-            self.model,
-            self.optimizer,
+        plan = Plan(size=64, global_batch_size=share, micro_batch_size=share)
+        self.fit = MemoryFit(
+            "auto",
+            ActivationCheckpointing(policy="none"),
+            model=self.model,
+            optimizer=self.optimizer,
             loss_of=self.loss_of,
-            batch_of=self.batch_of,
-            share=share,
+            source=Batches(DATASET, plan, collate_fn=collate or self.collated),
             precision=Precision(name="fp32"),
-            memory=memory,  # type: ignore[arg-type]
+            device=CPU,
             world=World(),
         )
 
     def largest(self) -> int | None:
-        return self.trial.largest(sizes_up_to(64))
+        return self.fit.largest(sizes_up_to(64), self.memory)
 
-    def batch_of(self, size: int) -> torch.Tensor:
-        self.memory.size = size
-        return torch.randn(size, 4)
+    def used(self, size: int) -> float:
+        return self.fit.used(size, self.memory)
+
+    def collated(self, samples: list[torch.Tensor]) -> torch.Tensor:
+        self.memory.size = len(samples)
+        return torch.randn(len(samples), 4)
 
     def loss_of(self, model: torch.nn.Module, batch: torch.Tensor) -> torch.Tensor:
         self.passes.append(len(batch))
@@ -174,8 +189,8 @@ def test_a_trial_leaves_room_and_no_trace() -> None:
 
 def test_where_there_are_several_micro_batches_gradients_of_the_first_are_there() -> None:
     scene = Scene(Metered(), share=8)
-    scene.trial.used(8)
-    scene.trial.used(4)
+    scene.used(8)
+    scene.used(4)
     assert scene.passes == [8, 4, 4]
 
 
@@ -192,29 +207,26 @@ def test_a_size_that_the_model_does_not_support_is_left_out(capsys: pytest.Captu
 
 @pytest.mark.parametrize("error", [RuntimeError("mat1 and mat2 shapes"), KeyError("labels")])
 def test_other_errors_than_out_of_memory_propagate(error: Exception) -> None:
-    scene = Scene(Metered())
-
-    def batch_of(size: int) -> torch.Tensor:
+    def collate(samples: list[torch.Tensor]) -> torch.Tensor:
         raise error
 
-    scene.trial._batch_of = batch_of
     with pytest.raises(type(error)) as caught:
-        scene.largest()
+        Scene(Metered(), collate=collate).largest()
     assert caught.value is error
 
 
 def test_the_memory_of_a_failed_trial_is_free_when_it_is_released(monkeypatch: pytest.MonkeyPatch) -> None:
-    scene, alive = Scene(Metered(), most=1), []
+    alive: list[bool] = []
     held: list[weakref.ref[torch.Tensor]] = []
 
-    def batch_of(size: int) -> torch.Tensor:
-        batch = torch.randn(size, 4)
+    def collate(samples: list[torch.Tensor]) -> torch.Tensor:
+        batch = torch.randn(len(samples), 4)
         held.append(weakref.ref(batch))
         return batch
 
-    scene.trial._batch_of = batch_of
+    scene = Scene(Metered(), most=1, collate=collate)
     monkeypatch.setattr(memory_fit, "release", lambda: alive.append(held[-1]() is not None))
-    assert scene.trial.used(2) == float("inf")
+    assert scene.used(2) == float("inf")
     assert alive == [False]
 
 

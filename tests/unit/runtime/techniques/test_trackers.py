@@ -15,7 +15,7 @@ from spottrain.contract import Outcome
 from spottrain.distributed.world import World
 from spottrain.errors import ConfigurationError
 from spottrain.techniques import trackers
-from spottrain.techniques.trackers import GIVE_UP, QUEUED, Once, Trackers, run_id
+from spottrain.techniques.trackers import QUEUED, Trackers, run_id
 
 from tests.support.sentences import Told
 
@@ -27,7 +27,6 @@ class Fake:
 
     def __init__(self, *, fails: range = range(0), gate: threading.Event | None = None) -> None:
         self.calls: list[Any] = []
-        self.tried = 0
         self._fails, self._gate = fails, gate
 
     def begin(self, run_id: str, resumed_step: int) -> None:
@@ -36,7 +35,6 @@ class Fake:
         self.calls.append(("begin", run_id, resumed_step))
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        self.tried += 1
         if step in self._fails:
             raise ConnectionError(f"503 at {step}")
         self.calls.append((step, dict(values)))
@@ -114,12 +112,6 @@ def test_a_failure_is_logged_once_and_the_rest_arrives(capsys: pytest.CaptureFix
     assert "event=tracker-incomplete tracker=fake failed=2 left_out=0 waiting=0" in told
 
 
-def test_one_that_goes_on_failing_is_no_longer_called() -> None:
-    fake = Fake(fails=range(1, 50))
-    logged(fake, range(1, 60))
-    assert fake.calls == [("begin", "run", 0)] and fake.tried == GIVE_UP
-
-
 def test_one_that_hangs_holds_up_nothing_and_its_queue_is_bounded(capsys: pytest.CaptureFixture[str]) -> None:
     gate, beside = threading.Event(), Fake()
     hung = Fake(gate=gate)
@@ -144,18 +136,6 @@ def wait_for(fake: Fake, step: int) -> None:
             return
         threading.Event().wait(0.01)
     raise AssertionError(f"step {step} did not arrive")
-
-
-# --- once -----------------------------------------------------------------------------------------------
-def test_each_value_of_a_step_is_logged_once_over_all_attempts() -> None:
-    once = Once()
-    assert once.fresh(5, {"loss": 1.0}) == {"loss": 1.0}
-    assert once.fresh(5, {"loss": 1.0, "eval_loss": 2.0}) == {"eval_loss": 2.0}
-    assert once.fresh(4, {"loss": 1.0}) == {}
-    assert once.fresh(6, {"loss": 1.0}) == {"loss": 1.0}
-    by_floor, by_name = Once(120), Once(last={"loss": 120, "eval_loss": 100})
-    assert [by_floor.fresh(step, {"loss": 1.0}) for step in (101, 120, 121)] == [{}, {}, {"loss": 1.0}]
-    assert by_name.fresh(110, {"loss": 1.0, "eval_loss": 2.0}) == {"eval_loss": 2.0}
 
 
 # --- names ----------------------------------------------------------------------------------------------
