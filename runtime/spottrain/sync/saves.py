@@ -94,6 +94,8 @@ class Saves:
         self._busy = False
         """Whether it saves so often that no lull is to be waited for."""
         self._looked = False
+        self._selected: dict[str, int] = {}
+        """The numbers of the last writes when a commit was selected, by path."""
 
     def look(self, tree: Tree, writes: Mapping[str, Write], now: float) -> None:
         """Takes a look at the folder. `writes`: as they were known before the look."""
@@ -189,6 +191,8 @@ class Saves:
         tree = self._without(held, committed)
         if not has_files(tree):
             return Judgement()
+        self._waiting = None
+        self._selected = {path: seen.number for path, seen in self._seen.items()}
         return Judgement(
             tree=tree,
             kept=frozenset(held & tree.keys()),
@@ -217,16 +221,8 @@ class Saves:
             return "was still being written"
         return "is cut off" if seen.format is False else "was written just before the end"
 
-    def committed(self) -> None:
-        """Notes that what was selected is stored."""
-        self._waiting = None
-
-    def numbers(self) -> dict[str, int]:
-        """Returns a number by path, which is another one after each write."""
-        return {path: seen.number for path, seen in self._seen.items()}
-
-    def same(self, verdict: Judgement, numbers: Mapping[str, int]) -> bool:
-        """Whether what was selected is what it was before it was read. A file may be gone since."""
+    def same(self, verdict: Judgement) -> bool:
+        """Whether what `judge` has selected is what it was before it was read. A file may be gone since."""
         assert verdict.tree is not None
         for path, node in verdict.tree.items():
             seen = self._seen.get(path)
@@ -235,7 +231,7 @@ class Saves:
             if path in verdict.logs:
                 if not grown(node, seen.node):
                     return False
-            elif (seen.node, seen.number) != (node, numbers.get(path)):
+            elif (seen.node, seen.number) != (node, self._selected.get(path)):
                 return False
         return True
 

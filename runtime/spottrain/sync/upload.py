@@ -13,7 +13,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -53,15 +53,22 @@ class SentFiles:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _FilePart:
+class _Source:
+    """Where the content of a file is read."""
+
     path: str
     place: Path
+    size: int
     node: Node | None
     """What the file is, as long as it does not change; None: a copy, which does not."""
     may_grow: bool
-    number: int
-    offset: int
-    bytes: int
+
+    def changed(self, file: int) -> bool:
+        """Whether the open file is another one by now."""
+        if self.node is None:
+            return False
+        now = node_of(os.fstat(file))
+        return now != self.node and not (self.may_grow and now is not None and grown(self.node, now))
 
 
 class Contents:
@@ -72,7 +79,6 @@ class Contents:
         self.chunk_bytes = chunk_bytes
         self._keys: dict[str, str] = {}
         """By SHA-256: where this content is stored for certain."""
-        self._sending: dict[str, Future[str]] = {}
         self._lock = threading.Lock()
 
     @property
@@ -127,14 +133,33 @@ class Contents:
             Changed, Cancelled, FolderError, StoreError: Not all is stored.
         """
         files = {path: node for path, node in tree.items() if node.kind is NodeKind.FILE}
-        reading = set(self.unknown(tree, known)) - set(kept)
-        chunks: dict[str, list[str]] = {
-            path: [""] * -(-node.size // self.chunk_bytes) for path, node in files.items() if path in reading
-        }
-        self._sending = {}
+        reading = [path for path in self.unknown(tree, known) if path not in kept]
+        chunks = {path: [""] * -(-files[path].size // self.chunk_bytes) for path in reading}
+        sources = [
+            _Source(
+                path=path,
+                place=copies.get(path, root / path),
+                size=files[path].size,
+                node=None if path in copies else files[path],
+                may_grow=path in logs,
+            )
+            for path in reading
+        ]
         self._sent = 0
         began = time.monotonic()
-        self._work_off(self._parts(root, files, chunks, logs, copies), chunks, place, cancelled)
+        failed = threading.Event()
+
+        def over() -> bool:
+            return failed.is_set() or cancelled()
+
+        def store(source: _Source, number: int) -> None:
+            if not over():
+                chunks[source.path][number] = self._store_part(source, number, place, over)
+
+        parts = [(each, number) for each in sources for number in range(len(chunks[each.path]))]
+        in_parallel([partial(store, *part) for part in parts], failed)
+        if cancelled() and any("" in keys for keys in chunks.values()):
+            raise Cancelled(place)
         stored = {
             path: Known(
                 node=node,
@@ -149,85 +174,24 @@ class Contents:
         }
         return SentFiles(files=stored, bytes=self._sent, seconds=time.monotonic() - began)
 
-    def _parts(
-        self,
-        root: Path,
-        files: Tree,
-        wanted: Collection[str],
-        logs: Collection[str],
-        copies: Mapping[str, Path],
-    ) -> Iterator[_FilePart]:
-        for path in wanted:
-            size = files[path].size
-            copy = copies.get(path)
-            for number, offset in enumerate(range(0, size, self.chunk_bytes)):
-                yield _FilePart(
-                    path=path,
-                    place=copy or root / path,
-                    node=files[path] if copy is None else None,
-                    may_grow=path in logs,
-                    number=number,
-                    offset=offset,
-                    bytes=min(self.chunk_bytes, size - offset),
-                )
-
-    def _work_off(
-        self,
-        parts: Iterator[_FilePart],
-        chunks: dict[str, list[str]],
-        place: str,
-        cancelled: Callable[[], bool],
-    ) -> None:
-        failed = threading.Event()
-
-        def over() -> bool:
-            return failed.is_set() or cancelled()
-
-        def store(part: _FilePart) -> None:
-            if not over():
-                chunks[part.path][part.number] = self._store_part(part, place, over)
-
-        in_parallel([partial(store, part) for part in parts], failed)
-        if cancelled() and any("" in keys for keys in chunks.values()):
-            raise Cancelled(place)
-
-    def _store_part(self, part: _FilePart, place: str, over: Callable[[], bool]) -> str:
+    def _store_part(self, source: _Source, number: int, place: str, over: Callable[[], bool]) -> str:
         """Returns the key of the part's content."""
-        with _opened(part) as file:
-
-            def changed() -> bool:
-                if part.node is None:
-                    return False
-                now = node_of(os.fstat(file))
-                return now != part.node and not (part.may_grow and now is not None and grown(part.node, now))
-
-            digest = digest_of_part(file, part.offset, part.bytes)
+        offset = number * self.chunk_bytes
+        size = min(self.chunk_bytes, source.size - offset)
+        with _opened(source) as file:
+            changed = partial(source.changed, file)
+            digest = digest_of_part(file, offset, size)
             if changed():
-                raise Changed(part.path)
-            mine, theirs = self._claim(digest)
-            if mine is None:
-                return theirs if isinstance(theirs, str) else theirs.result()
-            body = FilePart(file=file, offset=part.offset, bytes=part.bytes, sha256=digest, changed=changed)
-            try:
-                self.store.put_part(place + digest, body, cancelled=over)
-            except BaseException as error:
-                mine.set_exception(error)
-                raise
+                raise Changed(source.path)
             with self._lock:
-                self._sent += part.bytes
+                if digest in self._keys:
+                    return self._keys[digest]
+            body = FilePart(file=file, offset=offset, bytes=size, sha256=digest, changed=changed)
+            self.store.put_part(place + digest, body, cancelled=over)  # maybe by two threads, equal ones
+            with self._lock:
+                self._sent += size
                 self._keys[digest] = place + digest
-            mine.set_result(place + digest)
             return place + digest
-
-    def _claim(self, digest: str) -> tuple[Future[str] | None, str | Future[str]]:
-        """Returns a future to fill if this thread is to send the content; else its key, or who sends it."""
-        with self._lock:
-            if digest in self._keys:
-                return None, self._keys[digest]
-            if digest in self._sending:
-                return None, self._sending[digest]
-            self._sending[digest] = Future()
-            return self._sending[digest], ""
 
 
 def digest_of_part(file: int, offset: int, size: int) -> str:
@@ -252,9 +216,9 @@ def in_parallel(calls: Iterable[Callable[[], None]], failed: threading.Event) ->
 
 
 @contextlib.contextmanager
-def _opened(part: _FilePart) -> Iterator[int]:
+def _opened(source: _Source) -> Iterator[int]:
     """Opens the file if it is still what was seen. Raises Changed or FolderError."""
-    path = part.place
+    path = source.place
     try:
         file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except PermissionError as error:
@@ -262,7 +226,7 @@ def _opened(part: _FilePart) -> Iterator[int]:
             f"{path} cannot be read: {error.strerror}; make it readable for user {os.getuid()}"
         ) from error
     except OSError as error:  # deleted, or replaced by a link
-        raise Changed(part.path) from error
+        raise Changed(source.path) from error
     try:
         yield file
     except OSError as error:

@@ -12,12 +12,12 @@ from spottrain.core import log
 from spottrain.core.progress import ProgressBoard
 from spottrain.core.text import counted
 from spottrain.errors import RunError, StoreUnavailable, Superseded
-from spottrain.lifecycle.notice_budget import COMMIT_SECONDS, NoticeBudget
+from spottrain.lifecycle.notice_budget import NoticeBudget
 from spottrain.storage.base import Cancelled, Changed
 from spottrain.sync.checkpoints import Commit, SyncedCheckpoints
 from spottrain.sync.saves import Saves
 from spottrain.sync.tree import NodeKind, Tree, leads_out, look
-from spottrain.sync.whole import Judgement, first_view, has_files, judge, same
+from spottrain.sync.whole import Judgement, NamedRule, has_files
 from spottrain.sync.writes import Writes
 
 LOOK_SECONDS: Final = 1.0
@@ -71,19 +71,15 @@ class Watcher:
         self._left = left
         self._grace = grace
         self._clock = clock
-        self._saves = Saves(root, reaction, checkpoints.committed) if when.each_file else None
+        self._rule = Saves(root, reaction, checkpoints.committed) if when.each_file else NamedRule(when)
         self._writes = Writes(root, clock)
         self._writes_known = 0
-        if self._saves is not None:
+        if when.each_file:
             self._writes.start()
-        tree = look(root)
-        self._view = first_view(tree, when, clock())
-        if self._saves is not None:
-            self._saves.look(tree, {}, clock())
+        self._tree: Tree = look(root)
+        self._rule.look(self._tree, {}, clock())
         self._lived_at = clock()
         """When the program was known to live last."""
-        self._bandwidth = 0.0
-        """Bytes per second of the latest upload that says something about it."""
         self._look_at = self._look_early_at = self._try_at = float("-inf")
         self._check_at = float("-inf")
         self._tell_at = clock() + TELL_SECONDS
@@ -97,11 +93,11 @@ class Watcher:
     @property
     def covered(self) -> bool:
         """Whether the newest checkpoint holds all that counts of what was seen in the folder."""
-        return not self._unstored() if self._saves is not None else self._all_stored
+        return not self._unstored()
 
     @property
     def empty(self) -> bool:
-        return not has_files(self._view.tree)
+        return not has_files(self._tree)
 
     def step(self, *, alive: bool = True) -> None:
         """Looks if it is time to, and commits what is whole. Raises Superseded.
@@ -117,8 +113,8 @@ class Watcher:
             return
         if not self._look():
             return self._tell(str(self.failure))
-        verdict = self._judge(self._clock())
-        if verdict.why and self._saves is not None:  # it may be whole in a moment
+        verdict = self._judge()
+        if verdict.why and self._when.each_file:  # it may be whole in a moment
             self._look_at = self._look_early_at
         if verdict.tree is not None and now >= self._try_at:
             self._try(verdict)
@@ -135,13 +131,12 @@ class Watcher:
             until: Whether to give up trying.
             killed: Whether the script may have ended in the middle of a save.
         """
-        ended = self._clock()
         while True:
             if self._look():
-                verdict = self._judge(ended, ended=True, killed=killed)
+                verdict = self._judge(ended=True, killed=killed)
                 rest = verdict.tree is None and everything and not self._all_stored and not self.empty
                 if rest:
-                    verdict = Judgement(tree=self._view.tree)
+                    verdict = Judgement(tree=self._tree)
                 if verdict.tree is None:
                     return self.covered or self.empty
                 if self._try(verdict, at_end=at_end and rest, all_of_it=rest):
@@ -163,44 +158,31 @@ class Watcher:
     # --- internal ---------------------------------------------------------------------------------------
     @property
     def _all_stored(self) -> bool:
-        return self._view.tree == self._checkpoints.committed
+        return self._tree == self._checkpoints.committed
 
     def _unstored(self) -> list[str]:
-        committed = self._checkpoints.committed
-        if self._saves is not None:
-            return self._saves.unstored(committed)
-        return [
-            path
-            for path, node in self._view.tree.items()
-            if node.kind is not NodeKind.FOLDER and node != committed.get(path)
-        ]
+        return self._rule.unstored(self._checkpoints.committed)
 
     def _reason(self, path: str) -> str:
-        if self._saves is not None:
-            return self._saves.reason(path, self._lived_at)
-        return "" if self.failure else "(nothing said that it is whole)"
+        return self._rule.reason(path, self._lived_at)
 
-    def _judge(self, now: float, *, ended: bool = False, killed: bool = True) -> Judgement:
-        committed = self._checkpoints.committed
-        if self._saves is None:
-            return judge(self._when, self._view, committed, now)
-        return self._saves.judge(
-            committed, self._checkpoints.stored, self._lived_at, ended=ended, killed=killed
+    def _judge(self, *, ended: bool = False, killed: bool = True) -> Judgement:
+        checkpoints = self._checkpoints
+        return self._rule.judge(
+            checkpoints.committed, checkpoints.stored, self._lived_at, ended=ended, killed=killed
         )
 
     def _look(self) -> bool:
         began = self._clock()
         self._writes_known, writes = self._writes.count(), self._writes.now()
         try:
-            tree = look(self._root)
+            self._tree = look(self._root)
         except RunError as error:
             self._failed(error)
             self._look_at = self._clock() + RETRY_SECONDS
             return False
         now = self._clock()
-        self._view = self._view.then(tree, self._when, now)
-        if self._saves is not None:
-            self._saves.look(tree, writes, now)
+        self._rule.look(self._tree, writes, now)
         self._look_at = now + max(LOOK_SECONDS, (now - began) / LOOK_SHARE)
         self._look_early_at = now + max(EARLY_SECONDS, (now - began) / LOOK_SHARE)
         return True
@@ -215,14 +197,9 @@ class Watcher:
         assert tree is not None
         self._warn_of_links(tree)
         self._board.update(state="Saving")
-        numbers = self._saves.numbers() if self._saves is not None else {}
 
         def unchanged() -> bool:
-            if not self._look():
-                return False
-            if self._saves is not None and not all_of_it:
-                return self._saves.same(verdict, numbers)
-            return same(tree, self._view.tree, all_of_it=all_of_it)
+            return self._look() and (self._tree == tree if all_of_it else self._rule.same(verdict))
 
         try:
             done = self._checkpoints.commit(
@@ -238,7 +215,7 @@ class Watcher:
         except Superseded:
             raise
         except Changed as error:
-            self._failed(RunError(f"{error} changed while it was read"), copy=self._saves is not None)
+            self._failed(RunError(f"{error} changed while it was read"), copy=self._when.each_file)
             return False
         except Cancelled:
             self._failed(StoreUnavailable("the time was up before all was sent"))
@@ -254,12 +231,8 @@ class Watcher:
     def _committed(self, done: Commit, *, at_end: bool) -> None:
         self.failure = None
         self.newest = done.step
-        if self._saves is not None:
-            self._saves.committed()
         self._settled()
         self._check_at = self._clock() + CHECK_SECONDS
-        if done.sent >= MIN_BYTES and done.sent_seconds > 0:
-            self._bandwidth = done.sent / done.sent_seconds
         log.event(
             "sync-committed",
             step=done.step,
@@ -275,21 +248,22 @@ class Watcher:
             saves=self._board.facts.saves + 1,
             save_seconds=done.seconds,
             **durable,
-            **self._budget(done.sent),
+            **self._budget(done),
         )
 
-    def _budget(self, bytes: int) -> dict[str, object]:
-        """Returns what a commit of so much takes at a notice, for the board."""
-        if not self._bandwidth:
+    def _budget(self, done: Commit) -> dict[str, object]:
+        """Returns what such a commit takes at a notice, for the board."""
+        if done.sent < MIN_BYTES or not done.sent_seconds:
             return {}
         budget = NoticeBudget(
-            bytes=bytes, bandwidth=self._bandwidth, step_seconds=0, copy_seconds=0, grace=self._grace
+            bytes=done.sent,
+            bandwidth=done.sent / done.sent_seconds,
+            step_seconds=0,
+            copy_seconds=0,
+            grace=self._grace,
         )
         self._warn("budget", budget.warning)
-        return {
-            "emergency_seconds": COMMIT_SECONDS + bytes / self._bandwidth,
-            "grace_seconds": self._grace,
-        }
+        return {"emergency_seconds": budget.seconds, "grace_seconds": self._grace}
 
     def _failed(self, error: RunError, *, copy: bool = False) -> None:
         """`copy`: from now on, because files are written in place more often than they can be sent."""

@@ -1,4 +1,4 @@
-"""Which part of a folder is a whole checkpoint. Pure: what was seen goes in, what to commit comes out.
+"""Which part of a folder is a whole checkpoint, by a rule that a person names.
 
 quietSeconds  everything, once nothing has changed for so long
 marker        a name at the top: everything that is not newer than that file. A pattern with a slash: the
@@ -10,36 +10,18 @@ A commit of a marker's folders or of renamed ones leaves all else out.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
 from typing import Final
 
 from spottrain.contract import SyncWhen
-from spottrain.sync.tree import Node, NodeKind, Tree, with_parents
+from spottrain.sync.tree import NodeKind, Tree, with_parents
+from spottrain.sync.writes import Write
 
 TEMPORARY: Final = (".orbax-checkpoint-tmp",)
 """Parts of names that a library gives to what it will rename; a pattern such as `[0-9]*` matches them too."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class View:
-    """The folder as it was seen, up to now. Seconds are of one monotonic clock."""
-
-    tree: Tree = field(default_factory=dict)
-    changed_at: float = 0.0
-    """When a change was seen last."""
-    marker: Node | None = None
-    before_marker: frozenset[str] = frozenset()
-    """Paths that were there before `marker`, in its present form, was seen."""
-
-    def then(self, tree: Tree, when: SyncWhen, now: float) -> View:
-        """Returns the view after the next look."""
-        if tree == self.tree:
-            return self
-        marker = tree.get(when.marker)
-        before = self.before_marker if marker == self.marker else frozenset(self.tree)
-        return View(tree=tree, changed_at=now, marker=marker, before_marker=before)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,53 +38,104 @@ class Judgement:
     """Paths of files that were not waited for any longer."""
 
 
-def judge(when: SyncWhen, view: View, committed: Tree, now: float) -> Judgement:
-    """Returns what is whole and not committed yet.
+class NamedRule:
+    """The rule, and what was seen of the folder. It has the methods of `saves.Saves`, the default rule.
 
-    A script may delete its old checkpoint before it writes the next, so a folder without files is never one.
+    Seconds are of one monotonic clock.
     """
-    if when.quietSeconds is not None:
-        verdict = _quiet(when.quietSeconds, view, committed, now)
-    elif when.marker and "/" not in when.marker:
-        verdict = _marked(when.marker, view, committed)
-    else:
-        verdict = _units(when, view, committed)
-    if verdict.tree is not None and not has_files(verdict.tree):
-        return Judgement(why="the folder holds no checkpoint now" if has_files(committed) else "")
-    return verdict
+
+    def __init__(self, when: SyncWhen) -> None:
+        self._when = when
+        self._tree: Tree | None = None
+        self._changed_at = 0.0
+        """When a change was seen last."""
+        self._before_marker: frozenset[str] = frozenset()
+        """Paths that were there before the marker, in its present form, was seen."""
+        self._whole: Tree = {}
+        """What was to be committed when it was judged last."""
+
+    def look(self, tree: Tree, writes: Mapping[str, Write], now: float) -> None:
+        """Takes a look at the folder. At the first one all may have been written just now."""
+        if tree == self._tree:
+            return
+        before = tree if self._tree is None else self._tree
+        if self._tree is None or tree.get(self._when.marker) != before.get(self._when.marker):
+            self._before_marker = frozenset(before)
+        self._tree, self._changed_at = tree, now
+
+    def judge(
+        self,
+        committed: Tree,
+        stored: Callable[[str], bool],
+        now: float,
+        *,
+        ended: bool = False,
+        killed: bool = True,
+    ) -> Judgement:
+        """Returns what is whole and not committed yet.
+
+        A script may delete its old checkpoint before it writes the next, so a folder without files is never
+        one.
+        """
+        when, tree = self._when, self._tree or {}
+        if when.quietSeconds is not None:
+            verdict = _quiet(when.quietSeconds, tree, committed, now - self._changed_at)
+        elif when.marker and "/" not in when.marker:
+            verdict = _marked(when.marker, tree, committed, self._before_marker)
+        else:
+            verdict = _units(when, tree, committed)
+        if verdict.tree is not None and not has_files(verdict.tree):
+            verdict = Judgement(why="the folder holds no checkpoint now" if has_files(committed) else "")
+        self._whole = verdict.tree or {}
+        return verdict
+
+    def unstored(self, committed: Tree) -> list[str]:
+        """Returns files and links that the newest checkpoint has not, or has otherwise."""
+        changed = {path: node for path, node in (self._tree or {}).items() if node != committed.get(path)}
+        return [path for path, node in changed.items() if node.kind is not NodeKind.FOLDER]
+
+    def reason(self, path: str, now: float) -> str:
+        """Returns what is the matter with a file; "" if it is whole."""
+        return "" if path in self._whole else "(nothing said that it is whole)"
+
+    def same(self, verdict: Judgement) -> bool:
+        """Whether what was selected is what it was before it was read. A file may be gone since."""
+        assert verdict.tree is not None and self._tree is not None
+        return all(self._tree.get(path, node) == node for path, node in verdict.tree.items())
 
 
 def has_files(tree: Tree) -> bool:
     return any(node.kind is not NodeKind.FOLDER for node in tree.values())
 
 
-def _quiet(seconds: float, view: View, committed: Tree, now: float) -> Judgement:
-    if view.tree == committed:
+def _quiet(seconds: float, tree: Tree, committed: Tree, unchanged: float) -> Judgement:
+    """`unchanged`: seconds since the last change."""
+    if tree == committed:
         return Judgement()
-    if now - view.changed_at >= seconds:
-        return Judgement(tree=view.tree)
+    if unchanged >= seconds:
+        return Judgement(tree=tree)
     return Judgement(why=f"files change more often than every {seconds:g} s")
 
 
-def _marked(name: str, view: View, committed: Tree) -> Judgement:
-    marker = view.tree.get(name)
+def _marked(name: str, tree: Tree, committed: Tree, before_marker: frozenset[str]) -> Judgement:
+    marker = tree.get(name)
     if marker is None or marker.kind is NodeKind.FOLDER:
-        changed = "" if view.tree == committed else f"there is no file {name} in the folder"
+        changed = "" if tree == committed else f"there is no file {name} in the folder"
         return Judgement(why=changed)
     if marker == committed.get(name):
-        return Judgement(why="" if view.tree == committed else f"{name} was not written again")
+        return Judgement(why="" if tree == committed else f"{name} was not written again")
     newer = {
         path
-        for path, node in view.tree.items()
+        for path, node in tree.items()
         if node.stamp > marker.stamp and node.kind is not NodeKind.FOLDER and node != committed.get(path)
     }
-    rewritten = sorted(path for path in newer if path in committed or path in view.before_marker)
+    rewritten = sorted(path for path in newer if path in committed or path in before_marker)
     if rewritten:
         return Judgement(
             why=f"{rewritten[0]} was written to after {name}, so what {name} stands for is gone; write "
             f"{name} last, and each checkpoint under a name of its own"
         )
-    return Judgement(tree=_without(view.tree, newer, marker.stamp))
+    return Judgement(tree=_without(tree, newer, marker.stamp))
 
 
 def _without(tree: Tree, newer: set[str], stamp: int) -> Tree:
@@ -117,14 +150,14 @@ def _without(tree: Tree, newer: set[str], stamp: int) -> Tree:
     return with_parents(tree, kept)
 
 
-def _units(when: SyncWhen, view: View, committed: Tree) -> Judgement:
-    whole = units(when, view.tree)
+def _units(when: SyncWhen, tree: Tree, committed: Tree) -> Judgement:
+    whole = units(when, tree)
     if whole != units(when, committed):
         return Judgement(tree=whole)
-    rest = [path for path in view.tree if path not in whole]
+    rest = [path for path in tree if path not in whole]
     if whole:  # beside a checkpoint that is stored, files of other names are the program's own
         rest = [path for path in rest if restores(when, path)]
-    if not rest or view.tree == committed:
+    if not rest or tree == committed:
         return Judgement()
     return Judgement(why=f"{rest[0]} and {len(rest) - 1} others match no {when.marker or when.renamed}")
 
@@ -154,18 +187,3 @@ def restores(when: SyncWhen, path: str) -> bool:
     pattern = when.renamed or when.marker.rpartition("/")[0]
     above = (str(each) for each in PurePosixPath(path).parents)
     return not pattern or any(matches(each, pattern) for each in (path, *above))
-
-
-def same(selected: Tree, now: Tree, *, all_of_it: bool) -> bool:
-    """Whether what was selected, and read since, is what it was. `all_of_it`: and nothing came or went.
-
-    Otherwise a file may be gone by now: its content was whole, and was read before.
-    """
-    if all_of_it:
-        return selected == now
-    return all(now.get(path, node) == node for path, node in selected.items())
-
-
-def first_view(tree: Tree, when: SyncWhen, now: float) -> View:
-    """The view at the start. Nobody has seen what was written before, so all of it may be of just now."""
-    return View(tree=tree, changed_at=now, marker=tree.get(when.marker), before_marker=frozenset(tree))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from spottrain.contract import SyncWhen
 from spottrain.sync.tree import Node, NodeKind, Tree, leads_out
-from spottrain.sync.whole import Judgement, View, judge
+from spottrain.sync.whole import Judgement, NamedRule
 
 QUIET = SyncWhen(quietSeconds=30)
 LATEST = SyncWhen(marker="latest")
@@ -21,11 +21,15 @@ def folder(stamp: int = 0) -> Node:
     return Node(kind=NodeKind.FOLDER, mode=0o755, stamp=stamp)
 
 
-def seen(when: SyncWhen, *looks: tuple[float, Tree]) -> View:
-    view = View()
+def seen(when: SyncWhen, *looks: tuple[float, Tree]) -> NamedRule:
+    rule = NamedRule(when)
     for now, tree in looks:
-        view = view.then(tree, when, now)
-    return view
+        rule.look(tree, {}, now)
+    return rule
+
+
+def judge(rule: NamedRule, committed: Tree, now: float) -> Judgement:
+    return rule.judge(committed, lambda path: True, now)
 
 
 def paths(verdict: Judgement) -> list[str] | None:
@@ -34,19 +38,19 @@ def paths(verdict: Judgement) -> list[str] | None:
 
 # --- quietSeconds ---------------------------------------------------------------------------------------
 def test_a_folder_is_whole_after_the_quiet_seconds_and_not_before() -> None:
-    view = seen(QUIET, (0, {}), (10, {"a": file(1)}), (20, {"a": file(2)}))
-    assert judge(QUIET, view, {}, 49.9).tree is None
-    assert paths(judge(QUIET, view, {}, 50)) == ["a"]
+    rule = seen(QUIET, (0, {}), (10, {"a": file(1)}), (20, {"a": file(2)}))
+    assert judge(rule, {}, 49.9).tree is None
+    assert paths(judge(rule, {}, 50)) == ["a"]
 
 
 def test_what_is_committed_already_is_not_committed_again() -> None:
     tree = {"a": file(1)}
-    assert judge(QUIET, seen(QUIET, (0, tree)), tree, 100) == Judgement()
+    assert judge(seen(QUIET, (0, tree)), tree, 100) == Judgement()
 
 
 def test_a_folder_from_which_all_files_are_gone_does_not_replace_the_newest_checkpoint() -> None:
     committed = {"old": folder(), "old/a": file(1)}
-    verdict = judge(QUIET, seen(QUIET, (0, committed), (1, {"old": folder()})), committed, 100)
+    verdict = judge(seen(QUIET, (0, committed), (1, {"old": folder()})), committed, 100)
     assert verdict.tree is None and "no checkpoint now" in verdict.why
 
 
@@ -54,26 +58,26 @@ def test_a_folder_from_which_all_files_are_gone_does_not_replace_the_newest_chec
 def test_what_is_older_than_the_marker_is_whole_and_what_is_newer_is_left_out() -> None:
     before = {"s1": folder(5), "s1/w": file(5), "latest": file(6)}
     tree = before | {"s2": folder(8), "s2/w": file(8), "s3": folder(9)}
-    verdict = judge(LATEST, seen(LATEST, (0, before), (1, tree)), {}, 1)
+    verdict = judge(seen(LATEST, (0, before), (1, tree)), {}, 1)
     assert paths(verdict) == ["latest", "s1", "s1/w"]
 
 
 def test_without_a_new_marker_nothing_is_committed() -> None:
     committed = {"s1": folder(5), "s1/w": file(5), "latest": file(6)}
     tree = committed | {"s2": folder(8), "s2/w": file(8)}
-    verdict = judge(LATEST, seen(LATEST, (0, committed), (1, tree)), committed, 1)
+    verdict = judge(seen(LATEST, (0, committed), (1, tree)), committed, 1)
     assert verdict.tree is None and "latest was not written again" in verdict.why
-    assert "no file latest" in judge(LATEST, seen(LATEST, (0, {"a": file(1)})), {}, 0).why
+    assert "no file latest" in judge(seen(LATEST, (0, {"a": file(1)})), {}, 0).why
 
 
 def test_a_file_that_was_written_over_after_the_marker_stands_against_a_commit() -> None:
     first = {"model": file(5), "latest": file(6)}
     again = {"model": file(9), "latest": file(6)}
-    verdict = judge(LATEST, seen(LATEST, (0, {"model": file(5)}), (1, again)), {}, 1)
+    verdict = judge(seen(LATEST, (0, {"model": file(5)}), (1, again)), {}, 1)
     assert verdict.tree is None and "model was written to after latest" in verdict.why
     done = again | {"latest": file(10)}
-    view = seen(LATEST, (0, first), (1, again), (2, done))
-    assert paths(judge(LATEST, view, first, 2)) == ["latest", "model"]
+    rule = seen(LATEST, (0, first), (1, again), (2, done))
+    assert paths(judge(rule, first, 2)) == ["latest", "model"]
 
 
 # --- patterns -------------------------------------------------------------------------------------------
@@ -86,30 +90,30 @@ def test_a_folder_without_its_marker_is_left_out() -> None:
         "checkpoint-2/w": file(3),
         "log": file(4),
     }
-    verdict = judge(STATES, seen(STATES, (0, tree)), {}, 0)
+    verdict = judge(seen(STATES, (0, tree)), {}, 0)
     assert paths(verdict) == ["checkpoint-1", "checkpoint-1/state.json", "checkpoint-1/w"]
-    verdict = judge(STATES, seen(STATES, (0, tree)), verdict.tree or {}, 0)
+    verdict = judge(seen(STATES, (0, tree)), verdict.tree or {}, 0)
     assert verdict.tree is None and "checkpoint-2 and 1 others match no" in verdict.why
 
 
 def test_renamed_entries_are_whole_as_soon_as_they_are_there() -> None:
     tree = {"step_1": folder(), "step_1/w": file(1), "tmp_2": folder(), "tmp_2/w": file(2), "step_9": file(3)}
-    assert paths(judge(STEPS, seen(STEPS, (0, tree)), {}, 0)) == ["step_1", "step_1/w", "step_9"]
+    assert paths(judge(seen(STEPS, (0, tree)), {}, 0)) == ["step_1", "step_1/w", "step_9"]
 
 
 def test_orbax_temporary_folders_never_match() -> None:
     when = SyncWhen(renamed="[0-9]*")
     tree = {"100": folder(), "100/d": file(1), "200.orbax-checkpoint-tmp": folder()}
     tree["200.orbax-checkpoint-tmp/d"] = file(2)
-    assert paths(judge(when, seen(when, (0, tree)), {}, 0)) == ["100", "100/d"]
+    assert paths(judge(seen(when, (0, tree)), {}, 0)) == ["100", "100/d"]
 
 
 def test_an_old_checkpoint_that_is_deleted_before_the_next_is_there_stays_stored() -> None:
     committed = {"step_1": file(1)}
-    verdict = judge(STEPS, seen(STEPS, (0, committed), (1, {"tmp": file(2)})), committed, 1)
+    verdict = judge(seen(STEPS, (0, committed), (1, {"tmp": file(2)})), committed, 1)
     assert verdict.tree is None
     both = committed | {"step_2": file(3)}
-    assert paths(judge(STEPS, seen(STEPS, (0, both), (1, {"step_2": file(3)})), both, 1)) == ["step_2"]
+    assert paths(judge(seen(STEPS, (0, both), (1, {"step_2": file(3)})), both, 1)) == ["step_2"]
 
 
 # --- words ----------------------------------------------------------------------------------------------
