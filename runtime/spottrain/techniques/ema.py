@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from spottrain.checkpoint import plain_state
-from spottrain.distributed.dtensor import box_of, is_sharded, like, local
+from spottrain.distributed.dtensor import box_of, local
 from spottrain.errors import ConfigurationError
 
 
@@ -126,11 +126,11 @@ class EMA:
             ValueError: names or shapes differ.
         """
         self._require_own()
-        saved = state["average"]
-        if mismatch := _mismatch(saved, self._average):
-            raise ValueError(mismatch)
+        parts = {name: _part(each, self._average.get(name)) for name, each in state["average"].items()}
+        if mismatch := plain_state.explain_mismatch(parts, self._average):
+            raise ValueError(f"the average: {mismatch}")
         for name, here in self._average.items():
-            local(here).copy_(local(_part(here, saved[name])))
+            local(here).copy_(parts[name])
         self._updated = int(state["updated"])
 
     def _require_own(self) -> None:
@@ -165,21 +165,10 @@ def _reshard(model: torch.nn.Module) -> None:
             module.reshard()  # type: ignore[operator]
 
 
-def _mismatch(saved: Mapping[str, Any], here: Mapping[str, torch.Tensor]) -> str | None:
-    if odd := sorted(set(saved) ^ set(here)):
-        return f"the average in the checkpoint and that of this model differ in {odd[0]}"
-    for name, tensor in here.items():
-        if tuple(saved[name].shape) not in (tuple(tensor.shape), box_of(tensor).shape):
-            before, now = tuple(saved[name].shape), tuple(tensor.shape)
-            return f"{name} has shape {before} in the checkpoint and {now} here"
-    return None
-
-
-def _part(here: torch.Tensor, saved: torch.Tensor) -> torch.Tensor:
-    """Returns this rank's part of `saved`, laid out like `here`."""
-    if not is_sharded(here) or is_sharded(saved):
-        return saved
+def _part(saved: torch.Tensor, here: torch.Tensor | None) -> torch.Tensor:
+    """Returns this rank's part of a saved tensor, laid out like `here`."""
+    part = local(saved)
+    if here is None or part.shape != here.shape:
+        return part
     box = box_of(here)
-    if tuple(saved.shape) == tuple(here.shape) != box.shape:
-        saved = saved[tuple(slice(a, a + n) for a, n in zip(box.start, box.shape, strict=True))]
-    return like(here, saved)
+    return part[tuple(slice(at, at + size) for at, size in zip(box.start, box.shape, strict=True))]

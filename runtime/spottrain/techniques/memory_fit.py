@@ -18,7 +18,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property
 from typing import Any, Final, Literal
 
@@ -101,46 +101,37 @@ def _waits_for_others(module: torch.nn.Module) -> bool:
     return any_sharded(module, recurse=False) or isinstance(module, torch.nn.SyncBatchNorm)
 
 
+@dataclass(eq=False)
 class MemoryFit:
     """Memory fit of one training.
-
-    Args:
-        micro_batch_size: "auto": found by trials.
-        policy: of activation checkpointing.
-        model: not wrapped by DDP or torch.compile.
-        optimizer: optimizer of the model; it is not stepped. Trials reserve memory for its state, and for
-            temporary tensors as large as the weights, which torch's foreach optimizers make.
-        loss_of: (model, batch) -> the mean loss over the batch.
-        source: the training's batches.
-        precision: number format of the passes.
-        device: where the model is.
-        world: the ranks.
 
     Raises:
         ConfigurationError: trials are needed, and the data are not a map-style dataset.
     """
 
-    def __init__(
-        self,
-        micro_batch_size: int | str | None,
-        policy: ActivationCheckpointing,
-        *,
-        model: torch.nn.Module,
-        optimizer: torch.optim.Optimizer,
-        loss_of: Loss,
-        source: Source,
-        precision: Precision,
-        device: torch.device,
-        world: World,
-    ) -> None:
-        self._model, self._optimizer, self._loss_of = model, optimizer, loss_of
-        self._precision, self._device, self._world = precision, device, world
-        self.policy = policy
-        self._sized = micro_batch_size == AUTO
-        self._tries = self._sized or policy.policy == AUTO
-        self.saved_size: int | None = None
-        """Micro-batch size of the previous attempt: it is kept if it fits, so that sums keep their order."""
-        self._batches = source if isinstance(source, Batches) else None
+    micro_batch_size: int | str | None
+    """auto: found by trials."""
+    policy: ActivationCheckpointing
+    """Policy of activation checkpointing; after `fit` the one that was applied."""
+    _: KW_ONLY
+    model: torch.nn.Module
+    """Not wrapped by DDP or torch.compile."""
+    optimizer: torch.optim.Optimizer
+    """It is not stepped. Trials reserve memory for its state, and for temporary tensors as large as the
+    weights, which torch's foreach optimizers make."""
+    loss_of: Loss
+    """(model, batch) -> the mean loss over the batch."""
+    source: Source
+    precision: Precision
+    device: torch.device
+    world: World
+    saved_size: int | None = None
+    """Micro-batch size of the previous attempt: it is kept if it fits, so that sums keep their order."""
+
+    def __post_init__(self) -> None:
+        self._sized = self.micro_batch_size == AUTO
+        self._tries = self._sized or self.policy.policy == AUTO
+        self._batches = self.source if isinstance(self.source, Batches) else None
         if self._tries and self._batches is None:
             raise ConfigurationError(
                 "microBatchSize auto and activationCheckpointing auto run trials, which need a "
@@ -158,17 +149,17 @@ class MemoryFit:
             ConfigurationError: nothing fits.
         """
         if self._batches is None or not self._tries:
-            apply(self._model, self.policy)
+            apply(self.model, self.policy)
             return
         saved, share = self.saved_size, self._share
         most = self._batches.plan.micro_batch_size
         if self._sized:
             most = saved if saved is not None and share % saved == 0 else share
-        memory = StepMemory(self._device, ranks=self._world.local_size)
+        memory = StepMemory(self.device, ranks=self.world.local_size)
         found, chooses = None, self.policy.policy == AUTO
         for policy in STEPS if chooses else (self.policy,):
             self.policy = policy
-            apply(self._model, policy)
+            apply(self.model, policy)
             found = self.largest(sizes_up_to(most), memory)
             if found == most:
                 break
@@ -213,7 +204,7 @@ class MemoryFit:
         """
         peak = math.inf
         try:
-            with rehearsal(self._model):
+            with rehearsal(self.model):
                 peak = self._peak(size, memory)
         except Exception as error:
             if not is_out_of_memory(error):
@@ -227,18 +218,18 @@ class MemoryFit:
                 ) from error
         if peak == math.inf:
             release()  # outside of `except`: the traceback and the tensors of its frames are gone
-        return -process_group.earliest(-peak / memory.limit, self._world, self._device)
+        return -process_group.earliest(-peak / memory.limit, self.world, self.device)
 
     def _peak(self, size: int, memory: StepMemory) -> int:
         """With several micro-batches, the second pass runs while the gradients of the first exist."""
         passes = 1 if size == self._share else 2
         memory.begin()
         # Written, because on a CPU untouched memory is not resident.
-        reserved = torch.empty(self._reserved, dtype=torch.uint8, device=self._device).fill_(1)
+        reserved = torch.empty(self._reserved, dtype=torch.uint8, device=self.device).fill_(1)
         for number in range(1, passes + 1):
-            with accumulation.sync(self._model, last=number == passes):
-                with self._precision.autocast(self._device):
-                    loss = self._loss_of(self._model, to_device(self.sample(size), self._device))
+            with accumulation.sync(self.model, last=number == passes):
+                with self.precision.autocast(self.device):
+                    loss = self.loss_of(self.model, to_device(self.sample(size), self.device))
                 loss.backward()  # type: ignore[no-untyped-call]
             del loss
         del reserved
@@ -247,12 +238,12 @@ class MemoryFit:
     @cached_property
     def _reserved(self) -> int:
         """Bytes of the optimizer's state, and of its temporary tensors."""
-        return state_bytes(self._optimizer) + weight_bytes(self._optimizer)
+        return state_bytes(self.optimizer) + weight_bytes(self.optimizer)
 
     @property
     def _together(self) -> bool:
         """Whether a rank that runs out of memory leaves the others waiting in a collective."""
-        return self._world.distributed and any(map(_waits_for_others, self._model.modules()))
+        return self.world.distributed and any(map(_waits_for_others, self.model.modules()))
 
     # --- what was found -----------------------------------------------------------------------------------
     @property
@@ -293,7 +284,7 @@ class MemoryFit:
     @property
     def _share(self) -> int:
         assert self._batches is not None
-        return self._batches.plan.global_batch_size // self._world.size
+        return self._batches.plan.global_batch_size // self.world.size
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
