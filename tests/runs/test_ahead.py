@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 from spottrain.contract import ExitCode
 
@@ -126,85 +124,6 @@ def test_a_batch_that_would_come_back_as_another_type_is_refused_before_its_firs
     )
     run = lab.run(script).ends(ExitCode.BAD_CONFIGURATION)
     assert not run.losses and "would come back as another type" in run.message.message
-
-
-LOADERS = {
-    "ours": "loader = spottrain.data.loader(Numbers(), batch_size=4, num_workers=2, shuffle=True)\n",
-    "a sampler of ours": (
-        "sampler = spottrain.data.BatchSampler(Numbers(), batch_size=4, shuffle=True)\n"
-        "loader = torch.utils.data.DataLoader(\n"
-        "    Numbers(), batch_sampler=sampler, generator=torch.Generator()\n"
-        ")\n"
-    ),
-    "a stream": (
-        "from torchdata.stateful_dataloader import StatefulDataLoader\n"
-        "loader = StatefulDataLoader(Numbers(), batch_size=4, shuffle=True)\n"
-    ),
-}
-BY_LOADER = """\
-import os, signal
-import torch, spottrain
-
-spottrain.seed(3)
-STOP = int(os.environ.get("STOP", "0"))
-
-
-class Numbers(torch.utils.data.Dataset):
-    def __len__(self):
-        return 20
-
-    def __getitem__(self, i):
-        return torch.tensor([float(i), 1.0])
-
-
-model = torch.nn.Linear(2, 1)
-optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-LOADER
-run = spottrain.Run(model=model, optimizer=optimizer, data=loader, max_steps=17, log_every=1)
-batches = run.ahead(loader)
-batch = next(batches)
-while not run.done:
-    optimizer.zero_grad()
-    loss = model(batch).square().mean()
-    print("used", run.global_step, sorted(int(x) for x in batch[:, 0]), flush=True)
-    batch = next(batches)
-    loss.backward()
-    optimizer.step()
-    if run.global_step + 1 == STOP:
-        os.kill(os.getpid(), signal.SIGTERM)
-    run.step_completed(loss=loss)
-run.finish()
-"""
-
-
-def _used(*logs: str) -> list[str]:
-    return [line for log in logs for line in log.splitlines() if line.startswith("used ")]
-
-
-@pytest.mark.parametrize(
-    ("loader", "step"),
-    sample(itertools.product(LOADERS, (4, 5, 6)), ("ours", 5), ("a sampler of ours", 4), ("a stream", 6)),
-)
-def test_a_loader_is_drawn_from_over_the_end_of_an_epoch_and_loses_nothing(
-    lab: Lab, others: Lab, loader: str, step: int
-) -> None:
-    """An epoch has five steps: the stop is before its last one, at it, and at the first of the next."""
-    script = BY_LOADER.replace("LOADER", LOADERS[loader])
-    plain = others.alone(script)
-    numbers = [int(each) for line in _used(plain.log)[:5] for each in line.split("[")[1][:-1].split(",")]
-    assert sorted(numbers) == list(range(20)), "the first epoch has each once"
-    first = lab.run(script, attempt=1, interval="1h", env={"STOP": str(step)}).ends(ExitCode.INTERRUPTED)
-    second = lab.run(script, attempt=2, interval="1h").done()
-    assert _used(first.log, second.log) == _used(plain.log)
-    assert second.digest == plain.digest
-
-
-def test_a_loader_that_is_drawn_from_ahead_without_the_guard_is_told_how(lab: Lab) -> None:
-    by_hand = BY_LOADER.replace("LOADER", LOADERS["ours"]).replace(
-        "run.ahead(loader)", "(batch for _ in range(9) for batch in loader)"
-    )
-    run = lab.run(by_hand, interval="1h").ends(ExitCode.BAD_CONFIGURATION)
-    assert "must iterate over run.ahead(loader)" in run.message.message
 
 
 PLAIN = """\

@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 import pytest
-from spottrain.contract import ExitCode
+from spottrain.contract import ExitCode, Reason
 
 from tests.runs.conftest import Lab, Start
 from tests.support.heavy import sample
@@ -271,12 +271,6 @@ def test_a_loop_that_ends_short_of_the_manifests_max_steps_fails_and_the_mended_
     assert again.message.message.startswith("Trained 20 steps; ")
 
 
-def test_a_loop_that_says_that_it_ends_early_is_done(lab: Lab) -> None:
-    early = SHORT.replace("run.finish()", "run.finish(ended_early='good enough')")
-    run = ended(lab, ExitCode.DONE, early, training='{"maxSteps": 20}')
-    assert run.message.message.startswith("Trained 6 steps and ended early: good enough; ")
-
-
 # --- a stop inside of a step ----------------------------------------------------------------------------
 TAUGHT = (
     HEAD
@@ -396,9 +390,15 @@ def test_the_end_of_a_script_finishes_a_loop_that_has_done_all_its_epochs_or_ste
     assert run.digest == whole.digest
 
 
-def test_a_loop_that_was_left_early_or_a_script_that_fails_after_it_is_not_finished(lab: Lab) -> None:
-    left = ended(lab, ExitCode.FAILED, UNFINISHED, env={"BREAK": "0"}, at="left")
-    assert "call finish() after the last step" in left.message.message and left.message.durableStep == 8
+def test_a_loop_that_was_left_early_is_not_finished_and_the_mended_one_goes_on(lab: Lab) -> None:
+    left = ended(lab, ExitCode.FAILED, UNFINISHED, env={"BREAK": "0"}, attempt=1)
+    assert "call finish() after the last step" in left.message.message
+    assert left.message.reason == Reason.SCRIPT_FAILED and left.message.durableStep == 8
+    assert lab.head["state"] == "released" and not (lab.folder / "store" / "final").exists()
+    assert ended(lab, ExitCode.DONE, UNFINISHED, attempt=2).message.startStep == 8
+
+
+def test_a_loop_whose_script_fails_after_it_is_not_finished(lab: Lab) -> None:
     failed = ended(lab, ExitCode.FAILED, UNFINISHED + "raise ValueError('no room')\n", attempt=1)
     assert "no room" in failed.message.message
     assert not (lab.folder / "store" / "final").exists()

@@ -1,4 +1,4 @@
-"""The shapes of loop_shapes.md: exact over three stops, refused, or failed as too short."""
+"""The shapes of loop_shapes.md: exact over four stops, refused, or failed as too short."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from _pytest.mark import ParameterSet
 from spottrain.contract import ExitCode
 
-from tests.runs.loop_shapes import PAGE, shapes
+from tests.runs.loop_shapes import PAGE, STOPS, shapes
 from tests.support.heavy import sample
 
 ROOT = Path(__file__).parents[2]
@@ -41,7 +41,8 @@ def of(result: str, *always: str) -> list[ParameterSet]:
     "name",
     of(
         "Exact",
-        *("epochs", "two-passes", "steps-counted-by-hand", "ahead", "own-loader-skipping", "second-loader"),
+        *("epochs", "epochs-of-steps", "steps-stateful", "two-passes", "steps-counted-by-hand", "windows"),
+        *("own-loader-skipping", "ahead-workers", "ahead-sampler", "ahead-stateful", "second-loader"),
     ),
 )
 def test_a_loop_of_this_shape_uses_the_same_batches_and_random_numbers_over_stops(
@@ -49,7 +50,7 @@ def test_a_loop_of_this_shape_uses_the_same_batches_and_random_numbers_over_stop
 ) -> None:
     alone, stopped = played[name]["alone"], played[name]["stopped"]
     assert (alone["code"], stopped["code"]) == (ExitCode.DONE, ExitCode.DONE), (alone, stopped)
-    assert len(alone["used"]) > 11, "the last stop is in it"
+    assert len(alone["used"]) > max(STOPS), "the last stop is in it"
     for part in ("used", "other", "digest"):
         assert stopped[part] == alone[part]
 

@@ -372,13 +372,6 @@ def test_gradients_that_overflow_at_every_scale_are_a_failure_that_says_so(lab: 
     assert "gradients overflow at every loss scale down to" in it.message.message
 
 
-def test_recomputed_activations_give_the_same_losses(lab: Lab, others: Lab) -> None:
-    wanted = {"activationCheckpointing": {"policy": "classes", "classes": ["Linear"]}}
-    plain = others.alone(SCRIPT)
-    it = run(lab, wanted).done()
-    assert it.losses == plain.losses
-
-
 def test_the_last_loss_is_known_where_the_end_was_decided_before_the_interruption(lab: Lab) -> None:
     told = SCRIPT.replace("trainer.fit()", "print('result', trainer.fit().loss)")
     held = told.replace(

@@ -39,25 +39,6 @@ def test_settings_have_defaults_for_all_but_the_node() -> None:
     assert read(AgentSettings, NODE) == AgentSettings(node="n1")
 
 
-def test_settings_are_read_from_the_environment() -> None:
-    given = {
-        "PLATFORM": "GKE",
-        "METADATA_ENDPOINT": "http://[fd00:ec2::254]",
-        "NAMESPACES": "ml, research,",
-        "POLL_SECONDS": "5",
-        "READY_FILE": "/run/ready",
-    }
-    environ = NODE | {f"{PREFIX}{name}": value for name, value in given.items()}
-    assert read(AgentSettings, environ) == AgentSettings(
-        node="n1",
-        platform="GKE",
-        metadata_endpoint="http://[fd00:ec2::254]",
-        namespaces=("ml", "research"),
-        poll_seconds=5.0,
-        ready_file=Path("/run/ready"),
-    )
-
-
 WRONG_SETTINGS = (
     ("NODE", ""),
     *(("POLL_SECONDS", text) for text in ("0", "-1", "61", "often", "nan")),

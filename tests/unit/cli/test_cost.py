@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from spottrain_cli import app, cost_report, kubectl
+from spottrain_cli import app, cost_report
 from spottrain_cli.cost_report import node_hours, percents
 from spottrain_cli.figures import dollars
 from spottrain_cli.jobs import BUCKETS, jobs
-from spottrain_cli.kubectl import Access
 
 from tests.support.costs import COST, ENDED, GOODPUT, attempt, document
 from tests.support.sentences import Told
@@ -402,41 +401,6 @@ def test_flags_that_contradict_each_other_are_refused(
     words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cost(*words) == 2 and "leave out" in capsys.readouterr().err
-
-
-# --- kubectl --------------------------------------------------------------------------------------------
-@pytest.fixture
-def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Puts a shell script on the PATH as kubectl, alone there."""
-
-    def put(body: str) -> None:
-        file = tmp_path / "bin" / "kubectl"
-        file.parent.mkdir(exist_ok=True)
-        file.write_text(f"#!/bin/sh\n{body}\n")
-        file.chmod(0o755)
-        monkeypatch.setenv("PATH", str(file.parent))
-
-    return put
-
-
-def test_kubectl_gets_the_user_s_context_and_namespace(
-    fake: Callable[[str], None], capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    (tmp_path / "answer").write_text(json.dumps(document(ENDED)))
-    fake(f'echo "$@" > {tmp_path}/words; /bin/cat {tmp_path}/answer')
-    assert cost("gpt", "-n", "ml", "--context", "east", "--kubeconfig", "/k") == 0
-    assert "gpt in namespace ml" in capsys.readouterr().out
-    words = (tmp_path / "words").read_text().split()
-    assert {"--kubeconfig=/k", "--context=east", "--namespace=ml", "--output=json"} <= set(words)
-    assert words[-3:] == ["--", "trainingjobs.spottrain.io", "gpt"]
-
-
-def test_a_name_that_begins_with_a_dash_is_no_flag_of_kubectl(
-    fake: Callable[[str], None], tmp_path: Path
-) -> None:
-    fake(f'echo "$@" > {tmp_path}/words; echo "{{}}"')
-    kubectl.get(Access(), "--token=x")
-    assert (tmp_path / "words").read_text().split()[-3:] == ["--", "trainingjobs.spottrain.io", "--token=x"]
 
 
 # --- values ---------------------------------------------------------------------------------------------
