@@ -262,13 +262,38 @@ def test_a_loop_whose_position_is_not_seen_is_refused_at_its_first_step(lab: Lab
     assert not run.losses and "for batch in run.batches(loader)" in run.message.message
 
 
-def test_a_checkpoint_of_another_model_or_interface_is_refused(lab: Lab) -> None:
+def test_another_model_is_refused_and_a_run_of_the_same_objects_goes_on(lab: Lab, others: Lab) -> None:
     stopped_at(lab, SCRIPT, 3, env={})
     model = lab.run(SCRIPT, attempt=2, env={"WIDTH": "8"}).ends(ExitCode.BAD_CONFIGURATION)
     assert "does not match this training" in model.message.message
-    own = HEAD + "spottrain.Run(model=model, optimizer=optimizer, scheduler=scheduler)\n"
-    interface = lab.run(own, attempt=3).ends(ExitCode.BAD_CONFIGURATION)
-    assert "is of kind folder" in interface.message.message
+    objects = "model=model, optimizer=optimizer, scheduler=scheduler.scheduler, extra={'0': average}"
+    own = SCRIPT.replace("AccelerateRun(accelerator", f"spottrain.Run({objects}")
+    assert lab.run(own, attempt=3).done().digest == others.alone(SCRIPT).digest
+
+
+VALIDATES = """\
+    scheduler.step()
+    if epoch == 0 and os.environ.get("WORK"):
+        print("working", flush=True)
+        time.sleep(60)
+"""
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("kind", LOADERS)
+def test_a_stop_between_two_steps_saves_the_step_before_unless_a_prepared_loader_gives_the_batches(
+    lab: Lab, others: Lab, kind: str
+) -> None:
+    script = _script(kind).replace("    scheduler.step()\n", VALIDATES)
+    first = lab.run(script, attempt=1, interval="1h", env={"WORK": "1"}).until("working").send()
+    if kind == "prepared":
+        first.ends(ExitCode.INTERRUPTED_LOST, 60)
+        return
+    first.ends(ExitCode.INTERRUPTED, 60)
+    assert first.message.step == first.message.durableStep == 6
+    plain, second = others.alone(script), lab.run(script, attempt=2, interval="1h").done()
+    assert first.losses | second.losses == plain.losses and second.digest == plain.digest
+    assert _after(second) == _after(plain)
 
 
 def test_the_manifest_ends_it_profiles_it_and_what_is_not_taken_is_told(lab: Lab) -> None:
@@ -287,12 +312,11 @@ BAD = {
         "AccelerateRun(accelerator, data=loader)\n",
         "a loader that Accelerate has prepared",
     ),
-    "weights that are not stored": (
-        "loss = torch.nn.Bilinear(4, 1, 1)\n"
-        "optimizer.add_param_group({'params': loss.parameters()})\n"
+    "weights in a form of their own": (
         "model, optimizer = accelerator.prepare(model, optimizer)\n"
+        "accelerator.state.distributed_type = type(accelerator.distributed_type).DEEPSPEED\n"
         "AccelerateRun(accelerator)\n",
-        "Bilinear.weight of shape (1, 4, 1)",
+        "weights that Accelerate has divided by DEEPSPEED",
     ),
 }
 

@@ -2,7 +2,7 @@
 
 One rule holds for all loops: trained parameters are saved and restored, or the run is refused before its
 first step. `Trainer` and `Run` save such parameters, and each module given by `extra=` as a whole. Hugging
-Face, Lightning and Accelerate write their own checkpoints, which omit such parameters, so a run is refused.
+Face and Lightning write their own checkpoints, which omit such parameters, so a run is refused.
 """
 
 from __future__ import annotations
@@ -129,6 +129,7 @@ def describe(found: Iterable[torch.Tensor]) -> str:
 def require_of(scheduler: Any, optimizers: Iterable[torch.optim.Optimizer], where: str) -> None:
     """Raises ConfigurationError if a torch scheduler belongs to an optimizer unknown to the loop."""
     of = getattr(scheduler, "optimizer", None)
+    of = getattr(of, "optimizer", of)  # unwraps Accelerate's optimizer
     if not isinstance(scheduler, torch.optim.lr_scheduler.LRScheduler) or of is None:
         return
     if not any(of is each for each in optimizers):

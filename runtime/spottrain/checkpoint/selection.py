@@ -79,8 +79,8 @@ class CheckpointSelection:
         if manifest.kind != kind:
             raise CheckpointError(
                 f"the checkpoint at {self._store.uri} is of kind {manifest.kind}, but this script "
-                f"resumes from kind {kind}: another interface of spottrain wrote it. Use the "
-                "script that wrote it, or another checkpoint URI",
+                f"resumes from kind {kind}: another interface of spottrain, or AccelerateRun of "
+                "spottrain 0.3, wrote it. Use the script and image that wrote it, or another checkpoint URI",
                 reason=Reason.CHECKPOINT_INCOMPATIBLE,
             )
         if folder is not None and self._world.first_here:

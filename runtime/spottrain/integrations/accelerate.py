@@ -6,36 +6,27 @@
         run.step_completed(loss=loss)
     run.finish()
 
-`accelerator.save_state` writes the checkpoints, and `load_state` reads them.
+It is a Run of what the Accelerator holds, and knows the position in a loader that Accelerate has prepared.
 """
 
 from __future__ import annotations
 
-import contextlib
-import shutil
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
-from accelerate import Accelerator
+from accelerate import Accelerator, DistributedType
 
-from spottrain.checkpoint import outside_parameters, plain_state
-from spottrain.checkpoint.final_files import write_description
-from spottrain.checkpoint.kinds import TrainingState
-from spottrain.checkpoint.live_state import LiveState
-from spottrain.checkpoint.manifest import MODEL
-from spottrain.checkpoint.model_watch import ModelWatch
-from spottrain.checkpoint.tree import Flattened, unflatten
 from spottrain.errors import ConfigurationError
-from spottrain.integrations import model_files
-from spottrain.integrations.folder_checkpoints import FolderCheckpoints, packed, unpacked
 from spottrain.integrations.pass_position import PassPosition
-from spottrain.lifecycle.session import Session, current
-from spottrain.training.loop import Loop
+from spottrain.lifecycle.session import Session
+from spottrain.training.run import Run
+
+FLAT: Final = (DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM)
+"""They keep weights and optimizer state in parts of a form of their own."""
 
 
-class AccelerateRun(Loop):
+class AccelerateRun(Run):
     """Saves and restores a training loop around an Accelerator.
 
     The constructor claims the checkpoint URI. It restores what `accelerator.prepare` was given, and what was
@@ -47,8 +38,6 @@ class AccelerateRun(Loop):
             it out for a loader that Accelerate has prepared, and iterate over `run.batches(loader)`.
         max_steps: optimizer steps of the whole training; None: until `finish`. spec.training.maxSteps wins.
         log_every: steps between two log lines, at least 1.
-        folder: on a disk with room for one checkpoint; None: the accelerator's project_dir, else the current
-            folder.
         session: the process's own session by default.
 
     Raises:
@@ -62,90 +51,38 @@ class AccelerateRun(Loop):
         data: Any = None,
         max_steps: int | None = None,
         log_every: int = 10,
-        folder: str | Path | None = None,
         session: Session | None = None,
     ) -> None:
-        super().__init__(data=data, max_steps=max_steps, log_every=log_every, session=session or current())
-        if accelerator.project_configuration.automatic_checkpoint_naming:
-            raise ConfigurationError(
-                "ProjectConfiguration(automatic_checkpoint_naming=True) lets Accelerate choose the folder of "
-                "a checkpoint; leave it out: the Run names and keeps them"
-            )
-        if not accelerator._models:
-            raise ConfigurationError(
-                "AccelerateRun(accelerator) has no model yet: create it after "
-                "accelerator.prepare(model, optimizer)"
-            )
-        if any(data is loader for loader in accelerator._dataloaders):
-            raise ConfigurationError(
-                "AccelerateRun(data=...) is a loader that Accelerate has prepared, which has no position of "
-                "its own: leave data out, and iterate over run.batches(loader), which knows it; or give "
-                "spottrain.data.loader(...) unprepared"
-            )
+        _require_savable(accelerator, data)
         self._accelerator = accelerator
-        self._require_whole()
-        state = TrainingState(
-            shared=lambda: {"progress": self._progress()},
-            own=lambda: dict(packed(self._own())),
-            load=self._load,
-        )
-        place = Path(folder or accelerator.project_dir or ".")
+        self._micro_batches = accelerator.step
+        """Accelerate's counter of micro-batches, after the last optimizer step."""
         self._position = PassPosition()
         self._loader: Any = None
         """The prepared loader that `batches` iterates over."""
         self._number, self._used = -1, 0
         """Number of the present pass over it, and the batches that it has given."""
-        self._saved: Mapping[str, Any] | None = None
+        self._saved_pass: Mapping[str, Any] | None = None
         """The position in it in the checkpoint."""
-        self._checkpoints = FolderCheckpoints(state, place=place, write=self._write, describe=self._describe)
-        self._micro_batches = accelerator.step
-        """Accelerate's counter of micro-batches, after the last optimizer step."""
-        optimizers = [getattr(each, "optimizer", each) for each in accelerator._optimizers]
-        named = {str(number): each for number, each in enumerate(optimizers)}
-        parts = {MODEL: self._whole()}
-        self._live = LiveState(parts, named)
-        self._watch = ModelWatch(
-            parts,
-            named,
-            replicas=any(map(plain_state.replica, accelerator._models)),
-            regroups=False,
-            over=lambda: self._engine.ended or self.ended_by_itself,
+        super().__init__(
+            model=_only_or_named(accelerator._models),
+            optimizer=_only_or_named(accelerator._optimizers),
+            scheduler=_only_or_named([each.scheduler for each in accelerator._schedulers]),
+            scaler=accelerator.scaler,
+            data=data,
+            extra=_named(accelerator._custom_objects),
+            max_steps=max_steps,
+            log_every=log_every,
+            session=session,
         )
-        self._begin(self._checkpoints, torch.nn.ModuleList(self._plain()), optimizers)
-
-    def _require_whole(self) -> None:
-        """Raises ConfigurationError unless `save_state` stores all that is trained."""
-        for each in self._accelerator._models:
-            model_files.require_tensors(each)
-        registered = [each for each in self._accelerator._custom_objects if isinstance(each, torch.nn.Module)]
-        wrapped = [each.optimizer for each in self._accelerator._optimizers]
-        optimizers = [each for each in wrapped if isinstance(each, torch.optim.Optimizer)]
-        outside_parameters.require_owned(
-            optimizers,
-            [*self._accelerator._models, *registered],
-            "Give its module to accelerator.prepare(...) or accelerator.register_for_checkpointing(...) too",
-        )
-        known = [*wrapped, *self._accelerator._optimizers]
-        for each in self._accelerator._schedulers:
-            outside_parameters.require_of(
-                each.scheduler, known, "the scheduler that accelerator.prepare was given"
-            )
-
-    def _write(self, folder: Path) -> None:
-        """Saves without the micro-batches of a partial step, which a resume repeats."""
-        self._watch.require_unchanged()
-        counted, self._accelerator.step = self._accelerator.step, self._micro_batches
-        self._accelerator.save_state(str(folder))
-        self._accelerator.step = counted
 
     def step_completed(self, loss: torch.Tensor | float | None = None, *, samples: int | None = None) -> bool:
-        """See `Loop.step_completed`. The position in a prepared loader must be known."""
+        """See `Run.step_completed`. The position in a prepared loader must be known."""
         self._require_known_pass()
         return super().step_completed(loss, samples=samples)
 
     def _count(self, loss: torch.Tensor | float | None, samples: int | None) -> None:
         self._micro_batches = self._accelerator.step
-        self._live.note()
         self._position.step_done(self._used)
         super()._count(loss, samples)
 
@@ -178,11 +115,12 @@ class AccelerateRun(Loop):
                 "that of run.batches(loader): leave it out"
             )
         self._loader, self._first_pass_after_resume = loader, False
+        self._finished = None  # another thread would have to save random states of the loader too
         return self._prepared_pass(loader)
 
     def _prepared_pass(self, loader: Any) -> Iterator[Any]:
         """Yields the batches of a pass, or those that are left of it after a resume."""
-        saved, self._saved = self._saved, None
+        saved, self._saved_pass = self._saved_pass, None
         if (
             saved is not None and saved["epoch"] != self._epochs.number
         ):  # that pass was left at its epoch's end
@@ -199,54 +137,46 @@ class AccelerateRun(Loop):
         self._position.go_on()
 
     def _own(self) -> dict[str, Any]:
-        live = Flattened(self._live.state())
-        own = super()._own() | {
-            "live": {"tree": live.plain, "tensors": [each.tensor for each in live.leaves]}
-        }
-        if self._loader is None:
-            return own | {"pass": self._saved}
-        position = {**self._position.state(), "number": self._number, "epoch": self._epochs.number}
-        return own | {"pass": position}
+        position = self._saved_pass
+        if self._loader is not None:
+            position = {**self._position.state(), "number": self._number, "epoch": self._epochs.number}
+        return super()._own() | {"pass": position, "micro_batches": self._micro_batches}
 
     def _load_progress(self, saved: Mapping[str, Any], own: Mapping[str, Any], new_rank: bool) -> None:
         super()._load_progress(saved, own, new_rank)
-        self._saved = own.get("pass")
-
-    def _load(self, tree: Any, own: Any, new_rank: bool) -> None:
-        restored, manager = self._checkpoints.restored, self._engine.manager
-        assert restored is not None and manager is not None
-        own = unpacked(own)
-        if live := own.get("live"):
-            self._live.load(unflatten(live["tree"], live["tensors"].__getitem__))
-        try:
-            with contextlib.ExitStack() as loading:
-                for model in self._plain():
-                    loading.enter_context(plain_state.contiguous_buffers(model))
-                self._accelerator.load_state(str(restored))
-        except (RuntimeError, ValueError, KeyError, IndexError, FileNotFoundError) as error:
-            raise self._engine.incompatible(str(error)) from error
-        self._micro_batches = self._accelerator.step
-        self._load_progress(tree["progress"], own, new_rank)
-        manager.barrier()  # load_state has no barrier: all ranks must have read before the folder is deleted
-        if self.session.world.first_here:
-            shutil.rmtree(restored, ignore_errors=True)
-
-    def _plain(self) -> list[torch.nn.Module]:
-        return [plain_state.plain(each) for each in self._accelerator._models]
+        self._saved_pass, self._micro_batches = own.get("pass"), own.get("micro_batches", 0)
+        self._accelerator.step = self._micro_batches
 
     def _saved_besides(self) -> None:
         """The position in a loader that Accelerate has prepared is known here."""
 
-    def _initialize(self) -> None:
-        self._engine.initialize(self._whole())
 
-    def _whole(self) -> torch.nn.Module:
-        """Returns the model, or all models as one."""
-        models = self._plain()
-        return models[0] if len(models) == 1 else torch.nn.ModuleList(models)
+def _require_savable(accelerator: Accelerator, data: Any) -> None:
+    """Raises ConfigurationError for an Accelerator whose state, or position in the data, is not known."""
+    if any(data is loader for loader in accelerator._dataloaders):
+        raise ConfigurationError(
+            "AccelerateRun(data=...) is a loader that Accelerate has prepared, which has no position of "
+            "its own: leave data out, and iterate over run.batches(loader), which knows it; or give "
+            "spottrain.data.loader(...) unprepared"
+        )
+    if not (accelerator._models and accelerator._optimizers):
+        raise ConfigurationError(
+            "AccelerateRun(accelerator) has no model yet, or no optimizer: create it after "
+            "accelerator.prepare(model, optimizer)"
+        )
+    kind = accelerator.distributed_type
+    if kind in FLAT or (kind == DistributedType.FSDP and not accelerator.is_fsdp2):
+        raise ConfigurationError(
+            f"AccelerateRun cannot save weights that Accelerate has divided by {kind.value}: use "
+            "FullyShardedDataParallelPlugin(fsdp_version=2), or keep the folder that accelerator.save_state "
+            "writes by `spottrain sync`"
+        )
 
-    def _final(self) -> Mapping[str, Any]:
-        return plain_state.model_state(self._whole())
 
-    def _describe(self, folder: Path) -> None:
-        write_description(self._whole(), None, folder)
+def _only_or_named(found: list[Any]) -> Any:
+    """Returns the only one, as a Run of it alone is given it; else all by their numbers."""
+    return found[0] if len(found) == 1 else _named(found)
+
+
+def _named(found: list[Any]) -> dict[str, Any]:
+    return {str(number): each for number, each in enumerate(found)}

@@ -54,7 +54,9 @@ class FolderCheckpoints:
         write: Callable[[Path], None],
         describe: Callable[[Path], None] = lambda folder: None,
     ) -> None:
-        self.state = state
+        self.state = replace(
+            state, load=lambda shared, own, new_rank: state.load(shared, unpacked(own), new_rank)
+        )
         self._place = place.resolve()
         self._write, self._describe = write, describe
         self._described = self._place / f"{OURS}final"
@@ -92,7 +94,7 @@ class FolderCheckpoints:
         self._write(folder)
         manager.barrier()  # the files of all ranks must be complete before the upload
         manager.saver.copy_seconds = time.perf_counter() - began
-        save = manager.saver.folder(folder, self.state.shared(), self.state.own(), step, best=best)
+        save = manager.saver.folder(folder, self.state.shared(), packed(self.state.own()), step, best=best)
         self._saved.append((folder, save))
         return save
 

@@ -42,15 +42,7 @@ from spottrain.core import log, patches
 from spottrain.core.uri import is_path
 from spottrain.data.sampler import Cursor
 from spottrain.errors import ConfigurationError
-from spottrain.integrations.folder_checkpoints import (
-    OFF,
-    OURS,
-    CallbackEngine,
-    FolderCheckpoints,
-    link_tree,
-    packed,
-    unpacked,
-)
+from spottrain.integrations.folder_checkpoints import OFF, OURS, CallbackEngine, FolderCheckpoints, link_tree
 from spottrain.integrations.generators import (
     generators,
     is_sized,
@@ -453,15 +445,15 @@ class LightningCallback(pl.Callback):
 
     def _own(self) -> dict[str, Any]:
         position = self._position.state() if self._position is not None else None
-        return {"random": packed(devices.random_state()), "data": packed(position)}
+        return {"random": devices.random_state(), "data": position}
 
     def _load(self, shared: Any, own: Any, new_rank: bool) -> None:
         self._engine.load_record(shared)
         if self._position is not None and not new_rank:
-            self._position.load(unpacked(own.get("data")))
+            self._position.load(own.get("data"))
         self._over, self._best = shared.get("over"), list(shared.get("best", ()))
         self._metrics = {name: torch.tensor(each) for name, each in shared.get("metrics", {}).items()}
-        self._random_due, self._random = True, None if new_rank else unpacked(own["random"])
+        self._random_due, self._random = True, None if new_rank else own["random"]
 
 
 def _before_validation(loops: dict[str, Any]) -> None:

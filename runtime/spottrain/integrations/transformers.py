@@ -39,14 +39,7 @@ from spottrain.core import log, patches
 from spottrain.core.time_split import CHECKPOINT_STALL, DATA_WAIT, OTHER, PRODUCTIVE
 from spottrain.errors import ConfigurationError
 from spottrain.integrations import model_files
-from spottrain.integrations.folder_checkpoints import (
-    OFF,
-    CallbackEngine,
-    FolderCheckpoints,
-    link_tree,
-    packed,
-    unpacked,
-)
+from spottrain.integrations.folder_checkpoints import OFF, CallbackEngine, FolderCheckpoints, link_tree
 from spottrain.integrations.generators import is_sized
 from spottrain.integrations.pass_position import PassPosition
 from spottrain.lifecycle.life import Phase
@@ -549,14 +542,14 @@ class TransformersCallback(TrainerCallback):
         trainer = self._trainer
         window = {"loss": float(trainer._tr_loss), "since": trainer._globalstep_last_logged}
         position = self._position.state_after(epoch_stops=self._epoch_stops)
-        return {"window": window, "rate": self._rate, "data": packed(position)}
+        return {"window": window, "rate": self._rate, "data": position}
 
     def _load(self, shared: Any, own: Any, new_rank: bool) -> None:
         self._engine.load_record(shared)
         self._owed = _Owed(**shared.get("owed", {}))
         self._over = shared.get("over")
         self._restored = {} if new_rank else own
-        self._position.load(unpacked(own.get("data")))
+        self._position.load(own.get("data"))
 
 
 def run_attached(call: BoundArguments, train: Callable[..., Any]) -> Any:
