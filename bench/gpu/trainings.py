@@ -17,7 +17,7 @@ import spottrain
 import torch
 from spottrain.core.preemption import Preemption
 from spottrain.core.progress import ProgressFacts
-from spottrain.diagnostics.flops import counted, mfu
+from spottrain.diagnostics.flops import counted
 from spottrain.lifecycle.session import Session
 from spottrain.techniques.precision import choose
 
@@ -201,9 +201,9 @@ def utilisation(size: Size, precision: str, seconds: float) -> float | None:
     """Returns MFU, by FLOPs counted on one sequence: these have one length."""
     model = GPT(size.shape).to(DEVICE)
     sample = Windows(size.shape, 1).rows.long().to(DEVICE)
-    with counted() as work, choose(precision, DEVICE).autocast(DEVICE):
+    with counted(DEVICE) as work, choose(precision, DEVICE).autocast(DEVICE):
         loss_of(model, sample).backward()  # type: ignore[no-untyped-call]
-    return mfu(work.times(size.batch), seconds, DEVICE)
+    return work.times(size.batch).mfu(seconds)
 
 
 def longer(size: Size, steps: int) -> Size:

@@ -126,11 +126,6 @@ class SyncEnv(StrEnum):
     """Arguments that COMMAND gets in addition where a checkpoint was restored, quoted as in a shell."""
 
 
-PROFILE: Final = "SPOTTRAIN_PROFILE"
-"""Environment variable with the steps to profile, as JSON (`core.training_settings.Profile`).
-
-Set by `spottrain profile` or by the user, never by the operator. It overrides spec.training.profile."""
-
 LOG_FORMAT: Final = "SPOTTRAIN_LOG_FORMAT"
 """Environment variable with the format of the log: `auto`, `text`, `logfmt` or `json`.
 

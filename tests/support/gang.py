@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final, cast
 
 from spottrain.distributed.control_channel import ControlChannel
-from spottrain.distributed.stop_agreement import Decision, StopAgreement
+from spottrain.distributed.stop_agreement import Order, StopAgreement
 from spottrain.distributed.world import World
 from spottrain.errors import PeerLost
 
@@ -78,12 +78,12 @@ class Player:
             return False
         return True
 
-    def _ask(self, save: bool) -> Decision:
+    def _ask(self, save: bool) -> Order:
         if not self.begun:
             return self.agreement.begin(self.step, self.total)
         return self.agreement.at_boundary(self.step + 1, save=save)
 
-    def act(self, orders: Decision) -> None:
+    def act(self, orders: Order) -> None:
         self.step += self.begun
         self.begun = True
         self.stopped = orders.stop

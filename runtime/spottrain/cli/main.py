@@ -29,7 +29,7 @@ from types import TracebackType
 from typing import Any, Final, NamedTuple, NoReturn
 
 from spottrain.cli.output import Parser, exit_code_of_usage, named_by_flags
-from spottrain.contract import LOG_FORMAT, PROFILE, Env, OnExisting, Outcome, Reason
+from spottrain.contract import LOG_FORMAT, Env, OnExisting, Outcome, Reason
 from spottrain.core import log, patches
 from spottrain.core.run_config import LOG_FORMATS, RunConfig, name_of
 from spottrain.core.startup_signals import hold_signals
@@ -217,24 +217,19 @@ def profile_variables(values: Mapping[str, Any], env: Mapping[str, str], now: fl
 
     Raises ConfigurationError.
     """
-    asked = {name: _steps(name, values[name]) for name in ("wait", "warmup", "active")}
-    window = Profile.from_json(json.dumps(asked), PROFILE)
-    found = {PROFILE: window.to_json(), KINETO: env.get(KINETO, SILENT)}
+    window = {name: _steps(name, values[name]) for name in ("wait", "warmup", "active")}
+    text = env.get(Env.TRAINING) or "{}"
+    given, training = read_manifest(text), json.loads(text)
+    if (other := training.get("profile")) not in (None, window):
+        log.event("override", setting="profile", flags=json.dumps(window), training=json.dumps(other))
+    found = {KINETO: env.get(KINETO, SILENT)}
     if not env.get(Env.CHECKPOINT_URI):
         moment = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now))
         found[Env.CHECKPOINT_URI] = f"profiles/{name_of(values['script'])}-{moment}"
-        text = env.get(Env.TRAINING) or "{}"
-        if "max_steps" not in read_manifest(text):
-            found[Env.TRAINING] = json.dumps(_short(json.loads(text), window))
-    return found
-
-
-def _short(training: dict[str, Any], window: Profile) -> dict[str, Any]:
-    """Shortens the run to the window, without a warm-up and without another profile window."""
-    if (given := training.pop("profile", None)) is not None:
-        log.event("override", setting="profile", environment=window.to_json(), settings=json.dumps(given))
-    rest = {name: value for name, value in training.items() if not name.startswith("warmup")}
-    return rest | {"maxSteps": window.steps, "warmupSteps": 0}
+        if "max_steps" not in given:  # a run of these steps, without a warm-up
+            rest = {name: value for name, value in training.items() if not name.startswith("warmup")}
+            training = rest | {"maxSteps": sum(window.values()), "warmupSteps": 0}
+    return found | {Env.TRAINING: json.dumps(training | {"profile": window})}
 
 
 def _steps(name: str, text: str) -> int:

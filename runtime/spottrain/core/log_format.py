@@ -67,7 +67,7 @@ SENTENCES: Final[Mapping[str, str]] = {
     "save-failed": "The save of step {step} failed: {error}[; {seconds_left:duration} left][; {next}]",
     "stalled": "No progress for {idle:duration} at step {step} ({state}): {why}",
     "not-pinned": "{bytes:size} of staging memory could not be pinned (CUDA error {code}); copies are slower",
-    "advice": "{about}: [{text}][{why}][; {fix}]",
+    "advice": "{about}: {text}",
     "sync-link-out": "{path} leads to {target}, outside the folder: only the link itself is stored",
     "sync-notes-inside": "Its own notes are in {folder}, where a script may list them: the folder is a mount "
     "of its own, or its parent cannot be written, and it has no extended attributes. Take a folder in it",
@@ -87,7 +87,7 @@ WARNINGS: Final = frozenset(
     data-cache-not-writable data-cache-without-locks deadline empty-step grace-shortened
     head-check-failed logs-failed logs-full logs-missing logs-not-kept model-not-stored no-checkpoints
     not-finished not-pinned outcome-not-recorded peer-lost profile-cut-short
-    profile-failed profile-not-made profile-not-stored progress-not-served progress-request-failed
+    profile-failed profile-left-out profile-not-stored progress-not-served progress-request-failed
     prune-failed ranks-killed release-failed save-abandoned save-failed series-not-written sigterm
     sigterm-will-not-arrive stalled step-left-out stop store-unreachable sync-left-out sync-left-running
     sync-link-out sync-not-watched sync-notes-inside sync-owners-lost

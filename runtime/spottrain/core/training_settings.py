@@ -11,8 +11,8 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from functools import cache
 from numbers import Integral, Real
 from typing import Annotated, Any, Final, Literal, NamedTuple, get_args, get_type_hints
@@ -86,6 +86,14 @@ class ActivationCheckpointing:
     every: Annotated[int | None, _whole(2)] = None
     classes: Annotated[tuple[str, ...], _NAMES] = ()
 
+    def __post_init__(self) -> None:
+        wrong = (self.policy == "every") != (self.every is not None)
+        if wrong or (self.policy == "classes") != bool(self.classes):
+            raise ConfigurationError(
+                "activationCheckpointing.every belongs to the policy every, and classes to the policy "
+                "classes; give what the policy needs, and only that"
+            )
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Optimizer:
@@ -95,6 +103,10 @@ class Optimizer:
     learningRate: _AboveZero | None = None
     weightDecay: _NotNegative | None = None
     momentum: _Share | None = None
+
+    def __post_init__(self) -> None:
+        if self.momentum is not None and self.name != "sgd":
+            raise ConfigurationError("optimizer.momentum belongs to sgd; leave it out")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -145,16 +157,6 @@ class Profile:
     def steps(self) -> int:
         """Length of the whole window."""
         return self.wait + self.warmup + self.active
-
-    def to_json(self) -> str:
-        """Returns the window as JSON, as `from_json` reads it."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str, name: str) -> Profile:
-        """Parses and validates the JSON. `name`: of its variable. Raises ConfigurationError."""
-        found: Profile = _read(cls, _parsed(text, name), "profile")
-        return found
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -278,12 +280,9 @@ PATHS: Final = {each.name: _path_of(each.name) for each in fields(Settings) if e
 # --- the manifest ---------------------------------------------------------------------------------------
 def read_manifest(text: str) -> Manifest:
     """Parses and validates spec.training, as JSON; empty text sets nothing. Raises ConfigurationError."""
-    given = _values(_fields_of_manifest(), _parsed(text or "{}", Env.TRAINING), "spec.training")
+    given = _values(_fields_of_manifest(), _parsed(text or "{}"), "spec.training")
     given |= given.pop("data", {})
-    found = {_snake_case(name): value for name, value in given.items()}
-    if words := next(_contradictions(found), ""):
-        raise ConfigurationError(f"spec.training: {words}")
-    return found
+    return {_snake_case(name): value for name, value in given.items()}
 
 
 @cache
@@ -293,13 +292,13 @@ def _fields_of_manifest() -> Mapping[str, Any]:
     return own | {"data": {PATHS[name].removeprefix("data."): rules[name] for name in OF_LOADER}}
 
 
-def _parsed(text: str, name: str) -> dict[str, Any]:
+def _parsed(text: str) -> dict[str, Any]:
     try:
         raw = json.loads(text)
     except ValueError as error:
-        raise ConfigurationError(f"{name} is not JSON ({error}): {text[:80]!r}") from error
+        raise ConfigurationError(f"{Env.TRAINING} is not JSON ({error}): {text[:80]!r}") from error
     if not isinstance(raw, dict):
-        raise ConfigurationError(f"{name} must be a JSON object, and is {text[:80]!r}")
+        raise ConfigurationError(f"{Env.TRAINING} must be a JSON object, and is {text[:80]!r}")
     return raw
 
 
@@ -349,43 +348,6 @@ def _value(rule: Any, value: Any, path: str) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def _contradictions(it: Manifest) -> Iterator[str]:
-    """Rules between fields; the CRD has the same ones as CEL rules."""
-    micro, size, last = (it.get(name) for name in ("micro_batch_size", "global_batch_size", "max_steps"))
-    warmup, window = it.get("warmup_steps"), it.get("profile")
-    wanted, optimizer, stopping = map(it.get, ("activation_checkpointing", "optimizer", "early_stopping"))
-    if isinstance(micro, int) and size is not None and size % micro:
-        yield (
-            f"globalBatchSize must be a multiple of microBatchSize, but {size} is not one of {micro}: choose "
-            "a size that divides it, or auto"
-        )
-    if len([name for name in WARM_UPS if name in it]) > 1:
-        yield "warmupSteps, warmupEpochs and warmupFraction exclude each other; give one"
-    if warmup is not None and last is not None and warmup >= last:
-        yield (
-            f"warmupSteps, {warmup}, must be less than maxSteps, {last}: shorten it, or set warmupFraction"
-        )
-    if "compile_mode" in it and not it.get("compile"):
-        yield "compileMode has no effect unless compile is true; set it, or leave compileMode out"
-    if wanted is not None and (
-        (wanted.policy == "every") != (wanted.every is not None)
-        or (wanted.policy == "classes") != bool(wanted.classes)
-    ):
-        yield (
-            "activationCheckpointing.every belongs to the policy every, and classes to the policy classes; "
-            "give what the policy needs, and only that"
-        )
-    if optimizer is not None and optimizer.momentum is not None and optimizer.name != "sgd":
-        yield "optimizer.momentum belongs to sgd; leave it out"
-    if stopping is not None and stopping.patience is None and stopping.target is None:
-        yield "earlyStopping needs patience or target, or it would never end the training"
-    if window is not None and last is not None and window.steps > last:
-        yield (
-            f"profile records past maxSteps: wait + warmup + active must not be more than {last} steps; wait "
-            "less, or record less"
-        )
-
-
 # --- both together --------------------------------------------------------------------------------------
 def resolve(manifest: Manifest, *, of_loop: bool = False, **arguments: Any) -> Settings:
     """Merges both sources: the manifest overrides the script, and each override is logged.
@@ -403,13 +365,12 @@ def resolve(manifest: Manifest, *, of_loop: bool = False, **arguments: Any) -> S
     for name, value in wins.items():
         if name not in MADE and value != script.get(name):
             log.event("override", setting=name, manifest=log_value(value), script=log_value(script.get(name)))
-    mode = script.get("compile_mode", "default")  # the manifest's is validated where it is read
-    if mode != "default" and not script.get("compile") and not wins.get("compile"):
-        raise ConfigurationError(
-            f"Trainer(compile_mode={mode!r}) has no effect without compile=True: set it, or leave "
-            "compile_mode out"
-        )
     found = Settings(**script | wins)
+    if found.compile_mode != "default" and not (script.get("compile") or wins.get("compile")):
+        raise ConfigurationError(
+            f"Trainer(compile_mode={found.compile_mode!r}) has no effect without compile=True: set it, or "
+            "leave compile_mode out"
+        )
     if found.max_steps is None and found.epochs is None and not of_loop:
         raise ConfigurationError(
             "the training has no end: set Trainer(max_steps=...) or epochs, or spec.training.maxSteps"
@@ -450,7 +411,9 @@ def _checked(name: str, value: Any) -> Any:
     value = _CONVERTED.get(name, _plain)(value)
     if name == "schedule" and not isinstance(value, str):
         return value
-    if is_dataclass(value):
+    if isinstance(kind := _rules(Settings)[name], type):
+        if not isinstance(value, kind):
+            raise ConfigurationError(f"Trainer({name}={value!r}): must be a spottrain.{kind.__name__}")
         return _checked_parts(name, value)
     if words := problem(name, value):
         raise ConfigurationError(f"Trainer({name}={value!r}): must be {words}")
@@ -520,19 +483,7 @@ def _early_stopping(given: Any) -> EarlyStoppingSpec:
     return EarlyStoppingSpec(patience=int(given))
 
 
-def _instance_of(kind: type[Any]) -> Callable[[Any], Any]:
-    def check(given: Any) -> Any:
-        if not isinstance(given, kind):
-            name = _snake_case(kind.__name__).removeprefix("_")
-            raise ConfigurationError(f"Trainer({name}={given!r}): must be a spottrain.{kind.__name__}")
-        return given
-
-    return check
-
-
 _CONVERTED: Final[Mapping[str, Callable[[Any], Any]]] = {
     "activation_checkpointing": activation_checkpointing,
     "early_stopping": _early_stopping,
-    "learning_rate_scaling": _instance_of(LearningRateScaling),
-    "profile": _instance_of(Profile),
 }

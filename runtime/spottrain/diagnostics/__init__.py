@@ -1,6 +1,6 @@
 """Finds what slows training: where each step's time goes, what limits it, and which setting to change.
 
-    step_timer (marks around the phases of a step) -> Shares, Rank +
+    step_timer (marks around the phases of a step) -> Shares ------+
     flops (one counted step) -> Work, Roofline --------------------+-> bottleneck.diagnose -> Verdict
     gpu_monitor, techniques.compilation ---------------------------+
     loop_watch: all of that for one loop

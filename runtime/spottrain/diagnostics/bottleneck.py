@@ -14,8 +14,7 @@ from enum import StrEnum
 from typing import Final
 
 from spottrain.diagnostics.flops import Roofline
-from spottrain.diagnostics.step_timer import Rank, Shares
-from spottrain.techniques.compilation import doubt as compiling_doubt
+from spottrain.diagnostics.step_timer import Shares
 
 LOW: Final = 0.70
 """Utilisation below which the loader may be the problem rather than the arithmetic."""
@@ -62,7 +61,6 @@ class InUse:
     """Whether the loader is the script's own, so `training.data` does not apply."""
     precision: str = "fp32"
     compile: bool = False
-    compile_mode: str = "default"
     sharded: bool = False
     """Whether the model uses FSDP2, which has no communication hooks."""
     whole_share: bool = False
@@ -89,7 +87,8 @@ class Measurements:
     """Compilations in the window, which begins after the first steps."""
     compile_seconds: float = 0.0
     """Seconds of compilation in the window."""
-    ranks: tuple[Rank, ...] = ()
+    ranks: tuple[Shares, ...] = ()
+    """`shares` of all ranks."""
     busy: tuple[float, ...] = ()
     """Samples of GPU utilisation, from 0 to 1."""
     mfu: float | None = None
@@ -125,14 +124,14 @@ def diagnose(facts: Measurements) -> Verdict | None:
     Returns:
         None if the window is shorter than MIN_SECONDS, or without a stall and a roofline.
     """
-    if facts.shares.seconds.total < MIN_SECONDS:
+    if facts.shares.total < MIN_SECONDS:
         return None
     return _straggler(facts) or _stalled(facts) or _bound(facts)
 
 
 def advice(facts: Measurements) -> str:
     """Returns a sentence on utilisation; "" if it is at least WISH, or unknown."""
-    busy = statistics.fmean(facts.busy) if facts.busy else facts.shares.utilisation
+    busy = statistics.fmean(facts.busy) if facts.busy else facts.shares.share("compute")
     if not facts.shares.steps:
         return ""
     return utilised(busy, facts.shares.share("data") + facts.shares.share("h2d"))
@@ -154,16 +153,16 @@ def utilised(busy: float, waits: float) -> str:
 def _straggler(facts: Measurements) -> Verdict | None:
     if len(facts.ranks) < 2:
         return None
-    slowest = max(range(len(facts.ranks)), key=lambda number: facts.ranks[number].own)
+    slowest = max(range(len(facts.ranks)), key=lambda number: facts.ranks[number].own_seconds)
     rank = facts.ranks[slowest]
     rest = [each for number, each in enumerate(facts.ranks) if number != slowest]
     # Without the slowest, which would be half of a median of two.
-    others = statistics.median(each.own for each in rest)
-    waits = statistics.median(each.communication for each in rest)
-    late = rank.own - others
+    others = statistics.median(each.own_seconds for each in rest)
+    waits = statistics.median(each.mean("communication") for each in rest)
+    late = rank.own_seconds - others
     if late < LATE * (others + waits) or late < 0.5 * waits:
         return None  # not late enough, or the others wait for something else
-    for_data = rank.data - statistics.median(each.data for each in rest)
+    for_data = rank.mean("data") - statistics.median(each.mean("data") for each in rest)
     if for_data > 0.5 * late:
         more = (
             "make dataset[i] cheaper"
@@ -179,7 +178,7 @@ def _straggler(facts: Measurements) -> Verdict | None:
     return Verdict(
         name=Name.STRAGGLER,
         sentence=(
-            f"Rank {slowest} takes {rank.own:.3g} s for a step without communication, the others "
+            f"Rank {slowest} takes {rank.own_seconds:.3g} s for a step without communication, the others "
             f"{others:.3g} s, and they wait for it."
         ),
         fix=fix,
@@ -189,7 +188,7 @@ def _straggler(facts: Measurements) -> Verdict | None:
 def _stalled(facts: Measurements) -> Verdict | None:
     """Returns a verdict on the greatest stall of at least STALL; the first in this order of equal ones."""
     share = facts.shares.share
-    total = facts.shares.seconds.total
+    total = facts.shares.total
     compiling = min(1.0, facts.compile_seconds / total) if total > 0 else 0.0
     stalls = [
         (share("data") + share("h2d"), _data),
@@ -223,7 +222,7 @@ def _more_workers(use: InUse, data: float) -> str:
         return (
             f"No CPU core is free for another worker: {use.workers} worker(s) use all {use.cores} "
             "core(s). Give the container more CPU for each GPU, make dataset[i] cheaper (its "
-            f"transforms), or store the samples decoded, or cached.{_pinned(use)}{_compiled(use, data)}"
+            f"transforms), or store the samples decoded, or cached.{_pinned(use)}"
         )
     # With enough workers a batch is ready when the rest of the step is done.
     now = max(1, use.workers or 0)
@@ -237,19 +236,8 @@ def _more_workers(use: InUse, data: float) -> str:
         ahead = f" and {_name(use, 'prefetchFactor')} to {AHEAD}{has}"
     return (
         f"Set {_name(use, 'numWorkers')} to {workers} (now {known}){ahead}; or make dataset[i] cheaper{held}."
-        f"{_pinned(use)}{_compiled(use, data)}"
+        + _pinned(use)
     )
-
-
-def too_many_workers(use: InUse) -> str | None:
-    """Returns why there are too many workers; None if there are not, or it is unknown."""
-    if use.workers is None or use.cores is None or use.workers <= max(1, use.cores):
-        return None
-    return (
-        f"{use.workers} loader workers share {use.cores} core(s), all that this rank has: unless they "
-        "mostly wait for storage, they take CPU time and memory from each other and from training; "
-        f"set {_name(use, 'numWorkers')} to {use.cores} at most"
-    ) + ("" if use.own_loader else ", or to auto")
 
 
 def _no_core_left(use: InUse) -> bool:
@@ -259,11 +247,6 @@ def _no_core_left(use: InUse) -> bool:
 def _pinned(use: InUse) -> str:
     """Empty if pin_memory is unknown, true, or useless because there is no GPU."""
     return f" Set {_name(use, 'pinMemory')} to true." if use.cuda and use.pin_memory is False else ""
-
-
-def _compiled(use: InUse, waits: float) -> str:
-    sentence = compiling_doubt(waits) if use.compile else None
-    return f" {sentence}." if sentence else ""
 
 
 def _name(use: InUse, setting: str) -> str:
@@ -323,7 +306,7 @@ def _bound(facts: Measurements) -> Verdict | None:
     if roof is None or roof.total <= 0:
         return None
     if facts.use.compile:
-        computing = facts.shares.seconds.compute / max(1, facts.shares.steps)
+        computing = facts.shares.mean("compute")
         part = min(1.0, roof.arithmetic / computing) if computing > 0 else 0.0
         return _compute(facts, part) if part >= EXPLAINED else None
     parts = [(roof.memory, _memory), (roof.launch, _launch), (roof.arithmetic, _compute)]

@@ -2,7 +2,7 @@
 
     with counted(device) as work:
         ...the whole step: forward, backward, optimizer...
-    mfu(work, seconds_of_a_step, device)
+    work.mfu(seconds_of_a_step)
 
 It counts operations that PyTorch dispatches, so it works for any model. The formulas are those of torch's
 FlopCounterMode (`torch.utils.flop_counter.flop_registry`). That class itself counts neither bytes nor number
@@ -55,23 +55,10 @@ def machine(device: torch.device) -> Machine | None:
     if (gpu := known_gpu(name)) is None:
         log.event("peak-unknown", device=name, next="MFU and rooflines are not reported")
         return None
-    return Machine(peaks=peaks_of(name, tf32=uses_tf32()), bandwidth=gpu.bandwidth)
-
-
-def peaks_of(name: str, *, tf32: bool = False) -> dict[str, float]:
-    """Returns peak FLOP/s of the GPU with that name by number format; empty if unknown.
-
-    A format that it lacks is missing (a T4 emulates bf16). `tf32`: whether fp32 products use TF32.
-    """
-    peaks = dict(gpu.flops) if (gpu := known_gpu(name)) is not None else {}
-    if tf32 and "tf32" in peaks:
-        peaks["fp32"] = peaks["tf32"]
-    return peaks
-
-
-def uses_tf32() -> bool:
-    """Whether torch multiplies fp32 matrices in TF32; by default it does not."""
-    return float32_matmul() == "tf32"
+    peaks = dict(gpu.flops)  # a format that it lacks is missing: a T4 emulates bf16
+    if float32_matmul() == "tf32":
+        peaks["fp32"] = peaks.get("tf32", peaks["fp32"])
+    return Machine(peaks=peaks, bandwidth=gpu.bandwidth)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -113,6 +100,8 @@ class Work:
     Without recomputation by activation checkpointing, which must not raise the MFU."""
     roofline: Roofline | None = None
     """Of all operations; None without a known machine."""
+    peaks: Mapping[str, float] = field(default_factory=dict)
+    """Peak FLOP/s of the GPU by number format; empty for a CPU, whose peaks are assumed."""
 
     @property
     def flops(self) -> int:
@@ -125,11 +114,21 @@ class Work:
 
     def times(self, count: int) -> Work:
         """Returns the work of `count` repetitions."""
-        found = Work(formats={name: flops * count for name, flops in self.formats.items()})
+        formats = {name: flops * count for name, flops in self.formats.items()}
+        found = Work(formats=formats, peaks=self.peaks)
         if (roof := self.roofline) is not None:
             times = {each.name: getattr(roof, each.name) * count for each in fields(roof)}
             found.roofline = Roofline(**times)
         return found
+
+    def mfu(self, seconds: float) -> float | None:
+        """Returns the model FLOPs utilisation, 0 to 1: the time at peak FLOP/s over the real `seconds`.
+
+        Each number format counts with its own peak. None if a peak is unknown, without FLOPs, or in no time.
+        """
+        if not self.formats or not self.formats.keys() <= self.peaks.keys() or seconds <= 0:
+            return None
+        return sum(flops / self.peaks[kind] for kind, flops in self.formats.items()) / seconds
 
 
 class _Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -190,39 +189,16 @@ def counted(device: torch.device | None = None) -> Iterator[Work]:
     `torch.utils.flop_counter.register_flop_formula`.
 
     Args:
-        device: the device that trains, for the roofline; None: no roofline.
+        device: the device that trains, for roofline and MFU; None: neither.
 
     Yields:
         The work, complete at the end of the block.
     """
     limits = None if device is None else machine(device)
-    work = Work(roofline=None if limits is None else Roofline())
+    work = Work() if limits is None else Work(roofline=Roofline())
+    if limits is not None and device is not None and device.type == "cuda":
+        work.peaks = limits.peaks
     # Without Dynamo nothing is compiled, and importing it takes seconds.
     compiled = "torch._dynamo" in sys.modules
     with torch.compiler.set_stance("force_eager") if compiled else nullcontext(), _Counting(work, limits):
         yield work
-
-
-def mfu(work: Work, seconds: float, device: torch.device) -> float | None:
-    """Returns the model FLOPs utilisation, from 0 to 1: the step's time at peak FLOP/s over its real time.
-
-    Each number format counts with its own peak.
-
-    Args:
-        work: counted work of one step.
-        seconds: measured time of one step.
-        device: the device that it ran on.
-
-    Returns:
-        None on a CPU, on a GPU with unknown peak, without FLOPs, or if `seconds` is 0.
-    """
-    if device.type != "cuda":
-        return None
-    return mfu_of(work.formats, seconds, peaks_of(torch.cuda.get_device_name(device), tf32=uses_tf32()))
-
-
-def mfu_of(flops: Mapping[str, float], seconds: float, peaks: Mapping[str, float]) -> float | None:
-    """Returns the MFU from FLOPs and peak FLOP/s by number format; None if a peak is unknown."""
-    if not flops or not flops.keys() <= peaks.keys() or seconds <= 0:
-        return None
-    return sum(each / peaks[kind] for kind, each in flops.items()) / seconds

@@ -39,9 +39,8 @@ class GPUSample:
 class GPUMonitor:
     """Samples a GPU in a thread until `close`.
 
-    `samples` are the last ones of training, by the calls of `stepped` and `restarted`. `on_sample` is called
-    with the mean of the last ones of any kind. `read` takes a sample; default: NVML on `device`. `every`:
-    seconds between samples, at least NVML's sampling period.
+    `on_sample` is called with the mean utilisation of the last LATEST samples, and the memory now. `read`
+    takes a sample; default: NVML on `device`. `every`: seconds between samples, at least NVML's own period.
     """
 
     def __init__(
@@ -53,45 +52,22 @@ class GPUMonitor:
         on_sample: Callable[[GPUSample], None] = lambda sample: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._latest: deque[GPUSample] = deque(maxlen=LATEST)
-        self._training: deque[tuple[float, GPUSample]] = deque(maxlen=LATEST)
+        self._latest: deque[tuple[float, GPUSample]] = deque(maxlen=LATEST)
         self._over = threading.Event()
         self._every, self._clock, self._on_sample = every, clock, on_sample
         self._device, self._read = device, read
-        self._step, self._not_before = clock(), -math.inf
-        """Samples between these times do not belong to training."""
+        self._from = -math.inf
         if read is not None or device.type == "cuda":
             threading.Thread(target=self._run, name="spottrain-nvml", daemon=True).start()
 
-    def stepped(self) -> None:
-        """Marks the end of a step."""
-        self._step = self._clock()
-
-    def restarted(self) -> None:
-        """Drops samples since the last step: they cover an evaluation or similar work."""
-        kept = [each for each in tuple(self._training) if each[0] <= self._step]
-        self._training, self._not_before = deque(kept, maxlen=LATEST), self._clock() + self._every
-
-    def settled(self) -> None:
-        """Drops all samples so far, which cover compilation and first allocations."""
-        self._step = -math.inf
-        self.restarted()
+    def restart(self) -> None:
+        """Leaves the samples so far out of `busy`: they are of a compilation, an evaluation or the like."""
+        self._from = self._clock() + self._every  # the next sample is still of the time before
 
     @property
-    def samples(self) -> tuple[GPUSample, ...]:
-        """The last samples of training; oldest first."""
-        return tuple(sample for _, sample in tuple(self._training))
-
-    @property
-    def utilisation(self) -> float | None:
-        """Mean utilisation of `samples`, from 0 to 1; None without samples."""
-        found = self.samples
-        return statistics.fmean(each.utilisation for each in found) if found else None
-
-    @property
-    def memory(self) -> float | None:
-        """Share of GPU memory in the last sample, from 0 to 1; None without samples."""
-        return self._latest[-1].memory if self._latest else None
+    def busy(self) -> tuple[float, ...]:
+        """Utilisation in the samples since `restart`, LATEST at most, from 0 to 1; oldest first."""
+        return tuple(sample.utilisation for at, sample in tuple(self._latest) if at >= self._from)
 
     def close(self) -> None:
         self._over.set()
@@ -106,16 +82,9 @@ class GPUMonitor:
             log.event("utilisation-not-sampled", why=why, next="the time of a step is reported without it")
 
     def _take(self, sample: GPUSample) -> None:
-        now = self._clock()
-        self._latest.append(sample)
-        if now >= self._not_before:
-            self._training.append((now, sample))
-        self._on_sample(
-            GPUSample(
-                utilisation=statistics.fmean(each.utilisation for each in self._latest),
-                memory=sample.memory,
-            )
-        )
+        self._latest.append((self._clock(), sample))
+        mean = statistics.fmean(each.utilisation for _, each in self._latest)
+        self._on_sample(GPUSample(utilisation=mean, memory=sample.memory))
 
 
 def reader(device: torch.device, nvml: Any = None) -> Callable[[], GPUSample]:

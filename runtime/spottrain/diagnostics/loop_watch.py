@@ -16,7 +16,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Final
 
 import torch
@@ -30,9 +30,8 @@ from spottrain.diagnostics.bottleneck import (
     Verdict,
     advice,
     diagnose,
-    too_many_workers,
 )
-from spottrain.diagnostics.flops import Work, counted, mfu
+from spottrain.diagnostics.flops import Work, counted
 from spottrain.diagnostics.gpu_monitor import GPUMonitor
 from spottrain.diagnostics.step_timer import Shares, StepTimer, gathered
 from spottrain.distributed.world import World
@@ -40,20 +39,6 @@ from spottrain.techniques.compilation import compilations
 
 SETTLED: Final = 3
 """First steps of an attempt that are left out: compilation, allocations. The next one is counted."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Figures:
-    """Results of the last `Watch.look`. None or empty: unknown. Utilisation and memory are from 0 to 1."""
-
-    shares: Shares = field(default_factory=Shares)
-    step_flops: int | None = None
-    """FLOPs of one step of this rank."""
-    mfu: float | None = None
-    gpu_utilisation: float | None = None
-    gpu_memory: float | None = None
-    verdict: Verdict | None = None
-    advice: str = ""
 
 
 class Watch:
@@ -79,10 +64,12 @@ class Watch:
         sampler: GPUMonitor | None = None,
     ) -> None:
         self._sampler = sampler or GPUMonitor(device)
-        self.timer = StepTimer(device, clock=clock, restarted=self._sampler.restarted)
+        self.timer = StepTimer(device, clock=clock, restarted=self._sampler.restart)
         self.work: Work | None = None
         """Work of the counted step; None before it."""
-        self.figures = Figures()
+        self.facts: Measurements | None = None
+        """What the last `look` has measured, and `verdict` what it means; None before it."""
+        self.verdict: Verdict | None = None
         self._device = device
         self.use, self._world = use or InUse(precision=precision), world or World()
         """`use` may be replaced when a setting changes during the run."""
@@ -90,8 +77,6 @@ class Watch:
         self._counting = False
         self._compiled = compilations()
         self._told: Name | None = None
-        if self._world.first and (sentence := too_many_workers(self.use)) is not None:
-            log.event("advice", about="loader-workers", text=sentence)
 
     def counting(self) -> AbstractContextManager[object]:
         """Returns a context manager for a whole step, with the optimizer.
@@ -109,10 +94,9 @@ class Watch:
             self.timer.restart()
             return
         self.timer.step_done()
-        self._sampler.stepped()
         if self._steps == SETTLED:
             self.timer.window()
-            self._sampler.settled()
+            self._sampler.restart()
             self._compiled = compilations()
 
     def alone(self) -> Measurements:
@@ -129,22 +113,16 @@ class Watch:
         """
         shares = self.timer.window(clear=False)
         facts = self._facts(shares)
-        verdict, words = diagnose(facts), advice(facts)
-        if shares.seconds.total < MIN_SECONDS:
+        if shares.total < MIN_SECONDS:
             return None
         self.timer.window()
         self._compiled = compilations()
-        self.figures = Figures(
-            shares=shares,
-            step_flops=self.work.flops or None if self.work is not None else None,
-            mfu=facts.mfu,
-            gpu_utilisation=self._sampler.utilisation,
-            gpu_memory=self._sampler.memory,
-            verdict=verdict,
-            advice=words,
-        )
-        self._tell(verdict, words)
-        return verdict
+        self.facts, self.verdict = facts, diagnose(facts)
+        if self.verdict is not None and self._world.first and self.verdict.name is not self._told:
+            self._told = self.verdict.name
+            first = advice(facts) or None
+            log.event("diagnosis", verdict=self.verdict.name, first=first, why=self.verdict.text)
+        return self.verdict
 
     def close(self) -> None:
         """Ends the GPU monitor."""
@@ -160,7 +138,7 @@ class Watch:
 
     def _facts(self, shares: Shares, *, together: bool = True) -> Measurements:
         compiled = compilations().since(self._compiled)
-        work, samples = self.work or Work(), self._sampler.samples
+        work = self.work or Work()
         settled = self._steps > SETTLED
         return Measurements(
             shares=shares,
@@ -168,8 +146,8 @@ class Watch:
             compilations=compiled.count if settled else 0,
             compile_seconds=compiled.seconds if settled else 0.0,
             ranks=gathered(shares, self._world) if together else (),
-            busy=tuple(sample.utilisation for sample in samples),
-            mfu=mfu(work, shares.step_seconds, self._device),
+            busy=self._sampler.busy,
+            mfu=work.mfu(shares.mean("total")),
             use=self._as_computed(work),
         )
 
@@ -177,9 +155,3 @@ class Watch:
         """Returns `use` with the counted number format: the loop may not declare its 16-bit precision."""
         halved = self.use.precision in ("fp32", "tf32") and work.format in ("bf16", "fp16")
         return replace(self.use, precision=work.format) if halved and work.format else self.use
-
-    def _tell(self, verdict: Verdict | None, words: str) -> None:
-        if verdict is None or not self._world.first or verdict.name is self._told:
-            return
-        self._told = verdict.name
-        log.event("diagnosis", verdict=verdict.name, first=words or None, why=verdict.text)

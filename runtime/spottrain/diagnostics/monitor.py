@@ -17,7 +17,7 @@ from spottrain.diagnostics.bottleneck import InUse
 from spottrain.diagnostics.flops import Work
 from spottrain.diagnostics.gpu_monitor import GPUMonitor
 from spottrain.diagnostics.loop_watch import Watch
-from spottrain.diagnostics.profiler import of_run
+from spottrain.diagnostics.profiler import Profiler
 from spottrain.lifecycle.session import Session
 
 EVERY: Final = 64
@@ -26,8 +26,6 @@ EVERY: Final = 64
 
 class Phases(Protocol):
     """What a loop with phase marks knows about itself."""
-
-    precision: str
 
     def in_use(self) -> InUse:
         """Returns the current settings, so that advice names only what is not set yet."""
@@ -42,7 +40,8 @@ class Monitor:
     `total_steps`: None if unknown. `phases`: None for a loop without phase marks; otherwise the loop marks
     them with `timer`, the `StepTimer`.
 
-    Raises ConfigurationError if the profile's window ends after the run.
+    A profile for which too few steps are left is not made, and that is logged. Raises ConfigurationError if
+    there is no store for it.
     """
 
     def __init__(
@@ -64,19 +63,17 @@ class Monitor:
             ),
         )
         if phases is not None:
-            self._watch = Watch(
-                device,
-                precision=phases.precision,
-                use=phases.in_use(),
-                world=session.world,
-                sampler=self._gpu,
-            )
+            self._watch = Watch(device, use=phases.in_use(), world=session.world, sampler=self._gpu)
             self.timer = self._watch.timer
-        self._profiler = of_run(
-            session,
+        if profile is not None and total_steps is not None and start + profile.steps > total_steps:
+            why = f"{total_steps - start} steps are left, and the window has {profile.steps}"
+            log.event("profile-left-out", why=why)
+            profile = None
+        self._profiler = Profiler(
             profile,
-            start=start,
-            total_steps=total_steps,
+            session.store,
+            attempt=session.attempt,
+            rank=session.world.rank,
             device=device,
             facts=(lambda: None) if self._watch is None else self._watch.alone,
         )
@@ -101,14 +98,15 @@ class Monitor:
             watch.work = phases.work()
         watch.use = phases.in_use()
         watch.look()
-        found = watch.figures
-        self._session.board.update(
-            shares=found.shares.shares if found.shares.steps else {},
-            mfu=found.mfu,
-            flops_per_step=None if found.step_flops is None else float(found.step_flops),
-            verdict="" if found.verdict is None else str(found.verdict.name),
-            diagnosis="" if found.verdict is None else found.verdict.text,
-        )
+        if (facts := watch.facts) is not None:
+            verdict, flops = watch.verdict, watch.work.flops
+            self._session.board.update(
+                shares=facts.shares.shares,
+                mfu=facts.mfu,
+                flops_per_step=float(flops) if flops else None,
+                verdict="" if verdict is None else str(verdict.name),
+                diagnosis="" if verdict is None else verdict.text,
+            )
         self.timer.restart()
 
     def close(self) -> None:
@@ -120,4 +118,4 @@ class Monitor:
         shares = self.timer.whole()
         if shares.steps and self._session.world.first:
             parts = {name: f"{share:.3f}" for name, share in shares.shares.items()}
-            log.event("step-time", steps=shares.steps, step_seconds=shares.step_seconds, **parts)
+            log.event("step-time", steps=shares.steps, step_seconds=shares.mean("total"), **parts)

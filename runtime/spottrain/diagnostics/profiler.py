@@ -1,6 +1,6 @@
 """`Profiler`: profiles some steps with torch.profiler, to show what is slow inside a step.
 
-    profiler = Profiler(window, store, attempt=1, rank=0, total_steps=1000)
+    profiler = Profiler(window, store, attempt=1, rank=0)
     for ...: ...one optimizer step...; profiler.step()
     profiler.close()
 
@@ -29,11 +29,10 @@ import torch
 
 from spottrain.core import log
 from spottrain.core.log_format import duration
-from spottrain.core.profile_window import MADE, chosen, profile_key, require_within
+from spottrain.core.profile_window import MADE, profile_key
 from spottrain.core.training_settings import Profile
 from spottrain.diagnostics.bottleneck import Measurements, advice, diagnose, utilised
 from spottrain.errors import ConfigurationError
-from spottrain.lifecycle.session import Session
 from spottrain.storage.base import Store
 
 TOP: Final = 20
@@ -55,14 +54,12 @@ class Profiler:
         store: where the profile is stored.
         attempt: number of this attempt, for the path.
         rank: this rank, for the path.
-        total_steps: optimizer steps of the whole training; None if only the loop knows.
-        start: optimizer steps done in earlier attempts.
         device: the device that trains; None: a CPU.
         facts: returns measurements of the steps so far, for the summary; None if there are none.
         clock: host clock in seconds.
 
     Raises:
-        ConfigurationError: the window ends after the run, or there is no store for the profile.
+        ConfigurationError: there is no store for the profile.
     """
 
     def __init__(
@@ -72,8 +69,6 @@ class Profiler:
         *,
         attempt: int,
         rank: int,
-        total_steps: int | None,
-        start: int = 0,
         device: torch.device | None = None,
         facts: Callable[[], Measurements | None] = lambda: None,
         clock: Callable[[], float] = time.perf_counter,
@@ -82,8 +77,6 @@ class Profiler:
         self._storing: threading.Thread | None = None
         if window is None:
             return
-        if total_steps is not None:
-            require_within(window, total_steps, start)
         if store is None:
             raise ConfigurationError(
                 "a profile is requested, but there is no store for it: set checkpoint.uri, or --checkpoint"
@@ -198,37 +191,6 @@ class Profiler:
             folder = profile_key(self._attempt, self._rank, "")
             MADE.append(folder)
             log.event("profile-stored", folder=folder, bytes=sum(map(len, parts.values())))
-
-
-def of_run(
-    session: Session,
-    wanted: Profile | None,
-    *,
-    start: int,
-    total_steps: int | None,
-    device: torch.device | None,
-    facts: Callable[[], Measurements | None] = lambda: None,
-) -> Profiler:
-    """Returns the profiler of an attempt that resumes after step `start`; without a window it does nothing.
-
-    `wanted`: from the settings. An attempt with too few steps left for the window makes no profile, and logs
-    it. Raises ConfigurationError.
-    """
-    window = chosen(session.env, wanted)
-    if window is not None and start and total_steps is not None and start + window.steps > total_steps:
-        why = f"{total_steps - start} steps are left, and the window has {window.steps}"
-        log.event("profile-left-out", why=why)
-        window = None
-    return Profiler(
-        window,
-        session.store,
-        attempt=session.attempt,
-        rank=session.world.rank,
-        total_steps=total_steps,
-        start=start,
-        device=device,
-        facts=facts,
-    )
 
 
 def brief(averages: Iterable[Any], *, gpu: bool) -> str:

@@ -20,8 +20,8 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import astuple, dataclass, fields
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
@@ -32,83 +32,54 @@ DATA, H2D, COMPUTE, COMMUNICATION, CHECKPOINT = range(5)
 
 
 @dataclass(frozen=True, slots=True)
-class Seconds:
-    """Seconds of all steps. `other`: outside of any phase, such as logging or garbage collection."""
+class Shares:
+    """Where the time of `steps` optimizer steps went: seconds by phase, which add up to their wall time."""
 
+    steps: int = 0
     data: float = 0.0
     h2d: float = 0.0
     compute: float = 0.0
     communication: float = 0.0
     checkpoint: float = 0.0
     other: float = 0.0
+    """Outside of any phase, such as logging or garbage collection."""
 
     @property
     def total(self) -> float:
-        return sum(float(getattr(self, field.name)) for field in fields(self))
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Shares:
-    """Time split of `steps` optimizer steps. `seconds` add up to their wall time."""
-
-    steps: int = 0
-    seconds: Seconds = Seconds()
+        return sum(float(getattr(self, phase)) for phase in PHASES)
 
     def share(self, phase: str) -> float:
         """Returns the share of a phase, from 0 to 1. All six add up to 1, or to 0 without steps."""
-        total = self.seconds.total
-        return float(getattr(self.seconds, phase)) / total if total > 0 else 0.0
+        total = self.total
+        return float(getattr(self, phase)) / total if total > 0 else 0.0
 
     @property
     def shares(self) -> dict[str, float]:
-        """All shares, by the field names of `Seconds`."""
-        return {field.name: self.share(field.name) for field in fields(Seconds)}
+        """All shares, by phase."""
+        return {phase: self.share(phase) for phase in PHASES}
 
-    @property
-    def utilisation(self) -> float:
-        """Share of the time that the device spent on compute, from 0 to 1."""
-        return self.share("compute")
-
-    @property
-    def step_seconds(self) -> float:
-        """Mean seconds of one step."""
-        return self.seconds.total / self.steps if self.steps else 0.0
+    def mean(self, phase: str) -> float:
+        """Returns the mean seconds of a phase in one step."""
+        return float(getattr(self, phase)) / max(1, self.steps)
 
     @property
     def own_seconds(self) -> float:
         """Mean seconds of one step without communication, which is waiting for other ranks."""
-        return (self.seconds.total - self.seconds.communication) / self.steps if self.steps else 0.0
+        return self.mean("total") - self.mean("communication")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Rank:
-    """Mean step time of one rank, in seconds, to find the slowest one.
-
-    `own`: without communication, which is waiting for others.
-    """
-
-    own: float
-    data: float
-    communication: float
-
-    @classmethod
-    def of(cls, shares: Shares) -> Rank:
-        steps, seconds = max(1, shares.steps), shares.seconds
-        communication = seconds.communication / steps
-        return cls(own=shares.own_seconds, data=seconds.data / steps, communication=communication)
+PHASES: Final = tuple(each.name for each in fields(Shares) if each.name != "steps")
 
 
-def gathered(shares: Shares, world: World) -> tuple[Rank, ...]:
-    """Returns step times by rank. A CPU collective: all ranks must call it after the same step."""
-    mine = Rank.of(shares)
+def gathered(shares: Shares, world: World) -> tuple[Shares, ...]:
+    """Returns the shares of all ranks. A CPU collective: all ranks must call it after the same step."""
     if not world.distributed:
-        return (mine,)
-    value = torch.tensor([mine.own, mine.data, mine.communication], dtype=torch.float64)
+        return (shares,)
+    value = torch.tensor(astuple(shares), dtype=torch.float64)
     found = [torch.empty_like(value) for _ in range(world.size)]
     dist.all_gather(found, value)
-    return tuple(
-        Rank(own=float(own), data=float(data), communication=float(wait)) for own, data, wait in found
-    )
+    rows = [each.tolist() for each in found]
+    return tuple(Shares(int(steps), *seconds) for steps, *seconds in rows)
 
 
 class ClockMarks:
@@ -315,7 +286,7 @@ class StepTimer:
 def _shares(sums: list[float]) -> Shares:
     *parts, total, steps = sums
     other = max(0.0, total - sum(parts))  # events are rounded to half a microsecond
-    return Shares(steps=round(steps), seconds=Seconds(*(*parts, other)))
+    return Shares(round(steps), *(*parts, other))
 
 
 def _mean(state: Any, bucket: Any) -> Any:

@@ -31,18 +31,9 @@ STOP: Final = "stop"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Decision:
-    """What this rank does at this boundary: the result for the training loop. An `Order` is the message.
-
-    Never both: after a stop, a last save is decided separately.
-    """
-
-    save: bool = False
-    stop: bool = False
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Order:
+    """What all ranks do at a boundary, and how far they go then. It never says both to save and to stop."""
+
     at: int
     """Steps done by every rank when the order was made."""
     until: int
@@ -61,6 +52,10 @@ class Order:
     @classmethod
     def from_bytes(cls, text: bytes) -> Order:
         return cls(**json.loads(text))
+
+
+GO_ON: Final = Order(at=0, until=0)
+"""What a rank does within an order: it neither saves nor stops."""
 
 
 def reach(*, last: Order | None, at: int, step_seconds: float, size: int) -> int:
@@ -110,7 +105,7 @@ class StopAgreement:
         if control is not None and control.world.first:
             control.handle(STOP, self._hear_request)
 
-    def begin(self, step: int, total: int | None) -> Decision:
+    def begin(self, step: int, total: int | None) -> Order:
         """Before the next step, with `step` of `total` steps done. May already return a stop."""
         self._steps.total, self._steps.until = total, step
         return self.at_boundary(step)
@@ -120,7 +115,7 @@ class StopAgreement:
         first = self._control is None or self._control.world.first
         return first and step >= self._steps.until and step != self._steps.total
 
-    def at_boundary(self, step: int, *, save: bool = False, next_save: int | None = None) -> Decision:
+    def at_boundary(self, step: int, *, save: bool = False, next_save: int | None = None) -> Order:
         """Returns what to do after `step` steps. Raises PeerLost.
 
         `save`: whether all ranks should save at `step`. `next_save`: the step at which the next save will be
@@ -132,13 +127,14 @@ class StopAgreement:
         """Whether all ranks stop at this batch, which is counted over all evaluations. Raises PeerLost."""
         return self._next(self._batches, batch).stop
 
-    def _next(self, orders: _Orders, step: int, save: bool = False, next_save: int | None = None) -> Decision:
+    def _next(self, orders: _Orders, step: int, save: bool = False, next_save: int | None = None) -> Order:
         if self._control is not None and self._control.lost is not None:
             raise self._control.lost
         if step < orders.until or step == orders.total:
-            return Decision()
+            return GO_ON
         if self._control is None:
-            return Decision(stop=True) if self._stopping() else Decision(save=save)
+            stop = self._stopping()
+            return Order(at=step, until=step, stop=stop, save=save and not stop) if stop or save else GO_ON
         order = orders.last
         if order is None or not order.stop:  # a stop is final, however often it is asked for
             if self._control.world.first:
@@ -146,7 +142,7 @@ class StopAgreement:
             else:
                 order = self._take_order(self._control, orders, step)
             orders.last, orders.until = order, order.until
-        return Decision(save=order.save, stop=order.stop)
+        return order
 
     def request_stop(self, deadline: float, reason: str) -> None:
         """Requests a stop; may be repeated. Sends to rank 0, so not for signal handlers. Does not raise."""

@@ -31,20 +31,17 @@ from spottrain.checkpoint.head.state import Head
 from spottrain.contract import (
     EXIT_CODE_OF,
     HEAD_KEY,
-    PROFILE,
     STORE_WAIT_SECONDS,
     TIME_BEFORE,
     Env,
     ExitCode,
     Outcome,
-    Reason,
     Stop,
     TerminationMessage,
 )
 from spottrain.core import log, patches, progress, run_config
 from spottrain.core.preemption import Preemption
 from spottrain.core.profile_window import MADE as PROFILES_MADE
-from spottrain.core.profile_window import not_made
 from spottrain.core.time_split import TimeSplitClock, before_this_process, process_start
 from spottrain.distributed.world import World
 from spottrain.errors import ConfigurationError, RunError
@@ -360,7 +357,7 @@ class Session:
                 return self.conclude(Ending(self.message.outcome, ""))
             action = self._decide(Cause.SCRIPT_ENDED)
             if action is Action.END_UNTRAINED:  # exit code 0; in a job checkpoint.managed decides on success
-                profiled = self.env.get(PROFILE) and PROFILES_MADE
+                profiled = Env.JOB_UID not in self.env and PROFILES_MADE
                 done = Ending(Outcome.DONE, "The script ended by itself; the profile is made.")
                 return self.conclude(done if profiled else endings.UNTRAINED)
             if action not in (Action.COMPLETE, Action.FINISH, Action.END_UNFINISHED):
@@ -442,8 +439,6 @@ class Session:
         """
         with self._message_lock:
             if self.message is None:
-                if ending.outcome in (Outcome.DONE, Outcome.UNTRAINED) and (lack := not_made(self.env)):
-                    ending = Ending(Outcome.FAILED, lack, Reason.SCRIPT_FAILED)
                 if self.world.distributed and ending.outcome is Outcome.FAILED:
                     ending = replace(ending, text=f"Rank {self.world.rank}: {ending.text}")
                 self.message = self._message_of(ending)

@@ -22,8 +22,6 @@ from spottrain.errors import ConfigurationError
 from spottrain.techniques.dry_run import rehearsal
 
 MODES: Final = ("default", "reduce-overhead", "max-autotune")
-DATA_BOUND: Final = 0.2
-"""Share of a step spent waiting for data from which on a faster model only waits longer."""
 
 
 def compiled(
@@ -140,16 +138,3 @@ def compilations() -> Compilations:
         return Compilations()
     seconds = utils.compilation_time_metrics.get("_compile.compile_inner", [])
     return Compilations(count=int(utils.counters["stats"]["unique_graphs"]), seconds=float(sum(seconds)))
-
-
-def doubt(data_wait: float) -> str | None:
-    """Returns why compiling does not pay, as a sentence without full stop; None if it may pay.
-
-    data_wait: share of a step's time spent waiting for data, 0 to 1.
-    """
-    if data_wait < DATA_BOUND:
-        return None
-    return (
-        f"{data_wait:.0%} of each step is spent waiting for data, which torch.compile does not "
-        "shorten: speed up data loading first"
-    )

@@ -19,7 +19,6 @@ from typing import Any, Final
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
-from spottrain.contract import PROFILE
 from spottrain.core import device as devices
 from spottrain.core import log
 from spottrain.core.training_settings import AUTO, MADE, PATHS, WARM_UPS, Settings, resolve
@@ -219,7 +218,7 @@ def advise(session: Session) -> None:
     They appear in the log of rank 0, in /progress and in the termination message.
     """
     taken = {"profile", "max_steps", *session.asked, *(["seed"] if devices.seeded() else [])}
-    if session.env.get(PROFILE) and session.run.training.get("warmup_steps") == 0:
+    if "profile" in session.run.training and session.run.training.get("warmup_steps") == 0:
         taken.add("warmup_steps")  # set by `spottrain profile`, for a run of a few steps
     paths = [PATHS[name] for name in session.run.training if name not in taken]
     session.board.update(ignored_settings=",".join(paths))

@@ -23,7 +23,6 @@ class TrainerPhases:
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
-        self.precision = trainer.precision.name
         self._sharded = any_sharded(trainer.model)
 
     def work(self) -> Work:
@@ -62,9 +61,8 @@ class TrainerPhases:
             prefetch=None if ours is None else ours.prefetch_factor or 2,  # torch's default
             pin_memory=None if ours is None else ours.pin_memory,
             own_loader=ours is None,
-            precision=self.precision,
+            precision=self._trainer.precision.name,
             compile=settings.compile,
-            compile_mode=settings.compile_mode,
             sharded=self._sharded,
             whole_share=ours is not None and ours.plan.accumulation == 1,
             drop_last=settings.drop_last,

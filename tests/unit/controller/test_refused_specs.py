@@ -154,7 +154,6 @@ REFUSED: list[tuple[str, Json]] = [
 ALLOWED: list[Json] = [
     {"checkpoint": {"mode": "Self"}},
     env("MASTER_ADDR"),
-    env("SPOTTRAIN_PROFILE"),
     env("SPOTTRAIN_AUTO_ATTACH"),
     env("SPOTTRAIN_CHECKPOINT_URI") | {"checkpoint": {"mode": "Self"}},
     env("PET_RDZV_BACKEND") | {"workers": 2},

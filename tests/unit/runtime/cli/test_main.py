@@ -139,5 +139,6 @@ def test_the_short_run_of_a_profile_has_no_warm_up_which_would_not_end_in_it(
     assert made.get("precision") == training.get("precision")
 
 
-def test_a_profile_of_a_run_with_checkpoints_of_its_own_leaves_it_as_it_is() -> None:
-    assert Env.TRAINING not in profile_variables(FLAGS, {Env.CHECKPOINT_URI: "s3://b/p"}, 0.0)
+def test_a_profile_of_a_run_with_checkpoints_of_its_own_changes_nothing_else() -> None:
+    made = profile_variables(FLAGS, {Env.CHECKPOINT_URI: "s3://b/p"}, 0.0)
+    assert json.loads(made[Env.TRAINING]) == {"profile": {"wait": 1, "warmup": 2, "active": 3}}

@@ -103,6 +103,7 @@ def test_a_bad_argument_is_a_sentence(name: str, told: Told) -> None:
 
 def test_a_warm_up_is_given_in_one_unit(told: Told) -> None:
     told(refused(warmup_epochs=1, warmup_fraction=0.1))
+    told(lambda: settings('{"warmupSteps": 1, "warmupEpochs": 1}', warmup_epochs=None))
 
 
 def refused(**arguments: Any) -> str:
@@ -159,8 +160,9 @@ def test_a_manifest_s_warm_up_replaces_the_script_s_in_other_units() -> None:
     assert (it.warmup_steps, it.warmup_fraction) == (None, 0.1)
 
 
-def test_how_to_compile_without_compile_is_refused_where_the_script_says_it(told: Told) -> None:
+def test_how_to_compile_without_compile_is_refused_whoever_says_it(told: Told) -> None:
     told(lambda: settings(compile_mode="max-autotune"))
+    told(lambda: settings('{"compileMode": "max-autotune"}'))
     assert settings(compile=True, compile_mode="max-autotune").compile_mode == "max-autotune"
     assert settings('{"compile": true}', compile_mode="max-autotune").compile
     switched_off = settings('{"compile": false}', compile=True, compile_mode="max-autotune")

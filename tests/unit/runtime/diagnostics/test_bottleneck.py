@@ -14,10 +14,9 @@ from spottrain.diagnostics.bottleneck import (
     Verdict,
     advice,
     diagnose,
-    too_many_workers,
 )
 from spottrain.diagnostics.flops import Roofline
-from spottrain.diagnostics.step_timer import Rank, Seconds, Shares
+from spottrain.diagnostics.step_timer import Shares
 
 from tests.support.sentences import Told
 
@@ -29,16 +28,17 @@ def facts(*, use: InUse | None = None, **more: Any) -> Measurements:
     """Seconds of ten steps; `compute` fills them up to ten."""
     phases = ("data", "h2d", "communication", "checkpoint", "other")
     parts = {name: more.pop(name, 0.0) for name in phases}
-    seconds = Seconds(**parts, compute=10 - sum(parts.values()))
-    return Measurements(shares=Shares(steps=10, seconds=seconds), use=use or InUse(), **more)
+    shares = Shares(10, **parts, compute=10 - sum(parts.values()))
+    return Measurements(shares=shares, use=use or InUse(), **more)
 
 
 def roof(arithmetic: float = 0.0, memory: float = 0.0, launch: float = 0.0) -> Roofline:
     return Roofline(arithmetic=arithmetic, memory=memory, launch=launch)
 
 
-def ranks(*rows: tuple[float, float, float]) -> tuple[Rank, ...]:
-    return tuple(Rank(own=own, data=data, communication=wait) for own, data, wait in rows)
+def ranks(*rows: tuple[float, float, float]) -> tuple[Shares, ...]:
+    """Of each rank's step: seconds without communication, those of them for data, and communication."""
+    return tuple(Shares(1, data=data, compute=own - data, communication=wait) for own, data, wait in rows)
 
 
 def judged(known: Measurements) -> Verdict:
@@ -106,9 +106,9 @@ def test_where_arithmetic_explains_little_of_a_compiled_step_it_is_not_blamed() 
 
 
 def test_a_window_of_less_than_a_second_says_nothing() -> None:
-    short = Shares(steps=10, seconds=Seconds(data=0.9))
+    short = Shares(10, data=0.9)
     assert diagnose(Measurements(shares=short)) is None
-    assert judged(Measurements(shares=Shares(steps=10, seconds=Seconds(data=1.0)))).name is Name.DATA
+    assert judged(Measurements(shares=Shares(10, data=1.0))).name is Name.DATA
 
 
 # --- stragglers -------------------------------------------------------------------------------------
@@ -177,13 +177,6 @@ def said(use: InUse, known: dict[str, Any]) -> str:
 
 def test_a_verdict_names_the_settings_to_change_and_none_that_is_made_already(told: Told) -> None:
     told("\n".join(said(*each) for each in FIXES))
-
-
-def test_more_workers_than_cores_do_harm(told: Told) -> None:
-    own = InUse(workers=8, cores=2, own_loader=True)
-    told("\n".join(str(too_many_workers(use)) for use in (InUse(workers=8, cores=2), own)))
-    for use in (InUse(workers=2, cores=2), InUse(workers=8), InUse(cores=2)):
-        assert too_many_workers(use) is None
 
 
 # --- the first words --------------------------------------------------------------------------------

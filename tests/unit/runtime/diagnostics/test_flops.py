@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from spottrain.core.gpu_catalogue import GPUS, known_gpu
+from spottrain.diagnostics import flops
 from spottrain.diagnostics.flops import (
     CPU_BANDWIDTH,
     LAUNCH_SECONDS,
@@ -16,9 +17,6 @@ from spottrain.diagnostics.flops import (
     Work,
     counted,
     machine,
-    mfu,
-    mfu_of,
-    peaks_of,
 )
 from spottrain.techniques.activation_checkpointing import apply
 from torch.utils.flop_counter import FlopCounterMode
@@ -185,14 +183,16 @@ def test_without_a_machine_there_is_no_roofline() -> None:
     ],
 )
 def test_a_gpu_is_known_by_the_name_that_torch_gives_it(name: str, teraflops: float) -> None:
-    assert peaks_of(name)["bf16"] == teraflops * 1e12
+    gpu = known_gpu(name)
+    assert gpu is not None and gpu.flops["bf16"] == teraflops * 1e12
 
 
 @pytest.mark.parametrize(
     "name", ["Tesla T4", "Tesla V100-SXM2-16GB", "Tesla V100-DGXS-32GB", "Tesla V100-PCIE-32GB"]
 )
 def test_a_gpu_without_bf16_has_no_peak_in_it(name: str) -> None:
-    assert "bf16" not in peaks_of(name) and "fp16" in peaks_of(name)
+    gpu = known_gpu(name)
+    assert gpu is not None and "bf16" not in gpu.flops and "fp16" in gpu.flops
 
 
 @pytest.mark.parametrize(
@@ -210,13 +210,24 @@ def test_a_gpu_without_bf16_has_no_peak_in_it(name: str) -> None:
     ],
 )
 def test_of_another_gpu_or_a_part_of_one_nothing_is_said(name: str) -> None:
-    assert known_gpu(name) is None and peaks_of(name) == {}
+    assert known_gpu(name) is None
 
 
-def test_fp32_means_tf32_only_where_torch_was_told_so() -> None:
-    assert peaks_of("NVIDIA A100-SXM4-80GB")["fp32"] == 19.5e12
-    assert peaks_of("NVIDIA A100-SXM4-80GB", tf32=True)["fp32"] == 156e12
-    assert peaks_of("Tesla T4", tf32=True)["fp32"] == 8.1e12
+@pytest.mark.parametrize(
+    ("name", "matmul", "peak"),
+    [
+        ("NVIDIA A100-SXM4-80GB", "none", 19.5e12),
+        ("NVIDIA A100-SXM4-80GB", "tf32", 156e12),
+        ("Tesla T4", "tf32", 8.1e12),
+    ],
+)
+def test_fp32_means_tf32_only_where_torch_was_told_so(
+    name: str, matmul: str, peak: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
+    monkeypatch.setattr(flops, "float32_matmul", lambda: matmul)
+    found = machine(torch.device("cuda"))
+    assert found is not None and found.peaks["fp32"] == peak
 
 
 def test_memory_is_told_apart_where_the_name_does() -> None:
@@ -235,8 +246,8 @@ def test_memory_is_told_apart_where_the_name_does() -> None:
 def test_whether_fp32_is_tf32_is_known_whichever_way_a_script_said_so(setting: str, fresh: Fresh) -> None:
     """In a process of its own: the settings are the process's, and some cannot be taken back."""
     code = (
-        "import torch\nfrom spottrain.diagnostics.flops import uses_tf32\n"
-        f"print(uses_tf32())\n{setting}\nprint(uses_tf32())"
+        "import torch\nfrom spottrain.core.device import float32_matmul\n"
+        f"print(float32_matmul() == 'tf32')\n{setting}\nprint(float32_matmul() == 'tf32')"
     )
     assert fresh.run(code).split() == ["False", "True"]
 
@@ -248,12 +259,16 @@ def test_every_gpu_has_a_source_and_no_figure_of_sparsity() -> None:
 
 
 def test_mfu_is_of_the_peak_of_each_format_and_a_cpu_has_none() -> None:
-    peaks = {"bf16": 312e12, "fp32": 19.5e12}
-    assert mfu_of({"bf16": 156e12}, 2.0, peaks) == 0.25
-    assert mfu_of({"bf16": 156e12, "fp32": 19.5e12}, 2.0, peaks) == 0.75
-    assert mfu_of({"bf16": 156e12}, 0.0, peaks) is None and mfu_of({}, 1.0, peaks) is None
-    assert mfu_of({"fp16": 1.0}, 1.0, peaks) is None and mfu_of({"": 1.0}, 1.0, peaks) is None
-    assert mfu(Work(formats={"fp32": 10**12}), 1.0, CPU) is None
+    def mfu(formats: dict[str, int], seconds: float) -> float | None:
+        return Work(formats=formats, peaks={"bf16": 312e12, "fp32": 19.5e12}).mfu(seconds)
+
+    assert mfu({"bf16": 156 * 10**12}, 2.0) == 0.25
+    assert mfu({"bf16": 156 * 10**12, "fp32": 195 * 10**11}, 2.0) == 0.75
+    assert mfu({"bf16": 156 * 10**12}, 0.0) is None and mfu({}, 1.0) is None
+    assert mfu({"fp16": 1}, 1.0) is None and mfu({"": 1}, 1.0) is None
+    with counted(CPU) as work:
+        train(Block(32, 4), torch.randn(2, 8, 32))
+    assert work.flops and work.mfu(1.0) is None
 
 
 def test_the_work_of_several_micro_batches_is_a_multiple() -> None:

@@ -15,6 +15,7 @@ CPU = torch.device("cpu")
 def test_samples_are_kept_until_it_is_closed() -> None:
     taken = threading.Event()
     values = iter([GPUSample(utilisation=0.0, memory=0.2), GPUSample(utilisation=1.0, memory=0.4)])
+    told: list[GPUSample] = []
 
     def read() -> GPUSample:
         try:
@@ -23,9 +24,10 @@ def test_samples_are_kept_until_it_is_closed() -> None:
             taken.set()
             raise RuntimeError("the driver is gone") from None
 
-    sampler = GPUMonitor(CPU, every=0.001, read=read)
+    sampler = GPUMonitor(CPU, every=0.001, read=read, on_sample=told.append)
     assert taken.wait(10)
-    assert (sampler.utilisation, sampler.memory) == (0.5, 0.4)
+    assert sampler.busy == (0.0, 1.0)
+    assert told[-1] == GPUSample(utilisation=0.5, memory=0.4)
     sampler.close()
 
 
@@ -42,32 +44,17 @@ class ByHand(GPUMonitor):
             self.now += 1.0
             self._take(GPUSample(utilisation=each, memory=0.5))
 
-    @property
-    def found(self) -> list[float]:
-        return [each.utilisation for each in self.samples]
 
-
-def test_a_compilation_before_the_training_is_none_of_its_utilisation() -> None:
+def test_what_was_before_the_training_or_between_two_steps_is_none_of_its_utilisation() -> None:
     sampler = ByHand()
     sampler.sample(*[0.0] * 60)
     sampler.now += 0.5
-    sampler.settled()
+    sampler.restart()
     sampler.now -= 0.5
     sampler.sample(0.3)  # half of its second was before
-    sampler.sample(1.0, 1.0, 1.0, 1.0, 1.0)
-    assert sampler.found == [1.0] * 5
-
-
-def test_an_evaluation_between_two_steps_is_left_out() -> None:
-    sampler = ByHand()
-    sampler.sample(0.5, 0.5, 0.5, 0.5)
-    sampler.stepped()
-    sampler.sample(1.0, 1.0, 1.0)
-    sampler.restarted()
-    sampler.now -= 0.5
-    sampler.sample(1.0)  # half of its second was the evaluation
-    sampler.sample(0.6)
-    assert sampler.found == [0.5] * 4 + [0.6]
+    assert not sampler.busy
+    sampler.sample(1.0, 1.0, 0.6)
+    assert sampler.busy == (1.0, 1.0, 0.6)
 
 
 def test_what_is_told_is_a_mean_of_all_that_the_gpu_did() -> None:
@@ -90,12 +77,12 @@ def test_what_fails_is_told_once_and_ends_nothing(capsys: pytest.CaptureFixture[
             thread.join(10)
     out = capsys.readouterr().out
     assert out.count("event=utilisation-not-sampled") == 1 and "no access to NVML" in out
-    assert (sampler.samples, sampler.utilisation, sampler.memory) == ((), None, None)
+    assert sampler.busy == ()
 
 
 def test_a_cpu_has_no_samples_and_no_thread() -> None:
     sampler = GPUMonitor(CPU)
-    assert sampler.utilisation is None
+    assert sampler.busy == ()
     assert not [each for each in threading.enumerate() if each.name == "spottrain-nvml"]
 
 

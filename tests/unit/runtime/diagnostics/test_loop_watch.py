@@ -6,9 +6,10 @@ import threading
 
 import pytest
 import torch
-from spottrain.diagnostics.bottleneck import InUse, Name
+from spottrain.diagnostics.bottleneck import Name
 from spottrain.diagnostics.gpu_monitor import GPUMonitor, GPUSample
 from spottrain.diagnostics.loop_watch import SETTLED, Watch
+from spottrain.diagnostics.step_timer import Shares
 
 CPU = torch.device("cpu")
 
@@ -41,7 +42,7 @@ def test_the_first_steps_and_the_counted_one_are_left_out() -> None:
     loop.settle()
     loop.step(data=1, compute=3)
     loop.watch.look()
-    assert (loop.watch.figures.shares.steps, loop.watch.figures.shares.utilisation) == (1, 0.75)
+    assert loop.watch.facts is not None and loop.watch.facts.shares == Shares(1, data=1, compute=3)
 
 
 def test_one_step_is_counted_once() -> None:
@@ -67,7 +68,7 @@ def test_a_verdict_is_told_when_it_changes_and_only_then(capsys: pytest.CaptureF
     assert len(lines) == 2
     assert "verdict=data-bound" in lines[0] and "speed up data loading" in lines[0]
     assert "verdict=launch-bound" in lines[1] and "first=" not in lines[1]
-    assert loop.watch.figures.verdict is not None and loop.watch.figures.verdict.name is Name.LAUNCH
+    assert loop.watch.verdict is not None and loop.watch.verdict.name is Name.LAUNCH
 
 
 def test_a_short_window_is_waited_for_and_not_thrown_away() -> None:
@@ -78,24 +79,13 @@ def test_a_short_window_is_waited_for_and_not_thrown_away() -> None:
     loop.step(data=0.3, compute=0.3)
     verdict = loop.watch.look()
     assert verdict is not None and verdict.name is Name.DATA
-    assert loop.watch.figures.shares.steps == 2
-    assert loop.watch.figures.mfu is None, "a CPU has none"
+    facts = loop.watch.facts
+    assert facts is not None and facts.shares.steps == 2
+    assert facts.mfu is None, "a CPU has none"
     loop.watch.close()
 
 
-# --- workers and cores, and the GPU ---------------------------------------------------------------------
-@pytest.mark.parametrize(("workers", "told"), [(8, 1), (2, 0)])
-def test_more_workers_than_cores_are_told_once(
-    workers: int, told: int, capsys: pytest.CaptureFixture[str]
-) -> None:
-    watch = Watch(CPU, use=InUse(workers=workers, cores=2))
-    for _ in range(3):
-        watch.look()
-    watch.close()
-    assert capsys.readouterr().out.count("event=advice about=loader-workers") == told
-
-
-def test_how_full_the_gpu_is_is_among_the_figures() -> None:
+def test_how_busy_the_gpu_is_is_among_what_was_measured() -> None:
     loop, settled, taken = Loop(), threading.Event(), threading.Event()
     busy = iter([0.5] * 9)
 
@@ -117,5 +107,5 @@ def test_how_full_the_gpu_is_is_among_the_figures() -> None:
             thread.join(10)
     loop.step(data=1, compute=3)
     loop.watch.look()
-    assert (loop.watch.figures.gpu_utilisation, loop.watch.figures.gpu_memory) == (0.5, 0.25)
+    assert loop.watch.facts is not None and set(loop.watch.facts.busy) == {0.5}
     loop.watch.close()

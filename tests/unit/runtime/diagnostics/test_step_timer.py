@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from spottrain.diagnostics.step_timer import EventMarks, Seconds, Shares, StepTimer
+from spottrain.diagnostics.step_timer import EventMarks, Shares, StepTimer
 
 CPU = torch.device("cpu")
 
@@ -70,10 +70,10 @@ def test_each_phase_gets_its_seconds_and_the_rest_is_other() -> None:
     clock.pass_(5)
     split.step_done()
     shares = split.whole()
-    assert shares.seconds == Seconds(data=1, h2d=2, compute=3, communication=4, checkpoint=5, other=5)
-    assert shares.shares["compute"] == shares.utilisation == 3 / 20
+    assert shares == Shares(1, data=1, h2d=2, compute=3, communication=4, checkpoint=5, other=5)
+    assert shares.shares["compute"] == shares.share("compute") == 3 / 20
     assert sum(shares.shares.values()) == pytest.approx(1)
-    assert (shares.steps, shares.step_seconds, shares.own_seconds) == (1, 20, 16)
+    assert (shares.mean("total"), shares.own_seconds) == (20, 16)
 
 
 def test_a_phase_inside_another_counts_once() -> None:
@@ -84,7 +84,7 @@ def test_a_phase_inside_another_counts_once() -> None:
         in_phase(split, clock, "communication", 10)
         clock.pass_(2)
     split.step_done()
-    assert split.whole().seconds == Seconds(compute=3, communication=10)
+    assert split.whole() == Shares(1, compute=3, communication=10)
 
 
 def test_an_exception_ends_its_phase() -> None:
@@ -95,7 +95,7 @@ def test_an_exception_ends_its_phase() -> None:
         raise StopIteration
     clock.pass_(1)
     split.step_done()
-    assert split.whole().seconds == Seconds(data=1, other=1)
+    assert split.whole() == Shares(1, data=1, other=1)
 
 
 def test_what_lies_between_steps_belongs_to_the_next_one_unless_it_is_forgotten() -> None:
@@ -104,13 +104,13 @@ def test_what_lies_between_steps_belongs_to_the_next_one_unless_it_is_forgotten(
     split.step_done()
     clock.pass_(3)
     split.step_done()
-    assert split.whole().seconds == Seconds(other=3)
+    assert split.whole() == Shares(2, other=3)
     clock.pass_(100)
     in_phase(split, clock, "compute", 100)
     split.restart()
     in_phase(split, clock, "compute", 1)
     split.step_done()
-    assert split.whole().seconds == Seconds(other=3, compute=1)
+    assert split.whole() == Shares(3, other=3, compute=1)
 
 
 def test_a_window_is_what_came_since_the_last_one() -> None:
@@ -121,14 +121,14 @@ def test_a_window_is_what_came_since_the_last_one() -> None:
         split.step_done()
         if seconds == 1.0:
             assert split.window(clear=False) == split.window() == split.whole()
-    assert (split.window().seconds.compute, split.window().steps) == (5, 0)
-    assert split.whole().seconds.compute == 6
+    assert (split.window().compute, split.window().steps) == (5, 0)
+    assert split.whole().compute == 6
 
 
 def test_before_the_first_step_nothing_is_known() -> None:
     assert StepTimer(CPU).whole() == Shares()
     assert set(Shares().shares.values()) == {0.0}
-    assert Shares().step_seconds == Shares().own_seconds == 0
+    assert Shares().mean("total") == Shares().own_seconds == 0
 
 
 def test_communication_is_what_backward_takes_after_the_last_bucket_was_handed_over() -> None:
@@ -142,7 +142,7 @@ def test_communication_is_what_backward_takes_after_the_last_bucket_was_handed_o
                 hook(None, bucket)
             clock.pass_(1)
     split.step_done()
-    assert split.whole().seconds == Seconds(compute=4 + 1, communication=0.5 + 1)
+    assert split.whole() == Shares(1, compute=4 + 1, communication=0.5 + 1)
 
 
 def test_events_are_read_when_the_device_got_there_and_not_before() -> None:
@@ -158,7 +158,7 @@ def test_events_are_read_when_the_device_got_there_and_not_before() -> None:
     device.get_there()
     shares = split.whole()
     assert shares.steps == 3
-    assert shares.utilisation == pytest.approx(0.75)
+    assert shares.share("compute") == pytest.approx(0.75)
 
 
 def test_ddp_takes_a_timed_hook() -> None:

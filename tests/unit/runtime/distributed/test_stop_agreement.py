@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from spottrain.distributed.control_channel import ControlChannel
 from spottrain.distributed.stop_agreement import (
+    GO_ON,
     MAX_STEPS,
     REACH_SECONDS,
     REACH_SECONDS_PER_RANK,
-    Decision,
     Order,
     StopAgreement,
     reach,
@@ -76,11 +76,11 @@ def test_the_least_deadline_counts_and_the_first_reason(deadlines: list[float]) 
 def test_alone_a_rank_is_asked_at_every_boundary() -> None:
     stopping = False
     agreement = StopAgreement(stopping=lambda: stopping)
-    assert agreement.begin(3, 10) == Decision()
-    assert agreement.at_boundary(4, save=True) == Decision(save=True)
+    assert agreement.begin(3, 10) is GO_ON
+    assert agreement.at_boundary(4, save=True) == Order(at=4, until=4, save=True)
     stopping = True
-    assert agreement.at_boundary(5, save=True) == Decision(stop=True)
-    assert agreement.begin(10, 10) == Decision(), "all steps are done"
+    assert agreement.at_boundary(5, save=True) == Order(at=5, until=5, stop=True)
+    assert agreement.begin(10, 10) is GO_ON, "all steps are done"
 
 
 # --- a gang ---------------------------------------------------------------------------------------------
@@ -118,7 +118,8 @@ def test_who_stopped_is_told_so_again_without_a_new_order() -> None:
     gang.ask_for_stop(0, 5.0)
     gang.finish()
     for player in gang.players:
-        assert player.agreement.at_boundary(0, save=True) == Decision(stop=True)
+        again = player.agreement.at_boundary(0, save=True)
+        assert again.stop and not again.save
 
 
 def test_all_stop_at_the_same_batch_of_an_evaluation() -> None:

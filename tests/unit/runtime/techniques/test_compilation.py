@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from spottrain.errors import ConfigurationError
 from spottrain.lifecycle.topology import LOOPBACK, reserve_port
-from spottrain.techniques.compilation import OwnGradients, compilations, compiled, doubt, warm_up
+from spottrain.techniques.compilation import OwnGradients, compilations, compiled, warm_up
 from spottrain.techniques.dry_run import rehearsal
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
@@ -241,8 +241,3 @@ def test_what_compiles_again_is_counted() -> None:
         twice(torch.ones(size))
     found = compilations().since(before)
     assert found.count == 3 and found.seconds > 0
-
-
-@pytest.mark.parametrize(("share", "doubted"), [(0.05, False), (0.4, True)])
-def test_compiling_while_waiting_for_data_is_doubted(share: float, doubted: bool) -> None:
-    assert ("40% of each step is spent waiting for data" in str(doubt(share))) is doubted
