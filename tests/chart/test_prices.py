@@ -111,14 +111,6 @@ def test_its_pod_is_restricted_and_starts_a_module_that_exists(objects: list[Obj
     assert container["image"] == "spottrain-prices:0.3.0"
 
 
-def test_one_run_at_a_time_that_ends_and_that_shows_as_failed(objects: list[Object]) -> None:
-    spec = find(objects, "CronJob", "spottrain-price-job")["spec"]
-    job = spec["jobTemplate"]["spec"]
-    assert (spec["schedule"], spec["concurrencyPolicy"]) == ("17 * * * *", "Forbid")
-    assert job["template"]["spec"]["restartPolicy"] == "Never"
-    assert job["activeDeadlineSeconds"] < 3600 and job["backoffLimit"] > 0
-
-
 def test_a_role_of_the_cloud_and_credentials_reach_it() -> None:
     role = '{"eks.amazonaws.com/role-arn":"arn:aws:iam::1:role/prices"}'
     secret = {"name": "AWS_ACCESS_KEY_ID", "valueFrom": {"secretKeyRef": {"name": "aws", "key": "id"}}}

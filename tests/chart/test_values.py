@@ -207,11 +207,6 @@ def test_every_pod_starts_a_module_that_exists_without_a_shell(objects: list[Obj
         assert importlib.util.find_spec(f"{module}.__main__") is not None
 
 
-def test_the_image_is_the_same_for_all_and_names_no_registry(objects: list[Object]) -> None:
-    images = {t["spec"]["containers"][0]["image"] for t in pod_templates(objects).values()}
-    assert images == {"spottrain-operator:0.3.0"}
-
-
 def test_a_tag_of_its_own_reaches_every_pod() -> None:
     changed = render('image.operator={"repository":"r.example/o","tag":"dev","pullPolicy":"Never"}')
     containers = [t["spec"]["containers"][0] for t in pod_templates(changed).values()]
@@ -234,13 +229,6 @@ def placement(objects: list[Object]) -> Object:
     return spec
 
 
-def test_a_new_replica_is_ready_before_an_old_one_ends(objects: list[Object]) -> None:
-    deployment = find(objects, "Deployment", "spottrain-operator")
-    assert deployment["spec"]["replicas"] == 2
-    strategy = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}}
-    assert deployment["spec"]["strategy"] == strategy
-
-
 def test_renewals_of_the_lease_have_a_flow_before_that_of_service_accounts(objects: list[Object]) -> None:
     spec = find(objects, "FlowSchema", "spottrain-operator-leader")["spec"]
     assert spec["priorityLevelConfiguration"] == {"name": "leader-election"}
@@ -253,16 +241,6 @@ def test_renewals_of_the_lease_have_a_flow_before_that_of_service_accounts(objec
     role = find(objects, "Role", "spottrain-operator-leader")
     assert set(leases["verbs"]) == {verb for granted in role["rules"] for verb in granted["verbs"]}
     assert "FlowSchema" not in {o["kind"] for o in render("operator.leaseFlowSchema=false")}
-
-
-def test_two_releases_have_a_lease_each(objects: list[Object]) -> None:
-    env = env_of(pod_templates(objects)["operator"])
-    role = find(objects, "Role", "spottrain-operator-leader")
-    assert env["SPOTTRAIN_OPERATOR_LEASE_NAME"] == "spottrain-operator"
-    by_name = {verb: rule.get("resourceNames") for rule in role["rules"] for verb in rule["verbs"]}
-    own = ["spottrain-operator"]
-    assert by_name == {"create": None, "get": own, "update": own}
-    assert role["metadata"]["namespace"] == NAMESPACE
 
 
 @pytest.mark.parametrize("how", ["Never", "Avoid"])
@@ -278,14 +256,6 @@ def test_the_operator_is_kept_off_spot_nodes(how: str) -> None:
     assert kept_off == CAPACITY_LABELS[CapacityType.SPOT]
 
 
-def test_spot_nodes_are_avoided_by_default_so_that_the_operator_starts_in_any_cluster(
-    objects: list[Object],
-) -> None:
-    avoid = render('operator.spotNodes="Avoid"')
-    assert placement(objects)["affinity"] == placement(avoid)["affinity"]
-    assert "nodeAffinity" not in placement(render('operator.spotNodes="Allow"'))["affinity"]
-
-
 def test_an_affinity_of_ones_own_replaces_the_charts_of_that_kind_alone(objects: list[Object]) -> None:
     given: Object = {"preferredDuringSchedulingIgnoredDuringExecution": []}
     changed = placement(render(f"operator.affinity.podAntiAffinity={json.dumps(given)}"))["affinity"]
@@ -296,17 +266,6 @@ def test_an_affinity_of_ones_own_replaces_the_charts_of_that_kind_alone(objects:
         t["podAffinityTerm"]["topologyKey"] for t in wishes["preferredDuringSchedulingIgnoredDuringExecution"]
     ]
     assert keys == ["kubernetes.io/hostname", "topology.kubernetes.io/zone"]
-
-
-def test_replicas_come_to_different_nodes_where_more_than_one_can_take_them(objects: list[Object]) -> None:
-    (spread,) = placement(objects)["topologySpreadConstraints"]
-    assert (spread["topologyKey"], spread["maxSkew"]) == ("kubernetes.io/hostname", 1)
-    assert spread["whenUnsatisfiable"] == "DoNotSchedule"
-    assert spread["nodeTaintsPolicy"] == "Honor", "a node with taints is none that can take them"
-    assert spread["matchLabelKeys"] == ["pod-template-hash"], (
-        "else both new ones of a rollout may share a node"
-    )
-    assert spread["labelSelector"] == find(objects, "Deployment", "spottrain-operator")["spec"]["selector"]
 
 
 def test_the_install_of_the_documentation_leaves_no_image_without_its_registry() -> None:
@@ -494,28 +453,6 @@ def test_the_agents_probe_looks_for_the_file_that_the_agent_makes(objects: list[
 def test_the_agents_platform_reaches_it() -> None:
     environ = env_of(pod_templates(render('agent.platform="Azure"'))["agent"])
     assert read(AgentSettings, environ).platform == "Azure"
-
-
-def test_the_agents_nodes_can_be_named_instead() -> None:
-    spec = pod_templates(render('agent.nodeSelector={"pool":"gpu"}'))["agent"]["spec"]
-    assert spec["nodeSelector"] == {"pool": "gpu"}
-    assert "affinity" not in spec
-
-
-def test_the_agent_can_live_in_a_namespace_of_its_own() -> None:
-    changed = render('agent.namespace="kube-system"')
-    for kind in ("DaemonSet", "ServiceAccount"):
-        assert find(changed, kind, "spottrain-agent")["metadata"]["namespace"] == "kube-system"
-    for name in ("spottrain-agent", "spottrain-agent-nodes"):
-        (subject,) = find(changed, "ClusterRoleBinding", name)["subjects"]
-        assert subject["namespace"] == "kube-system"
-    policy = find(changed, "ValidatingAdmissionPolicy", "spottrain-agent-nodes")
-    assert "system:serviceaccount:kube-system:spottrain-agent" in json.dumps(policy)
-
-
-def test_without_the_agent_nothing_of_it_is_left() -> None:
-    names = [o["metadata"]["name"] for o in render("agent.enabled=false")]
-    assert not [name for name in names if "agent" in name]
 
 
 # --- CRD -----------------------------------------------------------------------------------------------
