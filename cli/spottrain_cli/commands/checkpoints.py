@@ -340,39 +340,6 @@ def delete(
     _run(where, endpoint, namespace, context, kubeconfig, output, act)
 
 
-@app.command()
-def lifecycle(
-    where: Place,
-    days: Annotated[int, typer.Option(help="Age of an object.")] = 7,
-    storage_class: Annotated[
-        str, typer.Option(metavar="CLASS", help="Where they go: GLACIER, GLACIER_IR or DEEP_ARCHIVE.")
-    ] = "GLACIER",
-    earlier_jobs: EarlierJobs = False,
-    apply: Annotated[bool, typer.Option("--apply", help="Tag the objects and set the rule.")] = False,
-    endpoint: Endpoint = "",
-    namespace: Namespace = "",
-    context: Context = "",
-    kubeconfig: Kubeconfig = "",
-    output: FormatOption = Format.TEXT,
-) -> None:
-    """Show or set the S3 rule that archives objects that no job will read again.
-
-    \b
-      spottrain checkpoints lifecycle s3://bucket/run --days 30
-    """
-    from spottrain_cli.checkpoints.storage_lifecycle import FEWEST_DAYS, lifecycle
-
-    if storage_class not in FEWEST_DAYS:
-        raise UsageError(f"--storage-class {storage_class}: use one of {', '.join(sorted(FEWEST_DAYS))}")
-
-    def act(at: Source) -> Answer:
-        return lifecycle(
-            at.store, days=days, storage_class=storage_class, earlier_jobs=earlier_jobs, apply=apply
-        )
-
-    _run(where, endpoint, namespace, context, kubeconfig, output, act)
-
-
 # --- what all of them share -------------------------------------------------------------------------------
 def _run(
     where: str,

@@ -25,15 +25,16 @@ from spottrain.contract import FINAL_PREFIX, MANIFEST_NAME
 from spottrain.core import log
 from spottrain.distributed.dtensor import is_sharded
 from spottrain.storage.base import Store
+from spottrain.storage.outage import Outage
 
 SAVED: Final = "saved/"
 
 
 class FinalFiles:
-    """Writes the files of `final/`. `through`: calls a function, again after an outage of the store."""
+    """Writes the files of `final/`, one at a time. `outage` retries each after an outage of the store."""
 
-    def __init__(self, store: Store, through: Callable[[Callable[[], None]], None]) -> None:
-        self._store, self._through = store, through
+    def __init__(self, store: Store, outage: Outage) -> None:
+        self._store, self._outage = store, outage
         self._facts: dict[str, Any] = {}
         """The contents of the manifest."""
         self._contents: dict[str, Content] = {}
@@ -101,6 +102,9 @@ class FinalFiles:
         left = [key.removeprefix(FINAL_PREFIX) for key in self._store.list(FINAL_PREFIX)]
         if own := [FINAL_PREFIX + name for name in left if WEIGHTS.fullmatch(name) or name.startswith(SAVED)]:
             self._store.delete(own)
+
+    def _through(self, act: Callable[[], None]) -> None:
+        self._outage.through("the final weights", act, brief=False)
 
     def _write_manifest(self) -> None:
         text = json.dumps(self._facts, indent=1).encode()

@@ -27,14 +27,14 @@ import torch
 
 from spottrain.checkpoint.final_files import FinalFiles
 from spottrain.checkpoint.final_weights import FinalWeights
-from spottrain.checkpoint.head.owner import Claim, ClaimPolicy, Entry, HeadOwner, Identity
+from spottrain.checkpoint.head.owner import Claim, ClaimPolicy, Entry, HeadOwner, Identity, fresh_nonce
 from spottrain.checkpoint.head.state import BEST
 from spottrain.checkpoint.manifest import FOLDER
 from spottrain.checkpoint.reader import Want
 from spottrain.checkpoint.saver import Report, Save, Saver, manifest, report_of
 from spottrain.checkpoint.selection import CheckpointSelection, Restored
 from spottrain.checkpoint.upload import Transfer, UploadItem
-from spottrain.contract import CHECKPOINTS_PREFIX, CHUNK_BYTES, FINAL_PREFIX, MANIFEST_NAME
+from spottrain.contract import CHECKPOINTS_PREFIX, CHUNK_BYTES, FINAL_PREFIX, MANIFEST_NAME, checkpoint_key
 from spottrain.core import log
 from spottrain.core.preemption import Preemption
 from spottrain.core.progress import ProgressBoard
@@ -141,7 +141,7 @@ class CheckpointManager:
         run = context.run
         self.context = context
         self.store = store
-        self.final = FinalFiles(store, self._retry_in_outage)
+        self.final = FinalFiles(store, context.outage)
         self._control = control
         self._watch_seconds = watch_seconds
         self._owner = HeadOwner(
@@ -153,6 +153,7 @@ class CheckpointManager:
         self._released = not context.world.first  # the other ranks have nothing to release
         self._selection = CheckpointSelection(context.world, store, control)
         self._save: Save | None = None
+        self._term = 0
         self._commit_turn = threading.Lock()
 
     # --- start --------------------------------------------------------------------------------------
@@ -161,7 +162,9 @@ class CheckpointManager:
         self.context.board.update(state="Gated")
         if not self.context.world.first:
             # May take long; a stop ends this process meanwhile.
-            return Claim.from_facts(receive_facts(self._control, "claim"))
+            theirs = Claim.from_facts(receive_facts(self._control, "claim"))
+            self._term = theirs.term
+            return theirs
         run, preemption = self.context.run, self.context.preemption
         self._owner.wait_at_gate(run.gate_until, lambda: preemption.stopping)
         self.context.begin_claim()
@@ -170,6 +173,7 @@ class CheckpointManager:
             with contextlib.suppress(StoreUnavailable):  # an unresponsive store must not delay the end
                 self._owner.release(patience=self._patience())
             self.context.end_idle()
+        self._term = claim.term
         self._released = claim.done  # if the job is done, nothing was claimed
         if not claim.done:
             newest = claim.resume[0] if claim.resume else None
@@ -194,14 +198,10 @@ class CheckpointManager:
     def trained(self) -> tuple[int, int]:
         """Returns (steps trained, planned total steps or 0 if unknown) of a finished run.
 
-        All ranks must call it. Raises StoreError.
+        Raises StoreError.
         """
-        if self.context.world.first:
-            found = self.store.get(FINAL_PREFIX + MANIFEST_NAME)
-            facts = json.loads(found.body) if found is not None else {}
-            broadcast_facts(self._control, "trained", facts)
-        else:
-            facts = receive_facts(self._control, "trained")
+        found = self.store.get(FINAL_PREFIX + MANIFEST_NAME)
+        facts = json.loads(found.body) if found is not None else {}
         return int(facts.get("step", 0)), int(facts.get("total_steps", 0))
 
     def barrier(self) -> None:
@@ -416,24 +416,14 @@ class CheckpointManager:
 
     def measure_bandwidth(self) -> None:
         """Uploads a part of the staging buffer as a probe object, then deletes it. Raises StoreError."""
-        if (folder := self._probe_folder()) is None:
-            return  # a save measures the bandwidth as well
-        key = f"{folder}r{self.context.world.rank:05d}-probe"
         size = min(PROBE_BYTES, self.saver.bytes)
+        if not size or self.busy_with is not None or self.saver.bandwidth is not None:
+            return  # a save measures the bandwidth as well
+        # Of this term, so that a later claim sweeps it if this process is killed here.
+        folder = checkpoint_key(self._term, 0, fresh_nonce())
+        key = f"{folder}r{self.context.world.rank:05d}-probe"
         self.saver.send([UploadItem(key=key, bytes=size)], lambda: self.context.preemption.stopping)
         self.store.delete([key])
-
-    def _probe_folder(self) -> str | None:
-        """Returns the probe's folder, chosen by rank 0 for all ranks; None if no probe is needed.
-
-        The key is of this term, so that a later claim sweeps it if this process is killed here.
-        """
-        if not self.context.world.first:
-            return receive_facts(self._control, "probe").get("key")
-        known = self.busy_with is not None or self.saver.bandwidth is not None
-        key = None if known or not self.saver.bytes else self._owner.new_key(0)
-        broadcast_facts(self._control, "probe", {"key": key} if key else {})
-        return key
 
     # --- end ----------------------------------------------------------------------------------------
     def wait_for_upload(self, seconds: float | None = None) -> None:
@@ -504,16 +494,14 @@ class CheckpointManager:
         `beside`: name and place of further files, such as the model's configuration.
         """
         # `check` makes a single request. It is retried here, because a failure would end the training.
-        self._retry_in_outage(
-            lambda: tried(self._owner.check, CHECKS, lambda failures: time.sleep(RETRY_SECONDS))
+        self.context.outage.through(
+            "HEAD",
+            lambda: tried(self._owner.check, CHECKS, lambda failures: time.sleep(RETRY_SECONDS)),
+            brief=False,
         )
         facts = self.context.board.facts
         known = {"step": step, "total_steps": facts.total_steps, "checkpoint": facts.key}
         self.final.write(weights, beside, known)
-
-    def _retry_in_outage(self, act: Callable[[], None]) -> None:
-        """Retries one file at a time, because all ranks must gather the next one together."""
-        self.context.outage.through("the final weights", act, brief=False)
 
     @property
     def final_uri(self) -> str:

@@ -19,6 +19,7 @@ from spottrain.checkpoint.final_files import FinalFiles
 from spottrain.checkpoint.final_weights import FinalWeights, digest
 from spottrain.checkpoint.manifest import Damaged, Manifest, Piece, StoredTensor
 from spottrain.checkpoint.weights_files import load_weights
+from spottrain.storage.outage import Outage
 from spottrain_cli.checkpoints.source import is_uri, unknown_here
 from spottrain_cli.checkpoints.weights import Target, weights_of
 from spottrain_cli.jobs import Job
@@ -73,7 +74,7 @@ def finish(
     source: Place, tmp_path: Path, *beside: str, most: int = 2**31, saved: dict[str, Path] | None = None
 ) -> None:
     """Leaves final weights as a finished run does, and files beside them."""
-    files = FinalFiles(source.store, lambda act: act())
+    files = FinalFiles(source.store, Outage())
     described = []
     for name in beside:
         (tmp_path / name).write_text("{}")

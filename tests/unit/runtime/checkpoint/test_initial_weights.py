@@ -17,6 +17,7 @@ from spottrain.checkpoint.weights_files import SafetensorsFile, files_in, local_
 from spottrain.core.run_config import InitFrom
 from spottrain.distributed.world import World
 from spottrain.errors import CheckpointError, StoreDenied
+from spottrain.storage.outage import Outage
 
 from tests.support.sentences import Told
 from tests.unit.runtime.checkpoint.test_saves import Faulty, attempt
@@ -84,7 +85,7 @@ def test_final_weights_that_are_written_again_while_they_are_read_are_read_again
     save(it, 5)
     it.write_final(FinalWeights(filled(50.0)), 5)
     it.release(done=True)
-    later = FinalFiles(store, lambda act: act())
+    later = FinalFiles(store, Outage())
 
     def again() -> None:
         later.write(FinalWeights(filled(60.0)), (), {"step": 6, "checkpoint": ""})

@@ -237,3 +237,11 @@ def test_weights_of_one_rank_that_are_no_numbers_are_saved_by_none(pair: Pair) -
     error = (TrainingFailed, "second holds NaN after step 5")
     pair.fail(lambda it: it.save_now(lambda: it.saver.snapshot(state, {}, 5)), error, error)
     assert durable(pair) == [None, None]
+
+
+def test_each_rank_measures_its_bandwidth_and_leaves_nothing_behind(pair: Pair) -> None:
+    pair.both(lambda it: it.saver.prepare({"a": torch.ones(40), "b": torch.ones(40)}, {}))
+    pair.both(lambda it: it.measure_bandwidth())
+    assert all(it.saver.bandwidth for it in pair.ranks)
+    assert [store.tried for store in pair.stores] == [["r00000-probe"], ["r00001-probe"]]
+    assert pair.stores[0].list("checkpoints/") == []
