@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from spottrain.training.data_parallel import shard
     from spottrain.training.job_settings import job_settings
     from spottrain.training.run import Run
-    from spottrain.training.step_hooks import StepHooks
-    from spottrain.training.trainer import Result, Trainer
+    from spottrain.training.trainer import Result, StepHooks, Trainer
 
 __all__ = [
     "ActivationCheckpointing",
@@ -52,7 +51,7 @@ _HOME = {
     "ActivationCheckpointing": "spottrain.core.training_settings",
     "EarlyStopping": "spottrain.techniques.early_stopping",
     "Run": "spottrain.training.run",
-    "StepHooks": "spottrain.training.step_hooks",
+    "StepHooks": "spottrain.training.trainer",
     "LearningRateScaling": "spottrain.core.training_settings",
     "Profile": "spottrain.core.training_settings",
     "Trainer": "spottrain.training.trainer",

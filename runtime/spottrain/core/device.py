@@ -183,9 +183,8 @@ def settle_memory() -> None:
 def random_state() -> dict[str, Any]:
     """Returns all random state of this process (and its CUDA device) as plain values and tensors."""
     state = _random_state_of_torch()
-    if "numpy" in sys.modules:
-        kind, keys, position, has_gauss, gauss = sys.modules["numpy"].random.get_state()
-        state["numpy"] = (kind, keys.tolist(), int(position), int(has_gauss), float(gauss))
+    if (of_numpy := numpy_random.plain()) is not None:
+        state["numpy"] = of_numpy
     return state
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from array import array
 from typing import Any, Final, NamedTuple
 
 KEYS: Final = 624
@@ -40,6 +41,18 @@ def copied() -> Any:
     found = Words(words, normal if kept else None)
     restore(found)
     return found
+
+
+def plain() -> tuple[str, list[int], int, int, float] | None:
+    """Returns the state as `numpy.random.get_state` does, in plain values; None if NumPy is not imported."""
+    state = copied()
+    if state is None:
+        return None
+    if isinstance(state, Words):
+        *keys, position = array("I", state.words)
+        return ("MT19937", keys, position, *((0, 0.0) if state.normal is None else (1, state.normal)))
+    kind, words, position, has_gauss, gauss = state
+    return kind, words.tolist(), int(position), int(has_gauss), float(gauss)
 
 
 def restore(state: Any) -> None:

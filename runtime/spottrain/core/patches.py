@@ -9,7 +9,7 @@
     Trainer._init_training_state       integrations.transformers: the position in a stream
     Trainer._maybe_log_save_evaluate   integrations.transformers: a save follows what is due at a step
     optimizer.add_param_group          checkpoint.plain_state: a restored group is not added twice
-    destroy_process_group              training.loop: sharded weights are stored before it
+    destroy_process_group              training.run: sharded weights are stored before it
     sys.excepthook                     lifecycle.session: an uncaught error is reported
     stream.write                       cli.main: the last words of a script that fails
 

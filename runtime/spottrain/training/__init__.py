@@ -8,7 +8,7 @@ components        optimizer, schedule, trackers and early stopping from the sett
 script_functions  what loss_fn, metrics and loss_weight return
 finished_step     the last step of a custom loop, for a stop that comes between two steps
 drawn_batch       the batch that a custom loop has drawn ahead
-run, loop         custom loops: `Run` and its base, which the Accelerate integration shares
+run               custom loops: `Run`
 state_tree        what checkpoints of both hold, beside the position
 extra_state       plain values and averages in `Run(extra=...)`
 job_settings      `spec.training` in a custom loop

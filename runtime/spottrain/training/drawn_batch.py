@@ -1,4 +1,4 @@
-"""The batch that `Loop.ahead` has drawn last, in the form in which a checkpoint keeps it."""
+"""The batch that `Run.ahead` has drawn last, in the form in which a checkpoint keeps it."""
 
 from __future__ import annotations
 

@@ -54,7 +54,6 @@ from spottrain.training.metrics_log import require_finite
 from spottrain.training.phases import TrainerPhases
 from spottrain.training.script_functions import checked_loss, checked_metrics, checked_weight
 from spottrain.training.state_tree import AVERAGE, MAIN, SCALER, SCHEDULER, StateTree
-from spottrain.training.step_hooks import StepHooks
 
 Loss = Callable[[torch.nn.Module, Any], torch.Tensor]
 Metrics = Callable[[torch.nn.Module, Any], Mapping[str, Any]]
@@ -77,6 +76,26 @@ class Result:
     """URI of the final weights; empty without a checkpoint URI."""
     ended_early: str = ""
     """The reason, if early stopping ended the training."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepHooks:
+    """Functions that `Trainer` calls in each optimizer step, on all ranks, with the steps done before it.
+
+    What they change must be a part of the model, of `extra` or of the optimizer: only that is saved. A step
+    that a stop cuts short is made again by the next attempt, and so are its calls.
+
+    Attributes:
+        before: called once the first micro-batch is there, before its forward pass.
+        gradients: called after the last backward pass, to change the gradients in place: they are averaged
+            over ranks, have no loss scale, and are not clipped yet. In fp16 they may be NaN or infinite;
+            then the step changes nothing.
+        after: called after the optimizer step, before an evaluation, a save or a stop.
+    """
+
+    before: Callable[[int], None] | None = None
+    gradients: Callable[[int], None] | None = None
+    after: Callable[[int], None] | None = None
 
 
 class Trainer:
@@ -125,7 +144,7 @@ class Trainer:
         early_stopping: a `spottrain.EarlyStopping`, or its patience in evaluations.
         eval_every: optimizer steps between evaluations; None: once per epoch. The end is always evaluated.
         log_every: optimizer steps between two log lines.
-        num_workers: loader processes per rank; "auto": by the duration of the first steps.
+        num_workers: loader processes per rank; "auto": this rank's CPU cores less one, from 1 to 8.
         prefetch_factor: as in torch's DataLoader.
         pin_memory: as in torch's DataLoader; None: on a GPU.
         collate_fn: as of torch's DataLoader.

@@ -8,7 +8,7 @@ from typing import Any
 import numpy
 import pytest
 from spottrain.core import numpy_random
-from spottrain.core.numpy_random import copied, restore
+from spottrain.core.numpy_random import copied, plain, restore
 
 RANDOM: Any = numpy.random
 DRAWS: dict[str, Callable[[], Any]] = {
@@ -48,6 +48,15 @@ def test_a_copy_changes_nothing_and_brings_everything_back(
     after()
     restore(kept)
     assert same(numpy.random.get_state(), state)
+
+
+@pytest.mark.parametrize("before", DRAWS.values(), ids=DRAWS)
+def test_plain_values_are_those_that_numpy_returns(before: Callable[[], Any]) -> None:
+    numpy.random.seed(7)
+    before()
+    state: Any = numpy.random.get_state()
+    kind, keys, *rest = state
+    assert plain() == (kind, keys.tolist(), *rest)
 
 
 def test_words_that_are_not_where_they_are_known_to_be_are_left_to_numpy(
