@@ -237,6 +237,16 @@ class Limits:
     runtime_patience: timedelta = timedelta(minutes=5)
     """For a script's imports and preparation, before an unseen runtime is reported as missing."""
 
+    def spread(self, interval: timedelta) -> Limits:
+        """Returns these, with so long at least between two writes of a job's figures, and twice as long
+        between two of its bookkeeping, which is needed after a restart alone."""
+        return replace(
+            self,
+            progress_interval=max(self.progress_interval, interval),
+            cost_interval=max(self.cost_interval, interval),
+            books_interval=max(self.books_interval, 2 * interval),
+        )
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sample:

@@ -86,7 +86,6 @@ async def observe(job: Job, given: Sources, now: datetime) -> Observed:
     nodes = await _nodes(job, (*pods, *predecessors), books, caches, cluster)
     deletes = job.deleting and job.holds_checkpoints  # its cleanup pod is not watched: it has another role
     cleanup = await cluster.get("pods", job.cleanup_name, job.key.namespace) if deletes else None
-    interval = max(given.limits.progress_interval, memory.write_interval)
     o = Observed(
         now=now,
         job=job,
@@ -112,7 +111,7 @@ async def observe(job: Job, given: Sources, now: datetime) -> Observed:
         admission=await _admission(job, pods, given, now),
         karpenter=caches.nodes.karpenter,
         found=caches.nodes.found | memory.node_pools,
-        limits=replace(given.limits, progress_interval=interval),
+        limits=given.limits.spread(memory.write_interval),
         prices=given.prices(),
         sync_image=given.sync_image,
     )

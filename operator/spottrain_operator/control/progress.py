@@ -29,6 +29,7 @@ from spottrain_operator.control.caches import is_ending
 from spottrain_operator.control.observe import Sources
 from spottrain_operator.control.work_queue import WorkQueue
 from spottrain_operator.errors import OperatorError
+from spottrain_operator.policies import accounting
 from spottrain_operator.status.changes import progress_due, with_display, with_progress
 from spottrain_operator.status.conditions import STOP_DELAY
 
@@ -43,9 +44,9 @@ MAX_CONCURRENT = 64
 MAX_PER_SECOND: Final = 50
 """Maximum number of queries, but for those that must not wait. Each takes up to a millisecond of processor
 time, so all of them a twentieth of a core."""
-MAX_WRITES_PER_SECOND: Final = 7
-"""Maximum number of status writes that report only further steps. Each takes the API server 15 to 20 ms of
-processor time (`make bench NAME="scale --scenario capacity"`), and etcd 6 KB: an eighth of a core."""
+MAX_WRITES_PER_SECOND: Final = 6
+"""Maximum number of status writes that report only further steps and costs. Each takes the API server 15 to
+20 ms of processor time (`make bench NAME="scale --scenario capacity"`), and etcd 4 KB: a tenth of a core."""
 ENDING_SECONDS: Final = 0.5
 """Interval of looking for pods that are to end, whose trainers are asked at once."""
 
@@ -161,11 +162,14 @@ class Poller:
             return
         memory, sample = self.sources.memory, Sample(progress=progress, at=self.now())
         memory.of(pod.job).sample = sample
-        interval = max(memory.write_interval, self.sources.limits.progress_interval)
+        limits = self.sources.limits.spread(memory.write_interval)
         if progress_due(job.status, sample, timedelta.max):
             self.queue.add(pod.job)
-        elif not is_ending(pod) and progress_due(job.status, sample, interval):
-            await self._write(job, sample)
+        elif not is_ending(pod) and progress_due(job.status, sample, limits.progress_interval):
+            if accounting.sums_due(job.status, sample.at, limits):
+                self.queue.add(pod.job)  # its plan writes both at once
+            else:
+                await self._write(job, sample)
 
     async def _write(self, job: Job, sample: Sample) -> None:
         """Writes further steps into the status. A failure is no loss: the next ones are due at once."""

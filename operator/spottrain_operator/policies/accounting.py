@@ -23,7 +23,7 @@ from spottrain_operator.api.bookkeeping import (
     Timesheet,
     TimeSums,
 )
-from spottrain_operator.api.observed import Observed
+from spottrain_operator.api.observed import Limits, Observed
 from spottrain_operator.api.training_job import CostStatus, GoodputStatus, Status
 from spottrain_operator.names import Condition
 from spottrain_operator.policies import goodput, ledger
@@ -56,8 +56,7 @@ def settled(o: Observed, status: Status) -> tuple[Status, Bookkeeping]:
     the last node is gone. The bookkeeping is written at the end of an attempt or of the job, at the begin and
     end of a suspension, and each `books_interval`.
     """
-    before, shown = o.books, status.cost
-    late = shown is None or shown.update_time is None or o.now - shown.update_time >= o.limits.cost_interval
+    before, late = o.books, sums_due(status, o.now, o.limits)
     changed = status != o.job.status
     costs = ledger.updated(o, status, due=changed or late)
     times = goodput.updated(o, status, costs, due=changed or late)
@@ -65,6 +64,12 @@ def settled(o: Observed, status: Status) -> tuple[Status, Bookkeeping]:
     if changed or late or not ledger.open_nodes(costs):
         status = with_sums(status, books)
     return status, replace(books, written=o.now) if status.attempt and books.written is None else books
+
+
+def sums_due(status: Status, now: datetime, limits: Limits) -> bool:
+    """Returns whether the status shows no sums, or old ones."""
+    shown = status.cost
+    return shown is None or shown.update_time is None or now - shown.update_time >= limits.cost_interval
 
 
 def write_due(o: Observed, status: Status, books: Bookkeeping) -> bool:

@@ -12,8 +12,8 @@ from unittest.mock import AsyncMock
 
 import pytest
 from spottrain.contract import Progress
-from spottrain_operator.api.observed import PodView, Silence
-from spottrain_operator.api.training_job import Job, JobKey
+from spottrain_operator.api.observed import Limits, PodView, Silence
+from spottrain_operator.api.training_job import CostStatus, Job, JobKey
 from spottrain_operator.control.caches import Caches
 from spottrain_operator.control.memory import Memory
 from spottrain_operator.control.observe import Sources
@@ -78,16 +78,23 @@ def test_those_on_whose_answer_a_decision_depends_are_asked_in_each_round(
 
 
 @pytest.mark.parametrize(
-    ("state", "age", "wakes", "writes"),
-    [("Training", 61, False, False), ("Training", 501, False, True), ("Saving", 1, True, False)],
+    ("state", "age", "sums_age", "wakes", "writes"),
+    [
+        ("Training", 61, 61, False, False),
+        ("Training", 501, 499, False, True),
+        ("Training", 501, 501, True, False),  # one write of the plan has both
+        ("Training", 61, 501, False, False),
+        ("Saving", 1, 1, True, False),
+    ],
 )
 async def test_a_new_state_wakes_its_job_and_further_steps_are_written_by_the_poller(
-    state: str, age: float, wakes: bool, writes: bool, monkeypatch: pytest.MonkeyPatch
+    state: str, age: float, sums_age: float, wakes: bool, writes: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     w = await begun()
     before, job = sample(), w.caches.jobs.get(KEY)
     assert job is not None
-    job = replace(job, status=with_progress(job.status, make_observed(job=job), before))
+    sums = CostStatus(update_time=before.at + timedelta(seconds=age - sums_age))
+    job = replace(job, status=replace(with_progress(job.status, make_observed(job=job), before), cost=sums))
     w.cluster.jobs[KEY.name]["status"] = job.status.to_json()
     w.caches.jobs.put(replace(job, resource_version=job.resource_version + 1))
     w.cluster.jobs[KEY.name]["metadata"]["resourceVersion"] = str(job.resource_version + 1)
@@ -106,6 +113,13 @@ async def test_a_new_state_wakes_its_job_and_further_steps_are_written_by_the_po
         and known.status == written
         and written.attempts[0].last_step == written.progress.step
     )
+
+
+def test_with_many_jobs_figures_and_bookkeeping_are_written_less_often() -> None:
+    few, many = Limits().spread(timedelta(seconds=50)), Limits().spread(timedelta(minutes=14))
+    assert few == Limits()
+    assert (many.progress_interval, many.cost_interval) == (timedelta(minutes=14),) * 2
+    assert many.books_interval == timedelta(minutes=28)
 
 
 async def test_progress_that_comes_beside_a_write_of_the_job_is_dropped() -> None:
