@@ -1,12 +1,12 @@
 """Profiles that runs have stored beside their checkpoints: where the time of a step went.
 
-What the runtime stores (diagnostics/profiler.py): a summary with torch.profiler's table, and the trace.
+The runtime stores a summary, the operations that take longest, and the trace (diagnostics/profiler.py).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -34,16 +34,6 @@ SPLIT: Final = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Operation:
-    name: str
-    share: str
-    """Of the time of all operations."""
-    time: str
-    """Its own, without the operations that it calls."""
-    calls: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Profile:
     """The newest profile of a rank."""
 
@@ -52,7 +42,8 @@ class Profile:
     made: datetime
     words: str
     """What limits the steps, and what to change; empty where nothing does."""
-    operations: tuple[Operation, ...]
+    operations: tuple[str, ...]
+    """Those that take longest, as a table for a terminal; its first line is the head."""
     trace: str
     """Where the trace is."""
 
@@ -89,35 +80,15 @@ def newest(keys: Iterable[str]) -> str | None:
 def of_text(text: str, key: str, uri: str) -> Profile:
     match = KEY.fullmatch(key)
     assert match is not None
-    words, _, table = text.partition("\n\n") if not text.startswith("---") else ("", "", text)
+    words, _, table = text.rstrip().rpartition("\n\n")
     return Profile(
         attempt=int(match[1]),
         rank=int(match[2]),
         made=datetime.fromtimestamp(int(match[3]) / 1e9, UTC),
         words=words.strip(),
-        operations=tuple(_operations(table.splitlines())),
+        operations=tuple(table.splitlines()),
         trace=f"{uri.rstrip('/')}/{key.removesuffix('top.txt')}pt.trace.json.gz",
     )
-
-
-def _operations(lines: Sequence[str]) -> Iterable[Operation]:
-    """Reads the columns between the two rules of dashes, which are as wide as the columns."""
-    rules = [number for number, line in enumerate(lines) if line.startswith("---")]
-    if len(rules) < 3:
-        return
-    spans = [match.span() for match in re.finditer("-+", lines[rules[0]])]
-    head = [lines[rules[0] + 1][start:end].strip() for start, end in spans]
-    own = [name for name in head if name.startswith("Self ") and name.endswith(" %")]
-    share = next((name for name in own if name != "Self CPU %"), "Self CPU %")
-    for line in lines[rules[1] + 1 : rules[2]]:
-        row = dict(zip(head, (line[start:end].strip() for start, end in spans), strict=True))
-        calls = row.get("# of Calls", "")
-        yield Operation(
-            name=row.get("Name", ""),
-            share=row.get(share, ""),
-            time=row.get(share.removesuffix(" %"), ""),
-            calls=int(calls) if calls.isdecimal() else 0,
-        )
 
 
 # --- what is shown ----------------------------------------------------------------------------------------
@@ -137,14 +108,12 @@ def lines(profile: Profile | None, last: Attempt | None, *, name: str) -> list[s
 
 
 def _of_profile(profile: Profile, name: str) -> list[str]:
-    from spottrain_cli.figures import table
-
     when = profile.made.strftime("%Y-%m-%d %H:%M UTC")
-    rows = [[each.share, each.time, str(each.calls), each.name] for each in profile.operations]
     return [
         f"{name}, attempt {profile.attempt}, rank {profile.rank}, profiled {when}",
         *([profile.words] if profile.words else []),
-        *(["", *table([["share", "time", "calls", "operation"], *rows])] if rows else []),
+        "",
+        *profile.operations,
         "",
         f"Trace, for ui.perfetto.dev: {profile.trace}",
     ]

@@ -36,8 +36,8 @@ from spottrain.errors import ConfigurationError
 from spottrain.storage.base import Store
 
 TOP: Final = 20
-BRIEF, NAME_WIDTH = 10, 48
-"""Rows and the longest name in a terminal."""
+NAME_WIDTH: Final = 48
+"""The longest name of an operation: its row has room in a terminal."""
 LAST_SECONDS: Final = 60.0
 """Longest wait of `close` for a profile that is being stored, in seconds."""
 LOADER: Final = "enumerate(DataLoader)"
@@ -137,7 +137,6 @@ class Profiler:
             on_trace_ready=self._ready,
             record_shapes=True,
             profile_memory=True,
-            with_flops=True,
         )
         profile.start()
         log.event("profiling", wait=window.wait, warmup=window.warmup, active=window.active)
@@ -164,17 +163,15 @@ class Profiler:
         busy = None if self._device is None else kernel_seconds(events) / seconds
         first = first_words(self._facts(), busy, loader_seconds(events) / seconds)
         log.event("profiled", steps=self._window.active, seconds=seconds, first=first or None)
-        by = "self_cpu_time_total" if self._device is None else "self_device_time_total"
-        table = averages.table(sort_by=by, row_limit=TOP, max_name_column_width=40)
+        operations = table(averages, gpu=self._device is not None)
         stem = f"rank-{self._rank:05d}.{time.time_ns()}"
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / f"{stem}.pt.trace.json.gz"
             profile.export_chrome_trace(str(path))
             trace = path.read_bytes()
-        text = f"{first}\n\n{table}\n" if first else f"{table}\n"
+        text = f"{first}\n\n{operations}\n" if first else f"{operations}\n"
         if self._rank == 0:
-            shown = brief(averages, gpu=self._device is not None) if log.on_terminal() else text
-            print(shown, flush=True)
+            print(operations, flush=True)
         parts = {path.name: trace, f"{stem}.top.txt": text.encode()}
         self._storing = threading.Thread(
             target=self._keep, args=(parts,), name="spottrain-profile", daemon=True
@@ -193,14 +190,14 @@ class Profiler:
             log.event("profile-stored", folder=folder, bytes=sum(map(len, parts.values())))
 
 
-def brief(averages: Iterable[Any], *, gpu: bool) -> str:
-    """Returns the operations that take longest, in columns that a terminal has room for."""
+def table(averages: Iterable[Any], *, gpu: bool) -> str:
+    """Returns the TOP operations that take longest themselves, a row for each."""
     took = "self_device_time_total" if gpu else "self_cpu_time_total"
     rows = sorted(((float(getattr(each, took)), each) for each in averages), key=lambda row: -row[0])
     whole = sum(time for time, _ in rows) or 1.0
     lines = [
         f"{time / whole:6.1%} {duration(time / 1e6):>9} {each.count:>7}  {each.key[:NAME_WIDTH]}"
-        for time, each in rows[:BRIEF]
+        for time, each in rows[:TOP]
     ]
     return "\n".join([f"{'share':>6} {'time':>9} {'calls':>7}  operation", *lines])
 
