@@ -232,10 +232,12 @@ def test_ranks_compile_without_each_other(lab: Lab) -> None:
 # --- real memory ----------------------------------------------------------------------------------------
 MEMORY: Final = """\
 import ctypes, json, os, sys, torch
+from spottrain.core.training_settings import ActivationCheckpointing
+from spottrain.data.source import source
 from spottrain.techniques.activation_checkpointing import apply
 from spottrain.distributed.world import World
 from spottrain.techniques.memory import StepMemory
-from spottrain.techniques.memory_fit import Trial, sizes_up_to
+from spottrain.techniques.memory_fit import MemoryFit, sizes_up_to
 from spottrain.techniques.precision import Precision
 sys.path.insert(0, os.environ["ROOT"])
 from tests.support.blocks import Net
@@ -250,19 +252,25 @@ assert memory.limit > 0
 MB = 1 << 20
 
 
-def trial(limit):
+data = source(range(64), World(), global_batch_size=64, micro_batch_size=64,
+              collate_fn=lambda samples: torch.ones(len(samples) * 1024, 8))
+fit = MemoryFit("auto", ActivationCheckpointing(policy="none"), model=model, optimizer=optimizer, source=data,
+                loss_of=lambda model, batch: model(batch).square().mean(), precision=Precision(name="fp32"),
+                device=cpu, world=World())
+
+
+def largest(limit):
     memory.limit = limit
-    return Trial(model, optimizer, loss_of=lambda model, batch: model(batch).square().mean(),
-                 batch_of=lambda size: torch.ones(size * 1024, 8), share=64, precision=Precision(name="fp32"),
-                 memory=memory, world=World())
+    return fit.largest(sizes_up_to(64), memory)
 
 
 def peak(size):
-    return round(trial(1 << 50).used(size) * (1 << 50))
+    memory.limit = 1 << 50
+    return round(fit.used(size, memory) * memory.limit)
 
 
-all_of_them, base, usual = trial(1 << 50).largest(sizes_up_to(64)), peak(1), peak(64)
-some = trial((base + 31 * MB) * 10 // 9).largest(sizes_up_to(64))  # a tenth stays free
+all_of_them, base, usual = largest(1 << 50), peak(1), peak(64)
+some = largest((base + 31 * MB) * 10 // 9)  # a tenth stays free
 apply(model, "all")
 print("found", json.dumps([all_of_them, some, (usual - base) // MB, (peak(64) - base) // MB]))
 """

@@ -9,7 +9,9 @@ TRIALS = (
     BEGIN
     + """
 from spottrain.techniques import accumulation, activation_checkpointing
-from spottrain.techniques.memory_fit import Trial, sizes_up_to
+from spottrain.core.training_settings import ActivationCheckpointing
+from spottrain.data.source import source
+from spottrain.techniques.memory_fit import MemoryFit, sizes_up_to
 from spottrain.techniques.precision import Precision
 
 
@@ -33,7 +35,6 @@ def build():
 
 
 class Metered:
-    device = torch.device("cpu")
     fails_softly = True
     size = 0
 
@@ -52,9 +53,9 @@ memory = Metered(*[(10_000, 10), (1000, 20)][world.rank])  # rank 1 has less, an
 passes = []
 
 
-def batch_of(size):
-    memory.size = size
-    return torch.randn(size, 4)
+def collated(samples):
+    memory.size = len(samples)
+    return torch.randn(memory.size, 4)
 
 
 def loss_of(model, batch):
@@ -69,17 +70,20 @@ def full(model):
     return [p.full_tensor().clone() for p in model.parameters()]
 
 
-def trial():
-    return Trial(
-        model,
-        optimizer,
+def largest(most):
+    data = source(range(128), world, global_batch_size=128, micro_batch_size=64, collate_fn=collated)
+    fit = MemoryFit(
+        "auto",
+        ActivationCheckpointing(policy="none"),
+        model=model,
+        optimizer=optimizer,
         loss_of=loss_of,
-        batch_of=batch_of,
-        share=64,
+        source=data,
         precision=Precision(name="fp32"),
-        memory=memory,
+        device=torch.device("cpu"),
         world=world,
     )
+    return fit.largest(sizes_up_to(most), memory)
 
 
 def stepped(model):
@@ -95,11 +99,11 @@ def stepped(model):
 model = build()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 before, random = full(model), torch.get_rng_state()
-size = trial().largest(sizes_up_to(64))  # 1 sample: batch norm cannot do it
+size = largest(64)  # 1 sample: batch norm cannot do it
 sizes, passes = passes, []
 for policy in activation_checkpointing.STEPS:
     SCALED["by"] = 4 - len(activation_checkpointing.apply(model, policy).modules)
-    if trial().largest(sizes_up_to(16)) == 16:
+    if largest(16) == 16:
         break
 activation_checkpointing.apply(model, "none")
 say(
