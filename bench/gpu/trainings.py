@@ -163,7 +163,7 @@ def ours(size: Size, training: dict[str, Any], *, interval: str = "1h", **other:
         session.prepare("bench.gpu")
         trainer = timed_trainer(steps.begin, steps.done, size, session=session, **other)
         trainer.fit()
-        found = trainer.batches.plan.micro_batch_size  # type: ignore[attr-defined]
+        found = trainer.batches.plan.micro_batch_size  # type: ignore[union-attr]
         return Ran(steps=steps, micro=int(found), peak=peak(), facts=session.board.facts)
 
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from spottrain.data.dataloader import Collate, load
 from spottrain.data.iterable import StreamBatches
-from spottrain.data.plan import Dataset, Plan, Position, Source, Step, Stream, accumulation_of
+from spottrain.data.plan import Dataset, Plan, Position, Step, Stream, accumulation_of
 from spottrain.data.worker_count import workers
 from spottrain.distributed.world import World
 from spottrain.errors import ConfigurationError
@@ -79,6 +79,10 @@ class Batches:
     def load_state_dict(self, state: dict[str, Any] | None) -> None:
         """Restores position and order; the saved seed overrides the current one. Raises CheckpointError."""
         self.plan, self.position = self.plan.resumed(state)
+
+
+Source = Batches | StreamBatches
+"""A resumable, endless source of optimizer steps; the package's docstring describes each member."""
 
 
 def source(

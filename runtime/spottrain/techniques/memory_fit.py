@@ -31,8 +31,7 @@ from spottrain.core.device import to_device
 from spottrain.core.training_settings import AUTO, ActivationCheckpointing
 from spottrain.core.training_settings import activation_checkpointing as policy_of
 from spottrain.data.dataloader import Collate, request, seeded
-from spottrain.data.plan import Source
-from spottrain.data.source import Batches
+from spottrain.data.source import Batches, Source
 from spottrain.data.source import source as source_of
 from spottrain.distributed import process_group
 from spottrain.distributed.dtensor import any_sharded

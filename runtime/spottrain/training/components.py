@@ -23,8 +23,7 @@ from spottrain.core.training_settings import (
     problem,
     require_whole,
 )
-from spottrain.data.plan import Source
-from spottrain.data.source import Batches
+from spottrain.data.source import Batches, Source
 from spottrain.errors import ConfigurationError
 from spottrain.lifecycle.session import Session
 from spottrain.techniques import lr_scaling, optimizers, schedules
