@@ -136,6 +136,38 @@ def test_a_stop_between_two_micro_batches_does_not_move_accelerates_count_of_the
     assert second.digest == plain.digest
 
 
+SEVERAL = (
+    HEAD.partition("config =")[0]
+    + """\
+accelerator = Accelerator(cpu=True)
+one, other, registered = torch.nn.Linear(4, 4), torch.nn.Linear(4, 1), torch.nn.Linear(2, 1)
+factor = torch.nn.Parameter(torch.ones(()))
+adam, sgd = torch.optim.AdamW(one.parameters()), torch.optim.SGD(other.parameters(), lr=0.1, momentum=0.9)
+sgd.add_param_group({"params": [factor, *registered.parameters()]})
+one, other, adam, sgd = accelerator.prepare(one, other, adam, sgd)
+rates = accelerator.prepare(*(torch.optim.lr_scheduler.StepLR(each, 2) for each in (adam, sgd)))
+accelerator.register_for_checkpointing(registered)
+run = AccelerateRun(accelerator, max_steps=10, log_every=1)
+while not run.done:
+    loss = (other(one(torch.randn(3, 4))) * factor + registered(torch.ones(2))).square().mean()
+    accelerator.backward(loss)
+    act(run.global_step + 1, True)
+    for each in (adam, sgd, *rates):
+        each.step()
+    adam.zero_grad(), sgd.zero_grad()
+    run.step_completed(loss=loss)
+run.finish()
+"""
+)
+
+
+@pytest.mark.heavy
+def test_several_models_and_what_is_trained_beside_them_go_on_bit_for_bit(lab: Lab, others: Lab) -> None:
+    plain = others.alone(SEVERAL)
+    first, second = stopped_at(lab, SEVERAL, 5, env={}), lab.run(SEVERAL, attempt=2).done()
+    assert first.losses | second.losses == plain.losses and second.digest == plain.digest
+
+
 EPOCHS = (
     HEAD
     + """\
