@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
 import json
+import mmap
+import os
 import shlex
 from pathlib import Path
 
@@ -41,6 +44,27 @@ def test_an_upload_is_read_back_whole_and_in_ranges(folder: FolderStore) -> None
     assert folder.stat("a/k") == Stat(
         bytes=len(BODY), storage_class="", archived=False, restoring=False, modified=0.0
     )
+
+
+@pytest.mark.parametrize("skipped", [0, 1])
+@pytest.mark.parametrize("refuses", [False, True])
+def test_a_body_of_many_blocks_is_written_as_it_is_wherever_it_lies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, skipped: int, refuses: bool
+) -> None:
+    """By direct writes, which want aligned memory, and where a file system has none."""
+    opened = os.open
+
+    def open_(path: str, flags: int, mode: int = 0o777) -> int:
+        if refuses and flags & os.O_DIRECT:
+            raise OSError(errno.EINVAL, "no direct writes")
+        return opened(path, flags, mode)
+
+    monkeypatch.setattr(os, "open", open_)
+    memory = mmap.mmap(-1, 40000)
+    memory[:] = os.urandom(len(memory))
+    folder = FolderStore(tmp_path, chunk_bytes=3 * 4096)
+    folder.upload("k", memoryview(memory)[skipped:])
+    assert (tmp_path / "k").read_bytes() == memory[skipped:]
 
 
 def test_an_empty_body_has_no_chunks(folder: FolderStore) -> None:
