@@ -7,25 +7,17 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from demo.kubectl import Kubectl
-from demo.target import (
-    install_local_chart,
-    local_kubectl,
-    make_bucket,
-    make_namespace,
-)
+from demo.target import install_local_chart, local_kubectl, make_bucket
 from localcluster import images
 from localcluster.api import Cluster
 from localcluster.layout import TESTS_IMAGE, default_paths
-from processcluster import install
 
-from tests.support.lab import BUCKET, TRAIN, Lab, fresh_nodes
+from tests.support.lab import BUCKET, Lab, new_lab
 
 ROOT = Path(__file__).resolve().parents[2]
 CONTEXT = "spottrain-local"
@@ -49,21 +41,9 @@ def installed(cluster: Cluster) -> Kubectl:
     return kubectl
 
 
-@contextmanager
-def new_lab(cluster: Cluster, installed: Kubectl, scripts: dict[str, str]) -> Iterator[Lab]:
-    """A namespace of its own with the store's credentials, on two nodes without a notice."""
-    fresh_nodes(cluster, installed)
-    kubectl = local_kubectl(cluster, f"test-{uuid.uuid4().hex[:8]}")
-    make_namespace(kubectl, kubectl.namespace)
-    kubectl.apply(install.credentials(cluster))
-    uri = f"s3://{BUCKET}/{kubectl.namespace}"
-    yield Lab(cluster=cluster, kubectl=kubectl, uri=uri, scripts=scripts)
-    kubectl.run("delete", "namespace", kubectl.namespace, "--wait=false")
-
-
 @pytest.fixture
 def lab(cluster: Cluster, installed: Kubectl) -> Iterator[Lab]:
-    with new_lab(cluster, installed, {"train.py": TRAIN}) as lab:
+    with new_lab(cluster, installed, {}) as lab:
         yield lab
 
 

@@ -12,8 +12,7 @@ from demo.target import SECRET, local_pool
 from localcluster.api import Cluster
 from localcluster.layout import RUNTIME_IMAGE
 
-from tests.containers.conftest import new_lab
-from tests.support.lab import TRAIN, Lab, Raw, paced
+from tests.support.lab import TRAIN, Lab, Raw, new_lab, paced
 
 SAYS = "import spottrain\nprint(f'trains with {spottrain.__file__}\\n', end='', flush=True)\n"
 """In one write: the image's output is unbuffered, and the log of another thread would come in between."""

@@ -20,8 +20,7 @@ from demo.timeline import Timeline
 from localcluster.api import Cluster
 from localcluster.layout import OPERATOR_IMAGE
 
-from tests.containers.conftest import new_lab
-from tests.support.lab import TRAIN, Lab, Raw, paced
+from tests.support.lab import Lab, Raw, drawn_to, new_lab, paced
 
 DOOMED, PEACEFUL = "spot-a", "spot-b"
 NOTICE = 90
@@ -77,7 +76,7 @@ class Reclaimed:
 
 @pytest.fixture(scope="module")
 def reclaimed(cluster: Cluster, installed: Kubectl, tests_image: str) -> Iterator[Reclaimed]:
-    with new_lab(cluster, installed, {"train.py": TRAIN, "own.py": OWN}) as lab:
+    with new_lab(cluster, installed, {"own.py": OWN}) as lab:
         records = {name: JobRecord(name, name, Timeline(), lab.kubectl) for name in (*COMMANDS, *PEACE)}
 
         def on_pod(kind: str, pod: Raw) -> None:
@@ -133,7 +132,7 @@ def doomed_job(lab: Lab, name: str, image: str | None) -> Raw:
     if image is not None:
         container["image"] = image
     job = lab.job(name, gpusPerWorker=0, training={"maxSteps": STEPS}, container=container)
-    return drawn_to_doomed(job)
+    return drawn_to(DOOMED, job)
 
 
 def peaceful_job(lab: Lab, name: str) -> Raw:
@@ -148,15 +147,7 @@ def own_job(lab: Lab) -> Raw:
     container = {"image": OPERATOR_IMAGE, "command": ["python3", "/scripts/own.py"], "args": []}
     job = lab.job("own", gpusPerWorker=0, container=container)
     job["spec"] |= {"checkpoint": {"mode": "Self"}, "training": {}}
-    return drawn_to_doomed(job)
-
-
-def drawn_to_doomed(job: Raw) -> Raw:
-    term = {"key": "kubernetes.io/hostname", "operator": "In", "values": [DOOMED]}
-    preference = {"weight": 100, "preference": {"matchExpressions": [term]}}
-    affinity = {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [preference]}}
-    job["spec"]["template"]["spec"]["affinity"] = affinity
-    return job
+    return drawn_to(DOOMED, job)
 
 
 # --- what must hold ------------------------------------------------------------------------------------

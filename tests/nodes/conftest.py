@@ -6,17 +6,15 @@ processor time: scenes that do not disturb each other are played at once, by one
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator
 
 import pytest
 from demo.kubectl import Kubectl
-from demo.target import local_kubectl, make_bucket, make_namespace
+from demo.target import local_kubectl, make_bucket
 from localcluster.api import Cluster
 from processcluster import install, lifecycle
 
-from tests.support.lab import BUCKET, TRAIN, Lab, fresh_nodes
+from tests.support.lab import BUCKET, Lab, new_lab
 
 TUNING = "operator.tuning.deadSlackSeconds=3,operator.tuning.progressSeconds=3"
 """Waits of which the length proves nothing: the defaults are 30 and 10 s."""
@@ -40,24 +38,6 @@ def cluster() -> Iterator[Cluster]:
 @pytest.fixture(scope="session")
 def installed(cluster: Cluster) -> Kubectl:
     return local_kubectl(cluster, "default")
-
-
-@contextmanager
-def new_lab(cluster: Cluster, installed: Kubectl, scripts: Mapping[str, str]) -> Iterator[Lab]:
-    """A namespace of its own with the store's credentials, on two nodes without a notice."""
-    fresh_nodes(cluster, installed)
-    kubectl = local_kubectl(cluster, f"test-{uuid.uuid4().hex[:8]}")
-    make_namespace(kubectl, kubectl.namespace)
-    kubectl.apply(install.credentials(cluster))
-    yield Lab(
-        cluster=cluster,
-        kubectl=kubectl,
-        uri=f"s3://{BUCKET}/{kubectl.namespace}",
-        image="spottrain-runtime:checkout",
-        scripts={"train.py": TRAIN, **scripts},
-    )
-    kubectl.run("delete", "trainingjobs", "--all", "--wait=false")
-    kubectl.run("delete", "namespace", kubectl.namespace, "--wait=false")
 
 
 @pytest.fixture

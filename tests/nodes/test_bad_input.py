@@ -13,8 +13,7 @@ from demo.kubectl import Kubectl
 from localcluster.api import Cluster
 from processcluster import install
 
-from tests.nodes.conftest import new_lab
-from tests.support.lab import Lab
+from tests.support.lab import Lab, new_lab
 
 RAISES = "import torch\nraise RuntimeError('the tokenizer file is empty')\n"
 
@@ -110,18 +109,6 @@ def test_a_job_that_fits_no_node_waits_with_the_schedulers_words(wrong: Lab) -> 
     message = said(wrong, "unschedulable", "Scheduled", "Unschedulable")
     assert "nvidia.com/gpu" in message
     assert wrong.status("unschedulable").get("failures", 0) == 0
-
-
-def test_an_unknown_field_is_refused_by_a_strict_apply(wrong: Lab) -> None:
-    job = wrong.job("typo")
-    job["spec"]["checkpoint"]["keeep"] = 3
-    with pytest.raises(RuntimeError, match="keeep"):
-        wrong.apply(job)
-
-
-def test_a_negative_number_is_refused_at_once(wrong: Lab) -> None:
-    with pytest.raises(RuntimeError, match="gpusPerWorker"):
-        wrong.apply(wrong.job("negative", gpusPerWorker=-1))
 
 
 def test_a_script_without_the_runtime_that_exits_0_has_not_succeeded(wrong: Lab) -> None:

@@ -12,8 +12,7 @@ from demo.kubectl import Kubectl
 from localcluster.api import Cluster
 from spottrain.contract import INTERRUPT_ANNOTATION
 
-from tests.nodes.conftest import new_lab
-from tests.support.lab import Lab, drawn_to
+from tests.support.lab import Lab, drawn_to, new_lab
 
 
 @pytest.fixture(scope="module")

@@ -21,8 +21,7 @@ from localcluster.api import Cluster
 from localcluster.layout import repository
 from processcluster import lifecycle, marks
 
-from tests.nodes.conftest import new_lab
-from tests.support.lab import Lab, Raw
+from tests.support.lab import Lab, Raw, new_lab
 
 SECONDS: Final = 180.0
 """For each wait for a program on a busy machine."""

@@ -22,8 +22,7 @@ from localcluster.api import Cluster
 from processcluster.install import DOLLARS_PER_HOUR, ON_DEMAND_DOLLARS_PER_HOUR
 
 from tests.nodes.bills import CENT, PARTS, SHARE, bound, dollars, now, seconds, times
-from tests.nodes.conftest import new_lab
-from tests.support.lab import TRAIN, Lab, Raw, drawn_to
+from tests.support.lab import TRAIN, Lab, Raw, drawn_to, new_lab
 
 NOTICE = 15
 ROUNDING = timedelta(seconds=1.5)

@@ -10,8 +10,7 @@ import pytest
 from demo.kubectl import Kubectl
 from localcluster.api import Cluster
 
-from tests.nodes.conftest import new_lab
-from tests.support.lab import TRAIN, Lab, Raw, paced
+from tests.support.lab import TRAIN, Lab, Raw, new_lab, paced
 
 LABEL = "spottrain.test/spot"
 

@@ -20,9 +20,8 @@ from demo.target import local_pool
 from localcluster import layout
 from localcluster.api import Cluster
 
-from tests.nodes.conftest import new_lab
 from tests.support.faultproxy import Fault, FaultProxy, Treatment, plain
-from tests.support.lab import TRAIN, Lab, Raw, drawn_to
+from tests.support.lab import TRAIN, Lab, Raw, drawn_to, new_lab
 from tests.support.ports import free_port
 
 SECONDS = 300

@@ -9,15 +9,18 @@ import ssl
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
 from demo.kubectl import Kubectl
-from demo.target import SECRET, SYSTEM_NAMESPACE, local_pool
+from demo.target import SECRET, SYSTEM_NAMESPACE, local_kubectl, local_pool, make_namespace
 from localcluster.api import Cluster
 from localcluster.layout import RUNTIME_IMAGE
+from processcluster import install
 from processcluster.kube import Kube
 from spottrain_operator.api.bookkeeping import DATA_KEY
 from spottrain_operator.names import object_name
@@ -99,7 +102,6 @@ class Lab:
     cluster: Cluster
     kubectl: Kubectl
     uri: str
-    image: str = RUNTIME_IMAGE
     scripts: dict[str, str] = field(default_factory=lambda: {"train.py": TRAIN})
 
     @property
@@ -118,7 +120,7 @@ class Lab:
         """
         container: Raw = {
             "name": "trainer",
-            "image": self.image,
+            "image": RUNTIME_IMAGE,
             "imagePullPolicy": "Never",
             "args": ["/scripts/train.py"],
             "env": paced(),
@@ -248,3 +250,16 @@ class Lab:
             seconds=seconds,
         )
         return self.status(name)
+
+
+@contextmanager
+def new_lab(cluster: Cluster, installed: Kubectl, scripts: Mapping[str, str]) -> Iterator[Lab]:
+    """A namespace of its own with the store's credentials, on two nodes without a notice."""
+    fresh_nodes(cluster, installed)
+    kubectl = local_kubectl(cluster, f"test-{uuid.uuid4().hex[:8]}")
+    make_namespace(kubectl, kubectl.namespace)
+    kubectl.apply(install.credentials(cluster))
+    uri = f"s3://{BUCKET}/{kubectl.namespace}"
+    yield Lab(cluster=cluster, kubectl=kubectl, uri=uri, scripts={"train.py": TRAIN, **scripts})
+    kubectl.run("delete", "trainingjobs", "--all", "--wait=false")
+    kubectl.run("delete", "namespace", kubectl.namespace, "--wait=false")
