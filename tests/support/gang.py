@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, cast
 
@@ -32,7 +31,8 @@ class FakeLine:
     world: World
     wires: dict[int, Wire]
     lost: PeerLost | None = None
-    handler: Callable[[int, bytes], None] = lambda rank, body: None
+    arrived: list[tuple[int, bytes]] = field(default_factory=list)
+    """At rank 0: requests that it has not read."""
 
     @property
     def gone(self) -> list[int]:
@@ -51,8 +51,9 @@ class FakeLine:
     def send_to_leader(self, name: str, body: bytes) -> None:
         self.wires[self.world.rank].requests.append(body)
 
-    def handle(self, name: str, handler: Callable[[int, bytes], None]) -> None:
-        self.handler = handler
+    def take(self, name: str) -> list[tuple[int, bytes]]:
+        found, self.arrived = self.arrived, []
+        return found
 
 
 @dataclass
@@ -131,7 +132,7 @@ class Gang:
         requests = self.wires[rank].requests if rank else None
         if not requests:
             return False
-        self.lines[0].handler(rank, requests.popleft())
+        self.lines[0].arrived.append((rank, requests.popleft()))
         return True
 
     def finish(self) -> None:
@@ -142,7 +143,7 @@ class Gang:
 
     def state(self) -> str:
         """Equal for gangs that cannot be told apart from here on."""
-        facts: list[object] = [self.wires]
+        facts: list[object] = [self.wires, self.lines[0].arrived]
         for player in self.players:
             agreement = player.agreement
             orders = agreement._steps

@@ -12,7 +12,6 @@ import os
 import random
 import re
 import sys
-import time
 from collections.abc import Iterable, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any, Final
@@ -50,15 +49,6 @@ def float32_matmul() -> str:
     if hasattr(matmul, "fp32_precision"):
         return str(matmul.fp32_precision)
     return "none" if torch.get_float32_matmul_precision() == "highest" else "tf32"
-
-
-def set_float32_matmul(wanted: str) -> None:
-    """Sets what `float32_matmul` has returned."""
-    matmul: Any = torch.backends.cuda.matmul
-    if hasattr(matmul, "fp32_precision"):
-        matmul.fp32_precision = wanted
-    else:
-        torch.set_float32_matmul_precision("high" if wanted == "tf32" else "highest")
 
 
 def seed(default: int = 0) -> int:
@@ -144,15 +134,6 @@ def choose(wanted: str | torch.device | None = None) -> torch.device:
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
     log.event("device", device=device, name=name, threads=torch.get_num_threads(), torch=torch.__version__)
     return device
-
-
-def device_clock() -> float:
-    """Returns the time in seconds once the current GPU has finished its queued work; host time without a GPU.
-
-    Without the wait a step would seem as short as its kernel launches."""
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        torch.cuda.synchronize()
-    return time.perf_counter()
 
 
 def make_deterministic() -> None:

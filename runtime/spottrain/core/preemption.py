@@ -30,7 +30,6 @@ FORCED_EXIT_SHARE: Final = 0.9
 MIN_BUDGET: Final = 2.0
 """Minimum seconds for a save, even if the deadline has passed: the time of SIGKILL is not known exactly."""
 SIGNALS: Final = tuple(map(signal.Signals, startup_signals.SIGNALS))
-NAMES: Final = {signum.name for signum in SIGNALS}
 
 
 def read_time(file: Path | None) -> float | None:
@@ -79,7 +78,8 @@ class Preemption:
         self.turn = threading.RLock()
         """Whoever holds it is not ended by `on_stop(False)`, and waits for one that is ending the process."""
         self._held = threading.local()
-        self._signal_seen = False
+        self.signal_arrived = False
+        """Whether a signal is among the requests to stop."""
         self._told: list[str] = []
         self._announced: list[str] = []
 
@@ -90,12 +90,7 @@ class Preemption:
     @property
     def _void(self) -> bool:
         """Whether the deadline has passed so long ago that it does not count any more."""
-        return not self._signal_seen and time.time() > self.deadline + self._stale_after
-
-    @property
-    def signal_arrived(self) -> bool:
-        """Whether a signal is among the requests to stop."""
-        return self._signal_seen
+        return not self.signal_arrived and time.time() > self.deadline + self._stale_after
 
     @property
     def forced_exit_at(self) -> float:
@@ -191,10 +186,10 @@ class Preemption:
         return signum in SIGNALS and not own
 
     def _note_signal(self, signum: int) -> None:
-        if self._signal_seen:
+        if self.signal_arrived:
             return
         self._note(signal.Signals(signum).name, time.time() + self.grace)
-        self._signal_seen = True
+        self.signal_arrived = True
         self._told.append("sigterm")
 
     def _note(self, source: str, deadline: float) -> None:

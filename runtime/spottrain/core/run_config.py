@@ -112,7 +112,6 @@ class RunConfig:
     gate_until: float = 0.0
     """Unix seconds."""
     training: Manifest = field(default_factory=dict)
-    termination_message: Path | None = None
     progress_port: int | None = None
     bind_address: str = ""
     """IP address on which this process listens; "" for all."""
@@ -173,7 +172,6 @@ class RunConfig:
             known_durable_step=_read(env, Env.KNOWN_DURABLE_STEP, _count(0), None),
             gate_until=_read(env, Env.GATE_UNTIL, _seconds, 0.0),
             training=read_manifest(env.get(Env.TRAINING, "")),
-            termination_message=_read(env, Env.TERMINATION_MESSAGE, Path, None),
             progress_port=_read(env, Env.PROGRESS_PORT, _port, None),
             bind_address=bind_address_of(env),
             cache_dir=_read(env, Env.CACHE_DIR, Path, None),

@@ -63,9 +63,6 @@ class ControlChannel:
         self._closing = False
         self._arrived = threading.Condition()
         self._inbox: dict[tuple[str, int], deque[bytes]] = {}
-        self._handlers: dict[str, Callable[[int, bytes], None]] = {}
-        self._handling = threading.RLock()
-        """Held while a message is passed to its handler, so that one is passed at a time, in order."""
         # A forked loader worker would keep the connections open after this process has died.
         os.register_at_fork(after_in_child=self._close_links)
         self._receiver = threading.Thread(target=self._listen, name="spottrain-control", daemon=True)
@@ -125,17 +122,11 @@ class ControlChannel:
             self._wait(complete, timeout, name)
             return [self._pop((name, rank)) for rank in ranks]
 
-    def handle(self, name: str, handler: Callable[[int, bytes], None]) -> None:
-        """Passes each message of this name to `handler` with its rank, in order of arrival, one at a time.
-
-        Messages that have arrived already are passed at once, later ones on the receiving thread."""
-        with self._handling:
-            with self._arrived:
-                self._handlers[name] = handler
-                kept = [(key[1], self._inbox.pop(key)) for key in list(self._inbox) if key[0] == name]
-            for rank, bodies in kept:
-                for body in bodies:
-                    handler(rank, body)
+    def take(self, name: str) -> list[tuple[int, bytes]]:
+        """Rank 0: returns the messages of this name that have arrived, each with its rank. Does not wait."""
+        with self._arrived:
+            ranks = [rank for kind, rank in self._inbox if kind == name]
+            return [(rank, body) for rank in ranks for body in self._inbox.pop((name, rank))]
 
     def await_loss(self, seconds: float) -> bool:
         """Returns whether a rank is lost, or gets lost within `seconds`."""
@@ -194,15 +185,10 @@ class ControlChannel:
         return body
 
     def _keep(self, name: str, rank: int, body: bytes) -> None:
-        """Stores a message for its reader, or passes it to its handler."""
+        """Stores a message for its reader."""
         with self._arrived:
-            handler = self._handlers.get(name)
-            if handler is None:
-                self._inbox.setdefault((name, rank), deque()).append(body)
-                self._arrived.notify_all()
-        if handler is not None:
-            with self._handling:
-                handler(rank, body)
+            self._inbox.setdefault((name, rank), deque()).append(body)
+            self._arrived.notify_all()
 
     def _listen(self) -> None:
         with selectors.DefaultSelector() as selector:

@@ -85,7 +85,7 @@ class StopAgreement:
     """One rank's view. All ranks call `begin` and `at_boundary` with the same steps, in the same order.
 
     control: None if there is one rank, which decides at every boundary by `stopping`. Several stop where one
-    of them has called `request_stop`.
+    of them has called `request_stop`: rank 0 hears of it when it makes its next order.
     """
 
     def __init__(
@@ -102,8 +102,6 @@ class StopAgreement:
         """Who was the first to request the stop."""
         self._turn = threading.Lock()
         self._steps, self._batches = _Orders(ORDER), _Orders(f"{ORDER} in an evaluation")
-        if control is not None and control.world.first:
-            control.handle(STOP, self._hear_request)
 
     def begin(self, step: int, total: int | None) -> Order:
         """Before the next step, with `step` of `total` steps done. May already return a stop."""
@@ -156,9 +154,11 @@ class StopAgreement:
             self.stop_reason = reason if math.isinf(self.stop_deadline) else self.stop_reason
             self.stop_deadline = min(deadline, self.stop_deadline)
 
-    def _hear_request(self, rank: int, body: bytes) -> None:
-        deadline, reason = json.loads(body)
-        self._note(deadline, f"rank {rank}: {reason}")
+    def hear(self, control: ControlChannel) -> None:
+        """Rank 0: notes what other ranks have requested so far."""
+        for rank, body in control.take(STOP):
+            deadline, reason = json.loads(body)
+            self._note(deadline, f"rank {rank}: {reason}")
 
     def _make_order(
         self,
@@ -174,6 +174,7 @@ class StopAgreement:
                 f"rank {gone[0]} has ended its run, but rank 0 is at step {step} of {orders.total}: all "
                 "ranks must do the same number of steps, so give each of them as many batches"
             )
+        self.hear(control)
         with self._turn:
             deadline, reason = self.stop_deadline, self.stop_reason
         if not math.isinf(deadline):

@@ -32,7 +32,7 @@ class Peers:
     """
 
     def __init__(self, session: Session, advice: RebalanceAdvice, end: Callable[[PeerLost], None]) -> None:
-        self._session, self._advice, self._end = session, advice, end
+        self._session, self._end = session, end
         self.control: ControlChannel | None = None
         world = session.world
         if not world.distributed:
@@ -41,19 +41,21 @@ class Peers:
         host = os.environ.get("MASTER_ADDR", "127.0.0.1")
         self.control = connect(world, host=host, bind=session.run.bind_address, on_lost=self._lost)
         self.agreement = StopAgreement(self.control)
-        if world.first:
-            self.control.handle(ADVISED, lambda rank, body: advice.tell(float(body)))
-        forward = (self.control, advice if world.first_here and not world.first else None)
-        threading.Thread(target=self._forward, args=forward, name="spottrain-stop", daemon=True).start()
+        threading.Thread(
+            target=self._forward, args=(self.control, advice), name="spottrain-stop", daemon=True
+        ).start()
 
-    def _forward(self, control: ControlChannel, advice: RebalanceAdvice | None) -> None:
+    def _forward(self, control: ControlChannel, advice: RebalanceAdvice) -> None:
         """Reports a stop of this rank to rank 0, and again if the deadline becomes earlier; and `advice`."""
         told, preemption = float("inf"), self._session.preemption
         while True:
             if preemption.stopping and preemption.deadline < told:
                 told = preemption.deadline
                 self.agreement.request_stop(told, preemption.source)
-            if advice is not None and (advised := advice.take()) is not None:
+            if control.world.first:
+                for _, body in control.take(ADVISED):
+                    advice.tell(float(body))
+            elif control.world.first_here and (advised := advice.take()) is not None:
                 with contextlib.suppress(PeerLost):  # the training thread notices it
                     control.send_to_leader(ADVISED, str(advised).encode())
             time.sleep(LOOK_SECONDS)

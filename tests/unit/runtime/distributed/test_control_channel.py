@@ -114,36 +114,15 @@ def test_one_thread_waits_while_another_speaks() -> None:
         assert waiting.result(SECONDS) == b"on"
 
 
-def test_a_handler_gets_what_came_before_it_too() -> None:
-    got: list[tuple[int, bytes]] = []
-    with gang(2) as controls:
-        controls[1].send_to_leader("stop", b"early")
-        wait_for(lambda: controls[0]._inbox)
-        controls[0].handle("stop", lambda rank, body: got.append((rank, body)))
-        controls[1].send_to_leader("stop", b"late")
-        wait_for(lambda: len(got) == 2)
-    assert got == [(1, b"early"), (1, b"late")]
-
-
-def test_a_handler_gets_one_message_at_a_time_also_while_it_gets_the_earlier_ones() -> None:
-    seen: list[str] = []
-    with gang(2) as controls:
-        controls[1].send_to_leader("stop", b"early")
-        wait_for(lambda: controls[0]._inbox)
-
-        def handler(rank: int, body: bytes) -> None:
-            seen.append(f"{body.decode()} begins")
-            if body == b"early":
-                controls[1].send_to_leader("stop", b"late")
-                controls[1].send_to_leader("behind", b"")
-                controls[0].send_to_leader("behind", b"")
-                # It arrives only if "late" is passed to the handler meanwhile.
-                assert controls[0].collect("behind", 0.2) == [b"", None]
-            seen.append(f"{body.decode()} ends")
-
-        controls[0].handle("stop", handler)
-        wait_for(lambda: len(seen) == 4)
-    assert seen == ["early begins", "early ends", "late begins", "late ends"]
+def test_what_has_arrived_is_taken_once_in_the_order_of_sending_without_a_wait() -> None:
+    with gang(3) as controls:
+        assert controls[0].take("stop") == []
+        controls[2].send_to_leader("stop", b"early")
+        controls[2].send_to_leader("stop", b"late")
+        controls[1].send_to_leader("other", b"")
+        got: list[tuple[int, bytes]] = []
+        wait_for(lambda: bool(got.extend(controls[0].take("stop")) or len(got) == 2))
+        assert got == [(2, b"early"), (2, b"late")] and controls[0].take("stop") == []
 
 
 # --- loss -----------------------------------------------------------------------------------------------
