@@ -146,8 +146,7 @@ def weighted():
 CASES = (
     DATA
     + """\
-from spottrain.integrations.model_files import save_shared_tensors
-from spottrain.integrations.transformers import TrainerPosition
+from spottrain.integrations.transformers import TrainerPosition, _save_shared_tensors
 
 
 class Followed(TrainerCallback):
@@ -179,7 +178,7 @@ def trained(stop=0, saved=None, after=0, early=0, **case):
     position.load(saved)
     followed = Followed(position, stop, early)
     made.add_callback(followed)
-    save_shared_tensors(made)
+    _save_shared_tensors(made)
     made.train(resume_from_checkpoint=f"output/checkpoint-{after}" if saved else None)
     return made, followed.saved
 

@@ -8,7 +8,6 @@ accelerate          `AccelerateRun` for a loop around an Accelerator
 lightning           `LightningCallback` for Lightning's Trainer
 pass_position       a pass over a loader of Accelerate, for the two that use it
 generators          random state that the batches of a loader follow from
-model_files         models that safetensors refuses
 saved_models        what a script saves of its model, into a folder of its pod
 attach              the same for scripts that know nothing of it
 """

@@ -140,19 +140,23 @@ class CallbackEngine(Engine):
             raise ConfigurationError("spot.resume() was called a second time: a run trains once")
         self.join()
         self.checkpoints = checkpoints
-        if self.attached:
-            checkpoints.state = self._recognised(checkpoints.state)
+        checkpoints.state = self._recorded(checkpoints.state)
         self.begin(checkpoints, total_steps=None)
         return checkpoints.restored
 
-    def _recognised(self, state: TrainingState) -> TrainingState:
-        """Returns `state` that also says which training it is of, and is loaded only by that one."""
+    def _recorded(self, state: TrainingState) -> TrainingState:
+        """Returns `state` with the engine's record, and which training it is of, which alone loads it."""
+
+        def shared() -> dict[str, Any]:
+            return self.record() | {"training": self.session.training} | state.shared()
 
         def load(shared: Any, own: Any, new_rank: bool) -> None:
-            self._require_same(shared.get("training", {}))
+            if self.attached:
+                self._require_same(shared.get("training", {}))
+            self.load_record(shared)
             state.load(shared, own, new_rank)
 
-        return replace(state, shared=lambda: state.shared() | {"training": self.session.training}, load=load)
+        return replace(state, shared=shared, load=load)
 
     def _require_same(self, saved: Mapping[str, Any]) -> None:
         """Raises CheckpointError if the checkpoint is of another training of the script, such as its first

@@ -440,15 +440,13 @@ class LightningCallback(pl.Callback):
         assert self._trainer is not None
         logged = self._trainer.callback_metrics
         metrics = {name: float(value) for name, value in logged.items() if value.numel() == 1}
-        more = {"metrics": metrics, "over": self._over, "best": self._best}
-        return self._engine.record() | more
+        return {"metrics": metrics, "over": self._over, "best": self._best}
 
     def _own(self) -> dict[str, Any]:
         position = self._position.state() if self._position is not None else None
         return {"random": devices.random_state(), "data": position}
 
     def _load(self, shared: Any, own: Any, new_rank: bool) -> None:
-        self._engine.load_record(shared)
         if self._position is not None and not new_rank:
             self._position.load(own.get("data"))
         self._over, self._best = shared.get("over"), list(shared.get("best", ()))

@@ -31,14 +31,13 @@ import transformers
 from torch.utils.data import DataLoader
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from spottrain.checkpoint import outside_parameters
+from spottrain.checkpoint import final_weights, outside_parameters, plain_state
 from spottrain.checkpoint.final_files import has_adapter, write_description
 from spottrain.checkpoint.kinds import TrainingState
 from spottrain.core import device as devices
 from spottrain.core import log, patches
 from spottrain.core.time_split import CHECKPOINT_STALL, DATA_WAIT, OTHER, PRODUCTIVE
 from spottrain.errors import ConfigurationError
-from spottrain.integrations import model_files
 from spottrain.integrations.folder_checkpoints import OFF, CallbackEngine, FolderCheckpoints, link_tree
 from spottrain.integrations.generators import is_sized
 from spottrain.integrations.pass_position import PassPosition
@@ -208,7 +207,7 @@ class TransformersCallback(TrainerCallback):
             )
         self._trainer = trainer
         self._position.follow(trainer)
-        model_files.save_shared_tensors(trainer)
+        _save_shared_tensors(trainer)
         usual = trainer._maybe_log_save_evaluate
 
         def then_ours(*given: Any, **named: Any) -> None:
@@ -267,7 +266,7 @@ class TransformersCallback(TrainerCallback):
                 outside_parameters.require_owned([inner], [model], text)
             self._position.require_known(train_dataloader, skips=not args.ignore_data_skip)
             if model is not None and not has_adapter(model):
-                model_files.require_tensors(model)
+                _require_tensors(model)
         if model is not None:
             self._engine.initialize_first(model, own_checkpoint=state.global_step > 0)
         self._engine.start_at(
@@ -536,7 +535,7 @@ class TransformersCallback(TrainerCallback):
                 link_tree(best, folder / BEST, without=NO_MODEL)
 
     def _shared(self) -> dict[str, Any]:
-        return self._engine.record() | {"owed": asdict(self._owed), "over": self._over}
+        return {"owed": asdict(self._owed), "over": self._over}
 
     def _own(self) -> dict[str, Any]:
         trainer = self._trainer
@@ -545,7 +544,6 @@ class TransformersCallback(TrainerCallback):
         return {"window": window, "rate": self._rate, "data": position}
 
     def _load(self, shared: Any, own: Any, new_rank: bool) -> None:
-        self._engine.load_record(shared)
         self._owed = _Owed(**shared.get("owed", {}))
         self._over = shared.get("over")
         self._restored = {} if new_rank else own
@@ -576,3 +574,45 @@ def _require_attachable(spot: TransformersCallback, trainer: Trainer) -> None:
         spot.on_init_end(trainer.args, trainer.state, trainer.control, lr_scheduler=trainer.lr_scheduler)
     except ConfigurationError as error:
         raise ConfigurationError(f"{error}; or, to train without saves at a notice, {OFF}") from None
+
+
+# --- models that safetensors refuses -----------------------------------------------------------------------
+def _save_shared_tensors(trainer: Any) -> None:
+    """Makes a Trainer save a model in which parameters share memory, which safetensors refuses."""
+    usual = functools.partial(type(trainer)._save, trainer)
+
+    def save(output_dir: str | None = None, state_dict: Mapping[str, Any] | None = None) -> None:
+        usual(output_dir, state_dict=_separate(trainer.model) if state_dict is None else state_dict)
+
+    vars(trainer)["_save"] = save
+
+
+def _separate(model: torch.nn.Module) -> dict[str, Any] | None:
+    """Returns the model's state with a copy of each undeclared tensor that shares memory with one before it.
+
+    None if there is none: then the library does it right by itself, as it does for adapters.
+    """
+    if has_adapter(model):
+        return None
+    declared = getattr(plain_state.plain(model), "all_tied_weights_keys", None) or {}
+    seen: set[tuple[torch.device, int]] = set()
+    separate, copied = {}, False
+    for name, value in model.state_dict().items():
+        if type(value) in (torch.Tensor, torch.nn.Parameter) and value.numel() and name not in declared:
+            memory = (value.device, value.untyped_storage().data_ptr())
+            if memory in seen or not value.is_contiguous():
+                value, copied = value.clone(memory_format=torch.contiguous_format), True
+            seen.add(memory)
+        separate[name] = value
+    return separate if copied else None
+
+
+def _require_tensors(model: torch.nn.Module) -> None:
+    """Raises ConfigurationError if safetensors cannot hold the model's state dict."""
+    for name, value in plain_state.model_state(model).items():
+        if not isinstance(value, torch.Tensor):
+            raise ConfigurationError(
+                f"the model cannot be saved: its state_dict() has {name}, a {type(value).__name__}, and a "
+                "safetensors file holds tensors only; keep it out of get_extra_state(), or make it a buffer"
+            )
+    final_weights.require_storable(plain_state.model_state(model))
