@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import mmap
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import pairwise
@@ -71,7 +72,10 @@ class FinalWeights:
         """
         for number, names in enumerate(self._groups, 1):
             header, offsets = self._header(names)
-            file = torch.empty(offsets[-1] if keep else 0, dtype=torch.uint8)
+            size = offsets[-1] if keep else mmap.PAGESIZE
+            # Aligned to pages, so that a folder's store can write it past the page cache.
+            memory = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            file = torch.frombuffer(memory, dtype=torch.uint8)
             if keep:
                 file[: len(header)] = torch.frombuffer(bytearray(header), dtype=torch.uint8)
             for name, (start, end) in zip(names, pairwise(offsets), strict=True):
@@ -79,7 +83,7 @@ class FinalWeights:
                 if first:
                     self.contents[name] = _content(tensor, file[start:end] if keep else None)
             if keep:
-                yield self._name(number), byte_view(file)
+                yield self._name(number), memoryview(memory)
 
     def _name(self, number: int) -> str:
         count = len(self._groups)
