@@ -10,7 +10,9 @@ from __future__ import annotations
 from itertools import tee
 from typing import Any, Literal
 
-from spottrain.data.dataloader import Collate, load
+from torch.utils.data import default_collate
+
+from spottrain.data.dataloader import Collate, load, request, seeded
 from spottrain.data.iterable import StreamBatches
 from spottrain.data.plan import Dataset, Plan, Position, Step, Stream, accumulation_of
 from spottrain.data.worker_count import workers
@@ -67,6 +69,16 @@ class Batches:
         )
         for step in given:
             yield step, ((next(batches), share) for share in step.shares)
+
+    def sample(self, size: int, *, start: int = 0, apart: int = 1) -> Any:
+        """Returns a collated batch of `size` samples, on the host, without moving the position.
+
+        It takes every `apart`th sample from index `start` on.
+        """
+        count = len(self.dataset)
+        numbers = [(start + number * apart) % count for number in range(size)]
+        with seeded(request(self.plan.seed, 0, numbers).seed):
+            return (self.collate_fn or default_collate)([self.dataset[number] for number in numbers])
 
     def done(self, step: Step) -> None:
         """Moves the position past `step`, after its optimizer step."""

@@ -23,14 +23,13 @@ from functools import cached_property
 from typing import Any, Final, Literal
 
 import torch
-from torch.utils.data import default_collate
 
 from spottrain.contract import Reason
 from spottrain.core import log
 from spottrain.core.device import to_device
 from spottrain.core.training_settings import AUTO, ActivationCheckpointing
 from spottrain.core.training_settings import activation_checkpointing as policy_of
-from spottrain.data.dataloader import Collate, request, seeded
+from spottrain.data.dataloader import Collate
 from spottrain.data.source import Batches, Source
 from spottrain.data.source import source as source_of
 from spottrain.distributed import process_group
@@ -222,13 +221,14 @@ class MemoryFit:
     def _peak(self, size: int, memory: StepMemory) -> int:
         """With several micro-batches, the second pass runs while the gradients of the first exist."""
         passes = 1 if size == self._share else 2
+        assert self._batches is not None
         memory.begin()
         # Written, because on a CPU untouched memory is not resident.
         reserved = torch.empty(self._reserved, dtype=torch.uint8, device=self.device).fill_(1)
         for number in range(1, passes + 1):
             with accumulation.sync(self.model, last=number == passes):
                 with self.precision.autocast(self.device):
-                    loss = self.loss_of(self.model, to_device(self.sample(size), self.device))
+                    loss = self.loss_of(self.model, to_device(self._batches.sample(size), self.device))
                 loss.backward()  # type: ignore[no-untyped-call]
             del loss
         del reserved
@@ -268,17 +268,6 @@ class MemoryFit:
         smaller = [size for size in sizes_up_to(self._share) if size < micro]
         fix = f"set microBatchSize to {smaller[-1]}, or {SMALLER_WAYS}" if smaller else SMALLER_WAYS
         return f"the training ran out of memory with micro-batches of {micro} samples: {fix}"
-
-    def sample(self, size: int, *, start: int = 0, apart: int = 1) -> Any:
-        """Returns a collated batch of `size` samples, on the host, without moving the loader's position.
-
-        It takes every `apart`th sample from index `start` on.
-        """
-        assert self._batches is not None
-        count, collate = len(self._batches.dataset), self._batches.collate_fn or default_collate
-        numbers = [(start + number * apart) % count for number in range(size)]
-        with seeded(request(self._batches.plan.seed, 0, numbers).seed):
-            return collate([self._batches.dataset[number] for number in numbers])
 
     @property
     def _share(self) -> int:

@@ -45,7 +45,7 @@ class TrainerPhases:
     def _counted(self, source: Batches) -> Work:
         plan, trainer = source.plan, self._trainer
         apart = max(1, len(source.dataset) // plan.micro_batch_size)  # all lengths of a sorted set
-        batch = to_device(trainer.memory_fit.sample(plan.micro_batch_size, apart=apart), trainer.device)
+        batch = to_device(source.sample(plan.micro_batch_size, apart=apart), trainer.device)
         with rehearsal(trainer.model), counted(trainer.device) as work:
             with trainer.precision.autocast(trainer.device):
                 loss = trainer.loss_of(trainer.model, batch)

@@ -353,7 +353,8 @@ class Trainer:
         self.trackers.begin(run_id(self.session.run.job_uid), self.step)
         self.session.board.update(state=self._first_state)
         self.memory_fit.fit()
-        self._use_findings()
+        if self.evaluations.evaluation is not None and self.memory_fit.size is not None:
+            self.evaluations.evaluation.batch_size = self.memory_fit.size
         self.evaluations.require()
 
     @property
@@ -498,8 +499,6 @@ class Trainer:
         return self.evaluations.interrupted or bool(self.evaluations.stop_reason)
 
     def _evaluate(self) -> None:
-        if self.evaluations.due(self.step):
-            self._use_findings()
         if self.evaluations.evaluate(self.step, self._engine):
             self._engine.metrics.restart()
             self._timer.restart()
@@ -652,7 +651,7 @@ class Trainer:
             batch_size=micro if isinstance(micro, int) else settings.global_batch_size // session.world.size,
             device=self.device,
             autocast=lambda: self.precision.autocast(self.device),
-            workers=workers if isinstance(workers, int) else 0,
+            workers=workers if isinstance(workers, int) else self.batches.num_workers,
             collate=collate,
             weight=self.loss_weight,
             world=session.world,
@@ -685,7 +684,7 @@ class Trainer:
             assert isinstance(batches, Batches)
             size = batches.plan.micro_batch_size
             for start in range(0, len(batches.dataset), size):
-                batch = self.memory_fit.sample(size, start=start)
+                batch = batches.sample(size, start=start)
                 if count(batch):
                     return batch
                 self.session.board.heartbeat.beat()  # the search may be long
@@ -705,11 +704,3 @@ class Trainer:
 
         with rehearsal(self.model):  # self.model includes its extras
             compilation.warm_up(step, self._compiled)
-
-    def _use_findings(self) -> None:
-        """Passes sizes found by trial to the evaluation."""
-        evaluation = self.evaluations.evaluation
-        if evaluation is not None:
-            evaluation.batch_size = self.memory_fit.size or evaluation.batch_size
-            if self.settings.num_workers == AUTO:
-                evaluation.workers = self.batches.num_workers or evaluation.workers
