@@ -266,11 +266,9 @@ class Watcher:
         return {"emergency_seconds": budget.seconds, "grace_seconds": self._grace}
 
     def _failed(self, error: RunError, *, copy: bool = False) -> None:
-        """`copy`: from now on, because files are written in place more often than they can be sent."""
-        self.failure = error
-        if copy:
-            self._outpaced = True
-        else:
+        """`copy`: until a try fails otherwise, because files are written in place while they are sent."""
+        self.failure, self._outpaced = error, copy
+        if not copy:
             self._try_at = self._clock() + RETRY_SECONDS
         self._board.save_failed(str(error))
         log.event(

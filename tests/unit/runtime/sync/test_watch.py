@@ -222,16 +222,32 @@ def test_a_commit_after_the_exit_code_0_is_a_durable_step(scene: Scene) -> None:
     assert scene.board.facts.durable_step == 1
 
 
+def _save(scene: Scene, step: int) -> None:
+    with zipfile.ZipFile(scene.folder / "ckpt.pt", "w") as file:
+        file.writestr("step", str(step) * 1000)
+
+
+def test_where_there_is_no_room_for_a_copy_the_file_itself_is_sent(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("spottrain.sync.checkpoints.RESERVE", 1.0)
+    watcher = scene.start(SyncWhen())
+    steps = iter((2,))
+    scene.store.during = lambda: [_save(scene, each) for each in steps]  # type: ignore[method-assign]
+    _save(scene, 1)
+    failures = []
+    for _ in range(5):
+        stored = scene.step(watcher, 6)
+        failures.append(str(watcher.failure))
+    assert any("changed while it was read" in each for each in failures)
+    assert any("has no room for a copy" in each for each in failures) and stored == ["ckpt.pt"]
+
+
 def test_a_file_that_is_written_again_before_it_is_sent_is_copied_first(scene: Scene) -> None:
     watcher = scene.start(SyncWhen())
     number = iter(range(2, 100))
-
-    def save(step: int) -> None:
-        with zipfile.ZipFile(scene.folder / "ckpt.pt", "w") as file:
-            file.writestr("step", str(step) * 1000)
-
-    scene.store.during = lambda: save(next(number))  # type: ignore[method-assign]
-    save(1)
+    scene.store.during = lambda: _save(scene, next(number))  # type: ignore[method-assign]
+    _save(scene, 1)
     stored = [scene.step(watcher, 3) for _ in range(3)]
     assert stored[0] == [] and ["ckpt.pt"] in stored, "the first one was written to while it was sent"
     assert [each.name for each in scene.folder.parent.iterdir() if "spottrain-sync" in each.name] == []
