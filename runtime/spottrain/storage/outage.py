@@ -174,27 +174,16 @@ def watch(
     After `limit()` seconds of silence, if the outage is `patient`, it calls `give_up`, which may decline."""
     told = False
     while True:
-        told = look(outage, tell, give_up, limit(), told)
+        silence, most = outage.silence, limit()
+        if silence is not None and silence.seconds >= min(TELL_SECONDS, most):
+            told = True
+            tell(silence)
+            if silence.seconds >= most and outage.patient:
+                give_up(silence)
+        elif told:
+            told = False
+            tell(None)
         sleep(LOOK_SECONDS)
-
-
-def look(
-    outage: Outage,
-    tell: Callable[[Silence | None], None],
-    give_up: Callable[[Silence], None],
-    limit: float,
-    told: bool,
-) -> bool:
-    """One iteration of `watch`. Returns whether a silence was reported that is not over."""
-    silence = outage.silence
-    if silence is not None and silence.seconds >= min(TELL_SECONDS, limit):
-        tell(silence)
-        if silence.seconds >= limit and outage.patient:
-            give_up(silence)
-        return True
-    if told:
-        tell(None)
-    return False
 
 
 def patient_store(store: Store, outage: Outage, *, head_too: bool = False) -> Store:

@@ -9,7 +9,7 @@ import pytest
 from spottrain.errors import StoreDenied, StoreUnavailable
 from spottrain.storage.base import Object
 from spottrain.storage.local import FolderStore
-from spottrain.storage.outage import FORGET_SECONDS, TELL_SECONDS, Outage, Silence, look, patient_store
+from spottrain.storage.outage import FORGET_SECONDS, TELL_SECONDS, Outage, Silence, patient_store, watch
 
 
 class Clock:
@@ -43,6 +43,10 @@ def silent(outage: Outage) -> Silence:
 
 def refused() -> None:
     raise StoreUnavailable("connection refused")
+
+
+class Enough(Exception):
+    """Ends what would go on."""
 
 
 class Down(FolderStore):
@@ -141,9 +145,6 @@ def test_what_failed_once_and_is_not_asked_for_any_more_is_not_waited_for(
 def test_a_store_that_reads_and_does_not_write_is_not_waited_for_without_end(
     outage: Outage, clock: Clock
 ) -> None:
-    class Enough(Exception):
-        pass
-
     def act() -> None:
         with outage.request("GET HEAD"):
             pass
@@ -162,29 +163,44 @@ def test_a_store_that_reads_and_does_not_write_is_not_waited_for_without_end(
     assert outage.silence is None, "nobody tries any more"
 
 
-def test_it_is_told_soon_and_given_up_at_the_limit(outage: Outage, clock: Clock) -> None:
+def watched(outage: Outage, clock: Clock, *pauses: float) -> tuple[list[Any], list[float]]:
+    """Looks before each pause and after the last. Returns the seconds that were told, and those of giving up."""
     told: list[Any] = []
-    given_up: list[Silence] = []
+    given_up: list[float] = []
+    left = list(pauses)
 
-    def looked(limit: float = 60.0, before: bool = False) -> bool:
-        return look(outage, told.append, given_up.append, limit, before)
+    def sleep(_: float) -> None:
+        if not left:
+            raise Enough
+        clock.now += left.pop(0)
 
-    assert not looked() and not told
+    with pytest.raises(Enough):
+        watch(
+            outage,
+            lambda silence: told.append(silence and silence.seconds),
+            lambda silence: given_up.append(silence.seconds),
+            lambda: 60.0,
+            sleep,
+        )
+    return told, given_up
+
+
+def test_it_is_told_soon_and_given_up_at_the_limit(outage: Outage, clock: Clock) -> None:
+    assert watched(outage, clock, 1000) == ([], [])
     with outage.request("GET HEAD"):
-        clock.now += TELL_SECONDS - 1
-        assert not looked(), "a slow answer is no news"
-        clock.now += 1
-        assert looked() and told[-1].seconds == TELL_SECONDS and not given_up
-        clock.now += 60
-        assert looked(before=True) and given_up[-1].seconds == TELL_SECONDS + 60
-    assert not looked(before=True) and told[-1] is None
+        told, given_up = watched(outage, clock, TELL_SECONDS - 1, 1, 60)
+    assert told == [TELL_SECONDS, TELL_SECONDS + 60], "a slow answer is no news"
+    assert given_up == [TELL_SECONDS + 60]
+
+
+def test_that_it_answers_again_is_told_once(outage: Outage, clock: Clock) -> None:
+    with pytest.raises(StoreUnavailable), outage.request("GET HEAD"):
+        refused()
+    pause = FORGET_SECONDS + 1  # the failure is forgotten then
+    assert watched(outage, clock, TELL_SECONDS, pause, 1) == ([TELL_SECONDS, None], [])
 
 
 def test_while_it_trains_it_is_told_and_never_given_up(outage: Outage, clock: Clock) -> None:
     outage.patient = False
-    told: list[Any] = []
-    given_up: list[Silence] = []
     with outage.request("GET HEAD"):
-        clock.now += 1000
-        assert look(outage, told.append, given_up.append, 60.0, False)
-    assert told[-1].seconds == 1000 and not given_up
+        assert watched(outage, clock, 1000) == ([1000], [])
