@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Final, cast
+from typing import Any, Final, cast
 
 from spottrain.distributed.control_channel import ControlChannel
 from spottrain.distributed.stop_agreement import Order, StopAgreement
@@ -20,8 +21,8 @@ class Nothing(Exception):
 class Wire:
     """Both directions between rank 0 and one other rank."""
 
-    orders: deque[bytes] = field(default_factory=deque)
-    requests: deque[bytes] = field(default_factory=deque)
+    orders: deque[Any] = field(default_factory=deque)
+    requests: deque[Any] = field(default_factory=deque)
 
 
 @dataclass
@@ -31,27 +32,27 @@ class FakeLine:
     world: World
     wires: dict[int, Wire]
     lost: PeerLost | None = None
-    arrived: list[tuple[int, bytes]] = field(default_factory=list)
+    arrived: list[tuple[int, Any]] = field(default_factory=list)
     """At rank 0: requests that it has not read."""
 
     @property
     def gone(self) -> list[int]:
         return []
 
-    def broadcast(self, name: str, body: bytes) -> None:
+    def broadcast(self, name: str, facts: Any) -> None:
         for wire in self.wires.values():
-            wire.orders.append(body)
+            wire.orders.append(json.loads(json.dumps(facts)))
 
-    def receive(self, name: str) -> bytes | None:
+    def receive(self, name: str) -> Any:
         orders = self.wires[self.world.rank].orders
         if not orders:
             raise Nothing
         return orders.popleft()
 
-    def send_to_leader(self, name: str, body: bytes) -> None:
-        self.wires[self.world.rank].requests.append(body)
+    def send_to_leader(self, name: str, facts: Any) -> None:
+        self.wires[self.world.rank].requests.append(json.loads(json.dumps(facts)))
 
-    def take(self, name: str) -> list[tuple[int, bytes]]:
+    def take(self, name: str) -> list[tuple[int, Any]]:
         found, self.arrived = self.arrived, []
         return found
 

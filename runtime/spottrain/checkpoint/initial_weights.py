@@ -36,7 +36,7 @@ from spottrain.core.run_config import InitFrom
 from spottrain.core.text import counted
 from spottrain.core.uri import is_path
 from spottrain.distributed import process_group
-from spottrain.distributed.control_channel import ControlChannel, broadcast_facts, receive_facts
+from spottrain.distributed.control_channel import ControlChannel
 from spottrain.distributed.dtensor import box_of, is_sharded, local
 from spottrain.distributed.world import World
 from spottrain.errors import CheckpointError, ConfigurationError, StoreError, StoreUnavailable
@@ -85,7 +85,7 @@ class InitialWeights:
         given: InitFrom,
         *,
         world: World,
-        control: ControlChannel | None,
+        control: ControlChannel,
         folder: Path,
         open_store: Callable[[str], Store],
     ) -> None:
@@ -103,7 +103,7 @@ class InitialWeights:
             except (CheckpointError, ConfigurationError, StoreError) as error:
                 text = f"checkpoint.initFrom {self._given.source}: {error}"
                 raise type(error)(text, reason=error.reason) from error
-        while names := (facts := receive_facts(self._control, NAMES))["names"]:
+        while names := (facts := self._control.receive(NAMES))["names"]:
             for name in names:
                 self._place(here[name], None)
         return dict(facts["record"])
@@ -116,7 +116,7 @@ class InitialWeights:
                 weights = source.open()
                 names = fitting(model, here, weights.tensors, self._given.ignore, source.part or "it")
                 for group in weights.read(names):
-                    broadcast_facts(self._control, NAMES, {"names": list(group)})
+                    self._control.broadcast(NAMES, {"names": list(group)})
                     for name, tensor in group.items():
                         self._place(here[name], tensor)
                 break
@@ -127,7 +127,7 @@ class InitialWeights:
         given, left_out = self._given.source, len(here) - len(names)
         source_of = f"{source.part} of {given}" if source.part else given
         record = {"source": source_of, "step": source.step, "tensors": len(names), "left_out": left_out}
-        broadcast_facts(self._control, NAMES, {"names": [], "record": record})
+        self._control.broadcast(NAMES, {"names": [], "record": record})
         log.event("initialized", **record | {"left_out": left_out or None}, seconds=time.time() - began)
         return record
 

@@ -39,7 +39,7 @@ from spottrain.core import log
 from spottrain.core.preemption import Preemption
 from spottrain.core.progress import ProgressBoard
 from spottrain.core.run_config import RunConfig
-from spottrain.distributed.control_channel import ControlChannel, broadcast_facts, receive_facts
+from spottrain.distributed.control_channel import ControlChannel
 from spottrain.distributed.world import World
 from spottrain.errors import (
     CheckpointError,
@@ -142,7 +142,7 @@ class CheckpointManager:
         self.context = context
         self.store = store
         self.final = FinalFiles(store, context.outage)
-        self._control = control
+        self._control = control or ControlChannel(context.world)
         self._watch_seconds = watch_seconds
         self._owner = HeadOwner(
             store,
@@ -151,7 +151,7 @@ class CheckpointManager:
         )
         self.saver = Saver(context.world, transfer, pin=torch.cuda.is_available())
         self._released = not context.world.first  # the other ranks have nothing to release
-        self._selection = CheckpointSelection(context.world, store, control)
+        self._selection = CheckpointSelection(context.world, store, self._control)
         self._save: Save | None = None
         self._term = 0
         self._commit_turn = threading.Lock()
@@ -162,7 +162,7 @@ class CheckpointManager:
         self.context.board.update(state="Gated")
         if not self.context.world.first:
             # May take long; a stop ends this process meanwhile.
-            theirs = Claim.from_facts(receive_facts(self._control, "claim"))
+            theirs = Claim.from_facts(self._control.receive("claim"))
             self._term = theirs.term
             return theirs
         run, preemption = self.context.run, self.context.preemption
@@ -179,7 +179,7 @@ class CheckpointManager:
             newest = claim.resume[0] if claim.resume else None
             log.event("claimed", term=claim.term, step=newest and newest.step, key=newest and newest.key)
             threading.Thread(target=self._watch, name="spottrain-watch", daemon=True).start()
-        broadcast_facts(self._control, "claim", asdict(claim))
+        self._control.broadcast("claim", asdict(claim))
         return claim
 
     def restore(
@@ -209,16 +209,14 @@ class CheckpointManager:
 
         Raises PeerLost.
         """
-        if self._control is None:
-            return
-        self._control.send_to_leader("barrier", b"")
+        self._control.send_to_leader("barrier", {})
         if not self.context.world.first:
             self._control.receive("barrier")
             return
         self._control.collect("barrier", math.inf)
         if self._control.lost is not None:
             raise self._control.lost
-        self._control.broadcast("barrier", b"")
+        self._control.broadcast("barrier", {})
 
     # --- periodic saves -----------------------------------------------------------------------------
     @property
@@ -269,12 +267,12 @@ class CheckpointManager:
         try:
             save.key = save.key or self._owner.new_key(save.step)
             self._commit(save, self._upload(save, left))
-            broadcast_facts(self._control, f"{about}/result", {"committed": True})
+            self._control.broadcast(f"{about}/result", {"committed": True})
         except Exception as error:
             if not again:  # the others stop uploading
-                broadcast_facts(self._control, f"{about}/over", {})
+                self._control.broadcast(f"{about}/over", {})
             why = f"{type(error).__name__}: {error}"
-            broadcast_facts(self._control, f"{about}/result", {"committed": False, "why": why})
+            self._control.broadcast(f"{about}/result", {"committed": False, "why": why})
             raise
 
     def _write_with_leader(self, save: Save, left: Callable[[], float]) -> None:
@@ -303,10 +301,8 @@ class CheckpointManager:
             self.saver.require_no_nan(save)
             self._agree_on_key(save, left)
             report = report_of(save, self.saver.send(save.uploads, lambda: self._is_over(save)))
-            if self._control is None:
-                return [report]
-            self._control.send_to_leader(f"save/{save.number}", json.dumps(report).encode())
-            return self._collect(self._control, save, left) if self.context.world.first else []
+            self._control.send_to_leader(f"save/{save.number}", report)
+            return self._collect(save, left) if self.context.world.first else []
         except (Cancelled, Abandoned):
             self._report_failure(save, Abandoned.__name__, "")
             raise Abandoned from None
@@ -319,7 +315,7 @@ class CheckpointManager:
         name = f"save/{save.number}/key"
         if self.context.world.first:
             facts = {"key": save.key, "files": [file.path for file in save.files]}
-            broadcast_facts(self._control, name, facts)
+            self._control.broadcast(name, facts)
             return
         heard = self._heard(name, left)
         if not heard:
@@ -333,23 +329,24 @@ class CheckpointManager:
 
     def _is_over(self, save: Save) -> bool:
         """Whether this rank has abandoned the save, or rank 0 has announced that it is over."""
-        if save.abandoned or self._control is None or self.context.world.first:
+        if save.abandoned or self.context.world.first:
             return save.abandoned
         return self._control.has_message(f"save/{save.number}/over")
 
     def _report_failure(self, save: Save, error: str, message: str) -> None:
         """Sends rank 0 the reason why this rank has no report, so that rank 0 stops waiting."""
-        if self._control is not None and not self.context.world.first:
+        if not self.context.world.first:
             words = {"error": error, "message": message, "rank": self.context.world.rank}
-            self._control.send_to_leader(f"save/{save.number}", json.dumps(words).encode())
+            self._control.send_to_leader(f"save/{save.number}", words)
 
-    def _collect(self, control: ControlChannel, save: Save, left: Callable[[], float]) -> list[Report]:
+    def _collect(self, save: Save, left: Callable[[], float]) -> list[Report]:
+        control = self._control
         answers = control.collect(f"save/{save.number}", min(left(), REPORT_SECONDS), lambda: save.abandoned)
         if save.abandoned:
             raise Abandoned
         if control.lost is not None:
             raise control.lost
-        reports = [json.loads(answer) for answer in answers if answer is not None]
+        reports = [answer for answer in answers if answer is not None]
         for report in reports:
             _raise_error_of(report)
         if len(reports) < self.context.world.size:
@@ -358,12 +355,10 @@ class CheckpointManager:
 
     def _heard(self, name: str, left: Callable[[], float]) -> dict[str, Any]:
         """On the other ranks: returns rank 0's message; empty if the time runs out."""
-        assert self._control is not None
-        while left() > 0:
+        answer = None
+        while answer is None and left() > 0:
             answer = self._control.receive(name, min(WAIT_SECONDS, left()))
-            if answer is not None:
-                return json.loads(answer)  # type: ignore[no-any-return]
-        return {}
+        return answer or {}
 
     def _commit(self, save: Save, reports: list[Report]) -> None:
         whole = manifest(save, reports)

@@ -15,7 +15,7 @@ from spottrain.checkpoint.reader import Want, fetch_folder, read_manifest, read_
 from spottrain.contract import Reason
 from spottrain.core import log
 from spottrain.core.text import counted
-from spottrain.distributed.control_channel import ControlChannel, broadcast_facts, receive_facts
+from spottrain.distributed.control_channel import ControlChannel
 from spottrain.distributed.world import World
 from spottrain.errors import CheckpointError, PeerLost
 from spottrain.storage.base import Store
@@ -35,7 +35,7 @@ class Restored:
 class CheckpointSelection:
     """Finds the newest readable checkpoint. `damaged`: keys of those that could not be read."""
 
-    def __init__(self, world: World, store: Store, control: ControlChannel | None) -> None:
+    def __init__(self, world: World, store: Store, control: ControlChannel) -> None:
         self._world = world
         self._store = store
         self._control = control
@@ -90,16 +90,14 @@ class CheckpointSelection:
 
     def _first_failure(self, why: str) -> str:
         """Returns why any of the ranks could not read the checkpoint; empty if all could."""
-        if self._control is None:
-            return why
-        self._control.send_to_leader("restored", why.encode())
+        self._control.send_to_leader("restored", why)
         if not self._world.first:
-            return str(receive_facts(self._control, "restored")["why"])
+            return str(self._control.receive("restored"))
         answers = self._control.collect("restored", math.inf)
         if self._control.lost is not None:
             raise self._control.lost
-        why = next((answer.decode() for answer in answers if answer), "")
+        why = next(filter(None, answers), "")
         if any(answer is None for answer in answers):
             raise PeerLost("another rank ended while the checkpoint was read; its log says why")
-        broadcast_facts(self._control, "restored", {"why": why})
+        self._control.broadcast("restored", why)
         return why

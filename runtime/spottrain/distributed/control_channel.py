@@ -41,7 +41,7 @@ BYE: Final = "bye"
 
 
 class ControlChannel:
-    """Message channel between the ranks; messages are addressed by name.
+    """Message channel between the ranks; messages are JSON values, addressed by name. One rank has no links.
 
     Every message is kept until it is read. Messages of the same name and rank are read in the order of
     sending. A rank that disconnects without `close` is lost: `lost` is set, and waits for that rank end.
@@ -50,27 +50,29 @@ class ControlChannel:
     def __init__(
         self,
         world: World,
-        links: Mapping[int, Link],
+        links: Mapping[int, Link] | None = None,
         *,
         on_lost: Callable[[PeerLost], None] = lambda lost: None,
     ) -> None:
         self.world = world
         self.lost: PeerLost | None = None
         """The first rank that disconnected without `close`."""
-        self._links = dict(links)
+        self._links = dict(links or {})
         self._open = set(self._links)
         self._on_lost = on_lost
         self._closing = False
         self._arrived = threading.Condition()
-        self._inbox: dict[tuple[str, int], deque[bytes]] = {}
-        # A forked loader worker would keep the connections open after this process has died.
-        os.register_at_fork(after_in_child=self._close_links)
+        self._inbox: dict[tuple[str, int], deque[Any]] = {}
         self._receiver = threading.Thread(target=self._listen, name="spottrain-control", daemon=True)
-        self._receiver.start()
+        if self._links:
+            # A forked loader worker would keep the connections open after this process has died.
+            os.register_at_fork(after_in_child=self._close_links)
+            self._receiver.start()
 
     # --- rank 0 to all ------------------------------------------------------------------------------
-    def broadcast(self, name: str, body: bytes) -> None:
+    def broadcast(self, name: str, facts: Any) -> None:
         """Rank 0: sends to all other ranks, without waiting for them. Raises PeerLost."""
+        body = json.dumps(facts).encode()
         for rank in sorted(self._open):
             try:
                 self._links[rank].send(name, body)
@@ -79,7 +81,7 @@ class ControlChannel:
         if self.lost is not None:
             raise self.lost
 
-    def receive(self, name: str, timeout: float = math.inf) -> bytes | None:
+    def receive(self, name: str, timeout: float = math.inf) -> Any:
         """Other ranks: returns rank 0's next message of this name; None if none arrives in time.
 
         Raises PeerLost if rank 0 is gone and all its messages of this name have been read.
@@ -98,8 +100,9 @@ class ControlChannel:
             return (name, 0) in self._inbox or 0 not in self._open
 
     # --- all ranks to rank 0 ------------------------------------------------------------------------
-    def send_to_leader(self, name: str, body: bytes) -> None:
+    def send_to_leader(self, name: str, facts: Any) -> None:
         """Any rank: sends its part of `name` to rank 0. Raises PeerLost."""
+        body = json.dumps(facts).encode()
         if self.world.first:
             self._keep(name, 0, body)
             return
@@ -109,9 +112,7 @@ class ControlChannel:
             self._await_end(0)
             raise self.lost or _ended() from error
 
-    def collect(
-        self, name: str, timeout: float, give_up: Callable[[], bool] = lambda: False
-    ) -> list[bytes | None]:
+    def collect(self, name: str, timeout: float, give_up: Callable[[], bool] = lambda: False) -> list[Any]:
         """Rank 0: returns all parts of `name`, by rank; None for ranks that are gone or not in time."""
         ranks = range(self.world.size)
 
@@ -122,7 +123,7 @@ class ControlChannel:
             self._wait(complete, timeout, name)
             return [self._pop((name, rank)) for rank in ranks]
 
-    def take(self, name: str) -> list[tuple[int, bytes]]:
+    def take(self, name: str) -> list[tuple[int, Any]]:
         """Rank 0: returns the messages of this name that have arrived, each with its rank. Does not wait."""
         with self._arrived:
             ranks = [rank for kind, rank in self._inbox if kind == name]
@@ -151,7 +152,7 @@ class ControlChannel:
             with contextlib.suppress(OSError):
                 self._links[rank].send(BYE)
             self._links[rank].shut(socket.SHUT_WR)
-        if self._receiver is not threading.current_thread():
+        if self._links and self._receiver is not threading.current_thread():
             self._receiver.join(timeout=min(timeout, 2.0))
         self._close_links()
 
@@ -175,7 +176,7 @@ class ControlChannel:
                 log.unhindered("waiting-for-rank", rank=self.world.rank, what=name, seconds=waited)
             self._arrived.wait(min(LOOK_SECONDS, timeout - waited))
 
-    def _pop(self, key: tuple[str, int]) -> bytes | None:
+    def _pop(self, key: tuple[str, int]) -> Any:
         queue = self._inbox.get(key)
         if queue is None:
             return None
@@ -185,9 +186,10 @@ class ControlChannel:
         return body
 
     def _keep(self, name: str, rank: int, body: bytes) -> None:
-        """Stores a message for its reader."""
+        """Stores a message for its reader. Raises ValueError if it is not JSON."""
+        facts = json.loads(body)
         with self._arrived:
-            self._inbox.setdefault((name, rank), deque()).append(body)
+            self._inbox.setdefault((name, rank), deque()).append(facts)
             self._arrived.notify_all()
 
     def _listen(self) -> None:
@@ -234,20 +236,6 @@ class ControlChannel:
         self._links[rank].shut()
         if fresh and self.lost is not None:
             self._on_lost(self.lost)
-
-
-def broadcast_facts(control: ControlChannel | None, name: str, facts: Mapping[str, Any]) -> None:
-    """Rank 0: sends `facts` as JSON to the other ranks, if any."""
-    if control is not None:
-        control.broadcast(name, json.dumps(facts).encode())
-
-
-def receive_facts(control: ControlChannel | None, name: str) -> dict[str, Any]:
-    """Other ranks: returns rank 0's next message of this name. Waits as long as rank 0 lives."""
-    assert control is not None, "one rank has nobody to hear"
-    body = control.receive(name)
-    assert body is not None, "without a time limit there is an answer or PeerLost"
-    return json.loads(body)  # type: ignore[no-any-return]
 
 
 def _ended() -> PeerLost:

@@ -10,7 +10,6 @@ comparison, without collectives or device synchronization. Rationale: docs/adr/0
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import threading
 import time
@@ -45,13 +44,6 @@ class Order:
     reason: str = ""
     total: int | None = None
     """Steps that rank 0 will do in total; None if the loop does not know."""
-
-    def to_bytes(self) -> bytes:
-        return json.dumps(asdict(self)).encode()
-
-    @classmethod
-    def from_bytes(cls, text: bytes) -> Order:
-        return cls(**json.loads(text))
 
 
 GO_ON: Final = Order(at=0, until=0)
@@ -147,7 +139,7 @@ class StopAgreement:
         self._note(deadline, reason)
         if self._control is not None and not self._control.world.first:
             with contextlib.suppress(PeerLost):  # the training thread sees it at its next boundary
-                self._control.send_to_leader(STOP, json.dumps([deadline, reason]).encode())
+                self._control.send_to_leader(STOP, [deadline, reason])
 
     def _note(self, deadline: float, reason: str) -> None:
         with self._turn:
@@ -156,8 +148,7 @@ class StopAgreement:
 
     def hear(self, control: ControlChannel) -> None:
         """Rank 0: notes what other ranks have requested so far."""
-        for rank, body in control.take(STOP):
-            deadline, reason = json.loads(body)
+        for rank, (deadline, reason) in control.take(STOP):
             self._note(deadline, f"rank {rank}: {reason}")
 
     def _make_order(
@@ -188,15 +179,13 @@ class StopAgreement:
             steps = reach(last=orders.last, at=step, step_seconds=pace, size=control.world.size)
             ends = [end for end in (orders.total, next_save) if end is not None and end > step]
             order = Order(at=step, until=min([step + steps, *ends]), save=save, total=orders.total)
-        control.broadcast(orders.name, order.to_bytes())
+        control.broadcast(orders.name, asdict(order))
         orders.made_at = self._clock()
         return order
 
     def _take_order(self, control: ControlChannel, orders: _Orders, step: int) -> Order:
         """Another rank: waits for rank 0's order at this boundary."""
-        body = control.receive(orders.name)
-        assert body is not None, "without a time limit there is an order or PeerLost"
-        order = Order.from_bytes(body)
+        order = Order(**control.receive(orders.name))
         if (order.at, order.total) != (step, orders.total):
             raise ConfigurationError(
                 f"rank {control.world.rank} is at step {step} of {orders.total}, rank 0 at step "

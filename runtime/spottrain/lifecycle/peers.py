@@ -33,9 +33,9 @@ class Peers:
 
     def __init__(self, session: Session, advice: RebalanceAdvice, end: Callable[[PeerLost], None]) -> None:
         self._session, self._end = session, end
-        self.control: ControlChannel | None = None
         world = session.world
         if not world.distributed:
+            self.control = ControlChannel(world)
             self.agreement = StopAgreement(stopping=lambda: session.preemption.stopping)
             return
         host = os.environ.get("MASTER_ADDR", "127.0.0.1")
@@ -53,11 +53,11 @@ class Peers:
                 told = preemption.deadline
                 self.agreement.request_stop(told, preemption.source)
             if control.world.first:
-                for _, body in control.take(ADVISED):
-                    advice.tell(float(body))
+                for _, advised in control.take(ADVISED):
+                    advice.tell(advised)
             elif control.world.first_here and (advised := advice.take()) is not None:
                 with contextlib.suppress(PeerLost):  # the training thread notices it
-                    control.send_to_leader(ADVISED, str(advised).encode())
+                    control.send_to_leader(ADVISED, advised)
             time.sleep(LOOK_SECONDS)
 
     def _lost(self, error: PeerLost) -> None:
@@ -71,9 +71,8 @@ class Peers:
 
     def gone(self, seconds: float) -> bool:
         """Whether another rank is known to be lost; waits up to the given number of seconds to learn it."""
-        return self.control is not None and self.control.await_loss(seconds)
+        return self.control.await_loss(seconds)
 
     def close(self) -> None:
         """Disconnects. Rank 0 waits for the others until the notice period is nearly over."""
-        if self.control is not None:
-            self.control.close(min(10.0, max(self._session.preemption.seconds_left(), 0.1)))
+        self.control.close(min(10.0, max(self._session.preemption.seconds_left(), 0.1)))

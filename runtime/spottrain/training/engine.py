@@ -34,7 +34,6 @@ from spottrain.core.time_split import CHECKPOINT_STALL, OTHER, RESTORE, WAITING
 from spottrain.core.training_settings import Profile
 from spottrain.diagnostics.monitor import Monitor, Phases
 from spottrain.distributed import process_group
-from spottrain.distributed.control_channel import broadcast_facts, receive_facts
 from spottrain.errors import CheckpointError, ConfigurationError, PeerLost, RunError, StoreError
 from spottrain.lifecycle import endings
 from spottrain.lifecycle.endings import Ending
@@ -209,7 +208,7 @@ class Engine:
 
         `state`: until the first step is done. `profile`: the script's own window to profile, which the
         manifest's replaces. `phases`: see `Monitor`.
-        `on_line` gets the figures of each log line. Raises ConfigurationError if the window does not fit.
+        `on_line` gets the figures of each log line. Raises ConfigurationError if a profile has no store.
         """
         if phases is not None or total_steps is None or step < total_steps:
             with self.failures():
@@ -522,9 +521,9 @@ class Engine:
             for _ in final.files(first=first, keep=False):
                 pass  # the other ranks take part in gathering each tensor
         if first:
-            broadcast_facts(self._peers.control, "final", {"digest": final.digest})
+            self._peers.control.broadcast("final", final.digest)
             return final.digest
-        return str(receive_facts(self._peers.control, "final")["digest"])
+        return str(self._peers.control.receive("final"))
 
     def _release_as_done(self) -> None:
         """Releases HEAD as done: from here on nothing can be lost, by a lost peer or a signal."""

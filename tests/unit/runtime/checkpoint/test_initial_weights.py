@@ -15,6 +15,7 @@ from spottrain.checkpoint.initial_weights import InitialWeights
 from spottrain.checkpoint.manager import CheckpointManager
 from spottrain.checkpoint.weights_files import SafetensorsFile, files_in, local_body
 from spottrain.core.run_config import InitFrom
+from spottrain.distributed.control_channel import ControlChannel
 from spottrain.distributed.world import World
 from spottrain.errors import CheckpointError, StoreDenied
 from spottrain.storage.outage import Outage
@@ -57,7 +58,7 @@ def save(it: CheckpointManager, step: int) -> None:
 def load(store: Changing, into: torch.nn.Module, *ignore: str) -> dict[str, Any]:
     given = InitFrom(source="s3://bucket/base", ignore=ignore)
     return InitialWeights(
-        given, world=World(), control=None, folder=Path(), open_store=lambda uri: store
+        given, world=World(), control=ControlChannel(World()), folder=Path(), open_store=lambda uri: store
     ).load(into)
 
 

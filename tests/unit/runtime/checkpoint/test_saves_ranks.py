@@ -171,7 +171,7 @@ def test_before_the_end_both_try_again_and_only_what_failed_is_sent_again(pair: 
 def test_a_rank_that_is_gone_ends_the_save_at_once(pair: Pair, told: Told) -> None:
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(pair.ranks[0].save_now, taking(pair.ranks[0], 5))
-        vanish(pair.ranks[1]._control)  # type: ignore[arg-type]
+        vanish(pair.ranks[1]._control)
         told(lambda: first.result(SECONDS))
     assert durable(pair) == [None, None]
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import cast
 
 import pytest
@@ -52,7 +54,7 @@ def test_a_stop_ends_the_orders_at_this_boundary_and_carries_the_deadline() -> N
     gang = Gang.of(2, total=100)
     gang.players[0].agreement.request_stop(99.0, "SIGTERM")
     gang.move(0)
-    order = Order.from_bytes(gang.wires[1].orders[-1])
+    order = Order(**gang.wires[1].orders[-1])
     assert (order.at, order.until, order.stop, order.save) == (0, 0, True, False)
     assert (order.deadline, order.reason) == (99.0, "SIGTERM")
 
@@ -60,7 +62,7 @@ def test_a_stop_ends_the_orders_at_this_boundary_and_carries_the_deadline() -> N
 @FEW
 @given(st.builds(Order, at=st.integers(), until=st.integers(), save=st.booleans()))
 def test_an_order_is_read_as_it_was_written(order: Order) -> None:
-    assert Order.from_bytes(order.to_bytes()) == order
+    assert Order(**json.loads(json.dumps(asdict(order)))) == order
 
 
 @FEW
@@ -88,7 +90,7 @@ def test_inside_an_order_nothing_is_sent() -> None:
     gang = Gang.of(2, total=100)
     while gang.players[0].step < 60:
         gang.move(0, seconds=0.0085)
-    orders = [Order.from_bytes(body) for body in gang.wires[1].orders]
+    orders = [Order(**each) for each in gang.wires[1].orders]
     assert [order.until - order.at for order in orders] == [1, 2, 4, 8, 16, 29, 29]
 
 
@@ -234,7 +236,7 @@ def test_a_stop_comes_within_the_order_in_hand(seconds: list[float]) -> None:
     gang = Gang.of(2, total=10**6)
     for each in seconds:
         gang.move(0, seconds=each)
-    order = Order.from_bytes(gang.wires[1].orders[-1])
+    order = Order(**gang.wires[1].orders[-1])
     gang.ask_for_stop(0, 1.0)
     gang.finish()
     assert [player.step for player in gang.players] == [order.until] * 2
