@@ -15,7 +15,6 @@ import json
 import random
 import sys
 import time
-from collections.abc import Iterable
 from typing import Any, Final
 
 from tests.chaos.scene import Blow, Cell, Scene
@@ -74,15 +73,6 @@ def pairwise() -> list[Cell]:
         Cell(precision=p, accumulation=a, compile=c, workers=w, ranks=r, steps=STEPS)
         for p, a, c, w, r in PAIRWISE
     ]
-
-
-def pairs(found: Iterable[Cell]) -> set[tuple[tuple[str, object], ...]]:
-    """Each two values of two factors that some cell has together."""
-    return {
-        pair
-        for cell in found
-        for pair in itertools.combinations([(name, getattr(cell, name)) for name in FACTORS], 2)
-    }
 
 
 def scene(cell: Cell, seed: int) -> Scene:

@@ -32,6 +32,7 @@ def lab(cluster: Cluster, installed: Kubectl) -> Iterator[Lab]:
         yield lab
 
 
+@pytest.mark.heavy
 def test_a_uri_has_one_owner_and_a_job_applied_again_says_so_or_goes_on_as_it_was_told(lab: Lab) -> None:
     uri = {"uri": f"{lab.uri}/shared", "interval": "10steps"}
     lab.apply(lab.slow_job("one", checkpoint=uri))

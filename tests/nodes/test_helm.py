@@ -21,6 +21,7 @@ def test_helm_test_trains_a_step(cluster: Cluster, installed: Kubectl) -> None:
     assert "TrainingJob spottrain-system/spottrain-test has Succeeded" in said
 
 
+@pytest.mark.heavy
 def test_where_the_job_cannot_start_the_test_says_why(cluster: Cluster, installed: Kubectl) -> None:
     values = (
         "--reuse-values",

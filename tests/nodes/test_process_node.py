@@ -210,6 +210,7 @@ def _has_ended(pid: int) -> bool:
         return True
 
 
+@pytest.mark.heavy
 def test_two_clusters_do_not_meet_and_a_killed_one_is_gone_with_the_next_start(
     cluster: Cluster, installed: Kubectl, program: Callable[..., Program], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,13 +9,10 @@ import pytest
 from tests.chaos import kills
 from tests.chaos.scene import Scene
 from tests.chaos.stage import shared
-from tests.support.heavy import sample
 
-ALWAYS = [
+SCENES = [
     kills.scene("before HEAD", "KILL", "pod", 1),
     kills.scene("after HEAD", "KILL", "rank0", 2),
-]
-HEAVY = [
     kills.scene("micro-step", "KILL", "pod", 1, twice=True),
     kills.scene("import", "TERM", "pod", 1),
     kills.scene("compile", "TERM", "pod", 1),
@@ -33,11 +30,8 @@ HEAVY = [
 ]
 
 
-@pytest.mark.parametrize(
-    "case",
-    sample([*ALWAYS, *HEAVY], *ALWAYS),
-    ids=lambda case: case.name,
-)
+@pytest.mark.heavy
+@pytest.mark.parametrize("case", SCENES, ids=lambda case: case.name)
 def test_whatever_is_hit_wherever_the_next_attempt_goes_on_bit_by_bit(case: Scene) -> None:
     act = shared().play(case)
     assert not kills.problems(act), act.logs

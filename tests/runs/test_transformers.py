@@ -448,6 +448,7 @@ def test_a_callback_that_is_imported_and_not_used_is_told(lab: Lab) -> None:
     assert run.message.outcome is Outcome.UNTRAINED and "this Trainer does not use it" in run.log
 
 
+@pytest.mark.heavy
 def test_a_fresh_process_is_attached_to_when_it_imports_the_library_and_its_children_are_not(
     start: Start,
 ) -> None:

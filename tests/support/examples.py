@@ -269,16 +269,13 @@ def processes(session: int) -> list[int]:
 
 def play(zygote: Zygote, kind: Kind, folder: Path) -> Played:
     """The example with nobody to disturb it."""
-    began = time.monotonic()
     attempt = Attempt(zygote, kind, folder, 1)
     codes = attempt.wait()
     assert codes == [ExitCode.DONE] * kind.workers, f"{codes}:\n{attempt.log}"
-    seconds = time.monotonic() - began
-    return Played(kind.digest(attempt.first, folder), attempt.first.message.step or 0, seconds)
+    return Played(kind.digest(attempt.first, folder), attempt.first.message.step or 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Played:
     digest: str
     steps: int
-    seconds: float
