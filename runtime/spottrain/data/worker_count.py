@@ -7,7 +7,7 @@ from typing import Final, Literal
 
 from spottrain.core import container, log
 
-MOST: Final = 8
+MAX_WORKERS: Final = 8
 """Loader processes of a rank that `auto` starts at most: each soon holds its own copy of Python objects."""
 
 
@@ -17,13 +17,13 @@ def cores(cgroups: Path = container.CGROUPS, local_ranks: int = 1) -> float:
 
 
 def workers(wanted: int | Literal["auto"], *, local_ranks: int) -> int:
-    """Returns the number of loader processes; "auto": this rank's cores less one, from 1 to `MOST`.
+    """Returns the number of loader processes; "auto": this rank's cores less one, from 1 to `MAX_WORKERS`.
 
     One core is kept for the training process, which launches kernels and must not wait.
     """
     if isinstance(wanted, int):
         return wanted
     available = cores(local_ranks=local_ranks)
-    found = max(1, min(int(available) - 1, MOST))
+    found = max(1, min(int(available) - 1, MAX_WORKERS))
     log.event("loader-workers", workers=found, cores=available)
     return found

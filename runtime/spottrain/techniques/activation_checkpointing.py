@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
@@ -40,18 +39,6 @@ def described(policy: ActivationCheckpointing) -> str:
     return {"every": f"every-{policy.every}", "classes": ",".join(policy.classes)}.get(
         policy.policy, policy.policy
     )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Applied:
-    """Result of `apply`."""
-
-    modules: tuple[str, ...]
-    """Names of the checkpointed blocks."""
-    of: int
-    """Number of blocks in the model."""
-    by: str = "spottrain"
-    """transformers, if the model's own checkpointing was used."""
 
 
 class Recomputed:
@@ -161,7 +148,7 @@ def _outermost(named: dict[str, torch.nn.Module]) -> dict[str, torch.nn.Module]:
 
 
 # --- switching --------------------------------------------------------------------------------------------
-def apply(model: torch.nn.Module, policy: Any) -> Applied:
+def apply(model: torch.nn.Module, policy: Any) -> tuple[str, ...]:
     """Checkpoints the blocks that `policy` selects, and undoes any earlier `apply`.
 
     A transformers model uses its own checkpointing, unless classes are named: that also disables the
@@ -174,7 +161,7 @@ def apply(model: torch.nn.Module, policy: Any) -> Applied:
             list of classes or their names; not `auto`, which needs trials (`find_batch_size`).
 
     Returns:
-        What was done; it is also logged.
+        Names of the checkpointed blocks. What was done is also logged.
 
     Raises:
         ConfigurationError: the policy is `auto` or not known, or no module has one of its classes.
@@ -188,26 +175,24 @@ def apply(model: torch.nn.Module, policy: Any) -> Applied:
     inner = plain(model)
     remove(inner)
     if wanted.policy == "none":
-        return Applied(modules=(), of=0)
-    applied, every = None, wanted.every or 1
+        return ()
+    found, by, every = None, "transformers", wanted.every or 1
     if not wanted.classes and _has_switch(inner) and not any(map(_tracks, inner.modules())):
-        applied = _switch(inner, every)
-    if applied is None:
-        found = blocks(inner, wanted.classes)
-        chosen = dict(list(found.items())[::every])
-        for module in chosen.values():
+        found = _switch(inner, every)
+    if found is None:
+        found, by = blocks(inner, wanted.classes), "spottrain"
+        for module in list(found.values())[::every]:
             module.forward = Recomputed(module, vars(module).get("forward"))
-        applied = Applied(modules=tuple(chosen), of=len(found))
-    words = {"blocks": len(applied.modules), "of": applied.of, "by": applied.by}
-    log.event("activation-checkpointing", policy=described(wanted), **words)
-    if not applied.of:
+    chosen = tuple(found)[::every]
+    log.event("activation-checkpointing", policy=described(wanted), blocks=len(chosen), of=len(found), by=by)
+    if not found:
         log.event(
             "advice",
             about="activations",
             text="no repeated blocks were found in a ModuleList or Sequential, so nothing is recomputed: "
             "name the classes of the blocks",
         )
-    return applied
+    return chosen
 
 
 def remove(model: torch.nn.Module) -> None:
@@ -235,8 +220,11 @@ def _call_switch(model: Any, word: str, *args: Any, **kwargs: Any) -> None:
     getattr(model, new if hasattr(model, new) else f"gradient_checkpointing_{word}")(*args, **kwargs)
 
 
-def _switch(model: torch.nn.Module, every: int) -> Applied | None:
-    """Has the model checkpoint every k-th block itself; None, and nothing is done, if it cannot."""
+def _switch(model: torch.nn.Module, every: int) -> dict[str, torch.nn.Module] | None:
+    """Has the model checkpoint every k-th block itself.
+
+    Returns its blocks by name; None, and nothing is done, if it cannot.
+    """
     # Only flags of inner modules count: those are read by the layers. The whole model is not a block.
     flagged = {
         clean(name): module
@@ -248,7 +236,6 @@ def _switch(model: torch.nn.Module, every: int) -> Applied | None:
     _call_switch(model, "enable", {"use_reentrant": False})
     setattr(model, SWITCHED, True)
     found = _outermost(flagged) or blocks(model)
-    chosen = list(found)[::every]
-    for name in found if every > 1 else ():
-        found[name].gradient_checkpointing = name in chosen  # type: ignore[assignment]
-    return Applied(modules=tuple(chosen), of=len(found), by="transformers")
+    for number, block in enumerate(found.values()) if every > 1 else ():
+        block.gradient_checkpointing = number % every == 0  # type: ignore[assignment]
+    return found
