@@ -303,11 +303,14 @@ class CheckpointManager:
             report = report_of(save, self.saver.send(save.uploads, lambda: self._is_over(save)))
             self._control.send_to_leader(f"save/{save.number}", report)
             return self._collect(save, left) if self.context.world.first else []
-        except (Cancelled, Abandoned):
-            self._report_failure(save, Abandoned.__name__, "")
-            raise Abandoned from None
         except Exception as error:
-            self._report_failure(save, type(error).__name__, str(error))
+            over = isinstance(error, Cancelled | Abandoned)
+            if not self.context.world.first:
+                name = (Abandoned if over else type(error)).__name__
+                failure = {"error": name, "message": str(error), "rank": self.context.world.rank}
+                self._control.send_to_leader(f"save/{save.number}", failure)
+            if over:
+                raise Abandoned from None
             raise
 
     def _agree_on_key(self, save: Save, left: Callable[[], float]) -> None:
@@ -332,12 +335,6 @@ class CheckpointManager:
         if save.abandoned or self.context.world.first:
             return save.abandoned
         return self._control.has_message(f"save/{save.number}/over")
-
-    def _report_failure(self, save: Save, error: str, message: str) -> None:
-        """Sends rank 0 the reason why this rank has no report, so that rank 0 stops waiting."""
-        if not self.context.world.first:
-            words = {"error": error, "message": message, "rank": self.context.world.rank}
-            self._control.send_to_leader(f"save/{save.number}", words)
 
     def _collect(self, save: Save, left: Callable[[], float]) -> list[Report]:
         control = self._control
