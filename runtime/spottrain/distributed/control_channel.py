@@ -251,7 +251,7 @@ def connect(
     timeout: float = CONNECT_SECONDS,
     on_lost: Callable[[PeerLost], None] = lambda lost: None,
 ) -> ControlChannel:
-    """Connects all ranks, once torch's default process group exists. Every rank must call it.
+    """Connects all ranks, if there are several, once torch's default process group exists. All must call it.
 
     `host`: address of rank 0 as seen from here (MASTER_ADDR). `bind`: IP address on which rank 0 listens,
     which the others then dial in place of `host`; "" for all. `on_lost` is called once, on the receiving
@@ -259,6 +259,8 @@ def connect(
     the store of torch's default process group. Raises PeerLost if a rank does not connect within `timeout`
     seconds.
     """
+    if not world.distributed:
+        return ControlChannel(world)
     if store is None:
         from torch.distributed import distributed_c10d
 

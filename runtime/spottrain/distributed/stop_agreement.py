@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass
 from typing import Final
 
 from spottrain.distributed.control_channel import ControlChannel
+from spottrain.distributed.world import World
 from spottrain.errors import ConfigurationError, PeerLost
 
 REACH_SECONDS: Final = 0.25
@@ -76,7 +77,7 @@ class _Orders:
 class StopAgreement:
     """One rank's view. All ranks call `begin` and `at_boundary` with the same steps, in the same order.
 
-    control: None if there is one rank, which decides at every boundary by `stopping`. Several stop where one
+    control: None for one rank alone, which decides at every boundary by `stopping`. Several stop where one
     of them has called `request_stop`: rank 0 hears of it when it makes its next order.
     """
 
@@ -87,7 +88,8 @@ class StopAgreement:
         stopping: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._control, self._stopping, self._clock = control, stopping, clock
+        self._control = control or ControlChannel(World())
+        self._stopping, self._clock = stopping, clock
         self.stop_deadline = math.inf
         """Unix seconds; the earliest that this rank knows of, its own included. Infinite: no stop."""
         self.stop_reason = ""
@@ -102,8 +104,7 @@ class StopAgreement:
 
     def decides(self, step: int) -> bool:
         """Whether this rank decides for all at this boundary, by what it gives `at_boundary`."""
-        first = self._control is None or self._control.world.first
-        return first and step >= self._steps.until and step != self._steps.total
+        return self._control.world.first and step >= self._steps.until and step != self._steps.total
 
     def at_boundary(self, step: int, *, save: bool = False, next_save: int | None = None) -> Order:
         """Returns what to do after `step` steps. Raises PeerLost.
@@ -118,26 +119,26 @@ class StopAgreement:
         return self._next(self._batches, batch).stop
 
     def _next(self, orders: _Orders, step: int, save: bool = False, next_save: int | None = None) -> Order:
-        if self._control is not None and self._control.lost is not None:
+        if self._control.lost is not None:
             raise self._control.lost
         if step < orders.until or step == orders.total:
             return GO_ON
-        if self._control is None:
+        if not self._control.world.distributed:
             stop = self._stopping()
             return Order(at=step, until=step, stop=stop, save=save and not stop) if stop or save else GO_ON
         order = orders.last
         if order is None or not order.stop:  # a stop is final, however often it is asked for
             if self._control.world.first:
-                order = self._make_order(self._control, orders, step, save, next_save)
+                order = self._make_order(orders, step, save, next_save)
             else:
-                order = self._take_order(self._control, orders, step)
+                order = self._take_order(orders, step)
             orders.last, orders.until = order, order.until
         return order
 
     def request_stop(self, deadline: float, reason: str) -> None:
         """Requests a stop; may be repeated. Sends to rank 0, so not for signal handlers. Does not raise."""
         self._note(deadline, reason)
-        if self._control is not None and not self._control.world.first:
+        if not self._control.world.first:
             with contextlib.suppress(PeerLost):  # the training thread sees it at its next boundary
                 self._control.send_to_leader(STOP, [deadline, reason])
 
@@ -146,26 +147,19 @@ class StopAgreement:
             self.stop_reason = reason if math.isinf(self.stop_deadline) else self.stop_reason
             self.stop_deadline = min(deadline, self.stop_deadline)
 
-    def hear(self, control: ControlChannel) -> None:
+    def hear(self) -> None:
         """Rank 0: notes what other ranks have requested so far."""
-        for rank, (deadline, reason) in control.take(STOP):
+        for rank, (deadline, reason) in self._control.take(STOP):
             self._note(deadline, f"rank {rank}: {reason}")
 
-    def _make_order(
-        self,
-        control: ControlChannel,
-        orders: _Orders,
-        step: int,
-        save: bool,
-        next_save: int | None,
-    ) -> Order:
+    def _make_order(self, orders: _Orders, step: int, save: bool, next_save: int | None) -> Order:
         """Rank 0: makes the order at this boundary and sends it to the others."""
-        if gone := control.gone:
+        if gone := self._control.gone:
             raise PeerLost(
                 f"rank {gone[0]} has ended its run, but rank 0 is at step {step} of {orders.total}: all "
                 "ranks must do the same number of steps, so give each of them as many batches"
             )
-        self.hear(control)
+        self.hear()
         with self._turn:
             deadline, reason = self.stop_deadline, self.stop_reason
         if not math.isinf(deadline):
@@ -176,19 +170,19 @@ class StopAgreement:
             done = step - orders.last.at if orders.last is not None else 0
             # With all other work between the steps.
             pace = (self._clock() - orders.made_at) / done if done > 0 else 0.0
-            steps = reach(last=orders.last, at=step, step_seconds=pace, size=control.world.size)
+            steps = reach(last=orders.last, at=step, step_seconds=pace, size=self._control.world.size)
             ends = [end for end in (orders.total, next_save) if end is not None and end > step]
             order = Order(at=step, until=min([step + steps, *ends]), save=save, total=orders.total)
-        control.broadcast(orders.name, asdict(order))
+        self._control.broadcast(orders.name, asdict(order))
         orders.made_at = self._clock()
         return order
 
-    def _take_order(self, control: ControlChannel, orders: _Orders, step: int) -> Order:
+    def _take_order(self, orders: _Orders, step: int) -> Order:
         """Another rank: waits for rank 0's order at this boundary."""
-        order = Order(**control.receive(orders.name))
+        order = Order(**self._control.receive(orders.name))
         if (order.at, order.total) != (step, orders.total):
             raise ConfigurationError(
-                f"rank {control.world.rank} is at step {step} of {orders.total}, rank 0 at step "
+                f"rank {self._control.world.rank} is at step {step} of {orders.total}, rank 0 at step "
                 f"{order.at} of {order.total}: all ranks must do the same number of steps, so give each as "
                 "many batches"
             )

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Final
 
 from spottrain.core import log
-from spottrain.distributed.control_channel import ControlChannel, connect
+from spottrain.distributed.control_channel import connect
 from spottrain.distributed.stop_agreement import StopAgreement
 from spottrain.errors import PeerLost
 from spottrain.lifecycle.save_interval import RebalanceAdvice
@@ -34,30 +34,25 @@ class Peers:
     def __init__(self, session: Session, advice: RebalanceAdvice, end: Callable[[PeerLost], None]) -> None:
         self._session, self._end = session, end
         world = session.world
-        if not world.distributed:
-            self.control = ControlChannel(world)
-            self.agreement = StopAgreement(stopping=lambda: session.preemption.stopping)
-            return
         host = os.environ.get("MASTER_ADDR", "127.0.0.1")
         self.control = connect(world, host=host, bind=session.run.bind_address, on_lost=self._lost)
-        self.agreement = StopAgreement(self.control)
-        threading.Thread(
-            target=self._forward, args=(self.control, advice), name="spottrain-stop", daemon=True
-        ).start()
+        self.agreement = StopAgreement(self.control, stopping=lambda: session.preemption.stopping)
+        if world.distributed:
+            threading.Thread(target=self._forward, args=(advice,), name="spottrain-stop", daemon=True).start()
 
-    def _forward(self, control: ControlChannel, advice: RebalanceAdvice) -> None:
+    def _forward(self, advice: RebalanceAdvice) -> None:
         """Reports a stop of this rank to rank 0, and again if the deadline becomes earlier; and `advice`."""
         told, preemption = float("inf"), self._session.preemption
         while True:
             if preemption.stopping and preemption.deadline < told:
                 told = preemption.deadline
                 self.agreement.request_stop(told, preemption.source)
-            if control.world.first:
-                for _, advised in control.take(ADVISED):
+            if self.control.world.first:
+                for _, advised in self.control.take(ADVISED):
                     advice.tell(advised)
-            elif control.world.first_here and (advised := advice.take()) is not None:
+            elif self.control.world.first_here and (advised := advice.take()) is not None:
                 with contextlib.suppress(PeerLost):  # the training thread notices it
-                    control.send_to_leader(ADVISED, advised)
+                    self.control.send_to_leader(ADVISED, advised)
             time.sleep(LOOK_SECONDS)
 
     def _lost(self, error: PeerLost) -> None:

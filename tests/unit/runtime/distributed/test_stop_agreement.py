@@ -226,7 +226,7 @@ def test_no_two_ranks_ever_save_or_stop_at_different_steps(
     for player in gang.players:
         assert (player.step, player.stopped, player.saves) == (leader.step, leader.stopped, leader.saves)
     if leader.stopped:
-        leader.agreement.hear(cast(ControlChannel, gang.lines[0]))
+        leader.agreement.hear()
         assert leader.agreement.stop_deadline == min(asked)
 
 
