@@ -23,14 +23,14 @@ from typing import Any, Final
 
 from demo.kubectl import Watch
 from demo.record import Attempt, JobRecord
-from demo.target import local_kubectl, make_bucket, make_namespace
+from demo.target import local_kubectl, make_bucket
 from demo.timeline import Timeline, unix
 from localcluster.binaries import DEMO_PROGRAMS
 from processcluster import install, lifecycle
 
 from bench import needs
 from bench.spread import percentiles, quantile
-from tests.support.lab import BUCKET, Lab, fresh_nodes, paced
+from tests.support.lab import BUCKET, Lab, fresh_nodes, new_lab, paced
 
 NOTICE_SECONDS: Final = 60
 
@@ -42,11 +42,8 @@ def lab() -> Iterator[Lab]:
         cluster = running.cluster
         install.install(cluster)
         make_bucket(cluster, BUCKET)
-        kubectl = local_kubectl(cluster, "bench")
-        make_namespace(kubectl, kubectl.namespace)
-        kubectl.apply(install.credentials(cluster))
-        uri = f"s3://{BUCKET}/{kubectl.namespace}"
-        yield Lab(cluster=cluster, kubectl=kubectl, uri=uri, image="spottrain-runtime:checkout")
+        with new_lab(cluster, local_kubectl(cluster, "default"), {}) as lab:
+            yield lab
 
 
 def play(here: Lab, rounds: int, minutes: float) -> tuple[JobRecord, dict[int, float], dict[str, Any]]:
