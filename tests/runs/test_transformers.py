@@ -619,12 +619,6 @@ def test_a_scheduler_of_another_length_is_told(lab: Lab) -> None:
     assert "event=advice about=learning-rate" in run.log and "spec.training.maxSteps 2" in run.log
 
 
-def test_a_window_past_the_end_is_refused_before_the_first_step(lab: Lab) -> None:
-    run = lab.run(CALLBACK, training='{"profile": {"wait": 100}}').ends(ExitCode.BAD_CONFIGURATION)
-    assert not run.losses and "maxSteps to at least 105" in run.message.message
-    assert lab.head["state"] == "released"
-
-
 @pytest.mark.heavy
 def test_hooks_tell_where_the_time_went_and_which_evaluation_was_the_best(lab: Lab) -> None:
     """Equal losses, of which the first counts: in the second attempt only the checkpoint knows it."""
