@@ -46,8 +46,10 @@ _OWN_BATCHES: Final = (
 )
 
 
-class Cursor:
-    """Position in a plan. It is the same on all ranks, so any number of ranks can resume from it.
+class BatchSampler(torch.utils.data.Sampler[list[int]]):
+    """Yields this rank's batches, for `DataLoader(batch_sampler=...)`, and counts those that were used.
+
+    Its position is the same on all ranks, so any number of ranks can resume from it.
 
     Args:
         data: the dataset, or its length.
@@ -221,6 +223,14 @@ class Cursor:
             "drop_last=True"
         )
 
+    def __len__(self) -> int:
+        """Batches of this rank in a whole epoch."""
+        return self.plan.micro_batches(self.plan.samples_per_epoch)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for step in self.steps():
+            yield from step.micro_batches
+
     def steps(self) -> Iterator[Step]:
         """Begins a pass: returns the steps from the position to the end of its epoch.
 
@@ -262,18 +272,6 @@ class Cursor:
             yield step
             if step.after.epoch != start.epoch:
                 self._unused = start
-
-
-class BatchSampler(Cursor, torch.utils.data.Sampler[list[int]]):
-    """Yields this rank's batches, for `DataLoader(batch_sampler=...)`. Arguments: see `Cursor`."""
-
-    def __iter__(self) -> Iterator[list[int]]:
-        for step in self.steps():
-            yield from step.micro_batches
-
-    def __len__(self) -> int:
-        """Batches of this rank in a whole epoch."""
-        return self.plan.micro_batches(self.plan.samples_per_epoch)
 
 
 class _Requests(BatchSampler):

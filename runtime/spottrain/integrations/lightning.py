@@ -40,7 +40,7 @@ from spottrain.checkpoint.kinds import TrainingState
 from spottrain.core import device as devices
 from spottrain.core import log, patches
 from spottrain.core.uri import is_path
-from spottrain.data.sampler import Cursor
+from spottrain.data.sampler import BatchSampler
 from spottrain.errors import ConfigurationError
 from spottrain.integrations.folder_checkpoints import OFF, OURS, CallbackEngine, FolderCheckpoints, link_tree
 from spottrain.integrations.generators import (
@@ -508,7 +508,7 @@ def _has_monitored(trainer: pl.Trainer) -> bool:
     return wanted <= set(trainer.callback_metrics)
 
 
-def _cursors(trainer: pl.Trainer) -> list[Cursor]:
+def _cursors(trainer: pl.Trainer) -> list[BatchSampler]:
     """Returns the positions of the loaders and samplers of `spottrain.data`."""
     combined = trainer.fit_loop._combined_loader
     found = map(cursor_of, combined.flattened if combined is not None else ())

@@ -13,7 +13,7 @@ from typing import Any
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from spottrain.data.adapters import length, require_sampler_state
-from spottrain.data.sampler import Cursor
+from spottrain.data.sampler import BatchSampler
 from spottrain.distributed.world import World
 from spottrain.errors import ConfigurationError
 from spottrain.lifecycle.worker_signals import protect
@@ -146,10 +146,10 @@ def has_state(each: Any) -> bool:
     return hasattr(each, "state_dict") and hasattr(each, "load_state_dict")
 
 
-def cursor_of(data: Any) -> Cursor | None:
+def cursor_of(data: Any) -> BatchSampler | None:
     """Returns the position of a loader or sampler of `spottrain.data`, or of a DataLoader over one."""
     places = (data, getattr(data, "batch_sampler", None), getattr(data, "sampler", None))
-    return next((each for each in places if isinstance(each, Cursor)), None)
+    return next((each for each in places if isinstance(each, BatchSampler)), None)
 
 
 def _iterators_in_use() -> list[Any]:
