@@ -25,30 +25,22 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import (
-    DataLoader,
-    DistributedSampler,
-    IterableDataset,
-    RandomSampler,
-    SequentialSampler,
-)
+from torch.utils.data import DataLoader
 
 from spottrain.core import log
 from spottrain.data.dataloader import FetchRequest, Repeatable
-from spottrain.data.sampler import Loader
+from spottrain.data.sampler import BatchSampler, Loader
 from spottrain.distributed.world import World
 from spottrain.errors import ConfigurationError
 
 Batch = TypeVar("Batch")
 Count = Callable[[Any], float]
 """Batch -> the number of items (samples, tokens that are not ignored) that its loss is the mean over."""
-WHOLE: Final = (SequentialSampler, RandomSampler, DistributedSampler)
-"""torch's samplers that yield all samples of a dataset."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -131,10 +123,10 @@ def parts(
 
     A filler has weight 0. It is a micro-batch of this rank that counts in the step, else the first of the
     loader's dataset that counts. A model with batch norm or dropout sees the filler, so this choice makes a
-    resume bit-exact. If `loader` is not a DataLoader over a whole map-style dataset, the first one cannot be
-    found: give `spare`. Without it, a step in which nothing counts is left out in every attempt, and logged.
-    A rank without data, while others have some, then repeats the last micro-batch that counted, which a later
-    attempt does not know.
+    resume bit-exact. If `loader` is neither `spottrain.data.loader` nor a DataLoader over a
+    `spottrain.data.BatchSampler`, the first one cannot be found: give `spare`. Without it, a step in which
+    nothing counts is left out in every attempt, and logged. A rank without data, while others have some, then
+    repeats the last micro-batch that counted, which a later attempt does not know.
 
     Args:
         loader: yields this rank's batches.
@@ -211,16 +203,11 @@ class _Fillers:
 def _first_of(loader: Any, count: Count | None) -> Callable[[], Any] | None:
     """Returns a function that fetches, with a fixed seed, the dataset's first micro-batch that counts.
 
-    None if the loader is another library's (it may also move batches to a device), or has a custom sampler.
+    None if the loader is another library's (it may also move batches to a device), or has another sampler.
     """
-    if type(loader) not in (DataLoader, Loader) or isinstance(loader.dataset, IterableDataset):
+    if type(loader) not in (DataLoader, Loader) or not isinstance(loader.batch_sampler, BatchSampler):
         return None
-    plan = getattr(loader.batch_sampler, "plan", None)
-    size = loader.batch_size if type(loader.sampler) in WHOLE else None
-    size = size if plan is None else plan.micro_batch_size
-    if size is None:
-        return None
-    own = isinstance(loader.dataset, Repeatable)
+    size, own = loader.batch_sampler.plan.micro_batch_size, isinstance(loader.dataset, Repeatable)
     dataset = loader.dataset if own else Repeatable(loader.dataset, loader.collate_fn)
 
     def find() -> Any:
