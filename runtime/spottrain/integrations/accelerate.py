@@ -121,9 +121,7 @@ class AccelerateRun(Run):
     def _prepared_pass(self, loader: Any) -> Iterator[Any]:
         """Yields the batches of a pass, or those that are left of it after a resume."""
         saved, self._saved_pass = self._saved_pass, None
-        if (
-            saved is not None and saved["epoch"] != self._epochs.number
-        ):  # that pass was left at its epoch's end
+        if saved is not None and saved["epoch"] != self._epochs.number:  # left at its epoch's end
             saved = {**saved, "batches": 0, "number": saved["number"] + 1}
         self._number = self._number + 1 if saved is None else saved["number"]
         self._used = 0 if saved is None else saved["batches"]

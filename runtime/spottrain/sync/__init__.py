@@ -1,7 +1,7 @@
 """Keeps a folder of checkpoints that any program writes in an object store (`spottrain sync`).
 
     tree            what is in the folder: one look at it
-    whole           which part of that is a whole checkpoint, by a rule that a person names; pure
+    whole           which part of that is a whole checkpoint, by a rule that a person names
     saves           the same by the files themselves: `formats`, and `writes` that the kernel tells of
     manifest        what a checkpoint of the folder consists of, and which contents none needs any more
     upload          sends what is not stored yet, with bounded memory
