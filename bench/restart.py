@@ -43,9 +43,11 @@ def child(spawned: float) -> dict[str, Any]:
 
     from spottrain.checkpoint.compile_cache import CompileCache, use_folder
     from spottrain.contract import Env
+    from spottrain.core import garbage
     from spottrain.core.run_config import RunConfig
     from spottrain.storage.open import open_store
 
+    garbage.collect_rarely()
     use_folder(Path(os.environ[Env.CACHE_DIR]), os.environ)
     run = RunConfig.from_env(os.environ, script="train.py")
     cache = CompileCache.of(open_store(**run.where), run, os.environ)

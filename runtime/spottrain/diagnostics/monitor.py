@@ -31,7 +31,7 @@ class Phases(Protocol):
         """Returns the current settings, so that advice names only what is not set yet."""
 
     def work(self) -> Work:
-        """Returns the work of one step, empty if it cannot be counted. Called once, between two steps."""
+        """Returns the work of one step, empty if it cannot be counted. Called once, after the first step."""
 
 
 class Monitor:
@@ -78,6 +78,8 @@ class Monitor:
             facts=(lambda: None) if self._watch is None else self._watch.alone,
         )
         self._steps = 0
+        self._left = EVERY if total_steps is None else total_steps - start
+        """Steps of this attempt; `EVERY` if unknown."""
 
     def step_done(self) -> None:
         """Counts an optimizer step, and diagnoses the run every EVERY steps."""
@@ -93,13 +95,16 @@ class Monitor:
         if self._steps % EVERY == 0:
             self._look(self._watch, self._phases)
 
+    def count_work(self) -> None:
+        """Counts the work of a step, if there will be a diagnosis. It takes longer than the step itself."""
+        if self._watch is not None and self._phases is not None and self._left >= EVERY:
+            self._watch.work = self._phases.work()
+
     def _look(self, watch: Watch, phases: Phases) -> None:
-        if watch.work is None:
-            watch.work = phases.work()
         watch.use = phases.in_use()
         watch.look()
         if (facts := watch.facts) is not None:
-            verdict, flops = watch.verdict, watch.work.flops
+            verdict, flops = watch.verdict, watch.work.flops if watch.work is not None else 0
             self._session.board.update(
                 shares=facts.shares.shares,
                 mfu=facts.mfu,

@@ -153,17 +153,26 @@ class SavePolicy:
         last = self._step if saving is None else saving
         return None if self._interval.steps is None else last + self._interval.steps
 
-    def due(self, facts: ProgressFacts, trained: float, *, uploading: int | None, failed: bool) -> bool:
+    def due(
+        self,
+        step: int,
+        facts: Callable[[], ProgressFacts],
+        trained: float,
+        *,
+        uploading: int | None,
+        failed: bool,
+    ) -> bool:
         """Whether to save now.
 
-        `trained`: seconds of training of this attempt. `uploading`: step of the save in progress. `failed`:
-        whether the last save failed.
+        `facts`: returns those of the run, by a copy that most steps do without. `trained`: seconds of
+        training of this attempt. `uploading`: step of the save in progress. `failed`: whether the last save
+        failed.
         """
-        interval = self._interval if not self._interval.auto else self._auto(facts, trained)
+        interval = self._interval if not self._interval.auto else self._auto(facts(), trained)
         advised = self.advice.take()
-        if advised is not None and self._accepts(advised, interval, facts, uploading):
+        if advised is not None and self._accepts(advised, interval, facts(), uploading):
             return True
-        steps, seconds = facts.step - self._step, self._clock() - self._time
+        steps, seconds = step - self._step, self._clock() - self._time
         tried_again = failed and seconds >= AGAIN_SECONDS
         nothing_new = self._interval.auto and not steps
         if nothing_new or not (tried_again or interval.due(steps=steps, seconds=seconds)):
@@ -171,7 +180,7 @@ class SavePolicy:
         if uploading is None:
             return True
         if uploading != self._skipped_for:  # logged once for each upload, not at every step
-            log.event("save-skipped", step=facts.step, uploading=uploading)
+            log.event("save-skipped", step=step, uploading=uploading)
         self._skipped_for = uploading
         return False
 

@@ -39,7 +39,7 @@ from spottrain.contract import (
     Stop,
     TerminationMessage,
 )
-from spottrain.core import log, patches, progress, run_config
+from spottrain.core import garbage, log, patches, progress, run_config
 from spottrain.core.preemption import Preemption
 from spottrain.core.profile_window import MADE as PROFILES_MADE
 from spottrain.core.time_split import TimeSplitClock, before_this_process, process_start
@@ -192,6 +192,7 @@ class Session:
             parent_signals.warn_if_init_is_deaf()
         if self.world.first_here:
             self.serve_progress()
+        garbage.collect_rarely()
         if self.run.cache_dir is not None:  # before torch is imported, which reads the variables only once
             use_folder(self.run.cache_dir, os.environ)
         run_config.use_data_cache(self.env, os.environ)

@@ -2,7 +2,7 @@
 
     begin -> start -> [ count, boundary after each optimizer step ] -> finish, or stop
 
-`Trainer`, custom loops (`loop.Loop`) and the callbacks for other libraries' trainers are thin on top of it.
+`Trainer`, custom loops (`run.Run`) and the callbacks for other libraries' trainers are thin on top of it.
 They own the steps and say what a checkpoint consists of (`checkpoint.kinds`). The engine claims HEAD and
 restores, saves, agrees with the other ranks on saves and stops, stores the final weights, and releases HEAD.
 `lifecycle.life` says what ends a training in which phase. All ranks call the same methods at the same steps.
@@ -310,7 +310,7 @@ class Engine:
         if self.total_steps is not None and step >= self.total_steps:
             return False  # `finish` makes the last save
         agreement, manager = self._peers.agreement, self.manager
-        due = manager is not None and agreement.decides(step) and self._save_due(manager)
+        due = manager is not None and agreement.decides(step) and self._save_due(step, manager)
         following = self._policy.next_step(step if due else None)
         decision = agreement.at_boundary(step, save=due, next_save=following)
         if decision.save:
@@ -332,9 +332,10 @@ class Engine:
         """Whether no save can begin now: one is in progress, or no checkpoints are configured."""
         return self.manager is None or self.manager.busy_with is not None
 
-    def _save_due(self, manager: CheckpointManager) -> bool:
+    def _save_due(self, step: int, manager: CheckpointManager) -> bool:
         return self._policy.due(
-            self.session.board.facts,
+            step,
+            lambda: self.session.board.facts,
             self.clock.trained,
             uploading=manager.busy_with,
             failed=manager.last_save_failed,

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from spottrain.core import log
+from spottrain.core import garbage, log
 from spottrain.core.series import Point
 from spottrain.errors import TrainingFailed
 from spottrain.lifecycle.series_writer import SeriesWriter
@@ -62,6 +62,7 @@ class MetricsLog:
             self.line(step, loss(), rate=rate, epoch=epoch)
         if not self.began:
             self.began, now = True, time.time()
+            garbage.collect_as_usual()
             seconds, startup = now - self._restored, now - self._session.born
             board.update(first_step_seconds=seconds, startup_seconds=startup)
             log.event("first-step", step=step, seconds=seconds, startup=startup)

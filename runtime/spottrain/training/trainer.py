@@ -21,7 +21,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from spottrain.checkpoint import outside_parameters, plain_state
 from spottrain.checkpoint.kinds import StateCheckpoints, TrainingState
 from spottrain.core import device as devices
-from spottrain.core.time_split import WAITING
+from spottrain.core.time_split import STARTUP, WAITING
 from spottrain.core.training_settings import (
     ARGUMENTS,
     AUTO,
@@ -364,14 +364,15 @@ class Trainer:
     def _train(self, steps: Stream) -> bool:
         """Makes optimizer steps. Returns whether the training is complete; False: it must stop."""
         stopping, world = self.session.preemption, self.session.world
-        stopped = False
+        stopped, streams = False, not isinstance(self.batches, Batches)
         self._assemble()
         modules = list(self.model.modules())
         self._evaluate()
         while self.step < self.total_steps and not self._over:
             self._enter(Phase.BOUNDARY)
             with self._timer.data(), self._data_wait:
-                step, micro_batches = self._awaited(lambda: next(steps))
+                # A stream fetches the whole step here, and the others each micro-batch when it is due.
+                step, micro_batches = self._awaited(lambda: next(steps)) if streams else next(steps)
             self._replica.give_buffers()
             before = devices.Boundary(modules) if len(step.shares) > 1 else None
             loss = torch.zeros((), device=self.device)
@@ -390,10 +391,10 @@ class Trainer:
             self._state.live.note()
             self.batches.done(step)
             self.last_loss = loss
-            if not self._engine.metrics.began:
-                devices.settle_memory()
-                self._timer.restart()
+            first = not self._engine.metrics.began
             self._count(step, loss)
+            if first:
+                self._settle()
             if moved:
                 self.schedule.after_step()
             if self._hooks.after is not None:
@@ -403,6 +404,17 @@ class Trainer:
             if self._over or (stopped := self._boundary()):
                 break
         return not (stopped or self.evaluations.interrupted or self.evaluations.due(self.step))
+
+    def _settle(self) -> None:
+        """Does after the first step what would make a later one stand out. It is a part of the start-up."""
+        assert self._engine.monitor is not None
+        clock = self.session.board.clock
+        with clock.part(STARTUP):
+            self._engine.monitor.count_work()
+            devices.settle_memory()
+        clock.mark()
+        self._engine.metrics.restart()
+        self._timer.restart()
 
     def _count(self, step: Step, loss: torch.Tensor) -> None:
         def of_all_ranks() -> float:
@@ -473,7 +485,8 @@ class Trainer:
         if self._weighing is not None:
             yield from self._weighing(self._awaited(lambda: list(iter(fetch, None))))
             return
-        yield self._awaited(fetch)
+        if isinstance(self.batches, Batches):
+            yield self._awaited(fetch)
         yield from iter(fetch, None)
 
     def _awaited(self, get: Callable[[], Any]) -> Any:

@@ -55,13 +55,13 @@ def test_a_save_is_due_an_interval_after_the_last(
     it = SavePolicy(Interval.parse(interval), 1, clock=times.popleft)
     it.started(last)
     facts = ProgressFacts(step=step)
-    assert it.due(facts, 0.0, uploading=None, failed=failed) is due
+    assert it.due(step, lambda: facts, 0.0, uploading=None, failed=failed) is due
 
 
 def test_a_save_that_is_due_waits_for_the_upload_of_the_one_before() -> None:
     it = SavePolicy(Interval.parse("5steps"), 1)
-    assert not it.due(ProgressFacts(step=9), 0.0, uploading=5, failed=False)
-    assert it.due(ProgressFacts(step=10), 0.0, uploading=None, failed=False)
+    assert not it.due(9, ProgressFacts, 0.0, uploading=5, failed=False)
+    assert it.due(10, ProgressFacts, 0.0, uploading=None, failed=False)
 
 
 @pytest.mark.parametrize(("interval", "following"), [("5steps", 12), ("10m", None), ("auto", None)])
@@ -200,7 +200,7 @@ def test_a_save_younger_than_a_tenth_of_the_interval_makes_an_advised_one_needle
     it = SavePolicy(Interval.parse(interval), 1, deque([None, 5.0]).popleft)
     it.begin(100)
     facts = ProgressFacts(step=100 + steps, durable_step=100, durable_time=time.time() - seconds)
-    assert it.due(facts, 0.0, uploading=None, failed=False) is not fresh
+    assert it.due(100 + steps, lambda: facts, 0.0, uploading=None, failed=False) is not fresh
 
 
 def test_what_is_no_time_is_no_advice(tmp_path: Path) -> None:
