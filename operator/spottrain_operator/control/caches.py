@@ -224,6 +224,17 @@ class Caches:
             self.jobs.remove(key)
         return self.jobs.get(key)
 
+    def all_run(self, pod: PodView) -> bool:
+        """Returns whether all pods of this one's attempt run, so that no news of its start is to come."""
+        job, running = self.jobs.get(pod.job), 0
+        for peer in self.pods.by("job", _name(pod.job)):
+            if (peer.job, peer.attempt) != (pod.job, pod.attempt):
+                continue
+            if peer.running_since is None:  # found soon: those that changed last come last
+                return False
+            running += 1
+        return job is not None and job.spec is not None and running == job.spec.workers
+
     def urgent(self) -> set[JobKey]:
         """Returns the jobs to which something has happened that may not have been reacted to yet.
 

@@ -274,8 +274,12 @@ class Informers:
         self, cluster: Cluster, caches: Caches, queue: WorkQueue, namespaces: tuple[str, ...] = ()
     ) -> None:
         def pod_changed(pod: PodView, before: PodView | None) -> None:
+            if caches.jobs.is_removed(pod.job) and not pod.holds_outcome:
+                return  # it was released, and nothing of a deleted job waits for its end
             gone = caches.pods.get(pod.uid) is None
-            (queue.add if urgent(pod, before, gone) else queue.add_soon)(pod.job)
+            started = pod.running_since is not None and (before is None or before.running_since is None)
+            at_once = urgent(pod, before, gone) or (started and caches.all_run(pod))
+            (queue.add if at_once else queue.add_soon)(pod.job)
 
         def job_changed(job: Job, _: Job | None) -> None:
             queue.add(job.key)

@@ -363,6 +363,22 @@ async def test_nodes_are_watched_once_and_pods_in_each_namespace_and_their_jobs_
     await asyncio.gather(task, return_exceptions=True)
 
 
+@virtually
+async def test_of_a_deleted_jobs_pods_only_those_that_are_not_released_wake_it() -> None:
+    queue, caches = WorkQueue(), Caches()
+    informers = Informers(as_cluster(Script()), caches, queue)
+    caches.jobs.remove(KEY)
+    released = raw_pod("a", 101)
+    released["metadata"]["finalizers"] = []
+    informers.pods[0]._apply("MODIFIED", released)
+    informers.pods[0]._apply("DELETED", raw_pod("a", 102))
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(60):
+            await queue.take()
+    informers.pods[0]._apply("ADDED", raw_pod("b", 103))
+    assert await queue.take() == KEY
+
+
 @pytest.mark.parametrize("status", [403, 404])
 @virtually
 async def test_a_namespace_that_cannot_be_listed_does_not_stop_the_others(
