@@ -80,8 +80,8 @@ class Preemption:
         self._held = threading.local()
         self.signal_arrived = False
         """Whether a signal is among the requests to stop."""
-        self._told: list[str] = []
-        self._announced: list[str] = []
+        self._told: dict[str, bool] = {}
+        """Kinds of requests to stop, and whether the log has each."""
 
     @property
     def stopping(self) -> bool:
@@ -174,7 +174,7 @@ class Preemption:
         `deadline`: Unix seconds; limited by the grace period. `source`: who asked, for the log.
         """
         if not self.stopping:
-            self._told.append("stop")
+            self._told.setdefault("stop", False)
         self._note(source or "another rank", min(deadline, time.time() + self.grace))
 
     def _handle(self, signum: int, _frame: object) -> None:
@@ -190,7 +190,7 @@ class Preemption:
             return
         self._note(signal.Signals(signum).name, time.time() + self.grace)
         self.signal_arrived = True
-        self._told.append("sigterm")
+        self._told.setdefault("sigterm", False)
 
     def _note(self, source: str, deadline: float) -> None:
         if self.signalled_at is None or self._void:
@@ -203,8 +203,7 @@ class Preemption:
         deadline = read_time(self.deadline_file)
         if deadline is not None and time.time() <= deadline + self._stale_after:
             self._note("deadline-file", deadline)
-            if "deadline" not in self._told:
-                self._told.append("deadline")
+            self._told.setdefault("deadline", False)
 
     def _watch(self) -> None:
         ending = False
@@ -226,8 +225,8 @@ class Preemption:
 
     def _announce(self) -> None:
         """Logs each kind of request once: `event=deadline` for the file, `event=sigterm` for the signal."""
-        for name in [name for name in self._told if name not in self._announced]:
-            self._announced.append(name)
+        for name in [name for name, announced in list(self._told.items()) if not announced]:
+            self._told[name] = True
             log.unhindered(
                 name,
                 source=self.source,

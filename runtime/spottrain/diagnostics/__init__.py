@@ -13,21 +13,9 @@ Each works alone in a custom loop.
 
 from __future__ import annotations
 
-from spottrain.diagnostics import bottleneck, flops, loop_watch, profiler, step_timer
 from spottrain.diagnostics.bottleneck import InUse, Verdict
 from spottrain.diagnostics.loop_watch import Watch
 from spottrain.diagnostics.profiler import Profiler
 from spottrain.diagnostics.step_timer import StepTimer
 
-__all__ = [
-    "InUse",
-    "Profiler",
-    "StepTimer",
-    "Verdict",
-    "Watch",
-    "bottleneck",
-    "flops",
-    "loop_watch",
-    "profiler",
-    "step_timer",
-]
+__all__ = ["InUse", "Profiler", "StepTimer", "Verdict", "Watch"]
