@@ -99,11 +99,6 @@ class StreamBatches:
         self._lock = threading.Lock()
         self._pass: Iterator[Any] | None = None
 
-    @property
-    def position(self) -> Position:
-        """The epoch, and the number of its steps that are done."""
-        return self._place.position
-
     def __iter__(self) -> Stream:
         """Yields (step, iterator of (batch, share)). Take all micro-batches, then call `done(step)`.
 

@@ -125,14 +125,11 @@ class Plan:
             return self.sampler(self.seed, epoch)
         return order(self.size, mix(self.seed, epoch)) if self.shuffle else straight(self.size)
 
-    def after(self, position: Position, steps: int = 1) -> Position:
-        """Returns the position that is `steps` optimizer steps after `position`."""
-        epoch, sample = position
-        for _ in range(steps):
-            sample += self.global_batch_size
-            if sample >= self.samples_per_epoch:
-                epoch, sample = epoch + 1, 0
-        return Position(epoch, sample)
+    def after(self, position: Position) -> Position:
+        """Returns where the step ends that begins at `position`."""
+        sample = position.sample + self.global_batch_size
+        over = sample >= self.samples_per_epoch
+        return Position(position.epoch + 1, 0) if over else Position(position.epoch, sample)
 
     def steps(self, start: Position) -> Iterator[Step]:
         """Yields the steps from `start` on, epoch after epoch, endlessly."""

@@ -70,22 +70,14 @@ class Reweighed(Generic[Batch]):
 
     Args:
         count: batch -> number of items its loss is the mean over. A filler in the input counts 0.
-        world: rank and number of ranks; None: those of torch's process group.
-        device: where the sum over ranks is computed; a GPU if the process group has only NCCL.
+        world: rank and number of ranks.
         spare: returns the filler for a step in which nothing on this rank counts; called once. None: the last
             micro-batch that counted, which a later attempt does not know. A model with batch norm sees the
             filler, so it resumes bit for bit only with a `spare` that returns the same in every attempt.
     """
 
-    def __init__(
-        self,
-        count: Count,
-        world: World | None = None,
-        *,
-        device: Any = "cpu",
-        spare: Callable[[], Batch] | None = None,
-    ) -> None:
-        self._count, self._world, self._device = count, world or joined(), device
+    def __init__(self, count: Count, world: World, *, spare: Callable[[], Batch] | None = None) -> None:
+        self._count, self._world = count, world
         self._fillers = _Fillers(spare)
 
     def __call__(self, micro_batches: Iterable[tuple[Batch, float]]) -> list[tuple[Batch, float]]:
@@ -96,7 +88,7 @@ class Reweighed(Generic[Batch]):
         """
         held = list(micro_batches)
         counts = [_checked(self._count(batch)) if share else 0.0 for batch, share in held]
-        whole = sum(row[0] for row in _gathered([sum(counts)], self._world, self._device))
+        whole = sum(row[0] for row in _gathered([sum(counts)], self._world, "cpu"))
         filler = self._fillers.of([batch for (batch, _), each in zip(held, counts, strict=True) if each][:1])
         return [
             (batch, each / whole) if each else (filler, 0.0)
