@@ -67,8 +67,9 @@ class Repeatable:
         """Returns the collated batch. torch's DataLoader accepts that in place of a list of samples."""
         with seeded(request.seed):
             fetch_all = getattr(self.dataset, "__getitems__", None)
-            samples = fetch_all(request.samples) if fetch_all else [self.dataset[i] for i in request.samples]
-            return self.collate_fn(list(samples))
+            if fetch_all:
+                return self.collate_fn(list(fetch_all(request.samples)))
+            return self.collate_fn([self.dataset[i] for i in request.samples])
 
 
 def as_it_is(batch: Any) -> Any:
