@@ -209,14 +209,7 @@ class CheckpointManager:
 
         Raises PeerLost.
         """
-        self._control.send_to_leader("barrier", {})
-        if not self.context.world.first:
-            self._control.receive("barrier")
-            return
-        self._control.collect("barrier", math.inf)
-        if self._control.lost is not None:
-            raise self._control.lost
-        self._control.broadcast("barrier", {})
+        self._control.all_gather("barrier", True)
 
     # --- periodic saves -----------------------------------------------------------------------------
     @property

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from spottrain.core import log
 from spottrain.core.text import counted
 from spottrain.distributed.control_channel import ControlChannel
 from spottrain.distributed.world import World
-from spottrain.errors import CheckpointError, PeerLost
+from spottrain.errors import CheckpointError
 from spottrain.storage.base import Store
 
 
@@ -57,7 +56,8 @@ class CheckpointSelection:
                 found = self._read(entry, want, folder)
             except Damaged as error:
                 why = str(error)
-            if not (why := self._first_failure(why)):
+            why = next(filter(None, self._control.all_gather("restored", why)), "")
+            if not why:
                 log.event("restored", step=entry.step, key=entry.key, seconds=time.time() - began)
                 return found
             log.event("damaged", step=entry.step, key=entry.key, error=why)
@@ -87,17 +87,3 @@ class CheckpointSelection:
             fetch_folder(self._store, entry.key, manifest, folder(entry.step), rank)
         shared, own = read_trees(self._store, entry.key, manifest, rank=rank, want=want)
         return Restored(entry=entry, shared=shared, own=own, new_rank=rank >= manifest.world)
-
-    def _first_failure(self, why: str) -> str:
-        """Returns why any of the ranks could not read the checkpoint; empty if all could."""
-        self._control.send_to_leader("restored", why)
-        if not self._world.first:
-            return str(self._control.receive("restored"))
-        answers = self._control.collect("restored", math.inf)
-        if self._control.lost is not None:
-            raise self._control.lost
-        why = next(filter(None, answers), "")
-        if any(answer is None for answer in answers):
-            raise PeerLost("another rank ended while the checkpoint was read; its log says why")
-        self._control.broadcast("restored", why)
-        return why

@@ -123,6 +123,19 @@ class ControlChannel:
             self._wait(complete, timeout, name)
             return [self._pop((name, rank)) for rank in ranks]
 
+    def all_gather(self, name: str, facts: Any) -> list[Any]:
+        """Any rank: waits for all ranks, and returns their parts of `name`, by rank. Raises PeerLost."""
+        self.send_to_leader(name, facts)
+        if not self.world.first:
+            return list(self.receive(name))
+        parts = self.collect(name, math.inf)
+        if self.lost is not None:
+            raise self.lost
+        if None in parts:
+            raise PeerLost("another rank has ended its run; its log says why")
+        self.broadcast(name, parts)
+        return parts
+
     def take(self, name: str) -> list[tuple[int, Any]]:
         """Rank 0: returns the messages of this name that have arrived, each with its rank. Does not wait."""
         with self._arrived:

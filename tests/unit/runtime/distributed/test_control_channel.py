@@ -125,6 +125,13 @@ def test_what_has_arrived_is_taken_once_in_the_order_of_sending_without_a_wait()
         assert controls[0].take("stop") == []
 
 
+def test_all_ranks_get_the_parts_of_all() -> None:
+    with gang(3) as controls, ThreadPoolExecutor(3) as pool:
+        parts = pool.map(lambda it: it.all_gather("restored", f"of {it.world.rank}"), controls)
+        assert list(parts) == [["of 0", "of 1", "of 2"]] * 3
+    assert ControlChannel(world(0, 1)).all_gather("restored", "alone") == ["alone"]
+
+
 # --- loss -----------------------------------------------------------------------------------------------
 def test_when_rank_0_is_gone_the_others_waits_end_in_a_sentence(told: Told) -> None:
     with gang(3) as controls, ThreadPoolExecutor(2) as pool:
@@ -134,6 +141,12 @@ def test_when_rank_0_is_gone_the_others_waits_end_in_a_sentence(told: Told) -> N
             with pytest.raises(PeerLost) as refused:
                 wait.result(SECONDS)
             told(refused)
+
+
+def test_of_a_rank_that_has_ended_no_part_is_waited_for(told: Told) -> None:
+    with gang(2) as controls:
+        controls[1].close(timeout=SECONDS)
+        told(lambda: controls[0].all_gather("restored", ""))
 
 
 def test_what_rank_0_said_before_it_went_is_heard() -> None:

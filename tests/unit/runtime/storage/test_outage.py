@@ -164,7 +164,7 @@ def test_a_store_that_reads_and_does_not_write_is_not_waited_for_without_end(
 
 
 def watched(outage: Outage, clock: Clock, *pauses: float) -> tuple[list[Any], list[float]]:
-    """Looks before each pause and after the last. Returns the seconds that were told, and those of giving up."""
+    """Looks before each pause and after the last. Returns the seconds told, and those at which it gave up."""
     told: list[Any] = []
     given_up: list[float] = []
     left = list(pauses)
