@@ -208,7 +208,8 @@ class Release(_OfPod):
         return f"remove the finalizer of pod {self.pod.name}"
 
     async def run(self, job: Job, context: Context) -> Result:
-        await release_pod(context.cluster, self.pod.name, self.pod.namespace, uid=self.pod.uid)
+        pod = self.pod
+        context.remember(await release_pod(context.cluster, pod.name, pod.namespace, uid=pod.uid))
         return Done()
 
 

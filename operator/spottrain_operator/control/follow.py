@@ -280,9 +280,10 @@ def _times(o: Observed, books: Bookkeeping) -> Iterator[datetime | None]:
         yield hang.due(o)
         yield starting.due(o)
         yield starting.next_read(o)
-        yield None if capacity.problem(o) else capacity.due_pending(o)
-        yield None if capacity.problem(o) else cheapest.due(o)
         yield handover.due(o)
+        if not capacity.problem(o):
+            yield capacity.due_pending(o)
+            yield cheapest.due(o)
         if o.refusal is not None:
             yield o.refusal.at + o.refusal.retry
         yield from runtime.times(status, o)

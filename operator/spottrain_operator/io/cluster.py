@@ -418,14 +418,14 @@ def _selected(kind: str) -> dict[str, str]:
 
 
 # --- our finalizers -----------------------------------------------------------------------------------
-async def release_pod(cluster: Cluster, name: str, namespace: str, *, uid: str) -> None:
+async def release_pod(cluster: Cluster, name: str, namespace: str, *, uid: str) -> Json:
     """Removes our finalizer of a pod, whatever else has changed there, and what says who set its fields.
 
     Nobody asks that of a pod that ends, and it is half of what each later write costs the API server.
     """
     gone = {"$deleteFromPrimitiveList/finalizers": [names.OUTCOME_FINALIZER], "managedFields": [{}]}
     change = {"metadata": gone}
-    await cluster.patch("pods", name, namespace, change, uid=uid, form=STRATEGIC)
+    return await cluster.patch("pods", name, namespace, change, uid=uid, form=STRATEGIC)
 
 
 async def set_finalizer(cluster: Cluster, name: str, namespace: str, *, uid: str, on: bool) -> Json:

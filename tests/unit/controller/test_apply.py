@@ -352,6 +352,15 @@ async def test_one_orphan_that_cannot_be_released_does_not_hold_its_peers() -> N
     assert held == [w.pod(1, 0)]
 
 
+async def test_an_orphan_is_released_once_though_its_event_is_late() -> None:
+    w = await _training(GANG)
+    w.caches.jobs.remove(KEY)
+    calls = w.refuse("release_pod", NO, "no pod")
+    for _ in range(2):
+        await w.reconciler(KEY)
+    assert sorted(calls) == [w.pod(1, rank) for rank in range(3)]
+
+
 async def test_a_pod_that_the_api_server_does_not_have_leaves_the_cache() -> None:
     """kopf tells of no deletion during a relist; without this each look would delete the ghost again."""
     w = await _training()
