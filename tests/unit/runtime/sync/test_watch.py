@@ -233,7 +233,12 @@ def test_where_there_is_no_room_for_a_copy_the_file_itself_is_sent(
     monkeypatch.setattr("spottrain.sync.checkpoints.RESERVE", 1.0)
     watcher = scene.start(SyncWhen())
     steps = iter((2,))
-    scene.store.during = lambda: [_save(scene, each) for each in steps]  # type: ignore[method-assign]
+
+    def once() -> None:
+        for step in steps:
+            _save(scene, step)
+
+    scene.store.during = once  # type: ignore[method-assign]
     _save(scene, 1)
     failures = []
     for _ in range(5):
