@@ -294,13 +294,17 @@ def test_a_loop_whose_position_is_not_seen_is_refused_at_its_first_step(lab: Lab
     assert not run.losses and "for batch in run.batches(loader)" in run.message.message
 
 
-def test_another_model_is_refused_and_a_run_of_the_same_objects_goes_on(lab: Lab, others: Lab) -> None:
+def test_another_model_is_refused_and_a_run_of_the_same_objects_goes_on_and_back(
+    lab: Lab, others: Lab
+) -> None:
     stopped_at(lab, SCRIPT, 3, env={})
     model = lab.run(SCRIPT, attempt=2, env={"WIDTH": "8"}).ends(ExitCode.BAD_CONFIGURATION)
     assert "does not match this training" in model.message.message
     objects = "model=model, optimizer=optimizer, scheduler=scheduler.scheduler, extra={'0': average}"
     own = SCRIPT.replace("AccelerateRun(accelerator", f"spottrain.Run({objects}")
-    assert lab.run(own, attempt=3).done().digest == others.alone(SCRIPT).digest
+    lab.run(own, attempt=3, interval="1h", env={"STOP": "9"}).ends(ExitCode.INTERRUPTED)
+    last = lab.run(SCRIPT, attempt=4).done()
+    assert last.digest == others.alone(SCRIPT).digest and min(last.losses) == 10
 
 
 VALIDATES = """\
