@@ -7,6 +7,8 @@
     Trainer's register_signal_handlers integrations.lightning: a stop is ours
     save_model, save_pretrained        integrations.attach: what a script saves is stored
     Trainer._init_training_state       integrations.transformers: the position in a stream
+    Trainer._run_epoch                 integrations.transformers: all steps were done before
+    Trainer._get_output_dir            integrations.transformers: a checkpoint lies in a folder of ours
     Trainer._maybe_log_save_evaluate   integrations.transformers: a save follows what is due at a step
     optimizer.add_param_group          checkpoint.plain_state: a restored group is not added twice
     destroy_process_group              training.run: sharded weights are stored before it
@@ -16,7 +18,9 @@
 Beside these: `forward` of modules that recompute their activations, which `remove` puts back
 (techniques.activation_checkpointing); a finder in `sys.meta_path` for libraries that are imported later
 (integrations.attach); fork hooks, which Python cannot unregister (core.preemption,
-distributed.control_channel); and `gc.freeze`, which ends with the process (core.device).
+distributed.control_channel); `worker_init_fn` of a user's loader (lifecycle.worker_signals); torch's hook
+before each optimizer's step (checkpoint.model_watch); `gc.freeze` (core.device) and, until the first step,
+the collector's threshold (core.garbage).
 """
 
 from __future__ import annotations
