@@ -307,6 +307,12 @@ def test_another_model_is_refused_and_a_run_of_the_same_objects_goes_on_and_back
     assert last.digest == others.alone(SCRIPT).digest and min(last.losses) == 10
 
 
+def test_what_the_accelerator_gets_after_the_run_is_refused_at_the_first_step(lab: Lab) -> None:
+    late = "accelerator.register_for_checkpointing(Average())\nfor x, y in"
+    run = lab.run(SCRIPT.replace("for x, y in", late, 1)).ends(ExitCode.BAD_CONFIGURATION)
+    assert not run.losses and "create the run after it" in run.message.message
+
+
 VALIDATES = """\
     scheduler.step()
     if epoch == 0 and os.environ.get("WORK"):
@@ -347,6 +353,10 @@ BAD = {
         "model, loader = accelerator.prepare(model, torch.utils.data.DataLoader(Noisy()))\n"
         "AccelerateRun(accelerator, data=loader)\n",
         "a loader that Accelerate has prepared",
+    ),
+    "a scheduler that is not prepared": (
+        "model, optimizer = accelerator.prepare(model, optimizer)\nAccelerateRun(accelerator)\n",
+        "it would begin anew: accelerator.prepare(model, optimizer, scheduler)",
     ),
     "weights in a form of their own": (
         "model, optimizer = accelerator.prepare(model, optimizer)\n"

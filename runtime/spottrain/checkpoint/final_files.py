@@ -48,7 +48,10 @@ class FinalFiles:
         `beside`: name and place of further files. `facts`: what else the manifest holds.
         """
         self._through(self._clear)
-        files = [self._upload(name, name, body) for name, body in weights.files(first=True, keep=True)]
+        files: list[dict[str, Any]] = []
+        for name, body in weights.files(first=True, keep=True):
+            files.append(self._upload(name, name, body))
+            del body  # else its memory is kept while the next file is made
         further = [] if weights.index is None else [self._upload(INDEX, INDEX, memoryview(weights.index))]
         further += [self._upload(name, name, _body(place)) for name, place in beside]
         self._contents = weights.contents

@@ -83,7 +83,10 @@ class FinalWeights:
                 if first:
                     self.contents[name] = _content(tensor, file[start:end] if keep else None)
             if keep:
-                yield self._name(number), memoryview(memory)
+                body = memoryview(memory)
+                del memory, file
+                yield self._name(number), body
+                del body
 
     def _name(self, number: int) -> str:
         count = len(self._groups)

@@ -401,7 +401,7 @@ class CheckpointManager:
 
     def measure_bandwidth(self) -> None:
         """Uploads a part of the staging buffer as a probe object, then deletes it. Raises StoreError."""
-        size = min(PROBE_BYTES, self.saver.bytes)
+        size = min(PROBE_BYTES, self.saver.staged)
         if not size or self.busy_with is not None or self.saver.bandwidth is not None:
             return  # a save measures the bandwidth as well
         # Of this term, so that a later claim sweeps it if this process is killed here.

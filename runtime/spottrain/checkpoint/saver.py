@@ -100,6 +100,11 @@ class Saver:
         """Bytes per second of this rank's last upload that was not empty and not a retry; None if unknown."""
 
     @property
+    def staged(self) -> int:
+        """Bytes in the staging buffer; 0 without one, as where the checkpoint is made of files."""
+        return 0 if self._buffer is None else self._buffer.layout.bytes
+
+    @property
     def bytes(self) -> int:
         """Bytes of this rank's part of a save; 0 before one was prepared."""
         return self._files_bytes if self._buffer is None else self._buffer.layout.bytes

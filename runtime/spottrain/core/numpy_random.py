@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from array import array
 from typing import Any, Final, NamedTuple
 
 KEYS: Final = 624
@@ -44,14 +43,14 @@ def copied() -> Any:
 
 
 def plain() -> tuple[str, list[int], int, int, float] | None:
-    """Returns the state as `numpy.random.get_state` does, in plain values; None if NumPy is not imported."""
-    state = copied()
-    if state is None:
+    """Returns the state as `numpy.random.get_state` does, in plain values; None if NumPy is not imported.
+
+    Only reads it, unlike `copied`: another thread of the script may draw numbers meanwhile.
+    """
+    numpy = sys.modules.get("numpy")
+    if numpy is None:
         return None
-    if isinstance(state, Words):
-        *keys, position = array("I", state.words)
-        return ("MT19937", keys, position, *((0, 0.0) if state.normal is None else (1, state.normal)))
-    kind, words, position, has_gauss, gauss = state
+    kind, words, position, has_gauss, gauss = numpy.random.get_state()
     return kind, words.tolist(), int(position), int(has_gauss), float(gauss)
 
 

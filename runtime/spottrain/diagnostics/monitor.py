@@ -96,8 +96,13 @@ class Monitor:
             self._look(self._watch, self._phases)
 
     def count_work(self) -> None:
-        """Counts the work of a step, if there will be a diagnosis. It takes longer than the step itself."""
-        if self._watch is not None and self._phases is not None and self._left >= EVERY:
+        """Counts the work of a step, if there will be a diagnosis. It takes longer than the step itself.
+
+        Not while a profile is recorded, which would show it.
+        """
+        if self._watch is None or self._phases is None or self._profiler.recording:
+            return
+        if self._left >= EVERY:
             self._watch.work = self._phases.work()
 
     def _look(self, watch: Watch, phases: Phases) -> None:

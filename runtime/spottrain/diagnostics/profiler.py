@@ -94,6 +94,11 @@ class Profiler:
         """Whether the window is not over."""
         return self._profile is not None
 
+    @property
+    def recording(self) -> bool:
+        """Whether what is done now will be in the profile."""
+        return self._profile is not None and self._left <= self._window.active
+
     def step(self) -> None:
         """Ends a step. Call it after each optimizer step. At the window's end it takes seconds."""
         if self._profile is None:

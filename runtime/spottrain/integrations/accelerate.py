@@ -44,6 +44,8 @@ class AccelerateRun(Run):
         RunError: an argument cannot be saved, the checkpoint does not match, or the store fails.
     """
 
+    _give_scheduler = "accelerator.prepare(model, optimizer, scheduler)"
+
     def __init__(
         self,
         accelerator: Accelerator,
@@ -55,6 +57,7 @@ class AccelerateRun(Run):
     ) -> None:
         _require_savable(accelerator, data)
         self._accelerator = accelerator
+        self._held = _held(accelerator)
         self._micro_batches = accelerator.step
         """Accelerate's counter of micro-batches, after the last optimizer step."""
         self._position = PassPosition()
@@ -67,7 +70,7 @@ class AccelerateRun(Run):
         super().__init__(
             model=_only_or_named(accelerator._models),
             optimizer=_only_or_named(accelerator._optimizers),
-            scheduler=_only_or_named([each.scheduler for each in accelerator._schedulers]),
+            scheduler=_only_or_named([each.scheduler for each in accelerator._schedulers]) or None,
             scaler=accelerator.scaler,
             data=data,
             extra=_named(accelerator._custom_objects),
@@ -78,8 +81,17 @@ class AccelerateRun(Run):
 
     def step_completed(self, loss: torch.Tensor | float | None = None, *, samples: int | None = None) -> bool:
         """See `Run.step_completed`. The position in a prepared loader must be known."""
+        self._require_same()
         self._require_known_pass()
         return super().step_completed(loss, samples=samples)
+
+    def _require_same(self) -> None:
+        """Raises ConfigurationError if the Accelerator holds more than when the run was made."""
+        if _held(self._accelerator) != self._held:
+            raise ConfigurationError(
+                "accelerator.prepare or register_for_checkpointing was called after AccelerateRun(...), and "
+                "what it added would not be saved: create the run after it"
+            )
 
     def _count(self, loss: torch.Tensor | float | None, samples: int | None) -> None:
         self._micro_batches = self._accelerator.step
@@ -169,6 +181,12 @@ def _require_savable(accelerator: Accelerator, data: Any) -> None:
             "FullyShardedDataParallelPlugin(fsdp_version=2), or keep the folder that accelerator.save_state "
             "writes by `spottrain sync`"
         )
+
+
+def _held(accelerator: Accelerator) -> list[int]:
+    """Returns how many objects of each kind it would save."""
+    kinds = accelerator._models, accelerator._optimizers, accelerator._schedulers, accelerator._custom_objects
+    return [len(each) for each in kinds]
 
 
 def _only_or_named(found: list[Any]) -> Any:

@@ -46,6 +46,8 @@ WRITERS: Final = 4
 """Chunks of one upload that are written and hashed at once."""
 BLOCK: Final = 4096
 """A direct write is of so many bytes or a multiple, as is its place in memory and in the file."""
+NO_DIRECT: Final = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP}
+"""What a file system answers that has no writes past the page cache, or not of these bytes."""
 HOPELESS: Final = {errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL, errno.ENOSYS, errno.ENOTSUP}
 """Errors of a folder that can never be written, so retries will not help."""
 
@@ -304,7 +306,7 @@ def _open_direct(path: str) -> int:
     try:
         return os.open(path, os.O_WRONLY | flag)
     except OSError as error:
-        if error.errno != errno.EINVAL:
+        if error.errno not in NO_DIRECT:
             raise
         return os.open(path, os.O_WRONLY)
 
@@ -316,7 +318,7 @@ def _write_at(file: int, direct: int, view: memoryview, offset: int) -> None:
         while done < blocks:
             done += os.pwrite(direct, view[done:blocks], offset + done)
     except OSError as error:
-        if error.errno != errno.EINVAL:
+        if error.errno not in NO_DIRECT:
             raise
     while done < len(view):
         done += os.pwrite(file, view[done:], offset + done)

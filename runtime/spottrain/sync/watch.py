@@ -113,7 +113,7 @@ class Watcher:
             return
         if not self._look():
             return self._tell(str(self.failure))
-        verdict = self._judge()
+        verdict = self._judge(now)
         if verdict.why and self._when.each_file:  # it may be whole in a moment
             self._look_at = self._look_early_at
         if verdict.tree is not None and now >= self._try_at:
@@ -131,9 +131,10 @@ class Watcher:
             until: Whether to give up trying.
             killed: Whether the script may have ended in the middle of a save.
         """
+        ended = self._clock()
         while True:
             if self._look():
-                verdict = self._judge(ended=True, killed=killed)
+                verdict = self._judge(ended, ended=True, killed=killed)
                 rest = verdict.tree is None and everything and not self._all_stored and not self.empty
                 if rest:
                     verdict = Judgement(tree=self._tree)
@@ -166,11 +167,10 @@ class Watcher:
     def _reason(self, path: str) -> str:
         return self._rule.reason(path, self._lived_at)
 
-    def _judge(self, *, ended: bool = False, killed: bool = True) -> Judgement:
-        checkpoints = self._checkpoints
-        return self._rule.judge(
-            checkpoints.committed, checkpoints.stored, self._lived_at, ended=ended, killed=killed
-        )
+    def _judge(self, now: float, *, ended: bool = False, killed: bool = True) -> Judgement:
+        """By the default rule counts when the program was known to live last, by another the time `now`."""
+        checkpoints, at = self._checkpoints, self._lived_at if self._when.each_file else now
+        return self._rule.judge(checkpoints.committed, checkpoints.stored, at, ended=ended, killed=killed)
 
     def _look(self) -> bool:
         began = self._clock()

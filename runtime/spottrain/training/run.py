@@ -91,6 +91,10 @@ class Run:
         RunError: an argument cannot be saved, the checkpoint does not match, or the store fails.
     """
 
+    _give_scheduler = (
+        "Run(scheduler=scheduler), or scheduler={} where the script sets the rates by run.global_step"
+    )
+
     def __init__(
         self,
         *,
@@ -144,7 +148,7 @@ class Run:
             self._add(kind, given)
         given = model.values() if isinstance(model, Mapping | torch.nn.ModuleDict) else [model]
         self._state = StateTree(
-            "Run",
+            type(self).__name__,
             self._model,
             self._optimizers,
             self._modules,
@@ -724,8 +728,7 @@ class Run:
         if not self._may_schedule and any("initial_lr" in group for group in groups):
             raise ConfigurationError(
                 "a torch scheduler was made for the optimizer, and the Run is not given it, so after an "
-                "interruption it would begin anew: Run(scheduler=scheduler), or scheduler={} where the "
-                "script sets the rates by run.global_step"
+                f"interruption it would begin anew: {self._give_scheduler}"
             )
 
     def _add(self, kind: str, given: Any) -> None:

@@ -198,7 +198,7 @@ class StateTree:
         for name in sorted(set(saved) - set(here)):
             left_out = name in self._left_out or (is_scaler(name) and SCALER in self._left_out)
             if not (optional and left_out):
-                to_do = _to_do_about(name) if self._owner == "Run" else "spottrain.Run can take it"
+                to_do = _to_do_about(name, self._owner)
                 raise self._incompatible(
                     f"it has a state of {name}, which this {self._owner} is not given: {to_do}"
                 )
@@ -226,8 +226,12 @@ def _of_trainer_0_3(tree: Mapping[str, Any]) -> Mapping[str, Any]:
     }
 
 
-def _to_do_about(name: str) -> str:
-    """Advice for state in the checkpoint that the Run is not given."""
+def _to_do_about(name: str, owner: str) -> str:
+    """Advice for state in the checkpoint that the owner is not given."""
+    if owner == "Trainer":
+        return "spottrain.Run can take it"
+    if owner == "AccelerateRun":
+        return "let the Accelerator prepare and register what it did then, in the same order"
     kind, _, key = name.partition(".")
     if key and kind in (SCHEDULER, "extra"):
         return f"give it, or {kind}={{{key!r}: None}} to do without"

@@ -59,6 +59,13 @@ def test_plain_values_are_those_that_numpy_returns(before: Callable[[], Any]) ->
     assert plain() == (kind, keys.tolist(), *rest)
 
 
+def test_plain_values_are_only_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread of the script may draw numbers meanwhile."""
+    for name in ("seed", "set_state", "standard_normal"):
+        monkeypatch.setattr(numpy.random, name, None)
+    assert plain() is not None
+
+
 def test_words_that_are_not_where_they_are_known_to_be_are_left_to_numpy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

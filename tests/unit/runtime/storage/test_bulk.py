@@ -56,7 +56,7 @@ def test_a_body_of_many_blocks_is_written_as_it_is_wherever_it_lies(
 
     def open_(path: str, flags: int, mode: int = 0o777) -> int:
         if refuses and flags & os.O_DIRECT:
-            raise OSError(errno.EINVAL, "no direct writes")
+            raise OSError(errno.ENOTSUP, "no direct writes")
         return opened(path, flags, mode)
 
     monkeypatch.setattr(os, "open", open_)

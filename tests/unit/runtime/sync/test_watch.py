@@ -72,6 +72,16 @@ def scene(tmp_path: Path) -> Scene:
 QUIET = SyncWhen(quietSeconds=30)
 
 
+def test_a_folder_becomes_quiet_after_the_program_has_ended_too(scene: Scene) -> None:
+    watcher = scene.start(QUIET)
+    scene.step(watcher)
+    scene.write("model")
+    for _ in range(16):  # what the program has left behind writes no more
+        scene.now += 2.0
+        watcher.step(alive=False)
+    assert sorted(scene.checkpoints.committed) == ["model"]
+
+
 def test_a_folder_that_was_filled_before_the_first_look_is_not_taken_for_quiet(scene: Scene) -> None:
     scene.write("model")
     watcher = scene.start(QUIET)
