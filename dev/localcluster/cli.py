@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import time
 
 from localcluster import host, layout
@@ -15,6 +16,8 @@ from localcluster.shell import ClusterError, locked, say
 def main(words: list[str]) -> int:
     given = _parser().parse_args(words)
     paths = layout.default_paths()
+    # A shell of root's may have the PATH of the user who called `su`, without debootstrap and iptables.
+    os.environ["PATH"] = f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/bin:/sbin:/bin"
     try:
         return _do(given, paths)
     except ClusterError as error:

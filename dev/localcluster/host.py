@@ -115,7 +115,11 @@ def _start(paths: Paths, *, dns: bool) -> None:
     for shared in ("/var/log", "/var/lib/cni", "/var/lib/kubelet"):  # mount points for the nodes' own
         Path(shared).mkdir(parents=True, exist_ok=True)
     log = paths.logs / "supervisor.log"
-    environment = {"PYTHONPATH": str(layout.source_folder()), "PYTHONUNBUFFERED": "1", "PATH": _path()}
+    environment = {
+        "PYTHONPATH": str(layout.source_folder()),
+        "PYTHONUNBUFFERED": "1",
+        "PATH": os.environ["PATH"],
+    }
     command: list[str | Path] = [
         "unshare",
         *_NAMESPACES,
@@ -131,10 +135,6 @@ def _start(paths: Paths, *, dns: bool) -> None:
     )
     network.link_host(processes.find_supervisor(paths.state) or 0)
     wait_until("the cluster", lambda: _answers(paths, process), seconds=120, log=log, every=0.1)
-
-
-def _path() -> str:
-    return f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 def _answers(paths: Paths, process: subprocess.Popen[bytes]) -> bool:
