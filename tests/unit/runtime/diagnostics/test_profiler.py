@@ -82,7 +82,7 @@ def test_the_seconds_are_those_of_the_steps_without_what_torch_takes_to_stop(
 def test_whether_the_work_of_a_step_is_counted_within_the_profile_is_known(
     tmp_path: Path, wait: int, records: bool
 ) -> None:
-    """`Monitor.count_work` does it after the first step, and leaves it out where the profile would show it."""
+    """`Monitor.count_work` does it after the first step, but where the profile would show it."""
     window = Profile(wait=wait, warmup=1, active=1)
     profiler = Profiler(window, FolderStore(tmp_path), attempt=1, rank=0)
     profiler.step()
