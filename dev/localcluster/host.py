@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
@@ -115,11 +114,7 @@ def _start(paths: Paths, *, dns: bool) -> None:
     for shared in ("/var/log", "/var/lib/cni", "/var/lib/kubelet"):  # mount points for the nodes' own
         Path(shared).mkdir(parents=True, exist_ok=True)
     log = paths.logs / "supervisor.log"
-    environment = {
-        "PYTHONPATH": str(layout.source_folder()),
-        "PYTHONUNBUFFERED": "1",
-        "PATH": os.environ["PATH"],
-    }
+    environment = {"PYTHONPATH": str(layout.source_folder()), "PYTHONUNBUFFERED": "1"}
     command: list[str | Path] = [
         "unshare",
         *_NAMESPACES,

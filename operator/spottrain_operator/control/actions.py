@@ -21,7 +21,6 @@ from spottrain_operator.api.observed import Event, PodView, Refusal
 from spottrain_operator.api.template import admission_words
 from spottrain_operator.api.training_job import Job, Status
 from spottrain_operator.api.validation import parse_job
-from spottrain_operator.api.views import pod_view
 from spottrain_operator.control.caches import Caches
 from spottrain_operator.control.memory import JobMemory, Memory
 from spottrain_operator.errors import ApiError, ApiFailure
@@ -56,13 +55,6 @@ class Context:
     caches: Caches
     memory: Memory
     now: datetime
-
-    def remember(self, raw: dict[str, Any]) -> PodView | None:
-        """Stores a pod as the API server has returned it."""
-        pod = pod_view(raw)
-        if pod is not None:
-            self.caches.pods.put(pod)
-        return pod
 
     def reject(self, job: Job, no: Refusal) -> Rejected:
         self.memory.reject(job.key, no)
@@ -166,7 +158,7 @@ class Annotate(_OfPod):
             if isinstance(error, TimeoutError):
                 raise ApiError(0, "no response before the pod must be deleted") from error
             raise
-        context.remember(raw)
+        context.caches.pods.remember(raw)
         return Done(again=True)  # its DELETE is due soon, even if the watch event is late
 
 
@@ -192,7 +184,7 @@ class Delete(_OfPod):
                 if error.kind is not ApiFailure.CONFLICT or version is None:
                     raise
                 raw = await cluster.get("pods", pod.name, pod.namespace)
-                live = context.remember(raw) if raw is not None else None
+                live = context.caches.pods.remember(raw) if raw is not None else None
                 if live is None or live.uid != pod.uid or live.resource_version == version:
                     raise  # the pod is gone, or the conflict has another cause
             if trainer_ended(live):
@@ -209,7 +201,7 @@ class Release(_OfPod):
 
     async def run(self, job: Job, context: Context) -> Result:
         pod = self.pod
-        context.remember(await release_pod(context.cluster, pod.name, pod.namespace, uid=pod.uid))
+        context.caches.pods.remember(await release_pod(context.cluster, pod.name, pod.namespace, uid=pod.uid))
         return Done()
 
 
@@ -387,7 +379,7 @@ class Create(Action):
             return context.reject(job, refusal(error, self.generation, context.now))
         context.forget_refusal(job)
         ATTEMPTS_STARTED.inc()
-        context.remember(raw)
+        context.caches.pods.remember(raw)
         return Done()
 
     async def _adopt(self, job: Job, context: Context) -> Result:
@@ -396,7 +388,7 @@ class Create(Action):
         raw = await context.cluster.get("pods", name, job.key.namespace)
         if raw is None:
             return Changed(why=f"pod {name} was created and deleted meanwhile")
-        pod = context.remember(raw)
+        pod = context.caches.pods.remember(raw)
         if pod is not None and pod.job == job.key:
             context.forget_refusal(job)
             return Done(again=True)

@@ -11,13 +11,14 @@ import heapq
 from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
 from dataclasses import replace
-from typing import Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from spottrain_operator.api.kueue import WorkloadView
 from spottrain_operator.api.node_pools import NOTHING
 from spottrain_operator.api.observed import NodeView, PodView
 from spottrain_operator.api.training_job import Job, JobKey
 from spottrain_operator.api.validation import parse_job
+from spottrain_operator.api.views import pod_view
 from spottrain_operator.io.cluster import Cluster
 from spottrain_operator.names import PLURAL
 from spottrain_operator.policies.placement import MOST_AVOIDED, avoid_order
@@ -109,6 +110,13 @@ class PodCache(Newest[str, PodView]):
 
     def __init__(self) -> None:
         super().__init__(lambda pod: pod.uid, job=lambda pod: _name(pod.job), node=lambda pod: pod.node)
+
+    def remember(self, raw: dict[str, Any]) -> PodView | None:
+        """Stores a pod as the API server has returned it. None: it is not ours."""
+        pod = pod_view(raw)
+        if pod is not None:
+            self.put(pod)
+        return pod
 
     def of(self, key: JobKey) -> tuple[PodView, ...]:
         """Returns a job's pods, sorted by attempt."""

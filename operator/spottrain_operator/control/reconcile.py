@@ -12,7 +12,6 @@ from typing import Final
 from spottrain_operator.api.observed import Observed, PodView, without_reports
 from spottrain_operator.api.training_job import Job, JobKey
 from spottrain_operator.api.validation import parse_job
-from spottrain_operator.api.views import pod_view
 from spottrain_operator.control.actions import Context, Plan
 from spottrain_operator.control.apply import apply
 from spottrain_operator.control.observe import Sources, not_processed, observe
@@ -115,8 +114,7 @@ class Reconciler:
             raw = await release_pod(self.sources.cluster, pod.name, pod.namespace, uid=pod.uid)
         except ApiError as error:
             return "" if error.stale else f"{pod.name}: {error}"
-        if (released := pod_view(raw)) is not None:  # else an event from before would release it again
-            self.sources.caches.pods.put(released)
+        self.sources.caches.pods.remember(raw)  # else an event from before would release it again
         return ""
 
 

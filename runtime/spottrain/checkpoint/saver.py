@@ -107,7 +107,7 @@ class Saver:
     @property
     def bytes(self) -> int:
         """Bytes of this rank's part of a save; 0 before one was prepared."""
-        return self._files_bytes if self._buffer is None else self._buffer.layout.bytes
+        return self._files_bytes if self._buffer is None else self.staged
 
     # --- copy ---------------------------------------------------------------------------------------
     def prepare(self, tree: Any, own: Any) -> None:
