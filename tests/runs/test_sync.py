@@ -31,8 +31,8 @@ from spottrain.contract import (
     TerminationMessage,
 )
 from spottrain.storage.local import FolderStore
+from spottrain.sync.folder import notes_of
 from spottrain.sync.manifest import SyncManifest
-from spottrain.sync.record import notes_of
 
 from tests.support.heavy import sample
 from tests.support.ports import free_port

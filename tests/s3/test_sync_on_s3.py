@@ -14,7 +14,7 @@ from spottrain.errors import StoreUnavailable
 from spottrain.storage.base import Cancelled, Changed, FilePart, never
 from spottrain.storage.s3 import S3Store
 from spottrain.sync.checkpoints import SyncedCheckpoints
-from spottrain.sync.tree import look
+from spottrain.sync.folder import look
 
 from tests.support.faultproxy import Fault, FaultProxy, Treatment, plain
 

@@ -112,19 +112,21 @@ def _reclaimable(group: Path) -> int:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text().strip()
+        return path.read_text(errors="surrogateescape").strip()
     except OSError:
         return ""
 
 
+def mount_points(mounts: Path = MOUNTS) -> list[Path]:
+    """Returns all mount points, bind mounts too, which `os.path.ismount` does not know; none if unknown."""
+    paths = [line.split()[4] for line in _text(mounts).splitlines()]
+    # A space in a path is written as \040.
+    return [Path(re.sub(r"\\(\d{3})", lambda octal: chr(int(octal[1], 8)), each)) for each in paths]
+
+
 def on_volume(folder: Path, mounts: Path = MOUNTS) -> bool:
     """Whether a folder, which need not exist yet, is below the mount of a volume; True if that is unknown."""
-    lines = _text(mounts).splitlines()
-    # A space in a path is written as \040.
-    points = [
-        Path(re.sub(r"\\(\d{3})", lambda octal: chr(int(octal[1], 8)), line.split()[4])) for line in lines
-    ]
     where = folder.resolve()
-    above = [each for each in points if where.is_relative_to(each)]
+    above = [each for each in mount_points(mounts) if where.is_relative_to(each)]
     nearest = max(above, key=lambda each: len(each.parts), default=None)
     return nearest is None or (len(nearest.parts) > 1 and nearest.parts[1] not in NO_VOLUMES)

@@ -31,10 +31,9 @@ from spottrain.core import log
 from spottrain.core.text import counted
 from spottrain.errors import CheckpointError, ConfigurationError, RunError
 from spottrain.storage.base import Changed, Store, never
+from spottrain.sync.folder import FolderError, NodeKind, Record, Tree, is_restored, look, notes_of
 from spottrain.sync.manifest import SyncManifest, named_by, read_manifest, unnamed
-from spottrain.sync.record import Record, is_restored, notes_of
 from spottrain.sync.restore import REPLACED, adopt, explained, first_that_counts, restore, set_aside
-from spottrain.sync.tree import FolderError, NodeKind, Tree, look
 from spottrain.sync.upload import Contents, Known
 from spottrain.sync.whole import restores
 

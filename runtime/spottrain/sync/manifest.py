@@ -27,7 +27,7 @@ from spottrain.checkpoint.manifest import FORMAT, Damaged, canonical, require_fo
 from spottrain.contract import CHUNK_BYTES, MANIFEST_NAME, Reason, term_of_blob, term_of_key
 from spottrain.errors import CheckpointError
 from spottrain.storage.base import Store
-from spottrain.sync.tree import PERMISSIONS, PRIVATE, Owner
+from spottrain.sync.folder import PERMISSIONS, PRIVATE, Owner
 
 SYNC: Final = "sync"
 """`kind` of such a manifest."""

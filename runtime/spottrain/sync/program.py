@@ -42,7 +42,7 @@ from spottrain.lifecycle.session import Session
 from spottrain.storage.base import Cancelled
 from spottrain.sync.checkpoints import CheckpointFound, SyncedCheckpoints
 from spottrain.sync.command import ChildCommand
-from spottrain.sync.tree import look
+from spottrain.sync.folder import look
 from spottrain.sync.watch import Watcher
 
 T = TypeVar("T")
@@ -204,13 +204,14 @@ class Program:
             checkpoints=f"{settings.folder} at {config.checkpoint_uri}",
             grace=self.preemption.grace,
         )
+        pod = self._env.get(Env.POD_UID, "")
         self._checkpoints = SyncedCheckpoints(
             settings.folder,
             store,
             Identity(job_uid=config.job_uid, job=config.job, attempt=attempt),
             ClaimPolicy(on_existing=config.on_existing, known_durable_step=config.known_durable_step),
             keep=config.keep,
-            run=self._run_id(attempt),
+            run=f"{pod}/{attempt}" if pod else f"{os.getpid()}/{time.time_ns()}",
             when=settings.when,
             last_exit=settings.last_exit,
         )
@@ -230,7 +231,9 @@ class Program:
             state="Training", step=self._checkpoints.step, start_step=step, durable_step=step, key=result.key
         )
         if settings.result_file is not None:
-            _write_whole(settings.result_file, result.to_json())
+            fresh = settings.result_file.with_name(f".{settings.result_file.name}.new")
+            fresh.write_text(result.to_json())
+            os.replace(fresh, settings.result_file)
         return result
 
     # --- two ways to run --------------------------------------------------------------------------------
@@ -248,7 +251,10 @@ class Program:
             watcher.step()
             child.wait(POLL_SECONDS)
         code = child.code
-        self._end_rest(child, watcher)
+        if child.running:  # what it has left: it ends in half of the time that is left; the last look follows
+            seconds = max(min(self._left(), self.preemption.grace), 0.0) / 2
+            log.event("sync-left-running", seconds=seconds)
+            child.end(seconds, partial(watcher.step, alive=False))
         stopped = self.preemption.stopping
         give_up_at = time.time() + settings.config.store_wait
         covered = watcher.last(
@@ -258,13 +264,6 @@ class Program:
             killed=code >= KILLED,
         )
         return self._finish(self._ending(covered, stopped, code), code)
-
-    def _end_rest(self, child: ChildCommand, watcher: Watcher) -> None:
-        """Ends what the command has left running, in half of the time that is left; the last look follows."""
-        if child.running:
-            seconds = max(min(self._left(), self.preemption.grace), 0.0) / 2
-            log.event("sync-left-running", seconds=seconds)
-            child.end(seconds, partial(watcher.step, alive=False))
 
     def _as_sidecar(self, watcher: Watcher) -> int:
         told: Ending | None = None
@@ -362,10 +361,6 @@ class Program:
             raise ConfigurationError(f"{folder} is not writable for user {os.getuid()}; change its mode")
         look(folder)  # raises FolderError if it cannot be listed
 
-    def _run_id(self, attempt: int) -> str:
-        pod = self._env.get(Env.POD_UID, "")
-        return f"{pod}/{attempt}" if pod else f"{os.getpid()}/{time.time_ns()}"
-
 
 def make_folder(folder: Path, *, for_others: bool) -> None:
     """Makes the folder and its parents. `for_others`: with the owner and mode of the one that is there.
@@ -378,9 +373,3 @@ def make_folder(folder: Path, *, for_others: bool) -> None:
         like = made.parent.stat()
         os.chown(made, like.st_uid, like.st_gid)
         made.chmod(stat.S_IMODE(like.st_mode))
-
-
-def _write_whole(path: Path, text: str) -> None:
-    fresh = path.with_name(f".{path.name}.new")
-    fresh.write_text(text)
-    os.replace(fresh, path)

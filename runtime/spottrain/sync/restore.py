@@ -1,7 +1,7 @@
 """Makes the folder equal to a checkpoint. Everything is downloaded and verified before anything is replaced.
 
 A file of the folder that is not in the checkpoint, or differs from it, is never deleted: it is moved to
-`replaced/N` in the folder of `record.notes_of`, where each restore has a number of its own. Where a pattern
+`replaced/N` in the folder of `folder.notes_of`, where each restore has a number of its own. Where a pattern
 says what is a checkpoint, files of other names stay in their place, unless the checkpoint has another content
 for them.
 """
@@ -24,11 +24,10 @@ from spottrain.contract import LastExit
 from spottrain.core import log
 from spottrain.errors import ConfigurationError
 from spottrain.storage.base import Cancelled, KeyMissing, Store, Truncated, never
-from spottrain.sync.formats import says_whole
+from spottrain.sync.folder import FolderError, Node, NodeKind, Owner, Tree, look, notes_of
 from spottrain.sync.manifest import StoredFile, SyncManifest, digest_of
-from spottrain.sync.record import notes_of
-from spottrain.sync.tree import FolderError, Node, NodeKind, Owner, Tree, look
 from spottrain.sync.upload import Known, digest_of_part, in_parallel
+from spottrain.sync.whole import says_whole
 
 WINDOW: Final = 4 << 20
 """Bytes of one read request, and of one buffer."""

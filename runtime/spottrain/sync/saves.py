@@ -21,9 +21,8 @@ from pathlib import Path
 from typing import Final
 
 from spottrain.contract import QUIET_SECONDS
-from spottrain.sync.formats import says_whole
-from spottrain.sync.tree import Node, NodeKind, Tree, grown
-from spottrain.sync.whole import TEMPORARY, Judgement, has_files
+from spottrain.sync.folder import Node, NodeKind, Tree, grown
+from spottrain.sync.whole import TEMPORARY, Judgement, has_files, says_whole
 from spottrain.sync.writes import Write
 
 LULL: Final = 2.0

@@ -23,8 +23,8 @@ from typing import Final
 from spottrain.contract import CHUNK_BYTES
 from spottrain.storage.base import Cancelled, Changed, FilePart, Store, never
 from spottrain.storage.requests import SLICE
+from spottrain.sync.folder import FolderError, Node, NodeKind, Tree, grown, node_of
 from spottrain.sync.manifest import StoredFile, digest_of
-from spottrain.sync.tree import FolderError, Node, NodeKind, Tree, grown, node_of
 
 CONNECTIONS: Final = 6
 SETTLED_NS: Final = 2 * 10**9

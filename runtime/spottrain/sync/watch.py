@@ -15,8 +15,8 @@ from spottrain.errors import RunError, StoreUnavailable, Superseded
 from spottrain.lifecycle.notice_budget import NoticeBudget
 from spottrain.storage.base import Cancelled, Changed
 from spottrain.sync.checkpoints import Commit, SyncedCheckpoints
+from spottrain.sync.folder import NodeKind, Tree, leads_out, look
 from spottrain.sync.saves import Saves
-from spottrain.sync.tree import NodeKind, Tree, leads_out, look
 from spottrain.sync.whole import Judgement, NamedRule, has_files
 from spottrain.sync.writes import Writes
 
@@ -135,7 +135,8 @@ class Watcher:
         while True:
             if self._look():
                 verdict = self._judge(ended, ended=True, killed=killed)
-                rest = verdict.tree is None and everything and not self._all_stored and not self.empty
+                stored = self._tree == self._checkpoints.committed
+                rest = verdict.tree is None and everything and not stored and not self.empty
                 if rest:
                     verdict = Judgement(tree=self._tree)
                 if verdict.tree is None:
@@ -157,10 +158,6 @@ class Watcher:
         return f"{', '.join(named)}{more}{why}"
 
     # --- internal ---------------------------------------------------------------------------------------
-    @property
-    def _all_stored(self) -> bool:
-        return self._tree == self._checkpoints.committed
-
     def _unstored(self) -> list[str]:
         return self._rule.unstored(self._checkpoints.committed)
 

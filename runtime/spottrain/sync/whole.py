@@ -1,4 +1,7 @@
-"""Which part of a folder is a whole checkpoint, by a rule that a person names.
+"""What is whole: a file, by its format; a part of a folder, by a rule that a person names.
+
+Zip files (torch.save, numpy.savez and Keras write them), safetensors and JSON say themselves whether they are
+whole. The rules:
 
 quietSeconds  everything, once nothing has changed for so long
 marker        a name at the top: everything that is not newer than that file. A pattern with a slash: the
@@ -10,16 +13,23 @@ A commit of a marker's folders or of renamed ones leaves all else out.
 
 from __future__ import annotations
 
+import json
+import os
+import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from pathlib import PurePosixPath
-from typing import Final
+from pathlib import Path, PurePosixPath
+from typing import BinaryIO, Final
 
 from spottrain.contract import SyncWhen
-from spottrain.sync.tree import NodeKind, Tree, with_parents
+from spottrain.sync.folder import NodeKind, Tree, with_parents
 from spottrain.sync.writes import Write
 
+ZIP_START: Final = b"PK\x03\x04"
+LARGEST_HEADER: Final = 100 * 2**20
+"""Of safetensors, by its own rule."""
+LARGEST_JSON: Final = 16 * 2**20
 TEMPORARY: Final = (".orbax-checkpoint-tmp",)
 """Parts of names that a library gives to what it will rename; a pattern such as `[0-9]*` matches them too."""
 
@@ -187,3 +197,62 @@ def restores(when: SyncWhen, path: str) -> bool:
     pattern = when.renamed or when.marker.rpartition("/")[0]
     above = (str(each) for each in PurePosixPath(path).parents)
     return not pattern or any(matches(each, pattern) for each in (path, *above))
+
+
+# --- formats that say it -------------------------------------------------------------------------------
+def says_whole(path: Path) -> bool | None:
+    """Returns whether the file is whole, by its format; None where the format does not say so for certain.
+
+    Raises OSError.
+    """
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        start = file.read(9)
+        if start.startswith(ZIP_START):
+            return _zip(path)
+        if start[8:] == b"{" and (length := int.from_bytes(start[:8], "little")) <= LARGEST_HEADER:
+            return _safetensors(file, size, length)
+        if path.suffix == ".json" and start.lstrip()[:1] in (b"{", b"[") and size <= LARGEST_JSON:
+            return _json(start + file.read())
+    return None
+
+
+def _zip(path: Path) -> bool:
+    """Whether it has its directory, which comes last."""
+    try:
+        with zipfile.ZipFile(path):
+            return True
+    except (zipfile.BadZipFile, ValueError, OSError, NotImplementedError):  # whatever cut-off bytes say
+        return False
+
+
+def _safetensors(file: BinaryIO, size: int, length: int) -> bool | None:
+    """Whether the bytes of all tensors are there. Some versions reserve the size first: holes say nothing."""
+    if 8 + length > size:
+        return False
+    try:
+        file.seek(8)
+        header = json.loads(file.read(length))
+        end = max((each["data_offsets"][1] for name, each in header.items() if name[:2] != "__"), default=0)
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError):
+        return None
+    if 8 + length + end != size:
+        return False
+    return None if _has_holes(file.fileno(), size) else True
+
+
+def _has_holes(file: int, size: int) -> bool:
+    try:
+        hole = os.lseek(file, 0, os.SEEK_HOLE) if hasattr(os, "SEEK_HOLE") else size
+    except OSError:
+        hole = size
+    return hole < size or os.fstat(file).st_blocks * 512 < size
+
+
+def _json(text: bytes) -> bool | None:
+    """Whether it is one value. What is not may be several, or have comments."""
+    try:
+        json.loads(text)
+    except ValueError:
+        return None
+    return True

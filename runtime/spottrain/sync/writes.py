@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Final
 
 from spottrain.core import log
-from spottrain.sync.tree import PRIVATE
+from spottrain.sync.folder import PRIVATE
 
 MODIFY: Final = 0x2
 ATTRIB: Final = 0x4

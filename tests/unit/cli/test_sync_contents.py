@@ -11,7 +11,7 @@ from spottrain.errors import CheckpointError
 from spottrain.storage.base import Object, never
 from spottrain.storage.local import FolderStore
 from spottrain.sync.checkpoints import SyncedCheckpoints
-from spottrain.sync.tree import look
+from spottrain.sync.folder import look
 
 from tests.unit.cli.conftest import Place
 

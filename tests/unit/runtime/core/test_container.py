@@ -122,7 +122,9 @@ def test_without_a_limit_or_without_the_use_nothing_is_known(tmp_path: Path, fil
 def test_what_lies_on_a_volume_is_told_from_what_dies_with_the_container(tmp_path: Path) -> None:
     points = ["/", "/proc", "/dev/shm", "/data", r"/my\040volume", "/etc/hosts"]
     lines = [f"{n} 1 0:{n} / {point} rw,relatime - ext4 /dev/a rw" for n, point in enumerate(points)]
-    mounts = written(tmp_path, {"mountinfo": "\n".join(lines)}) / "mountinfo"
+    lines.append("9 1 0:9 / /not-utf8-\udcff rw - ext4 /dev/a rw")
+    mounts = tmp_path / "mountinfo"
+    mounts.write_text("\n".join(lines), errors="surrogateescape")
     for folder in ("/data", "/data/run/x", "/my volume/x"):
         assert on_volume(Path(folder), mounts), folder
     for folder in ("/", "/opt/app/checkpoints", "/database", "/data/../x", "/dev/shm/x", "/proc/1"):

@@ -17,11 +17,10 @@ from spottrain.errors import ConfigurationError, StoreUnavailable, Superseded
 from spottrain.storage.base import Body, Cancelled, Changed, FilePart, never
 from spottrain.storage.local import FolderStore
 from spottrain.sync.checkpoints import Commit, SyncedCheckpoints
+from spottrain.sync.folder import PRIVATE, Record, is_restored, look, notes_of
 from spottrain.sync.manifest import StoredFile, SyncManifest, unnamed
 from spottrain.sync.program import make_folder
-from spottrain.sync.record import Record, is_restored, notes_of
 from spottrain.sync.restore import first_that_counts
-from spottrain.sync.tree import PRIVATE, look
 
 from tests.support.sentences import Told
 
@@ -256,7 +255,8 @@ def test_without_extended_attributes_notes_are_a_file_beside_the_folder_or_in_a_
     beside = place.saved(b"1").folder
     assert [each.name for each in beside.iterdir()] == ["a"] and (notes_of(beside) / "record.json").exists()
     assert "sync-notes-inside" not in capsys.readouterr().out
-    monkeypatch.setattr("spottrain.sync.record._is_mount", lambda folder: True)
+    mounts = [place.root.resolve() / f"folder-{number}" for number in range(9)]
+    monkeypatch.setattr("spottrain.core.container.mount_points", lambda: mounts)
     mount = place.attempt().restored().folder
     assert sorted(each.name for each in mount.iterdir()) == [PRIVATE, "a"]
     assert "sync-notes-inside" in capsys.readouterr().out

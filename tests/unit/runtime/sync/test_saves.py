@@ -10,10 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from spottrain.sync.formats import says_whole
+from spottrain.sync.folder import Node, NodeKind, Tree, look
 from spottrain.sync.saves import Saves
-from spottrain.sync.tree import Node, NodeKind, Tree, look
-from spottrain.sync.whole import Judgement
+from spottrain.sync.whole import Judgement, says_whole
 from spottrain.sync.writes import Write
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from spottrain.contract import SyncWhen
-from spottrain.sync.tree import Node, NodeKind, Tree, leads_out
+from spottrain.sync.folder import Node, NodeKind, Tree, leads_out
 from spottrain.sync.whole import Judgement, NamedRule
 
 QUIET = SyncWhen(quietSeconds=30)

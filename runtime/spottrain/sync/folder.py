@@ -1,25 +1,29 @@
-"""One look at a folder: its files, links and folders, without their contents."""
+"""A folder: one look at what is in it, and a note of what it was filled from.
+
+The note keeps a start from taking a person's files for its own. It is an attribute of the folder, or where
+there are none a file: a script that lists its folder sees its own files alone.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import stat
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path, PurePosixPath
 from typing import Final
 
-from spottrain.errors import RunError
+from spottrain.core import container, log
+from spottrain.errors import ConfigurationError, RunError
 
 PRIVATE: Final = ".spottrain-sync"
-"""Name, or its end, of a folder with our own notes and half-done downloads (`record.notes_of`). It is never
+"""Name, or its end, of a folder with our own notes and half-done downloads (`notes_of`). It is never
 uploaded."""
-
-
 PERMISSIONS: Final = 0o777
 """Of a file's mode: a restore by root must not make a file of another user run as root (setuid)."""
-
 
 Owner = tuple[int, int]
 """Numbers of user and group."""
@@ -133,3 +137,85 @@ def with_parents(tree: Tree, paths: set[str]) -> dict[str, Node]:
     for path in paths:
         wanted.update(str(parent) for parent in PurePosixPath(path).parents)
     return {path: node for path, node in tree.items() if path in wanted}
+
+
+# --- what it was filled from ---------------------------------------------------------------------------
+NAME: Final = "record.json"
+ATTRIBUTE: Final = "user.spottrain.sync"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Record:
+    uri: str
+    run: str
+    """The start that wrote it: a pod and its attempt. On a laptop each start has its own."""
+    ready: bool
+    """Whether the restore is over; false: it was cut off, and is done again."""
+    worth: bool = field(default=False, compare=False)
+    """Whether there was something in the folder, at the start or since, that was to be stored."""
+
+    def write(self, root: Path) -> None:
+        text = json.dumps(asdict(self))
+        try:
+            folder = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                os.setxattr(folder, ATTRIBUTE, text.encode())
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+        except (OSError, AttributeError):  # there are none on this file system, or on macOS
+            notes = notes_of(root)
+            notes.mkdir(exist_ok=True)
+            fresh = notes / f"{NAME}.new"
+            with fresh.open("w") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(fresh, notes / NAME)
+            if notes.parent == root:
+                log.event("sync-notes-inside", folder=notes)
+
+    @classmethod
+    def read(cls, root: Path) -> Record | None:
+        with contextlib.suppress(OSError, AttributeError, ValueError, TypeError):
+            return cls(**json.loads(os.getxattr(root, ATTRIBUTE)))
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            return cls(**json.loads((notes_of(root) / NAME).read_text()))
+        return None
+
+
+def notes_of(root: Path) -> Path:
+    """Returns the place for half-done downloads and replaced files: a folder beside `root`.
+
+    It is in `root` where a rename cannot come from outside: a mount, or a parent that is not ours to write.
+    """
+    real = root.resolve()
+    mounts = container.mount_points()
+    mounted = real in mounts if mounts else real.is_mount()
+    if mounted or not os.access(real.parent, os.W_OK | os.X_OK):
+        return root / PRIVATE
+    return real.with_name(f".{real.name}{PRIVATE}")
+
+
+def is_restored(found: Record | None, mine: Record, *, empty: bool, stored: bool, folder: Path) -> bool:
+    """Returns whether a start restores into the folder; otherwise the folder stays as it is. Pure.
+
+    Args:
+        found: The folder's record.
+        mine: URI and run of this start.
+        empty: Whether nothing else is in the folder.
+        stored: Whether there is a checkpoint to restore.
+        folder: For the message.
+
+    Raises:
+        ConfigurationError: There is a checkpoint, and the folder holds files that are not known to be of it.
+    """
+    ours = found is not None and found.uri == mine.uri
+    if not stored or (found == mine and mine.ready):
+        return False
+    if empty or ours:
+        return True
+    raise ConfigurationError(
+        f"{folder} is not empty, and {mine.uri} has a checkpoint that belongs there: nothing was changed. "
+        "Move the files away to restore the checkpoint, or name another folder or another checkpoint URI"
+    )
