@@ -15,6 +15,7 @@ from typing import Any, Final
 import torch
 
 from spottrain.checkpoint.tree import is_array, is_number_of_numpy
+from spottrain.core import numpy_random
 
 SCALARS: Final = (bool, int, float, str)
 DICTS: Final = (dict, OrderedDict, Counter, defaultdict)
@@ -119,11 +120,8 @@ def generator_state(it: Any) -> dict[str, Any]:
         return {"torch": it.get_state()}
     if isinstance(it, random.Random):
         return {"python": it.getstate()}
-    return {
-        "numpy": _lists(
-            it.bit_generator.state if hasattr(it, "bit_generator") else it.get_state(legacy=False)
-        )
-    }
+    state = it.bit_generator.state if hasattr(it, "bit_generator") else it.get_state(legacy=False)
+    return {"numpy": numpy_random.lists(state)}
 
 
 def set_generator_state(it: Any, state: Mapping[str, Any]) -> None:
@@ -136,10 +134,3 @@ def set_generator_state(it: Any, state: Mapping[str, Any]) -> None:
         it.bit_generator.state = state["numpy"]
     else:
         it.set_state(state["numpy"])
-
-
-def _lists(value: Any) -> Any:
-    """Replaces arrays in the state of a NumPy generator by lists, which it accepts too."""
-    if isinstance(value, Mapping):
-        return {key: _lists(item) for key, item in value.items()}
-    return value.tolist() if type(value).__module__ == "numpy" and hasattr(value, "tolist") else value

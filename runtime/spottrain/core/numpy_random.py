@@ -2,15 +2,19 @@
 
 `numpy.random.get_state` and `set_state` take 74 and 58 us. Here the generator's words are copied where they
 are (`BitGenerator.ctypes`). The other part of the state, a normal number that is kept for the next draw, is
-found by drawing it. Where the generator is none that is known, NumPy's own functions do it.
+found by drawing it. Where the generator is none that is known, NumPy's own functions do it, also for one that
+the script has put in its place (`numpy.random.set_bit_generator`): which one it is belongs to the state.
 """
 
 from __future__ import annotations
 
 import ctypes
 import sys
+from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
+USUAL: Final = "MT19937"
+"""Name of the Mersenne Twister, the generator that NumPy begins with."""
 KEYS: Final = 624
 WORDS: Final = 4 * (KEYS + 1)
 """Bytes of the Mersenne Twister: its keys, and the position in them."""
@@ -33,7 +37,7 @@ def copied() -> Any:
         return None
     address = _address(numpy)
     if address is None:
-        return numpy.random.get_state()
+        return numpy.random.get_state(legacy=False)
     words = ctypes.string_at(address, WORDS)
     normal = numpy.random.standard_normal()
     kept = ctypes.string_at(address, WORDS) == words  # the number was not drawn from the generator
@@ -42,33 +46,58 @@ def copied() -> Any:
     return found
 
 
-def plain() -> tuple[str, list[int], int, int, float] | None:
-    """Returns the state as `numpy.random.get_state` does, in plain values; None if NumPy is not imported.
+def plain() -> Any:
+    """Returns the state in plain values, for `restore`; None if NumPy is not imported.
 
+    That of the usual generator is the tuple of `numpy.random.get_state`, that of another one a dict.
     Only reads it, unlike `copied`: another thread of the script may draw numbers meanwhile.
     """
     numpy = sys.modules.get("numpy")
     if numpy is None:
         return None
-    kind, words, position, has_gauss, gauss = numpy.random.get_state()
-    return kind, words.tolist(), int(position), int(has_gauss), float(gauss)
+    state = lists(numpy.random.get_state(legacy=False))
+    if state["bit_generator"] != USUAL:
+        return state
+    words = state["state"]
+    return USUAL, words["key"], int(words["pos"]), int(state["has_gauss"]), float(state["gauss"])
+
+
+def lists(value: Any) -> Any:
+    """Replaces arrays in the state of a generator by lists, which it accepts too."""
+    if isinstance(value, Mapping):
+        return {key: lists(item) for key, item in value.items()}
+    return value.tolist() if type(value).__module__ == "numpy" and hasattr(value, "tolist") else value
 
 
 def restore(state: Any) -> None:
-    """Sets the state to a copy."""
+    """Sets the state to a copy, and the generator to one of its kind.
+
+    Raises ValueError if that is not one of NumPy's, and the script has not set it.
+    """
     if state is None:
         return
     numpy = sys.modules["numpy"]
-    address = _address(numpy) if isinstance(state, Words) and state.normal is None else None
-    if address is not None:
-        numpy.random.seed(0)  # which forgets a normal number
-        ctypes.memmove(address, state.words, WORDS)
-    elif isinstance(state, Words):
+    if isinstance(state, Words):
+        address = _address(numpy) if state.normal is None else None
+        if address is not None:
+            numpy.random.seed(0)  # which forgets a normal number
+            ctypes.memmove(address, state.words, WORDS)
+            return
         keys, position = state.words[:-4], int.from_bytes(state.words[-4:], sys.byteorder)
         kept = (0, 0.0) if state.normal is None else (1, state.normal)
-        numpy.random.set_state(("MT19937", numpy.frombuffer(keys, numpy.uint32), position, *kept))
-    else:
-        numpy.random.set_state(state)
+        state = (USUAL, numpy.frombuffer(keys, numpy.uint32), position, *kept)
+    _use(numpy, state["bit_generator"] if isinstance(state, Mapping) else USUAL)
+    numpy.random.set_state(state)
+
+
+def _use(numpy: Any, kind: str) -> None:
+    """Puts one of NumPy's generators in the place of the global one, if that is of another kind."""
+    if not hasattr(numpy.random, "set_bit_generator"):  # before NumPy 1.24, where it is always the usual one
+        return
+    wanted = getattr(numpy.random, kind, None)
+    of_numpy = isinstance(wanted, type) and issubclass(wanted, numpy.random.BitGenerator)
+    if of_numpy and type(numpy.random.get_bit_generator()) is not wanted:
+        numpy.random.set_bit_generator(wanted())
 
 
 def _address(numpy: Any) -> int | None:

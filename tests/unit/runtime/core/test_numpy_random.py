@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy
 import pytest
+from spottrain.checkpoint.tree import Flattened, unflatten
+from spottrain.core import device as devices
 from spottrain.core import numpy_random
 from spottrain.core.numpy_random import copied, plain, restore
 
@@ -73,19 +76,34 @@ def test_words_that_are_not_where_they_are_known_to_be_are_left_to_numpy(
     monkeypatch.setattr(numpy_random, "_known", None)
     state = numpy.random.get_state()
     kept = copied()
-    assert isinstance(kept, tuple) and not isinstance(kept, numpy_random.Words)
+    assert not isinstance(kept, numpy_random.Words)
     numpy.random.seed(9)
     restore(kept)
     assert same(numpy.random.get_state(), state)
 
 
-def test_another_generator_of_the_script_is_left_to_numpy() -> None:
-    RANDOM.set_bit_generator(numpy.random.PCG64(3))
-    with pytest.warns(RuntimeWarning, match="get_state and legacy"):
-        kept = copied()
-    expected = numpy.random.random(3)
-    restore(kept)
-    assert list(numpy.random.random(3)) == list(expected)
+@pytest.mark.parametrize("kind", ["MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64"])
+@pytest.mark.parametrize("there", ["the same one", "the usual one", "another one"])
+def test_a_generator_that_the_script_has_put_in_place_is_saved_and_comes_back_with_its_kind(
+    kind: str, there: str
+) -> None:
+    RANDOM.set_bit_generator(getattr(numpy.random, kind)(3))
+    numpy.random.standard_normal()
+    kept, saved = copied(), json.loads(json.dumps(Flattened(devices.random_state()).plain["numpy"]))
+    expected = [*numpy.random.standard_normal(3), *numpy.random.random(3)]
+    for state in (kept, unflatten(saved, lambda number: None)):
+        if there != "the same one":
+            RANDOM.set_bit_generator((numpy.random.MT19937 if "usual" in there else numpy.random.SFC64)(9))
+        restore(state)
+        assert [*numpy.random.standard_normal(3), *numpy.random.random(3)] == expected
+        assert type(RANDOM.get_bit_generator()).__name__ == kind
+
+
+def test_a_checkpoint_names_a_generator_and_nothing_else_of_numpy() -> None:
+    state = numpy.random.get_state()
+    with pytest.raises(ValueError, match="MT19937"):
+        restore({"bit_generator": "standard_normal", "state": {}})
+    assert same(numpy.random.get_state(), state)
 
 
 def test_a_generator_of_the_same_kind_that_the_script_has_set_is_copied() -> None:
