@@ -356,7 +356,7 @@ BAD = {
     ),
     "a scheduler that is not prepared": (
         "model, optimizer = accelerator.prepare(model, optimizer)\nAccelerateRun(accelerator)\n",
-        "it would begin anew: accelerator.prepare(model, optimizer, scheduler)",
+        "its rates would start again from the beginning: accelerator.prepare(model, optimizer, scheduler)",
     ),
     "weights in a form of their own": (
         "model, optimizer = accelerator.prepare(model, optimizer)\n"

@@ -728,7 +728,7 @@ class Run:
         if not self._may_schedule and any("initial_lr" in group for group in groups):
             raise ConfigurationError(
                 "a torch scheduler was made for the optimizer, and the Run is not given it, so after an "
-                f"interruption it would begin anew: {self._give_scheduler}"
+                f"interruption its rates would start again from the beginning: {self._give_scheduler}"
             )
 
     def _add(self, kind: str, given: Any) -> None:
