@@ -1,9 +1,8 @@
 """Data loading: assigns samples to optimizer steps, and fetches them. Names are loaded on first use.
 
     plan.py            `Plan`, `Position`, `Step`: samples of each step by seed, epoch and rank. No I/O.
-    shuffle.py         the order of an epoch
-    dataloader.py      the loader of map-style datasets; its workers ignore SIGTERM
-    worker_count.py    how many loader workers there are where their number is auto
+    order.py           the order of an epoch: shuffled, or of a sampler of one's own
+    dataloader.py      the loader of map-style datasets; how many workers it has, which ignore SIGTERM
     source.py          `Batches`: a map-style dataset as a stream of steps; a `Source` of `train_dataset`
     iterable.py        `StreamBatches`: the same for any `Resumable` (StatefulDataLoader, streaming datasets)
     adapters.py        `Skipping`: makes a plain loader `Resumable`

@@ -11,9 +11,8 @@ import torch
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, SequentialSampler
 
 from spottrain.contract import Reason
-from spottrain.data.dataloader import seeded
+from spottrain.data.order import mix, seeded
 from spottrain.data.plan import of_checkpoint
-from spottrain.data.shuffle import mix
 from spottrain.errors import CheckpointError, ConfigurationError
 from spottrain.lifecycle.worker_signals import protect
 

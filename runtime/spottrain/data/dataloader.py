@@ -6,21 +6,21 @@ only, not on the number of workers or on earlier batches.
 
 from __future__ import annotations
 
-import random
-import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any, NamedTuple, cast
+from pathlib import Path
+from typing import Any, Final, Literal, NamedTuple, cast
 
 import torch
 from torch.utils.data import DataLoader, default_collate
 
-from spottrain.core import numpy_random
+from spottrain.core import container, log
+from spottrain.data.order import mix, seeded
 from spottrain.data.plan import Dataset, Step
-from spottrain.data.shuffle import mix
 from spottrain.lifecycle.worker_signals import end_at_exit, ignore_signals, signals_held
 
 Collate = Callable[[list[Any]], Any]
+MAX_WORKERS: Final = 8
+"""Loader processes of a rank that `auto` starts at most: each soon holds its own copy of Python objects."""
 
 
 class FetchRequest(NamedTuple):
@@ -33,24 +33,6 @@ class FetchRequest(NamedTuple):
 def request(seed: int, epoch: int, samples: list[int]) -> FetchRequest:
     """Derives the seed from the first sample, which is unique in an epoch (a filler repeats its batch)."""
     return FetchRequest(mix(mix(seed, epoch), samples[0]), samples)
-
-
-@contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    """Seeds `random`, torch (CPU) and numpy inside the block; restores their random states after it."""
-    before = random.getstate(), torch.get_rng_state()
-    numpy, numpy_before = sys.modules.get("numpy"), numpy_random.copied()
-    random.seed(seed)
-    # Not torch.manual_seed: it also seeds CUDA.
-    torch.default_generator.manual_seed(seed)
-    if numpy:
-        numpy.random.seed(seed % 2**32)
-    try:
-        yield
-    finally:
-        random.setstate(before[0])
-        torch.set_rng_state(before[1])
-        numpy_random.restore(numpy_before)
 
 
 class Repeatable:
@@ -115,3 +97,21 @@ def load(
     )
     with signals_held():
         return cast(Iterator[Any], end_at_exit(iter(loader)))
+
+
+def cores(cgroups: Path = container.CGROUPS, local_ranks: int = 1) -> float:
+    """Returns the CPU cores for this rank: the container's cores, divided by its `local_ranks`."""
+    return container.cores(cgroups) / max(local_ranks, 1)
+
+
+def workers(wanted: int | Literal["auto"], *, local_ranks: int) -> int:
+    """Returns the number of loader processes; "auto": this rank's cores less one, from 1 to `MAX_WORKERS`.
+
+    One core is kept for the training process, which launches kernels and must not wait.
+    """
+    if isinstance(wanted, int):
+        return wanted
+    available = cores(local_ranks=local_ranks)
+    found = max(1, min(int(available) - 1, MAX_WORKERS))
+    log.event("loader-workers", workers=found, cores=available)
+    return found

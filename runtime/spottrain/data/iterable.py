@@ -17,9 +17,8 @@ from typing import Any, Protocol
 
 from spottrain.contract import Reason
 from spottrain.data.adapters import require_resumable, samples_in
-from spottrain.data.dataloader import seeded
+from spottrain.data.order import mix, seeded
 from spottrain.data.plan import Position, Step, Stream, of_checkpoint
-from spottrain.data.shuffle import mix
 from spottrain.errors import CheckpointError, ConfigurationError
 from spottrain.lifecycle.worker_signals import end_at_exit, end_workers, protect, signals_held
 

@@ -14,7 +14,7 @@ import torch
 
 from spottrain.contract import Reason
 from spottrain.core import log
-from spottrain.data.shuffle import Order, mix, order, straight
+from spottrain.data.order import Order, mix, order, straight
 from spottrain.errors import CheckpointError, ConfigurationError
 
 

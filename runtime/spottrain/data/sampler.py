@@ -28,10 +28,9 @@ from spottrain.core import device as devices
 from spottrain.core import log
 from spottrain.core.time_split import timed
 from spottrain.core.training_settings import AUTO
-from spottrain.data import worker_count
-from spottrain.data.dataloader import Collate, FetchRequest, Repeatable, as_it_is, request
+from spottrain.data.dataloader import Collate, FetchRequest, Repeatable, as_it_is, request, workers
+from spottrain.data.order import SamplerOrder
 from spottrain.data.plan import Dataset, Plan, Position, Step
-from spottrain.data.sampler_order import SamplerOrder
 from spottrain.distributed.world import World
 from spottrain.errors import ConfigurationError
 from spottrain.lifecycle.session import existing
@@ -468,7 +467,7 @@ def loader(
         dataset,
         requests,
         collate_fn or default_collate,
-        num_workers=worker_count.workers(num_workers, local_ranks=requests.world.local_size),
+        num_workers=workers(num_workers, local_ranks=requests.world.local_size),
         pin_memory=pin_memory,
         worker_init_fn=worker_init_fn,
         **options,

@@ -12,10 +12,10 @@ from typing import Any, Literal
 
 from torch.utils.data import default_collate
 
-from spottrain.data.dataloader import Collate, load, request, seeded
+from spottrain.data.dataloader import Collate, load, request, workers
 from spottrain.data.iterable import StreamBatches
+from spottrain.data.order import seeded
 from spottrain.data.plan import Dataset, Plan, Position, Step, Stream, accumulation_of
-from spottrain.data.worker_count import workers
 from spottrain.distributed.world import World
 from spottrain.errors import ConfigurationError
 

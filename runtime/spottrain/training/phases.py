@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from spottrain.core import log
 from spottrain.core.device import to_device
+from spottrain.data.dataloader import cores
 from spottrain.data.source import Batches
-from spottrain.data.worker_count import cores
 from spottrain.diagnostics.bottleneck import InUse
 from spottrain.diagnostics.flops import Work, counted
 from spottrain.distributed.dtensor import any_sharded

@@ -13,8 +13,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from spottrain.data.order import order
 from spottrain.data.plan import Plan, Position, Step
-from spottrain.data.shuffle import order
 from spottrain.data.source import Batches
 
 from tests.support.sentences import Told

@@ -235,7 +235,7 @@ def test_without_workers_what_is_about_them_is_left_out_and_told(capfd: pytest.C
 
 
 def test_auto_has_workers_by_the_cores_and_the_samples_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spottrain.data.worker_count.cores", lambda local_ranks: 3.0)
+    monkeypatch.setattr("spottrain.data.dataloader.cores", lambda local_ranks: 3.0)
     options: dict[str, Any] = {"batch_size": 4, "seed": 2, "world": World(), "shuffle": True}
     plain = loader(Numbers(), **options)
     made = loader(Numbers(), num_workers="auto", prefetch_factor=3, timeout=30, **options)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from spottrain.data import worker_count
+from spottrain.data import dataloader
+from spottrain.data.dataloader import cores, workers
 from spottrain.data.plan import Plan
 from spottrain.data.source import Batches, source
-from spottrain.data.worker_count import cores, workers
 from spottrain.distributed.world import World
 
 
@@ -18,14 +18,14 @@ from spottrain.distributed.world import World
 def test_auto_is_the_cores_less_one_from_one_to_eight(
     available: float, found: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(worker_count, "cores", lambda local_ranks: available / local_ranks)
+    monkeypatch.setattr(dataloader, "cores", lambda local_ranks: available / local_ranks)
     assert workers("auto", local_ranks=1) == found
     assert f"event=loader-workers workers={found}" in capsys.readouterr().out
     assert workers(3, local_ranks=1) == 3
 
 
 def test_a_rank_has_its_share_of_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_count, "cores", lambda local_ranks: 8 / local_ranks)
+    monkeypatch.setattr(dataloader, "cores", lambda local_ranks: 8 / local_ranks)
     world = World(rank=0, size=2, local_rank=0, local_size=2)
     made = source(list(range(8)), world, global_batch_size=4, micro_batch_size=2, num_workers="auto")
     assert made.num_workers == 3
