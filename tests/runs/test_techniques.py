@@ -236,8 +236,7 @@ from spottrain.core.training_settings import ActivationCheckpointing
 from spottrain.data.source import source
 from spottrain.techniques.activation_checkpointing import apply
 from spottrain.distributed.world import World
-from spottrain.techniques.memory import StepMemory
-from spottrain.techniques.memory_fit import MemoryFit, sizes_up_to
+from spottrain.techniques.memory_fit import MemoryFit, StepMemory, sizes_up_to
 from spottrain.techniques.precision import Precision
 sys.path.insert(0, os.environ["ROOT"])
 from tests.support.blocks import Net

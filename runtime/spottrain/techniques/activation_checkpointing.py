@@ -125,17 +125,14 @@ def _repeated(model: torch.nn.Module) -> dict[str, torch.nn.Module]:
             continue
         kinds = Counter(type(child) for child in container)
         for name, child in container.named_children():
-            if kinds[type(child)] > 1 and not _is_plain_layer(child):
+            plain_layer = type(child).__module__.startswith("torch.nn.") and not [*child.children()]
+            if kinds[type(child)] > 1 and not plain_layer:
                 found.setdefault(type(child), {})[f"{place}.{name}" if place else name] = child
 
     def size(named: dict[str, torch.nn.Module]) -> int:
         return sum({id(p): p.numel() for module in named.values() for p in module.parameters()}.values())
 
     return max(found.values(), key=size, default={})
-
-
-def _is_plain_layer(module: torch.nn.Module) -> bool:
-    return type(module).__module__.startswith("torch.nn.") and next(module.children(), None) is None
 
 
 def _outermost(named: dict[str, torch.nn.Module]) -> dict[str, torch.nn.Module]:

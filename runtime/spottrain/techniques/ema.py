@@ -57,7 +57,10 @@ class EMA:
 
     def begin(self) -> None:
         """Restarts the average at the current weights, as after loading a checkpoint without an average."""
-        self._average = {name: _copy(weight) for name, weight in self._weights.items()}
+        self._average = {name: weight.detach().clone() for name, weight in self._weights.items()}
+        for name, weight in self._average.items():
+            if weight.is_floating_point() and weight.dtype.itemsize < 4:
+                self._average[name] = weight.float()
         self._updated = 0
 
     @property
@@ -136,11 +139,6 @@ class EMA:
     def _require_own(self) -> None:
         if self._applied:
             raise RuntimeError("the model holds its averaged weights; leave `with ema.applied()` first")
-
-
-def _copy(weight: torch.Tensor) -> torch.Tensor:
-    small = weight.is_floating_point() and weight.dtype.itemsize < 4
-    return weight.detach().clone().float() if small else weight.detach().clone()
 
 
 @torch.no_grad()

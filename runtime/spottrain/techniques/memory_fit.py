@@ -12,20 +12,24 @@ same as `Trainer`:
 
 from __future__ import annotations
 
+import ctypes
 import math
 import os
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Final, Literal
 
 import torch
 
 from spottrain.contract import Reason
 from spottrain.core import log
+from spottrain.core.container import CGROUPS, memory_limit
 from spottrain.core.device import to_device
 from spottrain.core.training_settings import AUTO, ActivationCheckpointing
 from spottrain.core.training_settings import activation_checkpointing as policy_of
@@ -39,16 +43,75 @@ from spottrain.errors import ConfigurationError, RunError, TrainingFailed
 from spottrain.techniques import accumulation
 from spottrain.techniques.activation_checkpointing import STEPS, apply, described
 from spottrain.techniques.dry_run import local_bytes, rehearsal, release
-from spottrain.techniques.memory import StepMemory, is_out_of_memory
 from spottrain.techniques.precision import Precision
 
 Loss = Callable[[torch.nn.Module, Any], torch.Tensor]
 HEAD_ROOM: Final = 0.1
 """Share of the memory that stays free: for fragmentation, longer samples, NCCL and evaluation."""
+SELF: Final = Path("/proc/self")
+OUT_OF_MEMORY: Final = re.compile(
+    r"DefaultCPUAllocator: (can't allocate memory|not enough memory)|CUDA error: out of memory"
+    r"|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_(ALLOC|INTERNAL_ERROR_(HOST|DEVICE)_ALLOCATION)_FAILED"
+)
+"""Messages of a RuntimeError that mean out of memory (torch 2.15); CUDA's allocator has its own class."""
 SMALLER_WAYS: Final = (
     "use activation checkpointing (all), precision bf16, an optimizer with less state, more GPUs "
     "with a sharded model (spottrain.shard), a smaller model, or shorter samples"
 )
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether `error` means out of memory, so that a smaller batch may help."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and OUT_OF_MEMORY.search(str(error)) is not None
+
+
+class StepMemory:
+    """Peak of a GPU's memory reserved by torch's allocator, or of the process' resident memory on a CPU.
+
+    Args:
+        device: a GPU, of which other processes' memory is left out; or a CPU.
+        ranks: ranks in this container (`World.local_size`), which share the limit of a CPU.
+        cgroups: folder of the container's limit.
+        process: folder of this process under /proc.
+    """
+
+    def __init__(
+        self, device: torch.device, *, ranks: int = 1, cgroups: Path = CGROUPS, process: Path = SELF
+    ) -> None:
+        self.device, self._process = device, process
+        self.fails_softly = device.type == "cuda"
+        """Whether exceeding the limit raises an exception; else the process is killed."""
+        if self.fails_softly:
+            limit = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
+        else:
+            physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+            limit = min(memory_limit(cgroups, process / "cgroup") or physical, physical) // ranks
+        self.limit = limit
+        """Bytes that this process may use."""
+
+    def begin(self) -> None:
+        """Resets the peak. If that fails, the earlier one counts too, which only makes sizes smaller."""
+        if self.fails_softly:
+            torch.cuda.empty_cache()  # the peak is of reserved memory, which includes cached blocks
+            torch.cuda.reset_peak_memory_stats(device=self.device)
+            return
+        try:
+            # Returns freed blocks to the system, else a smaller trial would seem as large as the one before.
+            # Only glibc has it.
+            ctypes.CDLL(None).malloc_trim(0)
+            (self._process / "clear_refs").write_text("5")
+        except (OSError, AttributeError) as error:
+            log.event("batch-size", peak="of all trials so far", why=error)
+
+    def peak(self) -> int:
+        """Returns the peak in bytes since `begin`, including all that the process held before."""
+        if self.fails_softly:
+            return int(torch.cuda.max_memory_reserved(self.device))
+        status = (self._process / "status").read_text()
+        found = re.search(r"^VmHWM:\s+(\d+) kB", status, re.MULTILINE)
+        return int(found[1]) * 1024 if found else 0
 
 
 def sizes_up_to(most: int) -> list[int]:
@@ -92,11 +155,6 @@ def state_bytes(optimizer: torch.optim.Optimizer) -> int:
         return 2 * weight_bytes(optimizer)
     state = sum(local_bytes(each) for each in small.state[probe].values() if isinstance(each, torch.Tensor))
     return round(weight_bytes(optimizer) * state / local_bytes(probe))
-
-
-def _waits_for_others(module: torch.nn.Module) -> bool:
-    """Whether its forward pass is a collective even without DDP."""
-    return any_sharded(module, recurse=False) or isinstance(module, torch.nn.SyncBatchNorm)
 
 
 @dataclass(eq=False)
@@ -241,8 +299,12 @@ class MemoryFit:
 
     @property
     def _together(self) -> bool:
-        """Whether a rank that runs out of memory leaves the others waiting in a collective."""
-        return self.world.distributed and any(map(_waits_for_others, self.model.modules()))
+        """Whether a rank that runs out of memory leaves the others waiting in a collective.
+
+        The forward pass is one, even without DDP, of a sharded model and of batch norm over all ranks.
+        """
+        batch_norm = (isinstance(each, torch.nn.SyncBatchNorm) for each in self.model.modules())
+        return self.world.distributed and (any_sharded(self.model) or any(batch_norm))
 
     # --- what was found -----------------------------------------------------------------------------------
     @property

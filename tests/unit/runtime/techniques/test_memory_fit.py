@@ -19,8 +19,14 @@ from spottrain.data.source import Batches
 from spottrain.distributed.world import World
 from spottrain.techniques import find_batch_size, memory_fit
 from spottrain.techniques.activation_checkpointing import Recomputed, described
-from spottrain.techniques.memory import StepMemory, is_out_of_memory
-from spottrain.techniques.memory_fit import MemoryFit, sizes_up_to, state_bytes, weight_bytes
+from spottrain.techniques.memory_fit import (
+    MemoryFit,
+    StepMemory,
+    is_out_of_memory,
+    sizes_up_to,
+    state_bytes,
+    weight_bytes,
+)
 from spottrain.techniques.precision import Precision
 
 from tests.support.sentences import Told
