@@ -40,7 +40,7 @@ FIXED: Final = tuple(15.0 * 1.1**power for power in range(70))
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """Seconds that a save pauses the training, that a restart takes, and until a save is durable."""
+    """Seconds that a save takes from the training, that a restart takes, and until a save is durable."""
 
     save: float
     restart: float
@@ -65,7 +65,8 @@ def measured(records: Records) -> dict[str, Setting]:
     """
     try:
         save, start = (records[name][0] for name in ("checkpoint", "restart"))
-        stall, durable = (float(save["figures"][name]["median"]) for name in ("stall_s", "durable_s_ours"))
+        names = ("work_lost_s_per_save", "durable_s_ours")
+        lost, durable = (float(save["figures"][name]["median"]) for name in names)
         size = f"{float(save['figures']['bytes']) / 2**30:.0f} GiB"
         restarts = {
             kind: float(start["figures"][kind]["to_first_step"]["median"]) for kind in ("cold", "warm")
@@ -75,7 +76,7 @@ def measured(records: Records) -> dict[str, Setting]:
             f"no measured save and restart ({error!r}): run the benchmarks checkpoint and restart"
         ) from None
     return {
-        f"measured: {size}, {kind} compile cache": Setting(stall, restart, durable)
+        f"measured: {size}, {kind} compile cache": Setting(lost, restart, durable)
         for kind, restart in restarts.items()
     }
 
@@ -92,7 +93,7 @@ class Learned:
         losses = Losses(
             trained=self._trained + running, here=running, attempts=self._attempts, lost=self._lost
         )
-        return auto_seconds(stall=self._setting.save, upload=self._setting.upload, losses=losses)
+        return auto_seconds(cost=self._setting.save, upload=self._setting.upload, losses=losses)
 
     def ended(self, seconds: float, lost: float) -> None:
         """Notes the end of a run, of which the share `lost` lost steps."""

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -23,6 +23,7 @@ class S3Server:
     port: int
     folder: Path
     scheme: str = "http"
+    pid: int = 0
 
     @property
     def endpoint(self) -> str:
@@ -65,7 +66,7 @@ def running(folder: Path, tls: tuple[Path, Path] | None = None) -> Iterator[S3Se
     ):
         try:
             wait_for_port(process, server.port, log)
-            yield server
+            yield replace(server, pid=process.pid)
         finally:
             process.kill()
 

@@ -62,6 +62,8 @@ class TimeSplitClock:
         """Productive seconds at the end of the last step or evaluation: what a checkpoint taken now saves."""
         self._steps: deque[float] = deque(maxlen=STEPS_MEASURED)
         """Seconds of training of the last steps, without the first one of the training."""
+        self.stepped = 0.0
+        """Seconds of training of all steps of this process but the first one of a training."""
         self._marked = (clock(), trained)
         """When the last step or evaluation ended, and the seconds of training up to then."""
         self._trained_before = trained
@@ -117,7 +119,9 @@ class TimeSplitClock:
             self.enter(PRODUCTIVE)
         self.mark()
         if part in (PRODUCTIVE, DATA_WAIT):
-            self._steps.append(self._marked[1] - before)
+            seconds = self._marked[1] - before
+            self._steps.append(seconds)
+            self.stepped += seconds
 
     def mark(self) -> None:
         """Notes that a checkpoint taken from now on covers all that was done so far, such as an evaluation.

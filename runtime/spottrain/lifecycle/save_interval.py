@@ -1,14 +1,15 @@
 """Decides on rank 0, between steps, when the next periodic save is due.
 
-`auto` is Young's interval with measured inputs: sqrt(2 x cost of a save x mean time between losses). The cost
-is the time that training pauses for a save (Young 1974; Daly 2006). The older an attempt, the rarer its end,
-so that the interval grows with it. The interval is never below the time of an upload, because uploads do not
-overlap.
+`auto` is Young's interval with measured inputs: sqrt(2 x cost of a save x mean time between losses; Young
+1974, Daly 2006). The cost is the time that training pauses for a save, and what the steps beside it take
+longer. The older an attempt, the rarer its end, so that the interval grows with it. The interval is never
+below the time of an upload, because uploads do not overlap.
 """
 
 from __future__ import annotations
 
 import math
+import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -35,6 +36,8 @@ FIRST_SECONDS: Final = 60.0
 FRESH_SHARE: Final = 0.1
 """Share of the interval. A durable save younger than that makes an advised save unnecessary."""
 MIN_SECONDS: Final = 5.0
+SAVES_MEASURED: Final = 5
+"""Saves whose median tells what the next one takes from the steps."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,15 +75,50 @@ def young(cost: float, mean_time: float) -> float:
     return root * (1 + math.sqrt(ratio) / 3 + ratio / 9) - cost
 
 
-def auto_seconds(*, stall: float | None, upload: float | None, losses: Losses) -> float:
-    """Seconds of `auto`. `stall`: seconds of pause for the last save; `upload`: until it was durable."""
-    if stall is None:
+def auto_seconds(*, cost: float | None, upload: float | None, losses: Losses) -> float:
+    """Seconds of `auto`. `cost`: seconds of training that a save takes; `upload`: until it is durable."""
+    if cost is None:
         return FIRST_SECONDS
     found = FIRST_SECONDS
     for _ in range(8):  # the rate of losses depends on the interval, but little: this converges
-        best = young(max(stall, 1e-3), losses.seconds_between(found))
+        best = young(max(cost, 1e-3), losses.seconds_between(found))
         found = min(max(best, upload or 0.0, MIN_SECONDS), LONGEST_AUTO_INTERVAL)
     return found
+
+
+class SlowerSteps:
+    """Measures how much longer steps take beside a save than those before it, which it takes as usual.
+
+    `stepped`: seconds of all steps up to `step`, without pauses for saves and without evaluations.
+    """
+
+    def __init__(self) -> None:
+        self._since: tuple[int, float] | None = None
+        """`step` and `stepped` when the last save began or had ended; None before the first step."""
+        self._saving = False
+        self._usual: float | None = None
+        """Mean seconds of a step that no save was beside."""
+        self._found: deque[float] = deque(maxlen=SAVES_MEASURED)
+
+    @property
+    def seconds(self) -> float:
+        """Seconds that a save takes from the steps; 0 before one was measured."""
+        return statistics.median_low(self._found) if self._found else 0.0
+
+    def save_began(self, step: int, stepped: float) -> None:
+        if self._since is not None and step > self._since[0] and not self._saving:
+            self._usual = (stepped - self._since[1]) / (step - self._since[0])
+        self._since, self._saving = (step, stepped), True
+
+    def no_save(self, step: int, stepped: float, took: float | None) -> None:
+        """Notes that none is under way. `took`: seconds of the last one; None if it failed."""
+        if self._since is not None and (step <= self._since[0] or not self._saving):
+            return
+        if self._since is not None and self._usual is not None and took is not None:
+            longer = stepped - self._since[1] - (step - self._since[0]) * self._usual
+            # It takes no more than all of the time until it ends: the rest is a compilation, or such.
+            self._found.append(min(max(longer, 0.0), took))
+        self._since, self._saving = (step, stepped), False
 
 
 class RebalanceAdvice:
@@ -137,16 +175,18 @@ class SavePolicy:
         self._trained_before = 0.0
         """Seconds of training of the attempts before this one."""
         self._skipped_for: int | None = None
-        self.started(0)
+        self._slower = SlowerSteps()
+        self._step, self._time = 0, self._clock()
 
     def begin(self, step: int) -> None:
         """Notes that the training goes on from `step`."""
-        self.started(step)
+        self._step, self._time = step, self._clock()
         self.advice.begin()
 
-    def started(self, step: int) -> None:
-        """Notes that a save of `step` has begun."""
+    def started(self, step: int, stepped: float) -> None:
+        """Notes that a save of `step` has begun. `stepped`: see `due`."""
         self._step, self._time = step, self._clock()
+        self._slower.save_began(step, stepped)
 
     def next_step(self, saving: int | None = None) -> int | None:
         """Step of the save after the last, or after `saving`, if the interval counts steps, else None."""
@@ -158,6 +198,7 @@ class SavePolicy:
         step: int,
         facts: Callable[[], ProgressFacts],
         trained: float,
+        stepped: float,
         *,
         uploading: int | None,
         failed: bool,
@@ -165,10 +206,15 @@ class SavePolicy:
         """Whether to save now.
 
         `facts`: returns those of the run, by a copy that most steps do without. `trained`: seconds of
-        training of this attempt. `uploading`: step of the save in progress. `failed`: whether the last save
-        failed.
+        training of this attempt; `stepped`: those of its steps, without evaluations. `uploading`: step of the
+        save in progress. `failed`: whether the last save failed.
         """
-        interval = self._interval if not self._interval.auto else self._auto(facts(), trained)
+        interval = self._interval
+        if interval.auto:
+            known = facts()
+            if uploading is None:
+                self._slower.no_save(step, stepped, None if failed else known.save_seconds)
+            interval = self._auto(known, trained)
         advised = self.advice.take()
         if advised is not None and self._accepts(advised, interval, facts(), uploading):
             return True
@@ -205,8 +251,9 @@ class SavePolicy:
             attempts=self._attempts,
             lost=self._losses,
         )
-        seconds = auto_seconds(stall=facts.stall_seconds, upload=facts.save_seconds, losses=losses)
-        return Interval(seconds=seconds)
+        stall = facts.stall_seconds
+        cost = None if stall is None else stall + self._slower.seconds
+        return Interval(seconds=auto_seconds(cost=cost, upload=facts.save_seconds, losses=losses))
 
     def record(self, trained: float, *, at_stop: bool) -> dict[str, Any]:
         """Returns what a checkpoint keeps."""

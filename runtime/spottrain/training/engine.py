@@ -337,6 +337,7 @@ class Engine:
             step,
             lambda: self.session.board.facts,
             self.clock.trained,
+            self.clock.stepped,
             uploading=manager.busy_with,
             failed=manager.last_save_failed,
         )
@@ -344,7 +345,7 @@ class Engine:
     def save(self, *, best: bool = False) -> Save:
         """Copies the state and uploads it while training continues. All ranks call it at the same step."""
         assert self.manager is not None
-        self._policy.started(self.step)
+        self._policy.started(self.step, self.clock.stepped)
         began = time.perf_counter()
         with self.clock.part(CHECKPOINT_STALL):
             self.manager.wait_for_upload()  # on other ranks than 0 a save may be in progress

@@ -141,7 +141,7 @@ def test_a_step_is_timed_without_the_evaluation_and_the_save_before_it(time: Tim
             time.passes(0.5)
         time.passes(1)
         clock.step_done()
-    assert clock.step_seconds == 1.5
+    assert clock.step_seconds == 1.5 and clock.stepped == 3 * 1.5
     assert clock.trained == 3 * 9.5, "a loss costs the evaluations too"
     time.passes(4)
     assert clock.seconds_since_step == 4

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from spottrain.lifecycle.save_interval import (
     Losses,
     RebalanceAdvice,
     SavePolicy,
+    SlowerSteps,
     auto_seconds,
     young,
 )
@@ -53,15 +55,15 @@ def test_a_save_is_due_an_interval_after_the_last(
 ) -> None:
     times = deque([0.0, 0.0, seconds])
     it = SavePolicy(Interval.parse(interval), 1, clock=times.popleft)
-    it.started(last)
+    it.started(last, 0.0)
     facts = ProgressFacts(step=step)
-    assert it.due(step, lambda: facts, 0.0, uploading=None, failed=failed) is due
+    assert it.due(step, lambda: facts, 0.0, 0.0, uploading=None, failed=failed) is due
 
 
 def test_a_save_that_is_due_waits_for_the_upload_of_the_one_before() -> None:
     it = SavePolicy(Interval.parse("5steps"), 1)
-    assert not it.due(9, ProgressFacts, 0.0, uploading=5, failed=False)
-    assert it.due(10, ProgressFacts, 0.0, uploading=None, failed=False)
+    assert not it.due(9, ProgressFacts, 0.0, 0.0, uploading=5, failed=False)
+    assert it.due(10, ProgressFacts, 0.0, 0.0, uploading=None, failed=False)
 
 
 @pytest.mark.parametrize(("interval", "following"), [("5steps", 12), ("10m", None), ("auto", None)])
@@ -69,7 +71,7 @@ def test_an_interval_of_steps_tells_the_next_step_and_one_of_time_does_not(
     interval: str, following: int | None
 ) -> None:
     it = SavePolicy(Interval.parse(interval), 1)
-    it.started(7)
+    it.started(7, 0.0)
     assert it.next_step() == following
     assert it.next_step(9) == (following and following + 2)
 
@@ -110,7 +112,7 @@ def test_where_a_save_costs_more_than_is_lost_it_is_not_made_more_often_than_thi
 
 @settings(max_examples=50)
 @given(
-    stall=st.floats(0, 1e6),
+    cost=st.floats(0, 1e6),
     upload=st.none() | st.floats(0, 1e5),
     trained=st.floats(0, 1e8),
     here=st.floats(0, 1),
@@ -118,20 +120,20 @@ def test_where_a_save_costs_more_than_is_lost_it_is_not_made_more_often_than_thi
     lost=st.integers(0, 1000),
 )
 def test_auto_stays_within_its_bounds(
-    stall: float, upload: float | None, trained: float, here: float, attempts: int, lost: int
+    cost: float, upload: float | None, trained: float, here: float, attempts: int, lost: int
 ) -> None:
     losses = Losses(trained=trained, here=here * trained, attempts=attempts, lost=lost)
-    seconds = auto_seconds(stall=stall, upload=upload, losses=losses)
+    seconds = auto_seconds(cost=cost, upload=upload, losses=losses)
     assert MIN_SECONDS <= seconds <= LONGEST_AUTO_INTERVAL
     assert seconds >= min(upload or 0, LONGEST_AUTO_INTERVAL), "uploads do not overlap"
 
 
 def test_before_the_first_save_auto_knows_no_cost() -> None:
-    assert auto_seconds(stall=None, upload=None, losses=Losses()) == FIRST_SECONDS
+    assert auto_seconds(cost=None, upload=None, losses=Losses()) == FIRST_SECONDS
 
 
 def auto(**losses: Any) -> float:
-    return auto_seconds(stall=1.0, upload=1.0, losses=Losses(**losses))
+    return auto_seconds(cost=1.0, upload=1.0, losses=Losses(**losses))
 
 
 def test_each_loss_makes_auto_save_more_often_and_each_hour_without_one_more_seldom() -> None:
@@ -157,12 +159,93 @@ def test_the_rate_of_losses_is_that_of_a_weibull_distribution_with_the_observed_
 
 def test_auto_solves_for_the_interval_at_whose_own_rate_it_is_youngs() -> None:
     for losses in (Losses(), Losses(trained=1e6, here=5e4, attempts=40, lost=3)):
-        seconds = auto_seconds(stall=5.0, upload=None, losses=losses)
+        seconds = auto_seconds(cost=5.0, upload=None, losses=losses)
         assert seconds == pytest.approx(young(5.0, losses.seconds_between(seconds)), rel=1e-3)
 
 
 def test_more_losses_than_attempts_are_as_many_attempts() -> None:
     assert auto(trained=1e5, attempts=1, lost=9) == auto(trained=1e5, attempts=9, lost=9)
+
+
+# --- what a save costs ----------------------------------------------------------------------------------
+class Steps:
+    """A training whose policy is asked after each step."""
+
+    def __init__(self) -> None:
+        self.slower = SlowerSteps()
+        self.step, self.stepped = 100, 0.0
+        self.make([0.0])
+
+    def make(self, seconds: Sequence[float], *, took: float | None = None, uploading: bool = False) -> None:
+        for each in seconds:
+            self.step, self.stepped = self.step + 1, self.stepped + each
+            if not uploading:
+                self.slower.no_save(self.step, self.stepped, took)
+
+    def save(
+        self, beside: Sequence[float], took: float | None = 1e9, before: Sequence[float] = (2.0, 2.0)
+    ) -> float:
+        """Steps before a save, and beside it, of which the last one outlasts it."""
+        self.make(before)
+        self.slower.save_began(self.step, self.stepped)
+        self.make(beside[:-1], uploading=True)
+        self.make(beside[-1:], took=took)
+        return self.slower.seconds
+
+
+@pytest.mark.parametrize(
+    ("beside", "took", "longer"),
+    [
+        ([2.0, 2.0], 3.0, 0.0),
+        ([2.5, 3.0, 2.25], 7.0, 1.75),
+        ([2.75], 1.0, 0.75),  # one step is longer than a save
+        ([1.5, 2.0], 3.0, 0.0),  # faster is no gain of a save
+        ([2.0, 60.0, 2.0], 5.0, 5.0),  # such as a compilation
+        ([3.0, 3.0], None, 0.0),  # of a save that failed
+    ],
+)
+def test_a_save_costs_what_the_steps_beside_it_take_longer_but_no_more_than_its_own_time(
+    beside: list[float], took: float | None, longer: float
+) -> None:
+    assert Steps().save(beside, took) == longer
+
+
+def test_one_save_beside_which_something_else_was_slow_does_not_count() -> None:
+    it = Steps()
+    assert [it.save(beside) for beside in ([2.5], [30.0], [2.5], [30.0], [2.75])] == [
+        0.5,
+        0.5,
+        0.5,
+        0.5,
+        0.75,
+    ]
+    assert [it.save([2.0]) for _ in range(3)] == [0.75, 0.5, 0.0]
+
+
+def test_where_one_save_follows_another_a_step_takes_what_it_took_before_them() -> None:
+    it = Steps()
+    it.save([2.5])
+    assert [it.save([4.0], before=()) for _ in range(3)][-1] == 2.0
+    unknown = Steps()
+    assert unknown.save([4.0], before=()) == 0.0, "nothing to compare with"
+
+
+def test_auto_saves_more_seldom_where_saves_make_steps_slower() -> None:
+    def seconds_between_saves(beside: float) -> float:
+        now, began = 0.0, -math.inf
+        it = SavePolicy(Interval.parse("auto"), 1, clock=lambda: now)
+        facts, saves = ProgressFacts(stall_seconds=0.05, save_seconds=3.0), [0.0]
+        for step in range(1, 20_000):
+            uploads = now < began + 3.0
+            now += beside if uploads else 0.25
+            uploading = step if now < began + 3.0 else None
+            if it.due(step, lambda: facts, now, now, uploading=uploading, failed=False):
+                it.started(step, now)
+                began = now
+                saves.append(now)
+        return saves[-1] - saves[-2]
+
+    assert seconds_between_saves(0.5) > 3 * seconds_between_saves(0.25)
 
 
 # --- an advice to save ----------------------------------------------------------------------------------
@@ -200,7 +283,7 @@ def test_a_save_younger_than_a_tenth_of_the_interval_makes_an_advised_one_needle
     it = SavePolicy(Interval.parse(interval), 1, deque([None, 5.0]).popleft)
     it.begin(100)
     facts = ProgressFacts(step=100 + steps, durable_step=100, durable_time=time.time() - seconds)
-    assert it.due(100 + steps, lambda: facts, 0.0, uploading=None, failed=False) is not fresh
+    assert it.due(100 + steps, lambda: facts, 0.0, 0.0, uploading=None, failed=False) is not fresh
 
 
 def test_what_is_no_time_is_no_advice(tmp_path: Path) -> None:
