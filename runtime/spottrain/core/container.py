@@ -26,13 +26,9 @@ def cores(cgroups: Path = CGROUPS, membership: Path = MEMBERSHIP) -> float:
 
     The smallest quota of the process's cgroup and its parents applies; see `memory_limit`.
     """
-    return min(float(_scheduled()), *map(_quota, _groups(cgroups, membership, "cpu")))
-
-
-def _scheduled() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1  # macOS has no affinity call
+    # macOS has no affinity call.
+    scheduled = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(float(scheduled), *map(_quota, _groups(cgroups, membership, "cpu")))
 
 
 def _quota(group: Path) -> float:

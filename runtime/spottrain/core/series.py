@@ -81,7 +81,9 @@ class Series:
     def to_bytes(self) -> bytes:
         """Returns the object's content."""
         first = {"format": FORMAT, "columns": Point._fields} | asdict(self.attempt)
-        lines = [json.dumps(first), *(json.dumps(_short(point)) for point in self.points)]
+        # With as many digits as a chart shows; the time to a hundredth of a second.
+        short = ([point.step, round(point.time, 2), *map(_digits, point[2:])] for point in self.points)
+        lines = [json.dumps(first), *map(json.dumps, short)]
         return gzip.compress("\n".join(lines).encode(), LEVEL, mtime=0)
 
     @classmethod
@@ -169,11 +171,6 @@ def _mean(weighted: Iterable[tuple[float | None, float]]) -> float | None:
 
 def _first(*values: float | None) -> float | None:
     return next((value for value in values if value is not None), None)
-
-
-def _short(point: Point) -> list[float | None]:
-    """Returns its values with as many digits as a chart shows; the time to a hundredth of a second."""
-    return [point.step, round(point.time, 2), *map(_digits, point[2:])]
 
 
 def _digits(value: float | None) -> float | None:

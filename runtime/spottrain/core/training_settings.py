@@ -263,10 +263,6 @@ OF_LOADER: Final = ("num_workers", "prefetch_factor", "pin_memory", "drop_last")
 """Settings that a manifest has below `data`."""
 
 
-def _snake_case(name: str) -> str:
-    return re.sub("[A-Z]", lambda letter: f"_{letter[0].lower()}", name)
-
-
 def _path_of(name: str) -> str:
     """Returns the field of spec.training for a setting, such as `data.numWorkers`."""
     camel = re.sub("_(.)", lambda found: found[1].upper(), name)
@@ -282,7 +278,8 @@ def read_manifest(text: str) -> Manifest:
     """Parses and validates spec.training, as JSON; empty text sets nothing. Raises ConfigurationError."""
     given = _values(_fields_of_manifest(), _parsed(text or "{}"), "spec.training")
     given |= given.pop("data", {})
-    return {_snake_case(name): value for name, value in given.items()}
+    names = {path.removeprefix("data."): name for name, path in PATHS.items()}
+    return {names[path]: value for path, value in given.items()}
 
 
 @cache

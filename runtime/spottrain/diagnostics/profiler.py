@@ -105,7 +105,8 @@ class Profiler:
             return
         self._left -= 1
         if self._left in (0, self._window.active):
-            self._settle()
+            if self._device is not None:  # so that the window has exactly its own kernels
+                torch.cuda.synchronize(self._device)
             self._seconds = self._clock() - self._active_since  # before torch stops and collects events
         self._profile.step()
         if self._left == self._window.active:
@@ -126,11 +127,6 @@ class Profiler:
             self._storing.join(LAST_SECONDS)
 
     # --- private ------------------------------------------------------------------------------------
-    def _settle(self) -> None:
-        """Waits for queued work, so that the window has exactly its own kernels."""
-        if self._device is not None:
-            torch.cuda.synchronize(self._device)
-
     def _begin(self, window: Profile) -> Any:
         from torch import profiler  # lazy: most runs do not need it
 

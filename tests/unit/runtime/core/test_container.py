@@ -72,7 +72,7 @@ def test_the_quota_is_that_of_the_process_s_group_and_those_above_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], membership: str, found: float
 ) -> None:
     """A pod that sees the host's cgroups has its own somewhere below."""
-    monkeypatch.setattr("spottrain.core.container._scheduled", lambda: 12)
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(12)), raising=False)
     where = written(tmp_path / "own", {"cgroup": membership}) / "cgroup"
     assert cores(written(tmp_path / "cgroups", files), where) == found
 
