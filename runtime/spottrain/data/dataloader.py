@@ -68,21 +68,10 @@ def load(
     pin_memory: bool = False,
     prefetch_factor: int | None = None,
 ) -> Iterator[Any]:
-    """Yields the collated micro-batches of `steps`, in order.
+    """Yields the collated micro-batches of `steps`, in order, each fetched under a seed derived from `seed`.
 
-    One iterator serves all epochs, so its workers persist without `persistent_workers`.
-
-    Args:
-        dataset: map-style dataset.
-        steps: steps whose `micro_batches` name the samples, as from `Plan.steps`.
-        seed: each micro-batch is fetched under a seed derived from this one.
-        num_workers: loader processes; 0: fetches in this process.
-        collate_fn: makes a batch of a list of samples; None: torch's `default_collate`.
-        pin_memory: as of torch's DataLoader.
-        prefetch_factor: micro-batches that each worker fetches ahead; None: torch's default, 2.
-
-    Returns:
-        An iterator over batches. Its workers end with it, or at exit.
+    One iterator serves all epochs, so its workers persist without `persistent_workers`. They end with it, or
+    at exit. The other arguments are those of `source.Batches`.
     """
     requests = (request(seed, step.epoch, samples) for step in steps for samples in step.micro_batches)
     loader: DataLoader[Any] = DataLoader(

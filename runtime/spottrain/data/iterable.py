@@ -58,8 +58,6 @@ class StreamBatches:
     Args:
         loader: this rank's `Resumable`, over this rank's share of the data.
         accumulation: micro-batches per rank in an optimizer step.
-        rank: this rank.
-        ranks: number of ranks.
         steps_per_epoch: None with one rank: the end of the loader ends the epoch; its last step may be
             smaller. None with several ranks: the loader must be endless, because ranks do not see each
             other's end. A number: optimizer steps per epoch on every rank; further batches are dropped.
@@ -152,13 +150,9 @@ class StreamBatches:
             }
 
     def load_state_dict(self, state: dict[str, Any] | None) -> None:
-        """Restores the state. Call it before the first step.
+        """Restores this rank's state, before the first step. None: the checkpoint has none of a stream.
 
-        Args:
-            state: this rank's state; None: the checkpoint has none of a stream.
-
-        Raises:
-            CheckpointError: the state is of another kind of data, rank, number of ranks or batch size.
+        Raises CheckpointError if it is of another kind of data, rank, number of ranks or batch size.
         """
         if state is None or "stream" not in state:
             raise _incompatible(

@@ -172,16 +172,10 @@ class Plan:
         return {**position._asdict(), "seed": self.seed, "size": self.size, "shuffle": self.shuffle}
 
     def resumed(self, state: dict[str, Any] | None) -> tuple[Plan, Position]:
-        """Restores a state of `state()`.
+        """Returns this plan with the seed and the shuffle setting of a `state()`, and its position.
 
-        Args:
-            state: the saved state; None: the checkpoint has no position in a map-style dataset.
-
-        Returns:
-            This plan with the saved seed and shuffle setting, and the saved position.
-
-        Raises:
-            CheckpointError: the dataset had another size, or the state is not one of a map-style dataset.
+        None: the checkpoint has no position in a map-style dataset. Raises CheckpointError then, and if the
+        dataset had another size.
         """
         if state is None or state.get("size") != self.size:
             amount = "a stream instead of a map-style dataset"

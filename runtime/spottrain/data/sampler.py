@@ -131,12 +131,9 @@ class BatchSampler(torch.utils.data.Sampler[list[int]]):
         self.require_taken(self.taken)
 
     def require_taken(self, taken: int | None) -> None:
-        """Raises ConfigurationError unless the steps since the pass began use the batches that were taken.
+        """Raises ConfigurationError unless the steps since the pass began use the batches that were `taken`.
 
-        Otherwise a resume would begin at other samples.
-
-        Args:
-            taken: batches that the loop has taken in this pass; None: unknown.
+        Otherwise a resume would begin at other samples. None: it is not known how many were.
         """
         if self.begun is None or self.begun > self.position.epoch:
             return  # no pass, or the next one was begun ahead
@@ -290,14 +287,7 @@ class _Requests(BatchSampler):
 
 
 class Loader(DataLoader[Any]):
-    """A DataLoader with a position that can be saved; make one with `loader`.
-
-    Args:
-        dataset: map-style dataset.
-        requests: yields the fetch requests of a pass.
-        collate_fn: makes a batch of a list of samples.
-        options: further options of torch's DataLoader.
-    """
+    """A DataLoader with a position that can be saved; make one with `loader`."""
 
     def __init__(self, dataset: Dataset, requests: _Requests, collate_fn: Collate, **options: Any) -> None:
         super().__init__(

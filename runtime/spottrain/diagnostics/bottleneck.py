@@ -97,16 +97,11 @@ class Measurements:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verdict:
-    """A bottleneck and its fix.
-
-    Attributes:
-        name: the kind of bottleneck.
-        sentence: what was measured.
-        fix: what to change.
-    """
+    """A bottleneck and its fix."""
 
     name: Name
     sentence: str
+    """What was measured."""
     fix: str
 
     @property
@@ -118,11 +113,7 @@ class Verdict:
 def diagnose(facts: Measurements) -> Verdict | None:
     """Returns the bottleneck that the measurements show.
 
-    Args:
-        facts: measurements of one window.
-
-    Returns:
-        None if the window is shorter than MIN_SECONDS, or without a stall and a roofline.
+    None if the window is shorter than MIN_SECONDS, or without a stall and a roofline.
     """
     if facts.shares.total < MIN_SECONDS:
         return None

@@ -144,7 +144,6 @@ class SyncedCheckpoints:
         Args:
             again: Whether this pod has restored the folder before, whatever the script has made of it since.
             told: Whether the script was told that there is a checkpoint; None: it was told nothing.
-            cancelled: Whether to give up.
 
         Raises:
             CheckpointError: No checkpoint can be used, and not all can be read, or the script was told of
@@ -275,13 +274,11 @@ class SyncedCheckpoints:
         """Stores `tree` and makes it the newest checkpoint.
 
         Args:
-            tree: What is whole.
             same: Whether the folder still holds it; called when all is sent, or copied.
             kept: Paths whose content stays that of the newest checkpoint (see `stored`).
             logs: Paths that may grow meanwhile.
             copied: Whether what is sent is copied on this machine first, which is faster than to send it.
             at_end: See `SyncManifest`.
-            cancelled: Whether to give up.
             patience: Seconds to wait for HEAD.
 
         Raises:

@@ -200,15 +200,9 @@ def notes_of(root: Path) -> Path:
 def is_restored(found: Record | None, mine: Record, *, empty: bool, stored: bool, folder: Path) -> bool:
     """Returns whether a start restores into the folder; otherwise the folder stays as it is. Pure.
 
-    Args:
-        found: The folder's record.
-        mine: URI and run of this start.
-        empty: Whether nothing else is in the folder.
-        stored: Whether there is a checkpoint to restore.
-        folder: For the message.
-
-    Raises:
-        ConfigurationError: There is a checkpoint, and the folder holds files that are not known to be of it.
+    `found`: the folder's record. `mine`: of this start. `empty`: whether nothing else is in the folder.
+    `stored`: whether there is a checkpoint to restore. Raises ConfigurationError if there is one, and the
+    folder holds files that are not known to be of it.
     """
     ours = found is not None and found.uri == mine.uri
     if not stored or (found == mine and mine.ready):

@@ -116,14 +116,10 @@ class Contents:
         logs: Collection[str] = (),
         copies: Mapping[str, Path] = MappingProxyType({}),
     ) -> SentFiles:
-        """Stores the files of `tree`; new contents at keys below `place`.
+        """Stores the files of `tree`, which are below `root`; new contents at keys below `place`.
 
         Args:
-            root: The folder.
-            tree: What to store.
             known: Files by path, as they are stored.
-            place: Beginning of keys.
-            cancelled: Whether to give up.
             looked_ns: See `Known`.
             kept: Paths that are taken from `known`, whatever the folder has there.
             logs: Paths that may grow meanwhile: what they had in `tree` is stored.
