@@ -94,7 +94,7 @@ def _use(numpy: Any, kind: str) -> None:
     """Puts one of NumPy's generators in the place of the global one, if that is of another kind."""
     if not hasattr(numpy.random, "set_bit_generator"):  # before NumPy 1.24, where it is always the usual one
         return
-    wanted = getattr(numpy.random, kind, None)
+    wanted: Any = getattr(numpy.random, kind, None)
     of_numpy = isinstance(wanted, type) and issubclass(wanted, numpy.random.BitGenerator)
     if of_numpy and type(numpy.random.get_bit_generator()) is not wanted:
         numpy.random.set_bit_generator(wanted())
