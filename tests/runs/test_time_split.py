@@ -34,9 +34,9 @@ SLEEP = {name: float(os.environ.get(name, "0")) for name in NAMES}
 read_into = FolderStore.read_into
 
 
-def slow_read(*arguments):
+def slow_read(*arguments, **options):
     time.sleep(SLEEP["READ"])
-    return read_into(*arguments)
+    return read_into(*arguments, **options)
 
 
 FolderStore.read_into = slow_read

@@ -335,6 +335,7 @@ def test_a_range_is_read_into_the_callers_buffer(direct: GCSStore, monkeypatch: 
     for offset in (len(BODY) - 5, len(BODY), len(BODY) + 100):
         with pytest.raises(Truncated):
             direct.read_into("k", offset, memoryview(bytearray(10)))
+    storepromises.a_range_fills_several_buffers_and_gives_its_digest(direct)
 
 
 @pytest.mark.parametrize(
@@ -346,8 +347,8 @@ def test_a_read_that_fails_once_is_made_again(
     direct.upload("k", memoryview(BODY))
     proxy.reset(first(1, "GET", Treatment(fault=fault)))
     into = bytearray(CHUNK)
-    proxied.read_into("k", 7, memoryview(into))
-    assert into == BODY[7 : 7 + CHUNK]
+    digest = proxied.read_into("k", 7, memoryview(into), hashed=True)
+    assert into == BODY[7 : 7 + CHUNK] and digest == hashlib.sha256(into).hexdigest()
 
 
 def test_a_missing_bucket_is_said_to_be_missing(gcs: GcsServer, pail: str) -> None:

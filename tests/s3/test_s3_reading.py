@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -16,6 +17,7 @@ from spottrain.errors import (
 from spottrain.storage.base import KeyMissing, Stat, Truncated
 from spottrain.storage.s3 import S3Store
 
+from tests.support import storepromises
 from tests.support.faultproxy import Fault, FaultProxy, Treatment, error
 from tests.support.heavy import sample
 from tests.support.s3bodies import (
@@ -43,6 +45,10 @@ def test_a_range_is_read_into_the_callers_buffer(direct: S3Store) -> None:
     direct.read_into("k", 5, memoryview(bytearray()))
 
 
+def test_a_range_fills_several_buffers_and_gives_its_digest(direct: S3Store) -> None:
+    storepromises.a_range_fills_several_buffers_and_gives_its_digest(direct)
+
+
 def test_several_threads_read_at_once(direct: S3Store) -> None:
     direct.upload("k", memoryview(BODY))
     into = memoryview(bytearray(len(BODY)))
@@ -61,8 +67,8 @@ def test_a_range_that_breaks_off_is_read_on(
     direct.upload("k", memoryview(BODY))
     proxy.reset(first(1, is_get, Treatment(fault=fault)))
     into = bytearray(CHUNK)
-    patient.read_into("k", 7, memoryview(into))
-    assert into == BODY[7 : 7 + CHUNK]
+    digest = patient.read_into("k", 7, memoryview(into)[:-9], memoryview(into)[-9:], hashed=True)
+    assert into == BODY[7 : 7 + CHUNK] and digest == hashlib.sha256(into).hexdigest()
     ranges = [request.headers["range"] for request in requests(proxy)]
     assert len(ranges) == 2
     if fault in (Fault.REPLY_CUT, Fault.REPLY_STALLS):

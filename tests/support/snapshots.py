@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import mmap
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -18,6 +19,7 @@ from spottrain.checkpoint.upload import Sent, Transfer, Uploader, UploadItem
 from spottrain.contract import CHUNK_BYTES, MANIFEST_NAME
 from spottrain.distributed.dtensor import Box
 from spottrain.storage.base import Body, FilePart, KeyMissing, Object, Stat, Store, Truncated, never
+from spottrain.storage.requests import Filling
 
 KEY: Final = "checkpoints/t000001-s000000003-abc/"
 
@@ -72,13 +74,14 @@ class Memory:
     def put_part(self, key: str, part: FilePart, *, cancelled: Callable[[], bool] = never) -> None:
         raise NotImplementedError
 
-    def read_into(self, key: str, offset: int, buffer: memoryview) -> None:
+    def read_into(self, key: str, offset: int, *buffers: memoryview, hashed: bool = False) -> str:
         if key not in self.bodies:
             raise KeyMissing(key)
-        body = self.bodies[key][offset : offset + len(buffer)]
-        if len(body) < len(buffer):
+        filling = Filling(buffers, hashed=hashed)
+        filling.read(io.BytesIO(self.bodies[key][offset:]).readinto)
+        if filling.left:
             raise Truncated(key)
-        buffer[:] = body
+        return filling.sha256
 
     def stat(self, key: str) -> Stat | None:
         raise NotImplementedError

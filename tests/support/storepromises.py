@@ -1,6 +1,8 @@
-"""What every store promises of conditional writes, whichever it is: the stores' own tests call these."""
+"""What every store promises, whichever it is: the stores' own tests call these."""
 
 from __future__ import annotations
+
+import hashlib
 
 import pytest
 from spottrain.storage.base import AlreadyExists, KeyMissing, Object, PreconditionFailed, Store
@@ -29,3 +31,15 @@ def folders_are_those_directly_below(store: Store) -> None:
     assert store.folders("") == ["a/", "ab/"]
     assert store.folders("a/") == ["a/x/"]
     assert store.folders("a/x/y/") == [] and store.folders("b/") == [] and store.folders("none/") == []
+
+
+def a_range_fills_several_buffers_and_gives_its_digest(store: Store) -> None:
+    body = bytes(range(250))
+    store.put("k", body)
+    into = bytearray(b"#" * 220)
+    view, none = memoryview(into), memoryview(b"")
+    assert store.read_into("k", 5, none, view[10:110], none, view[110:210].cast("H")) == ""
+    assert into == b"#" * 10 + body[5:205] + b"#" * 10
+    digest = store.read_into("k", 40, view[:1], view[100:], hashed=True)
+    assert into[:1] + into[100:] == body[40:161] and digest == hashlib.sha256(body[40:161]).hexdigest()
+    assert store.read_into("k", 7, none, hashed=True) == hashlib.sha256().hexdigest()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from math import prod
 from typing import Final
 
@@ -87,12 +86,12 @@ class Shards:
     def _fill(self, shard: Shard, number: int, view: memoryview) -> None:
         offset = number * self._unit
         try:
-            self._store.read_into(self._key + shard.name, offset, view)
+            found = self._store.read_into(self._key + shard.name, offset, view, hashed=True)
         except KeyMissing:
             raise Damaged(f"{shard.name} is missing") from None
         except Truncated:
             raise Damaged(f"{shard.name} ends before byte {offset + len(view)}") from None
-        if hashlib.sha256(view).hexdigest() != shard.chunks[number]:
+        if found != shard.chunks[number]:
             raise Damaged(
                 f"{shard.name}: bytes {offset} to {offset + len(view) - 1} do not match their checksum"
             )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
+import itertools
 import math
 import shutil
 import threading
@@ -29,9 +29,6 @@ from spottrain.storage.base import KeyMissing, Store, Truncated
 
 CONNECTIONS: Final = 8
 """Requests of this process that read chunks at once."""
-CHECKING: Final = 4
-"""Chunks that may be hashed meanwhile: without SHA instructions that takes about as long as a transfer."""
-_TRANSFERS: Final = threading.BoundedSemaphore(CONNECTIONS)
 
 Want = Callable[[StoredTensor], Box | None]
 """Returns the part of a stored tensor that a rank needs; None means the whole tensor."""
@@ -186,10 +183,10 @@ class _Reading:
         return target
 
     def _chunks(self, shard: Shard, sinks: list[_Sink]) -> Iterator[tuple[int, list[_Sink]]]:
-        """Yields each chunk that has wanted bytes, with its sinks."""
+        """Yields each chunk that has wanted bytes, with its sinks in the order of their bytes."""
         size = self._manifest.chunk_bytes
         by_chunk: dict[int, list[_Sink]] = {}
-        for sink in sinks:
+        for sink in sorted(sinks, key=lambda sink: sink.begin):
             if sink.end > shard.bytes:
                 raise Damaged(f"a tensor ends at byte {sink.end} of {shard.name}, which has {shard.bytes}")
             for number in range(sink.begin // size, -(-sink.end // size)):
@@ -199,28 +196,31 @@ class _Reading:
     def _scatter(self, shard: Shard, number: int, sinks: list[_Sink]) -> None:
         """Reads one chunk into its sinks."""
         begin = number * self._manifest.chunk_bytes
-        length = self._length(shard, number)
-        only = sinks[0]
-        if len(sinks) == 1 and only.begin <= begin and begin + length <= only.end:
-            part = only.memory[begin - only.begin : begin - only.begin + length]
-            self._fetch(shard, number, byte_view(part))
+        end = begin + self._length(shard, number)
+        parts = [(max(sink.begin, begin), min(sink.end, end)) for sink in sinks]
+        targets = [
+            sink.memory[first - sink.begin : last - sink.begin]
+            for sink, (first, last) in zip(sinks, parts, strict=True)
+        ]
+        edges = [begin, *itertools.chain(*parts), end]
+        if edges[::2] == edges[1::2]:  # no byte between them is unwanted, or wanted twice
+            self._fetch(shard, number, *map(byte_view, targets))
             return
         buffer = self._buffer(shard, number)
         self._fetch(shard, number, byte_view(buffer))
-        for sink in sinks:
-            first, last = max(sink.begin, begin), min(sink.end, begin + length)
-            sink.memory[first - sink.begin : last - sink.begin].copy_(buffer[first - begin : last - begin])
+        for target, (first, last) in zip(targets, parts, strict=True):
+            target.copy_(buffer[first - begin : last - begin])
 
-    def _fetch(self, shard: Shard, number: int, buffer: memoryview) -> None:
-        """Reads and verifies a chunk into `buffer`, which has its length. Raises Damaged."""
+    def _fetch(self, shard: Shard, number: int, *buffers: memoryview) -> None:
+        """Reads and verifies a chunk into buffers that have its length in all. Raises Damaged."""
         try:
-            with _TRANSFERS:  # not while it is hashed, so that each connection goes on with the next chunk
-                self._store.read_into(self._key + shard.name, number * self._manifest.chunk_bytes, buffer)
+            begin = number * self._manifest.chunk_bytes
+            found = self._store.read_into(self._key + shard.name, begin, *buffers, hashed=True)
         except KeyMissing:
             raise Damaged(f"{shard.name} is missing") from None
         except Truncated as error:
             raise Damaged(f"{shard.name} is shorter than its {shard.bytes} bytes ({error})") from None
-        if hashlib.sha256(buffer).hexdigest() != shard.chunks[number]:
+        if found != shard.chunks[number]:
             raise Damaged(f"{shard.name} has a wrong checksum in chunk {number}")
 
     def _buffer(self, shard: Shard, number: int) -> torch.Tensor:
@@ -236,7 +236,7 @@ class _Reading:
 
 def _in_parallel(reads: Iterable[Callable[[], None]]) -> None:
     """Runs the reads in few threads, which bounds the memory. Raises the first one's error."""
-    with ThreadPoolExecutor(CONNECTIONS + CHECKING) as pool:
+    with ThreadPoolExecutor(CONNECTIONS) as pool:
         futures = [pool.submit(read) for read in reads]
         try:
             for future in futures:

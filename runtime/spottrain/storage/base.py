@@ -114,8 +114,11 @@ class Store(Protocol):
         which is called in this thread, returns True.
         """
 
-    def read_into(self, key: str, offset: int, buffer: memoryview) -> None:
-        """Fills `buffer` from `offset` on; thread-safe. Raises KeyMissing or Truncated."""
+    def read_into(self, key: str, offset: int, *buffers: memoryview, hashed: bool = False) -> str:
+        """Fills the buffers, one after the other, from `offset` on; thread-safe.
+
+        Returns the SHA-256 (hex) of the bytes if `hashed`, else an empty text. Raises KeyMissing, Truncated.
+        """
 
     def stat(self, key: str) -> Stat | None: ...
 

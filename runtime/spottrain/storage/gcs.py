@@ -11,6 +11,7 @@ from __future__ import annotations
 import builtins
 import contextlib
 import functools
+import io
 import itertools
 import os
 import secrets
@@ -50,6 +51,7 @@ from spottrain.storage.base import (
 )
 from spottrain.storage.requests import (
     LONGEST_PAUSE,
+    Filling,
     RequestBody,
     Stopped,
     VerifiedPartBody,
@@ -219,22 +221,24 @@ class GCSStore:
         except KeyMissing as error:  # the session has ended
             raise StoreUnavailable(f"{self._place(key)}: the upload's session has ended") from error
 
-    def read_into(self, key: str, offset: int, buffer: memoryview) -> None:
-        view, blob = buffer.cast("B"), self._blob(key)
-        for at in range(0, len(view), READ_WINDOW):
-            window = view[at : at + READ_WINDOW]
-            start = offset + at
+    def read_into(self, key: str, offset: int, *buffers: memoryview, hashed: bool = False) -> str:
+        filling, blob = Filling(buffers, hashed=hashed), self._blob(key)
+        end = offset + filling.left
+        while filling.left:
+            start = end - filling.left
+            size = min(READ_WINDOW, filling.left)
             with self._translating(key):
                 body = blob.download_as_bytes(
                     start=start,
-                    end=start + len(window) - 1,
+                    end=start + size - 1,
                     checksum=None,
                     single_shot_download=True,
                     **self._patience(key),
                 )
-            if len(body) != len(window):
+            if len(body) != size:
                 raise Truncated(f"{self._place(key)} ends at byte {start + len(body)}")
-            window[:] = body
+            filling.read(io.BytesIO(body).readinto)
+        return filling.sha256
 
     def stat(self, key: str) -> Stat | None:
         found = self._look(key)

@@ -35,7 +35,7 @@ from spottrain.storage.base import (
     Truncated,
     never,
 )
-from spottrain.storage.requests import slices
+from spottrain.storage.requests import Filling, slices
 
 PRIVATE: Final = ".spottrain"
 """Folder of the lock and the temporary files; it holds no keys."""
@@ -125,15 +125,15 @@ class FolderStore:
 
         self._publish(key, write)
 
-    def read_into(self, key: str, offset: int, buffer: memoryview) -> None:
-        left = buffer.cast("B")
+    def read_into(self, key: str, offset: int, *buffers: memoryview, hashed: bool = False) -> str:
+        filling = Filling(buffers, hashed=hashed)
+        end = offset + filling.left
         with self._translating(key), self._opened(key) as file:
             file.seek(offset)
-            while left:
-                count = file.readinto(left)
-                if not count:
-                    raise Truncated(f"{self._root}/{key} ends before byte {offset + buffer.nbytes}")
-                left = left[count:]
+            filling.read(file.readinto)
+        if filling.left:
+            raise Truncated(f"{self._root}/{key} ends before byte {end}")
+        return filling.sha256
 
     def stat(self, key: str) -> Stat | None:
         with self._translating(key):

@@ -8,7 +8,8 @@ import io
 import os
 import random
 import secrets
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, TypeVar
 
 from spottrain.errors import StoreUnavailable, StoreUnsuitable
@@ -126,6 +127,38 @@ class VerifiedPartBody(_Body):
             self.changed = True
             raise Stopped
         return found
+
+
+class Filling:
+    """Buffers that are filled with the bytes of a range, one after the other."""
+
+    def __init__(self, buffers: Sequence[memoryview], *, hashed: bool) -> None:
+        self._views = deque(buffer.cast("B") for buffer in buffers if buffer.nbytes)
+        self._digest = hashlib.sha256() if hashed else None
+        self.left = sum(map(len, self._views))
+        """How many bytes are missing."""
+
+    def read(self, readinto: Callable[[memoryview], int]) -> None:
+        """Reads until all are filled, or nothing more comes.
+
+        Each slice is hashed as it arrives: it is in the processor's cache, and the next one is on its way.
+        """
+        while self._views:
+            view = self._views[0]
+            count = readinto(view[:SLICE])
+            if not count:
+                return
+            if self._digest is not None:
+                self._digest.update(view[:count])
+            self.left -= count
+            self._views[0] = view[count:]
+            if count == len(view):
+                self._views.popleft()
+
+    @property
+    def sha256(self) -> str:
+        """Hexadecimal; empty unless it was `hashed`."""
+        return self._digest.hexdigest() if self._digest is not None else ""
 
 
 def slices(part: FilePart) -> Iterator[bytes]:

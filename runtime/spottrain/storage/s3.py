@@ -43,6 +43,7 @@ from spottrain.storage.base import (
 )
 from spottrain.storage.requests import (
     SLICE,
+    Filling,
     PartBody,
     RequestBody,
     Stopped,
@@ -179,17 +180,12 @@ class S3Store:
         except Stopped:
             raise Cancelled(key) from None
 
-    def read_into(self, key: str, offset: int, buffer: memoryview) -> None:
-        left = buffer.cast("B")
-        done = 0
-
-        def read() -> None:  # resumes where the last body ended early
-            nonlocal done
-            for count in self._stream(key, offset + done, left[done:]):
-                done += count
-
-        if left:
-            self._again(read)
+    def read_into(self, key: str, offset: int, *buffers: memoryview, hashed: bool = False) -> str:
+        filling = Filling(buffers, hashed=hashed)
+        end = offset + filling.left
+        if filling.left:
+            self._again(lambda: self._stream(key, end, filling))
+        return filling.sha256
 
     def stat(self, key: str) -> Stat | None:
         try:
@@ -265,23 +261,20 @@ class S3Store:
             raise AlreadyExists(str(self._place(key)))
         return str(reply["ETag"])
 
-    def _stream(self, key: str, start: int, view: memoryview) -> Iterator[int]:
-        """Fills the view from byte `start` of the object; yields the number of bytes of each read."""
-        wanted = f"bytes={start}-{start + len(view) - 1}"
+    def _stream(self, key: str, end: int, filling: Filling) -> None:
+        """Reads what is missing, so that a retry goes on where the last body ended early."""
+        start = end - filling.left
+        wanted = f"bytes={start}-{end - 1}"
         reply = self.ask("get_object", key, Range=wanted)
         with contextlib.closing(reply["Body"]) as body:
-            if reply["ContentLength"] != len(view) or start != _first_byte(reply):
+            if reply["ContentLength"] != filling.left or start != _first_byte(reply):
                 raise Truncated(f"{self._place(key)}: asked for {wanted}, got {reply.get('ContentRange')}")
-            at = 0
-            while at < len(view):
-                try:
-                    count = body.readinto(view[at : at + SLICE])
-                except FAILURES as error:
-                    raise translate(error, self._place(key)) from error
-                if not count:
-                    raise StoreUnavailable(f"{self._place(key)}: the response ended early")
-                at += count
-                yield count
+            try:
+                filling.read(body.readinto)
+            except FAILURES as error:
+                raise translate(error, self._place(key)) from error
+        if filling.left:
+            raise StoreUnavailable(f"{self._place(key)}: the response ended early")
 
     def _uploads(self, prefix: str) -> Iterator[tuple[str, str]]:
         """Yields key and upload ID of each unfinished upload."""

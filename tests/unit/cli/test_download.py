@@ -289,20 +289,20 @@ def test_a_download_goes_on_where_it_was_cut_off(
     finish(done, tmp_path, "config.json")
     read, store, seen = done.store.read_into, type(done.store), list[str]()
 
-    def cut(self: Any, key: str, offset: int, buffer: memoryview) -> None:
+    def cut(self: Any, key: str, *where: Any, **how: Any) -> Any:
         seen.append(key)
         if key.endswith("config.json"):
             raise Damaged("cut off")
-        read(key, offset, buffer)
+        return read(key, *where, **how)
 
     with monkeypatch.context() as patch:
         patch.setattr(store, "read_into", cut)
         assert downloaded(done, tmp_path / "m").code == 1 and not (tmp_path / "m").exists()
     seen.clear()
 
-    def note(self: Any, key: str, offset: int, buffer: memoryview) -> None:
+    def note(self: Any, key: str, *where: Any, **how: Any) -> Any:
         seen.append(key)
-        read(key, offset, buffer)
+        return read(key, *where, **how)
 
     monkeypatch.setattr(store, "read_into", note)
     assert downloaded(done, tmp_path / "m").code == 0

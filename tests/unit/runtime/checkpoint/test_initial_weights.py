@@ -29,11 +29,11 @@ class Changing(Faulty):
 
     act: Callable[[], object] | None = None
 
-    def read_into(self, key: str, offset: int, buffer: memoryview) -> None:
-        if offset + buffer.nbytes > 1000 and self.act is not None:
+    def read_into(self, key: str, offset: int, *buffers: memoryview, hashed: bool = False) -> str:
+        if offset + sum(each.nbytes for each in buffers) > 1000 and self.act is not None:
             act, self.act = self.act, None
             act()
-        super().read_into(key, offset, buffer)
+        return super().read_into(key, offset, *buffers, hashed=hashed)
 
 
 def model() -> torch.nn.Module:

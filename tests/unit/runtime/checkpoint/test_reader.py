@@ -20,6 +20,7 @@ from spottrain.checkpoint.reader import (
     CONNECTIONS,
     fetch_folder,
     read_manifest,
+    read_tensors,
     read_trees,
 )
 from spottrain.contract import MANIFEST_NAME
@@ -130,14 +131,24 @@ def test_a_rank_reads_only_the_chunks_of_its_part() -> None:
     read: list[tuple[int, int]] = []
 
     class Noting(Memory):
-        def read_into(self, key: str, offset: int, buffer: memoryview) -> None:
-            read.append((offset, len(buffer)))
-            super().read_into(key, offset, buffer)
+        def read_into(self, key: str, offset: int, *buffers: memoryview, hashed: bool = False) -> str:
+            read.append((offset, sum(map(len, buffers))))
+            return super().read_into(key, offset, *buffers, hashed=hashed)
 
     store = Noting(pack_parts(tensor, boxes([64], 1), chunk_bytes=32).bodies)
     half = boxes([64], 2)[1]
     assert same(unpack(store, want=lambda stored: half)["t"], tensor[32:])
     assert sorted(read) == [(offset, min(32, 261 - offset)) for offset in range(128, 261, 32)]
+
+
+def test_bytes_that_two_tensors_name_are_read_into_both() -> None:
+    store = pack_parts(torch.arange(8.0), boxes([8], 1), chunk_bytes=16)
+    whole = read_manifest(store, KEY)
+    stored = whole.tensors[0]
+    piece = stored.pieces[0]
+    tail = replace(stored, shape=(4,), pieces=(replace(piece, shape=(4,), offset=piece.offset + 16),))
+    found = read_tensors(store, KEY, replace(whole, tensors=(stored, tail)), [0, 1])
+    assert same(found[0], torch.arange(8.0)) and same(found[1], torch.arange(4.0, 8.0))
 
 
 def test_a_tensor_that_is_not_whole_is_noticed(told: Told) -> None:
@@ -211,15 +222,16 @@ class Together(Memory):
         self._all, self._lock = threading.Barrier(CONNECTIONS), threading.Lock()
         self._began = self._here = self.most = 0
 
-    def read_into(self, key: str, offset: int, buffer: memoryview) -> None:
+    def read_into(self, key: str, offset: int, *buffers: memoryview, hashed: bool = False) -> str:
         with self._lock:
             self._began, self._here = self._began + 1, self._here + 1
             self.most, first = max(self.most, self._here), self._began <= CONNECTIONS
         if first:
             self._all.wait(10)
-        super().read_into(key, offset, buffer)
+        digest = super().read_into(key, offset, *buffers, hashed=hashed)
         with self._lock:
             self._here -= 1
+        return digest
 
 
 def test_files_of_a_folder_and_parts_of_one_file_are_read_at_the_same_time(tmp_path: Path) -> None:

@@ -132,6 +132,10 @@ def test_folders_are_those_directly_below(folder: FolderStore) -> None:
     storepromises.folders_are_those_directly_below(folder)
 
 
+def test_a_range_fills_several_buffers_and_gives_its_digest(folder: FolderStore) -> None:
+    storepromises.a_range_fills_several_buffers_and_gives_its_digest(folder)
+
+
 @pytest.mark.parametrize("key", ["../outside", "a//b", "/etc/passwd", "", ".spottrain/lock", "a/."])
 def test_no_key_leads_out_of_the_folder(folder: FolderStore, key: str, told: Told) -> None:
     told(lambda: folder.put(key, b""))
