@@ -258,37 +258,39 @@ def work_lost(ours: Ours, server: int, saves: int = 5) -> dict[str, Any]:
     `server`: process of the store. A real one has processors of its own. On this machine it takes five times
     as many processor seconds as the uploader, so here it gets what the others leave.
     """
-    yield_to_others(server)
+    for thread in os.listdir(f"/proc/{server}/task"):  # on Linux each has a niceness of its own
+        os.setpriority(os.PRIO_PROCESS, int(thread), 19)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     a, b = torch.randn(512, 512), torch.randn(512, 512)
-    slower = SlowerSteps()
-    count, stepped = 0, 0.0
+    slower, step, stepped = SlowerSteps(), 1, 0.0
+    slower.save_over(step, stepped, None)
 
-    def steps_in(seconds: float, until: Callable[[], bool] = lambda: False) -> tuple[int, float]:
-        nonlocal count, stepped
-        before, since = count, stepped
-        began = time.perf_counter()
-        while stepped - since < seconds and not until():
+    def steps_until(over: Callable[[float], bool]) -> float:
+        """Returns the seconds of the steps."""
+        nonlocal step, stepped
+        began, seconds = time.perf_counter(), 0.0
+        while not over(seconds):
             torch.mm(a, b)
-            count += 1
-            stepped = since + time.perf_counter() - began
-        return count - before, stepped - since
+            step += 1
+            seconds = time.perf_counter() - began
+        stepped += seconds
+        return seconds
 
     lost: list[float] = []
     windows: list[float] = []
     for _ in range(saves):
-        slower.no_save(count, stepped, None)
-        made, seconds = steps_in(3.0)
+        before = step
+        usual = steps_until(lambda seconds: seconds > 3.0) / (step - before)
+        before = step
         ours.step += 1
-        slower.save_began(count, stepped)
+        slower.save_began(step, stepped)
         began = time.perf_counter()
         ours.checkpoints.start(ours.checkpoints.saver.snapshot(ours.training.tree(), {}, ours.step))
-        beside, _ = steps_in(600.0, lambda: ours.checkpoints.busy_with is None)
-        window = time.perf_counter() - began
-        slower.no_save(count, stepped, window)
-        lost.append(window - beside * seconds / made)
-        windows.append(window)
+        steps_until(lambda _: ours.checkpoints.busy_with is None)
+        windows.append(time.perf_counter() - began)
+        lost.append(windows[-1] - (step - before) * usual)
+        slower.save_over(step, stepped, windows[-1])
     torch.set_num_threads(threads)
     cost = ours.checkpoints.saver.copy_seconds + slower.seconds
     interval = auto_seconds(cost=cost, upload=statistics.median(windows), losses=Losses())
@@ -299,11 +301,6 @@ def work_lost(ours: Ours, server: int, saves: int = 5) -> dict[str, Any]:
         "auto_interval_s": round(interval, 1),
         "work_lost_percent": spread([100 * each / interval for each in lost]),
     }
-
-
-def yield_to_others(process: int) -> None:
-    for thread in os.listdir(f"/proc/{process}/task"):  # on Linux each has a niceness of its own
-        os.setpriority(os.PRIO_PROCESS, int(thread), 19)
 
 
 def main() -> None:

@@ -2,7 +2,8 @@
 
 `Transfer` is the training process's side. The upload process takes orders over a socket and exits when the
 socket is closed. It maps the staging buffer of the training process and sends from it. It does not import
-torch, so it starts in a fraction of a second.
+torch, so it starts in a fraction of a second. It is not niced: where loader workers use all processors, a
+save at a notice would be late.
 
     trainer -> store: arguments of open_store; buffer: its size, and a file descriptor; forget;
                put: {"put": number, "files": [...]}; abandon: number

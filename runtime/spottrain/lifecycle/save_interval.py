@@ -87,17 +87,17 @@ def auto_seconds(*, cost: float | None, upload: float | None, losses: Losses) ->
 
 
 class SlowerSteps:
-    """Measures how much longer steps take beside a save than those before it, which it takes as usual.
+    """Measures what a save takes from the steps beside it, against the mean of the steps before it.
 
     `stepped`: seconds of all steps up to `step`, without pauses for saves and without evaluations.
     """
 
     def __init__(self) -> None:
-        self._since: tuple[int, float] | None = None
-        """`step` and `stepped` when the last save began or had ended; None before the first step."""
-        self._saving = False
+        self._since = 0, 0.0
+        """`step` and `stepped` when the last save began, or was over."""
+        self._saving = True  # the first step is no measure either
         self._usual: float | None = None
-        """Mean seconds of a step that no save was beside."""
+        """Mean seconds of a step with no save beside it."""
         self._found: deque[float] = deque(maxlen=SAVES_MEASURED)
 
     @property
@@ -106,17 +106,17 @@ class SlowerSteps:
         return statistics.median_low(self._found) if self._found else 0.0
 
     def save_began(self, step: int, stepped: float) -> None:
-        if self._since is not None and step > self._since[0] and not self._saving:
+        if not self._saving and step > self._since[0]:
             self._usual = (stepped - self._since[1]) / (step - self._since[0])
         self._since, self._saving = (step, stepped), True
 
-    def no_save(self, step: int, stepped: float, took: float | None) -> None:
-        """Notes that none is under way. `took`: seconds of the last one; None if it failed."""
-        if self._since is not None and (step <= self._since[0] or not self._saving):
+    def save_over(self, step: int, stepped: float, took: float | None) -> None:
+        """Notes that no save is under way. `took`: seconds of the last one; None if it failed."""
+        if not self._saving or step <= self._since[0]:
             return
-        if self._since is not None and self._usual is not None and took is not None:
+        if self._usual is not None and took is not None:
             longer = stepped - self._since[1] - (step - self._since[0]) * self._usual
-            # It takes no more than all of the time until it ends: the rest is a compilation, or such.
+            # A save takes at most all of the time until it is over: the rest is a compilation, or such.
             self._found.append(min(max(longer, 0.0), took))
         self._since, self._saving = (step, stepped), False
 
@@ -213,7 +213,7 @@ class SavePolicy:
         if interval.auto:
             known = facts()
             if uploading is None:
-                self._slower.no_save(step, stepped, None if failed else known.save_seconds)
+                self._slower.save_over(step, stepped, None if failed else known.save_seconds)
             interval = self._auto(known, trained)
         advised = self.advice.take()
         if advised is not None and self._accepts(advised, interval, facts(), uploading):

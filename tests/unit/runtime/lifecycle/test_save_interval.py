@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -168,80 +167,44 @@ def test_more_losses_than_attempts_are_as_many_attempts() -> None:
 
 
 # --- what a save costs ----------------------------------------------------------------------------------
-class Steps:
-    """A training whose policy is asked after each step."""
-
-    def __init__(self) -> None:
-        self.slower = SlowerSteps()
-        self.step, self.stepped = 100, 0.0
-        self.make([0.0])
-
-    def make(self, seconds: Sequence[float], *, took: float | None = None, uploading: bool = False) -> None:
-        for each in seconds:
-            self.step, self.stepped = self.step + 1, self.stepped + each
-            if not uploading:
-                self.slower.no_save(self.step, self.stepped, took)
-
-    def save(
-        self, beside: Sequence[float], took: float | None = 1e9, before: Sequence[float] = (2.0, 2.0)
-    ) -> float:
-        """Steps before a save, and beside it, of which the last one outlasts it."""
-        self.make(before)
-        self.slower.save_began(self.step, self.stepped)
-        self.make(beside[:-1], uploading=True)
-        self.make(beside[-1:], took=took)
-        return self.slower.seconds
-
-
 @pytest.mark.parametrize(
-    ("beside", "took", "longer"),
-    [
-        ([2.0, 2.0], 3.0, 0.0),
-        ([2.5, 3.0, 2.25], 7.0, 1.75),
-        ([2.75], 1.0, 0.75),  # one step is longer than a save
-        ([1.5, 2.0], 3.0, 0.0),  # faster is no gain of a save
-        ([2.0, 60.0, 2.0], 5.0, 5.0),  # such as a compilation
-        ([3.0, 3.0], None, 0.0),  # of a save that failed
+    ("saves", "longer"),
+    [  # seconds of the steps before each save, and of those until it is over; seconds that the save takes
+        ([([2, 2], [2, 2], 3)], 0),
+        ([([2, 2], [2.5, 3, 2.25], 7)], 1.75),
+        ([([2, 2], [2.75], 1)], 0.75),
+        ([([2, 2], [1.5, 2], 3)], 0),
+        ([([2, 2], [2, 60, 2], 5)], 5),  # such as a compilation
+        ([([2, 2], [3, 3], None)], 0),  # it failed
+        ([([], [4], 9)], 0),  # nothing to compare with
+        ([([2, 2], [2.5], 9), ([], [4], 9), ([], [4], 9)], 2),  # the usual time is that before all three
+        ([([2, 2], [each], 99) for each in (2.5, 30, 2.5, 30)], 0.5),  # the others do not count
+        ([([2, 2], [each], 99) for each in (2.5, 2.5, 2.5, 3, 3, 3)], 1),  # it follows what lasts
     ],
 )
-def test_a_save_costs_what_the_steps_beside_it_take_longer_but_no_more_than_its_own_time(
-    beside: list[float], took: float | None, longer: float
+def test_a_save_costs_what_the_steps_beside_it_take_longer(
+    saves: list[tuple[list[float], list[float], float | None]], longer: float
 ) -> None:
-    assert Steps().save(beside, took) == longer
-
-
-def test_one_save_beside_which_something_else_was_slow_does_not_count() -> None:
-    it = Steps()
-    assert [it.save(beside) for beside in ([2.5], [30.0], [2.5], [30.0], [2.75])] == [
-        0.5,
-        0.5,
-        0.5,
-        0.5,
-        0.75,
-    ]
-    assert [it.save([2.0]) for _ in range(3)] == [0.75, 0.5, 0.0]
-
-
-def test_where_one_save_follows_another_a_step_takes_what_it_took_before_them() -> None:
-    it = Steps()
-    it.save([2.5])
-    assert [it.save([4.0], before=()) for _ in range(3)][-1] == 2.0
-    unknown = Steps()
-    assert unknown.save([4.0], before=()) == 0.0, "nothing to compare with"
+    it, step, stepped = SlowerSteps(), 101, 0.0
+    it.save_over(step, stepped, None)
+    for before, beside, took in saves:
+        step, stepped = step + len(before), stepped + sum(before)
+        it.save_began(step, stepped)
+        step, stepped = step + len(beside), stepped + sum(beside)
+        it.save_over(step, stepped, took)
+    assert it.seconds == longer
 
 
 def test_auto_saves_more_seldom_where_saves_make_steps_slower() -> None:
     def seconds_between_saves(beside: float) -> float:
-        now, began = 0.0, -math.inf
+        now, saves = 0.0, [-math.inf]
         it = SavePolicy(Interval.parse("auto"), 1, clock=lambda: now)
-        facts, saves = ProgressFacts(stall_seconds=0.05, save_seconds=3.0), [0.0]
-        for step in range(1, 20_000):
-            uploads = now < began + 3.0
-            now += beside if uploads else 0.25
-            uploading = step if now < began + 3.0 else None
+        facts = ProgressFacts(stall_seconds=0.05, save_seconds=3.0)
+        for step in range(1, 9999):
+            now += beside if now < saves[-1] + 3.0 else 0.25
+            uploading = step if now < saves[-1] + 3.0 else None
             if it.due(step, lambda: facts, now, now, uploading=uploading, failed=False):
                 it.started(step, now)
-                began = now
                 saves.append(now)
         return saves[-1] - saves[-2]
 
