@@ -15,6 +15,7 @@ from spottrain.storage.base import Cancelled, Changed, FilePart, never
 from spottrain.storage.s3 import S3Store
 from spottrain.sync.checkpoints import SyncedCheckpoints
 from spottrain.sync.folder import look
+from spottrain.sync.whole import Judgement
 
 from tests.support.faultproxy import Fault, FaultProxy, Treatment, plain
 
@@ -33,7 +34,7 @@ def attempt(store: S3Store, folder: Path, number: int, chunk_bytes: int = 2**21)
 
 def commit(checkpoints: SyncedCheckpoints, folder: Path) -> int:
     tree = look(folder)
-    return checkpoints.commit(tree, lambda: look(folder) == tree).sent
+    return checkpoints.commit(Judgement(tree=tree), lambda: look(folder) == tree).sent
 
 
 def part(path: Path, sha256: str = "") -> FilePart:

@@ -34,8 +34,8 @@ from spottrain.storage.base import Changed, Store, never
 from spottrain.sync.folder import FolderError, NodeKind, Record, Tree, is_restored, look, notes_of
 from spottrain.sync.manifest import SyncManifest, named_by, read_manifest, unnamed
 from spottrain.sync.restore import REPLACED, adopt, explained, first_that_counts, restore, set_aside
-from spottrain.sync.upload import Contents, Known
-from spottrain.sync.whole import restores
+from spottrain.sync.upload import Contents
+from spottrain.sync.whole import Judgement, restores
 
 COPIES: Final = "copies"
 RESERVE: Final = 0.12
@@ -104,9 +104,8 @@ class SyncedCheckpoints:
         self._record = Record(uri=store.uri, run=run, ready=True)
         self._when = when or SyncWhen()
         self._last_exit = last_exit
-        self._contents = Contents(store, chunk_bytes=chunk_bytes)
+        self._contents = Contents(root, store, chunk_bytes=chunk_bytes)
         self._chunk_bytes = chunk_bytes
-        self._known: Mapping[str, Known] = {}
         self._manifests: dict[str, SyncManifest | None] = {}
         """Of the checkpoints in HEAD, by key; None: of another kind."""
         self._uncounted: set[str] = set()
@@ -252,31 +251,27 @@ class SyncedCheckpoints:
             self._told_of_moved(moved)
             log.event("restored", step=manifest.step, key=key, seconds=time.time() - began)
         self._contents.add(manifest.blobs)
-        self._known, self.committed = adopt(manifest, look(self._root))
+        self._contents.known, self.committed = adopt(manifest, look(self._root))
 
     # --- commits ----------------------------------------------------------------------------------------
     def stored(self, path: str) -> bool:
         """Whether the content of a file is in the store as `committed` has it."""
-        return path in self._known
+        return path in self._contents.known
 
     def commit(
         self,
-        tree: Tree,
+        verdict: Judgement,
         same: Callable[[], bool],
         *,
-        kept: frozenset[str] = frozenset(),
-        logs: frozenset[str] = frozenset(),
         copied: bool = False,
         at_end: bool = False,
         cancelled: Callable[[], bool] = never,
         patience: float | None = None,
     ) -> Commit:
-        """Stores `tree` and makes it the newest checkpoint.
+        """Stores the verdict's tree, and makes it the newest checkpoint.
 
         Args:
             same: Whether the folder still holds it; called when all is sent, or copied.
-            kept: Paths whose content stays that of the newest checkpoint (see `stored`).
-            logs: Paths that may grow meanwhile.
             copied: Whether what is sent is copied on this machine first, which is faster than to send it.
             at_end: See `SyncManifest`.
             patience: Seconds to wait for HEAD.
@@ -289,21 +284,18 @@ class SyncedCheckpoints:
             self._record = replace(self._record, worth=True)
             self._write_record()
         began, looked_ns = time.time(), time.time_ns()
+        tree = verdict.tree or {}
         self.step += 1
         key = self._owner.new_key(self.step)
         self._sent_in_vain = True
-        place = blobs_of(key)
-        send = partial(
-            self._contents.send, self._root, tree, self._known, place, cancelled, looked_ns=looked_ns
-        )
+        send = partial(self._contents.send, verdict, blobs_of(key), cancelled, looked_ns=looked_ns)
         if copied:
-            new = [path for path in self._contents.unknown(tree, self._known) if path not in kept]
-            with copies_of(self._root, tree, new) as copies:
+            with copies_of(self._root, tree, self._contents.unknown(verdict)) as copies:
                 if not same():
                     raise Changed("the folder")
-                sent = send(kept=kept, copies=copies)
+                sent = send(copies=copies)
         else:
-            sent = send(kept=kept, logs=logs)
+            sent = send()
             if not same():
                 raise Changed("the folder")
         manifest = SyncManifest(
@@ -317,7 +309,7 @@ class SyncedCheckpoints:
             chunk_bytes=self._chunk_bytes,
         )
         dropped = self._put_in_head(key, manifest, began, patience)
-        self._known = sent.files
+        self._contents.known = sent.files
         self.committed = dict(tree)
         if Record.read(self._root) is None:  # the script has emptied the folder
             self._write_record()

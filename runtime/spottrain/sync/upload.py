@@ -23,8 +23,9 @@ from typing import Final
 from spottrain.contract import CHUNK_BYTES
 from spottrain.storage.base import Cancelled, Changed, FilePart, Store, never
 from spottrain.storage.requests import SLICE
-from spottrain.sync.folder import FolderError, Node, NodeKind, Tree, grown, node_of
+from spottrain.sync.folder import FolderError, Node, NodeKind, grown, node_of
 from spottrain.sync.manifest import StoredFile, digest_of
+from spottrain.sync.whole import Judgement
 
 CONNECTIONS: Final = 6
 SETTLED_NS: Final = 2 * 10**9
@@ -72,11 +73,14 @@ class _Source:
 
 
 class Contents:
-    """The contents that the store holds, and the way to add some. Not for several uploads at once."""
+    """The contents that the store holds, and the way to add those of `root`. Not for two uploads at once."""
 
-    def __init__(self, store: Store, *, chunk_bytes: int = CHUNK_BYTES) -> None:
-        self.store = store
-        self.chunk_bytes = chunk_bytes
+    def __init__(self, root: Path, store: Store, *, chunk_bytes: int = CHUNK_BYTES) -> None:
+        self.known: Mapping[str, Known] = {}
+        """Files by path, as the newest checkpoint has them."""
+        self._root = root
+        self._store = store
+        self._chunk_bytes = chunk_bytes
         self._keys: dict[str, str] = {}
         """By SHA-256: where this content is stored for certain."""
         self._lock = threading.Lock()
@@ -94,50 +98,40 @@ class Contents:
         gone = set(keys)
         self._keys = {digest: key for digest, key in self._keys.items() if key not in gone}
 
-    @staticmethod
-    def unknown(tree: Tree, known: Mapping[str, Known]) -> list[str]:
+    def unknown(self, verdict: Judgement) -> list[str]:
         """Returns the paths of the files that `send` reads."""
         return [
             path
-            for path, node in tree.items()
-            if node.kind is NodeKind.FILE and not (path in known and known[path].covers(node))
+            for path, node in (verdict.tree or {}).items()
+            if node.kind is NodeKind.FILE
+            and path not in verdict.kept
+            and not (path in self.known and self.known[path].covers(node))
         ]
 
     def send(
         self,
-        root: Path,
-        tree: Tree,
-        known: Mapping[str, Known],
+        verdict: Judgement,
         place: str,
         cancelled: Callable[[], bool] = never,
         *,
         looked_ns: int = 0,
-        kept: Collection[str] = (),
-        logs: Collection[str] = (),
         copies: Mapping[str, Path] = MappingProxyType({}),
     ) -> SentFiles:
-        """Stores the files of `tree`, which are below `root`; new contents at keys below `place`.
+        """Stores the files of the verdict's tree; new contents at keys below `place`.
 
-        Args:
-            known: Files by path, as they are stored.
-            looked_ns: See `Known`.
-            kept: Paths that are taken from `known`, whatever the folder has there.
-            logs: Paths that may grow meanwhile: what they had in `tree` is stored.
-            copies: Where to read the content of a path instead.
-
-        Raises:
-            Changed, Cancelled, FolderError, StoreError: Not all is stored.
+        `looked_ns`: see `Known`. `copies`: where to read the content of a path instead. Raises Changed,
+        Cancelled, FolderError or StoreError: not all is stored.
         """
-        files = {path: node for path, node in tree.items() if node.kind is NodeKind.FILE}
-        reading = [path for path in self.unknown(tree, known) if path not in kept]
-        chunks = {path: [""] * -(-files[path].size // self.chunk_bytes) for path in reading}
+        files = {path: node for path, node in (verdict.tree or {}).items() if node.kind is NodeKind.FILE}
+        reading = self.unknown(verdict)
+        chunks = {path: [""] * -(-files[path].size // self._chunk_bytes) for path in reading}
         sources = [
             _Source(
                 path=path,
-                place=copies.get(path, root / path),
+                place=copies.get(path, self._root / path),
                 size=files[path].size,
                 node=None if path in copies else files[path],
-                may_grow=path in logs,
+                may_grow=path in verdict.logs,
             )
             for path in reading
         ]
@@ -165,15 +159,15 @@ class Contents:
                 looked_ns=looked_ns,
             )
             if path in chunks
-            else replace(known[path], node=node)
+            else replace(self.known[path], node=node)
             for path, node in files.items()
         }
         return SentFiles(files=stored, bytes=self._sent, seconds=time.monotonic() - began)
 
     def _store_part(self, source: _Source, number: int, place: str, over: Callable[[], bool]) -> str:
         """Returns the key of the part's content."""
-        offset = number * self.chunk_bytes
-        size = min(self.chunk_bytes, source.size - offset)
+        offset = number * self._chunk_bytes
+        size = min(self._chunk_bytes, source.size - offset)
         with _opened(source) as file:
             changed = partial(source.changed, file)
             digest = digest_of_part(file, offset, size)
@@ -183,7 +177,7 @@ class Contents:
                 if digest in self._keys:
                     return self._keys[digest]
             body = FilePart(file=file, offset=offset, bytes=size, sha256=digest, changed=changed)
-            self.store.put_part(place + digest, body, cancelled=over)  # maybe by two threads, equal ones
+            self._store.put_part(place + digest, body, cancelled=over)  # maybe by two threads, equal ones
             with self._lock:
                 self._sent += size
                 self._keys[digest] = place + digest

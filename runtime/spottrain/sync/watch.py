@@ -200,10 +200,8 @@ class Watcher:
 
         try:
             done = self._checkpoints.commit(
-                tree,
+                verdict,
                 unchanged,
-                kept=verdict.kept,
-                logs=verdict.logs,
                 copied=self._outpaced and not all_of_it,
                 at_end=at_end,
                 cancelled=lambda: self._left() <= 0,

@@ -12,6 +12,7 @@ from spottrain.storage.base import Object, never
 from spottrain.storage.local import FolderStore
 from spottrain.sync.checkpoints import SyncedCheckpoints
 from spottrain.sync.folder import look
+from spottrain.sync.whole import Judgement
 
 from tests.unit.cli.conftest import Place
 
@@ -27,7 +28,7 @@ def synced(place: Place, folder: Path, *contents: bytes, uid: str = "A") -> list
     keys = []
     for content in contents:
         (folder / "file").write_bytes(content)
-        keys.append(checkpoints.commit(look(folder), lambda: True).key)
+        keys.append(checkpoints.commit(Judgement(tree=look(folder)), lambda: True).key)
     checkpoints.release(5.0)
     return keys
 

@@ -21,6 +21,7 @@ from spottrain.sync.folder import PRIVATE, Record, is_restored, look, notes_of
 from spottrain.sync.manifest import StoredFile, SyncManifest, unnamed
 from spottrain.sync.program import make_folder
 from spottrain.sync.restore import first_that_counts
+from spottrain.sync.whole import Judgement
 
 from tests.support.sentences import Told
 
@@ -105,12 +106,12 @@ class Attempt:
 
     def commit(self, *, at_end: bool = False) -> Commit:
         tree = look(self.folder)
-        return self.checkpoints.commit(tree, lambda: look(self.folder) == tree, at_end=at_end)
+        return self.checkpoints.commit(Judgement(tree=tree), lambda: look(self.folder) == tree, at_end=at_end)
 
     def commit_in_vain(self) -> None:
         """Sends all, and the folder has changed meanwhile."""
         with pytest.raises(Changed):
-            self.checkpoints.commit(look(self.folder), lambda: False)
+            self.checkpoints.commit(Judgement(tree=look(self.folder)), lambda: False)
 
 
 def content(folder: Path) -> dict[str, tuple[int, object]]:
@@ -162,10 +163,10 @@ def test_unchanged_and_equal_contents_are_not_sent_again(place: Place) -> None:
 def test_a_file_that_changes_while_it_is_read_is_not_committed(place: Place) -> None:
     first = place.saved(b"1")
     first.write("a", b"22")
-    tree = look(first.folder)
+    verdict = Judgement(tree=look(first.folder))
     first.write("a", b"333")
     with pytest.raises(Changed):
-        first.checkpoints.commit(tree, lambda: True)
+        first.checkpoints.commit(verdict, lambda: True)
     first.commit_in_vain()
     assert place.newest() == b"1"
 
@@ -347,7 +348,7 @@ def test_a_file_system_that_refuses_owners_does_not_stop_a_restore(
 def test_what_no_restart_could_read_is_not_committed(place: Place, told: Told) -> None:
     first = place.attempt().restored()
     first.write("a/b", b"1")
-    without_parents = {"a/b": look(first.folder)["a/b"]}
+    without_parents = Judgement(tree={"a/b": look(first.folder)["a/b"]})
     told(lambda: first.checkpoints.commit(without_parents, lambda: True))
     assert place.attempt().restored().result == SyncResult(resumed=False)
 
