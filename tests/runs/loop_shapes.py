@@ -129,7 +129,7 @@ class Attempt:
         torch.autograd.backward(loss)
         self._optimizer.step()
         self.used.append(f"{[int(x) for x in batch[:, 0]]} {float(loss.detach()):.9g}")
-        if self.run._step + 1 == self._stop:
+        if self.run._position.step + 1 == self._stop:
             self.session.preemption.stop_by(time.time() + 60, "test")
         if len(self.used) > LIMIT:
             raise RuntimeError("the loop has no end")
@@ -137,7 +137,7 @@ class Attempt:
 
     def validate(self) -> None:
         """Draws random numbers."""
-        self.other.append(f"{self.run._step} {float(torch.rand(())):.9g}")
+        self.other.append(f"{self.run._position.step} {float(torch.rand(())):.9g}")
 
     def play(self, code: str) -> dict[str, Any]:
         """Runs the loop, and `finish` after it. Returns how it ended."""

@@ -209,12 +209,7 @@ def _chain(dataset: Any) -> dict[str, Any]:
 # --- buffers ------------------------------------------------------------------------------------------------
 def _buffer_form(module: torch.nn.Module, name: str) -> Any:
     """Returns what changes with the buffer, without what is saved with the model."""
-    buffer = module._buffers[name]
-    if buffer is None or not _is_storable(buffer):
-        return None
-    if name in module._non_persistent_buffers_set:
-        return _comparable(buffer)
-    return (buffer.dtype, buffer.shape)
+    return _comparable({key: each for key, each in _saved_buffer(module, name).items() if key != "device"})
 
 
 def _saved_buffer(module: torch.nn.Module, name: str) -> dict[str, Any]:

@@ -60,7 +60,7 @@ class AccelerateRun(Run):
         self._held = _held(accelerator)
         self._micro_batches = accelerator.step
         """Accelerate's counter of micro-batches, after the last optimizer step."""
-        self._position = PassPosition()
+        self._pass_position = PassPosition()
         self._loader: Any = None
         """The prepared loader that `batches` iterates over."""
         self._number, self._used = -1, 0
@@ -95,12 +95,16 @@ class AccelerateRun(Run):
 
     def _count(self, loss: torch.Tensor | float | None, samples: int | None) -> None:
         self._micro_batches = self._accelerator.step
-        self._position.step_done(self._used)
+        self._pass_position.step_done(self._used)
         super()._count(loss, samples)
 
     def _require_known_pass(self) -> None:
         """Raises ConfigurationError if the loop is in a pass over a prepared loader that is not ours."""
-        if self._data.given or self._loader is not None or not self._accelerator.gradient_state.in_dataloader:
+        if (
+            self._position.given
+            or self._loader is not None
+            or not self._accelerator.gradient_state.in_dataloader
+        ):
             return
         raise ConfigurationError(
             "the loop iterates over a loader that Accelerate has prepared, and AccelerateRun does not see "
@@ -111,7 +115,7 @@ class AccelerateRun(Run):
     def _pass(self, loader: Iterable[Any]) -> Iterator[Any]:
         if not any(loader is each for each in self._accelerator._dataloaders):
             return super()._pass(loader)
-        if self._data.given:
+        if self._position.given:
             raise ConfigurationError(
                 "AccelerateRun(data=...) was given, and run.batches(loader) is over another loader, which "
                 "Accelerate has prepared: leave data out"
@@ -126,30 +130,30 @@ class AccelerateRun(Run):
                 "DataLoaderConfiguration(use_stateful_dataloader=True) keeps a position of its own, beside "
                 "that of run.batches(loader): leave it out"
             )
-        self._loader, self._first_pass_after_resume = loader, False
-        self._finished = None  # another thread would have to save random states of the loader too
+        self._loader, self._position.first_pass_after_resume = loader, False
+        self._finished.possible = False  # another thread would have to save random states of the loader too
         return self._prepared_pass(loader)
 
     def _prepared_pass(self, loader: Any) -> Iterator[Any]:
         """Yields the batches of a pass, or those that are left of it after a resume."""
         saved, self._saved_pass = self._saved_pass, None
-        if saved is not None and saved["epoch"] != self._epochs.number:  # left at its epoch's end
+        if saved is not None and saved["epoch"] != self._position.epoch:  # left at its epoch's end
             saved = {**saved, "batches": 0, "number": saved["number"] + 1}
         self._number = self._number + 1 if saved is None else saved["number"]
         self._used = 0 if saved is None else saved["batches"]
         loader.iteration = self._number  # which a seedable sampler makes its order of
         source = self._accelerator.skip_first_batches(loader, self._used) if self._used else loader
-        self._position.expect(loader, first=not self._number, saved=saved)
+        self._pass_position.expect(loader, first=not self._number, saved=saved)
         for batch in source:
-            self._position.go_on()
+            self._pass_position.go_on()
             self._used += 1
             yield batch
-        self._position.go_on()
+        self._pass_position.go_on()
 
     def _own(self) -> dict[str, Any]:
         position = self._saved_pass
         if self._loader is not None:
-            position = {**self._position.state(), "number": self._number, "epoch": self._epochs.number}
+            position = {**self._pass_position.state(), "number": self._number, "epoch": self._position.epoch}
         return super()._own() | {"pass": position, "micro_batches": self._micro_batches}
 
     def _load_progress(self, saved: Mapping[str, Any], own: Mapping[str, Any], new_rank: bool) -> None:

@@ -22,9 +22,19 @@ def map_items(value: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def with_devices(value: Any) -> Any:
-    """Returns a batch in checkpoint form: each tensor with its device type."""
+    """Returns a batch in checkpoint form: each tensor with its device type.
+
+    Raises ConfigurationError if a container in it would come back as one of another type.
+    """
     if isinstance(value, torch.Tensor):
         return {_TENSOR: value.detach(), "device": value.device.type}
+    if isinstance(value, Mapping | list | tuple) and type(value) not in (dict, list, tuple):
+        raise ConfigurationError(
+            "run.ahead(...) keeps the batch that is drawn ahead in the checkpoint, and a "
+            f"{type(value).__name__} in it would come back as another type: draw dicts, lists and "
+            "tuples, such as dict(batch), or give run.ahead a loader of spottrain.data, of which it "
+            "keeps the position alone"
+        )
     return map_items(value, with_devices)
 
 
@@ -33,17 +43,3 @@ def onto_devices(value: Any) -> Any:
     if isinstance(value, Mapping) and _TENSOR in value:
         return value[_TENSOR].to(value["device"])
     return map_items(value, onto_devices)
-
-
-def require_same_type(batch: Any) -> None:
-    """Raises ConfigurationError if a container in the batch would come back as one of another type."""
-    if isinstance(batch, Mapping | list | tuple):
-        if type(batch) not in (dict, list, tuple):
-            raise ConfigurationError(
-                "run.ahead(...) keeps the batch that is drawn ahead in the checkpoint, and a "
-                f"{type(batch).__name__} in it would come back as another type: draw dicts, lists and "
-                "tuples, such as dict(batch), or give run.ahead a loader of spottrain.data, of which it "
-                "keeps the position alone"
-            )
-        for item in batch.values() if isinstance(batch, Mapping) else batch:
-            require_same_type(item)

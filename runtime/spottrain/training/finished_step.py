@@ -18,9 +18,9 @@ from typing import Any, Final
 import torch
 
 from spottrain.checkpoint.tree import Flattened, unflatten
-from spottrain.core import device as devices
 from spottrain.errors import CheckpointError
 from spottrain.techniques.ema import EMA
+from spottrain.training.position import LoopPosition
 
 COPIED_BYTES: Final = 2**20
 """Limit of the tensors and arrays in the copied part of the state."""
@@ -87,23 +87,22 @@ def _copied(value: Any) -> Any:
 class FinishedStep:
     """The copies that were made at the end of a step."""
 
-    random: dict[str, Any]
-    """As `devices.random_state` returns it."""
-    progress: dict[str, Any]
-    drawn: list[Any]
+    place: dict[str, Any]
+    own_place: dict[str, Any]
+    """As `LoopPosition.shared` and `own` return them."""
     groups: dict[str, list[dict[str, Any]]]
-    """Of each optimizer: its parameter groups, without the parameters."""
+    """Of each optimizer: its parameter groups, with the number of parameters in the place of these."""
     objects: dict[str, Any]
     own: dict[str, Any]
     tensors: Record
-    averaged: list[int]
-    """The last step that each average has."""
-    sizes: list[list[int]]
-    """How many parameters each group of each optimizer has."""
 
 
 class FinishedSteps:
-    """Keeps the last finished step. `objects`: what has a state besides modules and optimizers, by name."""
+    """Keeps the last finished step.
+
+    `objects`: what has a state besides modules and optimizers, by name. `possible`: whether another thread
+    can save: with one rank, and a position that costs little to note.
+    """
 
     def __init__(
         self,
@@ -112,8 +111,10 @@ class FinishedSteps:
         optimizers: Mapping[str, torch.optim.Optimizer],
         objects: Mapping[str, Any],
         loose: Callable[[], Iterable[torch.Tensor]],
+        possible: bool = True,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
+        self.possible = possible
         self._modules, self._optimizers, self._loose = list(modules), optimizers, loose
         self._averages = [each for each in objects.values() if isinstance(each, EMA)]
         self._objects = {name: each for name, each in objects.items() if not isinstance(each, EMA)}
@@ -122,18 +123,20 @@ class FinishedSteps:
         self._seconds: deque[float] = deque(maxlen=MEASURED)
         self._not_before = self._look_again_at = float("-inf")
         self.last: FinishedStep | None = None
+        self.saved: FinishedStep | None = None
+        """The step whose copies a save takes; None: it takes the present state."""
 
     def forget(self) -> None:
         """Forgets it: the next step has changed the state, or is about to."""
-        self.last = None
+        self.last = self.saved = None
 
-    def keep(self, progress: Callable[[], dict[str, Any]], drawn: list[Any]) -> None:
+    def keep(self, position: LoopPosition) -> None:
         """Keeps the step that is finished now, unless copying its state takes too long."""
         began = self._clock()
         if began < self._not_before:
             return
         try:
-            self.last = self._copy(progress(), drawn)
+            self.last = self._copy(position)
         except (_TooLarge, CheckpointError):  # a save says what cannot be stored
             self.last = None
         self._seconds.append(self._clock() - began)
@@ -141,40 +144,40 @@ class FinishedSteps:
         if len(self._seconds) == MEASURED and seconds > FREE_SECONDS:
             self._not_before = began + seconds / LARGEST_SHARE
 
-    def _copy(self, progress: dict[str, Any], drawn: list[Any]) -> FinishedStep:
+    def _copy(self, position: LoopPosition) -> FinishedStep:
         with_own = {name: each for name, each in self._objects.items() if hasattr(each, "own_state_dict")}
         if self._clock() >= self._look_again_at:
             self._tensors = self._all_tensors()
             self._look_again_at = self._clock() + LOOK_SECONDS
         return FinishedStep(
-            random=devices.random_state(),
-            progress=_copied(progress),
-            drawn=list(drawn),
+            own_place=position.own(),
+            place=_copied(position.shared()),
             groups={name: _copied(_groups(each)) for name, each in self._optimizers.items()},
             objects={name: _copied(each.state_dict()) for name, each in self._objects.items()},
             own={name: _copied(each.own_state_dict()) for name, each in with_own.items()},
             tensors=self._recorder.record(self._tensors),
-            averaged=[each.updated for each in self._averages],
-            sizes=self._sizes,
         )
+
+    def unmoved(self) -> bool:
+        """Whether the last finished step can be saved, which is then what is saved.
+
+        The script may have drawn random numbers since.
+        """
+        self.saved = self.last if self.unchanged else None
+        return self.saved is not None
 
     @property
     def unchanged(self) -> bool:
         """Whether the tensors are still those of the last finished step."""
-        if self.last is None:
+        if self.last is None or not self.possible:
             return False
         tensors = self._all_tensors()
         same = len(tensors) == len(self._tensors) and all(map(operator.is_, tensors, self._tensors))
         return (
             same
             and _same(self.last.tensors, self._recorder.record(tensors))
-            and self.last.averaged == [each.updated for each in self._averages]
-            and self.last.sizes == self._sizes
+            and all(_sizes(self.last.groups[n]) == _sizes(_groups(o)) for n, o in self._optimizers.items())
         )
-
-    @property
-    def _sizes(self) -> list[list[int]]:
-        return [[len(g["params"]) for g in each.param_groups] for each in self._optimizers.values()]
 
     def _all_tensors(self) -> list[torch.Tensor]:
         found = [each for module in self._modules for each in (*module.parameters(), *module.buffers())]
@@ -183,9 +186,11 @@ class FinishedSteps:
 
 
 def _groups(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
-    return [
-        {key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups
-    ]
+    return [{**group, "params": len(group["params"])} for group in optimizer.param_groups]
+
+
+def _sizes(groups: list[dict[str, Any]]) -> list[int]:
+    return [group["params"] for group in groups]
 
 
 def with_groups(state: dict[str, Any], groups: list[dict[str, Any]]) -> dict[str, Any]:

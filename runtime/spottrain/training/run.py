@@ -12,15 +12,13 @@ A checkpoint of an epoch's last step does not cover what the loop does between t
 from __future__ import annotations
 
 import functools
-import itertools
-import operator
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from itertools import repeat
 from types import TracebackType
 from typing import Any, Self
 
 import torch
 
-from spottrain.checkpoint import outside_parameters, plain_state
 from spottrain.checkpoint.kinds import StateCheckpoints, TrainingState
 from spottrain.core import device as devices
 from spottrain.core import log, patches
@@ -32,22 +30,27 @@ from spottrain.lifecycle.session import Session, current
 from spottrain.techniques.early_stopping import EarlyStopping
 from spottrain.techniques.trackers import Trackers
 from spottrain.training import job_settings
-from spottrain.training.drawn_batch import onto_devices, require_same_type, with_devices
+from spottrain.training.drawn_batch import onto_devices, with_devices
 from spottrain.training.engine import Engine
 from spottrain.training.epochs import LoopEpochs
-from spottrain.training.extra_state import adapted, final_weights
-from spottrain.training.finished_step import FinishedStep, FinishedSteps
+from spottrain.training.finished_step import FinishedSteps
+from spottrain.training.given_state import GivenState, final_weights
 from spottrain.training.metrics_log import require_finite
-from spottrain.training.position import LoopPosition, cursor_of, has_state
-from spottrain.training.state_tree import MAIN, SCALER, StateTree, is_scaler
+from spottrain.training.position import DrawnBy, LoopPosition, cursor_of
+from spottrain.training.state_tree import StateTree, is_scaler
 
 
-class _Partial(devices.Boundary):
-    """State to undo a partial step. `at`: position in the data; `drawn`: batches of `Run.ahead`."""
+class _Boundary(devices.Boundary):
+    """State to undo a partial step."""
 
-    def __init__(self, modules: Iterable[torch.nn.Module], at: Any, drawn: list[Any]) -> None:
+    def __init__(self, modules: Iterable[torch.nn.Module], position: LoopPosition) -> None:
         super().__init__(modules)
-        self.at, self.drawn = at, drawn
+        self._position = position
+        self.in_data, self._drawn = position.in_data, position.drawn
+
+    def restore(self) -> None:
+        super().restore()
+        self._position.drawn = self._drawn
 
 
 class Run:
@@ -116,61 +119,44 @@ class Run:
         if wanted is not None and wanted != max_steps:
             log.event("override", setting="max_steps", manifest=wanted, script=max_steps)
         self.max_steps = wanted or max_steps
-        self._at_max_steps: devices.Boundary | None = None
-        """State after the last step, for a loop that goes on."""
-        self._step = 0
-        self._data = LoopPosition(data, session.world)
         self._loss: Any = None
-        self._passes = 0
-        self._epochs = LoopEpochs(self._data)
-        self._in_batches = self._asked = False
-        """Whether the loop has read its position; if not, it starts at 0 in each attempt."""
-        self._counts_epochs = False
-        """Whether the loop has read its epoch before its first pass, as `range(run.epoch, n)` does."""
-        self._first_pass_after_resume = False
-        """Whether it was restored and no pass has begun since."""
-        self._draws_ahead = False
-        self._drawn: list[Any] = []
-        """The batch that `ahead` has drawn last, unless the position in the data is enough to draw it."""
-        self._partial: _Partial | None = None
-        self._finished: FinishedSteps | None = None
-        """Set where another thread can save: with one rank, and a position that costs little to note."""
-        self._saved_step: FinishedStep | None = None
-        """The step that another thread saves."""
-        self._model = _models(model)
-        self._optimizers = _optimizers(optimizer)
-        self._modules: dict[str, torch.nn.Module] = {}
-        self._objects: dict[str, Any] = {}
-        self._left_out: set[str] = set()
-        self.extra = dict(extra) if isinstance(extra, Mapping) else {}
+        self._given = given = GivenState(
+            model, optimizer, scheduler, scaler, extra, give_scheduler=self._give_scheduler
+        )
+        self.extra = given.values
         """The given values, by name. Numbers and strings are read and written here."""
-        for kind, given in (("scheduler", scheduler), (SCALER, scaler), ("extra", extra)):
-            self._add(kind, given)
-        given = model.values() if isinstance(model, Mapping | torch.nn.ModuleDict) else [model]
+        self._position = LoopPosition(data, session.world, self._saved_besides())
+        self._epochs = LoopEpochs(self._position)
+        self._before_step: _Boundary | None = None
+        """State to undo the partial step that `poll` has seen, or all that comes after `max_steps`."""
+        for each in given.objects.values():
+            if isinstance(each, EarlyStopping):
+                job_settings.use_first_rank(each, session.world)
+            if isinstance(each, Trackers):
+                self._engine.close_at_end(each)
         self._state = StateTree(
             type(self).__name__,
-            self._model,
-            self._optimizers,
-            self._modules,
-            self._objects,
-            left_out=self._left_out,
+            given.model,
+            given.optimizers,
+            given.modules,
+            given.objects,
+            left_out=given.left_out,
             dataset=getattr(data, "dataset", None),
-            replicas=session.world.distributed and any(map(plain_state.replica, given)),
+            replicas=session.world.distributed and given.replicated,
             regroups=True,
             over=lambda: self._engine.ended or self.ended_by_itself,
             incompatible=self._engine.incompatible,
         )
-        self._require_whole(scheduler)
+        given.require_scheduler()
         self._engine.join()
-        modules = [self._model, *self._modules.values()]
-        self._module = torch.nn.ModuleList(modules)
-        if not session.world.distributed and self._data.shared:
-            self._finished = FinishedSteps(
-                modules=modules,
-                optimizers=self._optimizers,
-                objects={name: each for name, each in self._objects.items() if not is_scaler(name)},
-                loose=lambda: self._state.loose.values(),
-            )
+        self._module = torch.nn.ModuleList([given.model, *given.modules.values()])
+        self._finished = FinishedSteps(
+            modules=self._module,
+            optimizers=self._given.optimizers,
+            objects={name: each for name, each in self._given.objects.items() if not is_scaler(name)},
+            loose=lambda: self._state.loose.values(),
+            possible=not session.world.distributed and self._position.is_shared,
+        )
         self._begin(log_every)
 
     def _begin(self, log_every: int) -> None:
@@ -179,24 +165,24 @@ class Run:
         session.loop = self
         if session.world.distributed and session.script:
             self._finish_before_group_ends()
-        for each in self._optimizers.values():
-            each.register_step_pre_hook(self._note_move)
+        for each in self._given.optimizers.values():
+            each.register_step_pre_hook(self._begin_step)
         job_settings.advise(session)
         state = TrainingState(
             shared=self._shared,
             own=self._own,
             load=self._load,
-            unmoved=self._unmoved,
+            unmoved=self._finished.unmoved,
             want=self._state.want(),
             by_rank0=self._state.by_rank0,
         )
-        restored = self._engine.begin(StateCheckpoints(state, self._model), total_steps=self.max_steps)
-        if not restored and self._engine.initialize(self._model):
+        restored = self._engine.begin(StateCheckpoints(state, self._given.model), total_steps=self.max_steps)
+        if not restored and self._engine.initialize(self._given.model):
             for average in self._state.averages.values():
                 average.begin()  # it holds the weights from before
         first = next(self._module.parameters(), None)
         self._engine.start(
-            step=self._step,
+            step=self._position.step,
             total_steps=self.max_steps,
             device=torch.device("cpu") if first is None else first.device,
             log_every=log_every,
@@ -209,13 +195,13 @@ class Run:
     @property
     def global_step(self) -> int:
         """Optimizer steps done, in all attempts."""
-        self._asked = True
-        return self._step
+        self._position.reads += 1
+        return self._position.step
 
     @property
     def done(self) -> bool:
         """Whether `max_steps` are done; False without `max_steps`."""
-        return self.max_steps is not None and self._step >= self.max_steps
+        return self.max_steps is not None and self._position.step >= self.max_steps
 
     @property
     def epoch(self) -> int:
@@ -226,16 +212,15 @@ class Run:
         Raises:
             ConfigurationError: nothing counts epochs.
         """
-        self._asked = True
+        position = self._position
+        position.reads += 1
         if self._epochs.counted:
-            return self._epochs.number
-        known = self._data.epoch
-        if known is not None:
-            cursor = self._data.cursor
-            self._counts_epochs |= cursor is not None and cursor.begun is None
-            return known
-        if self._in_batches:
-            return self._passes
+            return position.epoch
+        if position.cursor is not None:
+            position.counts_epochs |= position.cursor.begun is None
+            return position.cursor.position.epoch
+        if position.drawn_by is DrawnBy.BATCHES:
+            return position.passes
         raise ConfigurationError(
             "run.epoch is not known: Run(data=...) was not given spottrain.data.loader(...), which "
             "counts epochs; iterate `for epoch in run.epochs(n)`, which counts them whatever the data are"
@@ -254,8 +239,8 @@ class Run:
                 "run.epochs(n)`"
             )
         self._epochs.read_position()
-        self._epochs.skipped = True
-        return self._step - self._epochs.began
+        self._position.skips = True
+        return self._epochs.steps_done
 
     def epochs(self, count: int, *, steps: int | None = None) -> Iterator[int]:
         """Yields the epochs that are left of `count`: `for epoch in run.epochs(10)`.
@@ -287,21 +272,17 @@ class Run:
             )
         if count < 1 or (steps is not None and steps < 1):
             raise ConfigurationError(f"run.epochs({count}, steps={steps}): at least 1 each")
-        self._asked = epochs.counted = True
-        epochs.steps = steps
+        self._position.reads += 1
+        epochs.count, epochs.steps = count, steps
         if self.max_steps is not None:
-            epochs.require_enough(count, self._step, self.max_steps)
-        while epochs.number < count and not self.done:
-            epochs.begin(self._step)
-            yield epochs.number
-            self._end_epoch()
+            epochs.require_enough(self.max_steps)
+        while not (epochs.done or self.done):
+            epochs.begin()
+            yield self._position.epoch
+            if not self.done:
+                epochs.end()
+                self._before_step = None
         epochs.end_all()
-
-    def _end_epoch(self) -> None:
-        """Moves on to the next epoch."""
-        if not self.done:
-            self._epochs.end(self._step)
-        self._partial = None
 
     @property
     def should_stop(self) -> bool:
@@ -333,82 +314,61 @@ class Run:
         """
         self._require_open()
         self._begin_step()  # from here on there is work to lose
-        if self.done:
-            self._end_at_max_steps()
         try:
-            self._require_position()
+            self._epochs.require_position(self.max_steps)
             self._count(loss, samples)
-            stop = self._engine.boundary(self._step)
+            stop = self._engine.boundary(self._position.step)
         except RunError as error:  # without `with` HEAD is released only here
             self._engine.failed(error)
             raise
         if stop:
             self._engine.stop()
-        if self.done:
-            self._at_max_steps = devices.Boundary(self._module.modules())
         self._end_step()
         return not self.done
 
-    def _end_at_max_steps(self) -> None:
-        """Finishes a loop that goes on after `max_steps`, and leaves through SystemExit."""
-        if self._at_max_steps is not None:
-            self._at_max_steps.restore()  # what the loop has begun since has changed running means
-        self.finish()
-        self.session.end(self.session.done)
+    def _begin_step(self, *_: Any) -> None:
+        """Keeps other threads from saving. Waits for one that does, which then ends the process.
+
+        Also called before each optimizer step. A loop that goes on after `max_steps` is finished here, as it
+        was after the last step, and leaves through SystemExit.
+        """
+        if self._engine.ended:
+            return
+        self.session.enter(Phase.STEP)
+        self._finished.forget()
+        if self.done:
+            if self._before_step is not None:
+                self._before_step.restore()  # what the loop has begun since has changed running means
+            self.finish()
+            self.session.end(self.session.done)
 
     def _end_step(self) -> None:
         """Lets another thread save this step, should a stop come while the loop does something else."""
+        if self.done:
+            self._before_step = self._boundary()
         phase = Phase.BOUNDARY
-        if self._finished is not None and self._engine.manager is not None:
-            self._finished.keep(self._place, self._drawn)
+        if self._finished.possible and self._engine.manager is not None:
+            self._finished.keep(self._position)
             phase = Phase.BETWEEN
         self.session.enter(phase)
 
-    def _begin_step(self) -> None:
-        """Keeps other threads from saving. Waits for one that does, which then ends the process."""
-        self.session.enter(Phase.STEP)
-        if self._finished is not None:
-            self._finished.forget()
-
-    def _require_position(self) -> None:
-        """Raises ConfigurationError for a loop whose position is not what is counted here.
-
-        After an interruption it would train other samples, or another number of steps. Raised at its first
-        step, or in its second pass.
-        """
-        if self._epochs.counted:
-            self._epochs.require_position(self._step)
-        elif self.max_steps is None and self._counts_epochs:
-            raise ConfigurationError(
-                "the loop counts its epochs by itself, as range(run.epoch, n) does, so how many passes it "
-                "makes in each is not known: iterate `for epoch in run.epochs(n)`"
-            )
-        elif self.max_steps is None and not self._asked and (not self._data.given or self._data.epoch):
-            raise ConfigurationError(
-                "the loop does not read its position from the Run, so after an interruption it would "
-                "start at step 0 again: iterate `for epoch in run.epochs(n)`, or until run.global_step "
-                "is what you want, or give Run(max_steps=...)"
-            )
-        if self._data.of_loader and not (self._in_batches or self._draws_ahead):
-            raise ConfigurationError(
-                "the loop does not iterate over run.batches(...), so the Run does not know the passes over "
-                "the loader that is given as data=, and a resume would draw other random numbers: write `for "
-                "batch in run.batches(loader)`"
-            )
+    def _boundary(self) -> _Boundary:
+        return _Boundary(self._module.modules(), self._position)
 
     def _count(self, loss: torch.Tensor | float | None, samples: int | None) -> None:
         self._state.live.note()
-        epoch = self._epochs.number if self._epochs.counted else self._data.epoch
-        self._step += 1
+        position = self._position
+        epoch = position.epoch if self._epochs.counted else position.epoch_of_data
+        position.step += 1
         self.session.enter(Phase.BOUNDARY)
-        self._data.advance(self._saved_besides())
-        self._partial = None
+        position.advance()
+        self._before_step = None
         self._loss = loss.detach() if isinstance(loss, torch.Tensor) else loss
         self._engine.count(
-            self._step,
+            position.step,
             loss=self._read_loss,
             rate=self._rate(),
-            samples=self._data.samples if samples is None else samples,
+            samples=position.samples if samples is None else samples,
             epoch=epoch,
         )
 
@@ -423,14 +383,12 @@ class Run:
             return
         if self.should_stop:
             self.session.enter(Phase.STEP)
-            if self._partial is not None:
-                self._partial.restore()
-                self._drawn = self._partial.drawn
+            if self._before_step is not None:
+                self._before_step.restore()
             self._engine.stop()
-        cursor = self._data.cursor
-        at = None if cursor is None else cursor.position  # it moves on when an epoch begins
-        if self._partial is None or self._partial.at != at:
-            self._partial = _Partial(self._module.modules(), at, self._drawn)
+        before = self._before_step
+        if before is None or (not self.done and before.in_data != self._position.in_data):
+            self._before_step = self._boundary()
 
     def batches(self, loader: Iterable[Any]) -> Iterator[Any]:
         """Yields batches, pass after pass, until `max_steps` are done.
@@ -446,36 +404,37 @@ class Run:
         Raises:
             ConfigurationError: there is neither `max_steps` nor `epochs`, or the loader is empty.
         """
-        self._in_batches = True
-        if self.max_steps is None and not self._epochs.counted:
+        epochs, position = self._epochs, self._position
+        if position.drawn_by is DrawnBy.SCRIPT:
+            position.drawn_by = DrawnBy.BATCHES
+        if self.max_steps is None and not epochs.counted:
             raise ConfigurationError(
                 "Run.batches needs an end: give Run(max_steps=...), or iterate in `for epoch in "
                 "run.epochs(n)`"
             )
-        epochs = self._epochs
         if epochs.counted:
             epochs.read_position()
             epochs.require_one_pass()
-        if self.done or epochs.full(self._step):
+        if self.done or epochs.full:
             return
         for batch in self._passes_over(loader, once=epochs.counted and epochs.steps is None):
-            self._data.taken += 1
+            position.taken += 1
             yield batch
-            if self.done or epochs.full(self._step):
+            if self.done or epochs.full:
                 return
-        epochs.passes += 1
+        epochs.passed = True
 
     def _passes_over(self, loader: Iterable[Any], *, once: bool = False) -> Iterator[Any]:
         """Yields the batches of pass after pass, or of one. Raises ConfigurationError if there are none."""
-        cursor = cursor_of(loader) if self._draws_ahead else None
+        cursor = cursor_of(loader)
         empty = 0
         while empty < 2:  # the first may be the empty rest of an interrupted pass
             empty += 1
-            for batch in timed(lambda: self._known(self._pass(loader)), self.session.board.clock):
+            for batch in timed(lambda: self._position.known(self._pass(loader)), self.session.board.clock):
                 empty = 0
                 yield batch
-            self._passes += 1
-            if cursor is not None:
+            self._position.passes += 1
+            if cursor is not None and cursor.ahead:
                 cursor.ended = cursor.begun
             if once:
                 return
@@ -485,51 +444,7 @@ class Run:
         )
 
     def _pass(self, loader: Iterable[Any]) -> Iterator[Any]:
-        """Begins a pass. The first one after a resume leaves the random state unchanged.
-
-        What a loader draws for its workers and order was drawn when the interrupted pass began.
-
-        Raises ConfigurationError if nothing of the position in the loader is saved.
-        """
-        if not (self._data.given or isinstance(loader, Iterator) or self._epochs.skipped):
-            raise ConfigurationError(
-                f"the loop iterates over a {type(loader).__name__}, of which nothing is saved, so each "
-                "attempt would begin it again: write `data = spottrain.data.loader(dataset, ...)`, for "
-                "batches of another kind `data = spottrain.data.Skipping(batches)`; then "
-                "`spottrain.Run(data=data)` and run.batches(data) or run.ahead(data). Batches that are drawn "
-                "at random each come from a generator or another iterator"
-            )
-        if not self._first_pass_after_resume or self._data.cursor is not None:
-            return iter(loader)
-        self._first_pass_after_resume, before = False, devices.random_state()
-        stream = iter(loader)
-        devices.set_random_state(before)
-        return stream
-
-    def _known(self, batches: Iterable[Any]) -> Iterator[Any]:
-        """Yields the batches. Raises ConfigurationError if they do not follow from what is saved.
-
-        The second one tells: without `data` it must be drawn from the random state, or from the position.
-        """
-        stream, others = iter(batches), self._saved_besides()
-        if not (self._data.given or others is None or others or self._epochs.skipped):
-            first = list(itertools.islice(stream, 1))
-            yield from first
-            before, asked, self._asked = devices.random_state(), self._asked, False
-            second = list(itertools.islice(stream, 1))
-            constant = all(map(operator.is_, first, second))
-            if not (constant or self._asked or not devices.same(before, devices.random_state())):
-                raise ConfigurationError(
-                    "the batches are not drawn from the random numbers of Python, NumPy or torch, and "
-                    "nothing else of their position is saved, so each attempt would begin with the first "
-                    "one: give spottrain.Run(data=...) what they come from (spottrain.data.loader, or "
-                    "spottrain.data.Skipping around a list or another loader), or a generator that they are "
-                    "drawn with as extra={'generator': generator}"
-                )
-            self._asked |= asked
-            yield from second
-            del first, second
-        yield from stream
+        return self._position.begin_pass(loader)
 
     def ahead(self, source: Iterable[Any] | Callable[[], Any]) -> Iterator[Any]:
         """Returns an endless iterator for a loop that draws its next batch before `step_completed`.
@@ -552,30 +467,29 @@ class Run:
         Raises:
             ConfigurationError: it is called twice, or in a loop over `epochs`; or the source is empty.
         """
-        if self._draws_ahead:
+        if self._position.drawn_by is DrawnBy.AHEAD:
             raise ConfigurationError("run.ahead(...) was called a second time: the Run keeps one batch")
         if self._epochs.counted:
             raise ConfigurationError(
                 "run.ahead(...) draws batches across the ends of epochs, so it cannot be used within "
                 "run.epochs(...): create it before the loop, and count steps instead of epochs"
             )
-        self._draws_ahead, cursor = True, cursor_of(source)
+        self._position.drawn_by, cursor = DrawnBy.AHEAD, cursor_of(source)
         if cursor is not None:
-            cursor.ahead, self._drawn = True, []
+            cursor.ahead, self._position.drawn = True, []
         return self._draw(source, keep=cursor is None)
 
     def _draw(self, source: Iterable[Any] | Callable[[], Any], *, keep: bool) -> Iterator[Any]:
-        yield from list(self._drawn)  # by the last attempt, which has not used it
+        yield from onto_devices(self._position.drawn)  # by the last attempt, which has not used it
         if isinstance(source, Iterator):  # a single pass
             batches: Iterable[Any] = source
         elif isinstance(source, Iterable):
             batches = self._passes_over(source)
         else:
-            batches = (source() for _ in itertools.repeat(None))
-        for batch in timed(lambda: self._known(batches), self.session.board.clock):
+            batches = (source() for _ in repeat(None))
+        for batch in timed(lambda: self._position.known(batches), self.session.board.clock):
             if keep:
-                require_same_type(batch)
-                self._drawn = [batch]
+                self._position.drawn = [with_devices(batch)]
             yield batch
 
     def finish(self, *, ended_early: str | None = None) -> str:
@@ -602,7 +516,7 @@ class Run:
         why = self._early() if ended_early is None else ended_early
         if not why:
             self._require_whole_training()
-        return self._engine.finish(self._final, self._trained_beside().keys(), ended_early=why)[0]
+        return self._engine.finish(self._final, self._state.trained_beside().keys(), ended_early=why)[0]
 
     def finish_ended(self) -> None:
         """Finishes a loop that has done all its epochs or steps.
@@ -646,7 +560,7 @@ class Run:
         if error is not None:
             self._engine.failed(error)
         elif not (self.ended_by_itself and self.session.script):  # `spottrain run` finishes such a loop
-            log.event("not-finished", step=self._step, why="run.finish() was not called")
+            log.event("not-finished", step=self._position.step, why="run.finish() was not called")
             self._engine.give_up()
 
     # --- private --------------------------------------------------------------------------------------
@@ -655,9 +569,9 @@ class Run:
         epochs = self._epochs
         if self.done or (self.max_steps is None and (epochs.done or not epochs.counted)):
             return
-        of = f"step {self._step} of max_steps={self.max_steps}"
+        of = f"step {self._position.step} of max_steps={self.max_steps}"
         if self.max_steps is None:
-            of = f"step {self._step}, in epoch {epochs.number} of run.epochs(...)"
+            of = f"step {self._position.step}, in epoch {self._position.epoch} of run.epochs(...)"
         self._engine.save_unfinished()
         self._engine.close()
         raise TrainingFailed(
@@ -682,7 +596,7 @@ class Run:
             raise ConfigurationError(
                 f"run.step_completed(loss=...) is a {type(self._loss).__name__}; give one number, or None"
             ) from error
-        require_finite(value, self._step)
+        require_finite(value, self._position.step)
         return value
 
     def _require_open(self) -> None:
@@ -691,131 +605,37 @@ class Run:
         if self._engine.ended:
             raise ConfigurationError("the Run has ended: nothing can be counted or saved after finish()")
 
-    def _unmoved(self) -> bool:
-        """Whether the last finished step can be saved, which is then what is saved.
-
-        The script may have drawn random numbers since.
-        """
-        unchanged = self._finished is not None and self._finished.unchanged
-        self._saved_step = self._finished.last if self._finished is not None and unchanged else None
-        return unchanged
-
-    def _note_move(self, *_: Any) -> None:
-        """Called before each optimizer step."""
-        if not self._engine.ended:
-            self._begin_step()
-            if self.done:
-                self._end_at_max_steps()
-
     def _rate(self) -> float | None:
         """The learning rate of the first optimizer."""
-        groups = next(iter(self._optimizers.values())).param_groups
+        groups = next(iter(self._given.optimizers.values())).param_groups
         return float(groups[0]["lr"]) if groups and "lr" in groups[0] else None
 
     # --- what is saved --------------------------------------------------------------------------------
-    def _require_whole(self, scheduler: Any) -> None:
-        """Raises ConfigurationError unless all that is trained is saved."""
-        for each in scheduler.values() if isinstance(scheduler, Mapping) else [scheduler]:
-            outside_parameters.require_of(each, self._optimizers.values(), "Run(scheduler=...)")
-        self._may_schedule = scheduler is not None or any(
-            hasattr(each, "optimizer") for each in self._objects.values()
-        )
-        self._require_scheduler()
-
-    def _require_scheduler(self) -> None:
-        """Raises ConfigurationError if the script has made a torch scheduler that is not saved."""
-        groups = [group for each in self._optimizers.values() for group in each.param_groups]
-        if not self._may_schedule and any("initial_lr" in group for group in groups):
-            raise ConfigurationError(
-                "a torch scheduler was made for the optimizer, and the Run is not given it, so after an "
-                f"interruption its rates would start again from the beginning: {self._give_scheduler}"
-            )
-
-    def _add(self, kind: str, given: Any) -> None:
-        if isinstance(given, Mapping):
-            named = {f"{kind}.{name}": each for name, each in given.items()}
-        elif given is None and kind != SCALER:
-            return
-        elif kind == "extra":
-            raise ConfigurationError(
-                f"Run(extra=...) is a {type(given).__name__}: give it a dict of names, such as "
-                "extra={'ema': ema}"
-            )
-        else:
-            named = {kind: given}
-        for name, each in named.items():
-            if each is None:  # not used now, e.g. the scaler of fp16, or an average
-                self._left_out.add(name)
-            else:
-                self._keep(kind, name, each)
-
-    def _keep(self, kind: str, name: str, each: Any) -> None:
-        if isinstance(each, EarlyStopping):
-            job_settings.use_first_rank(each, self.session.world)
-        if isinstance(each, Trackers):
-            self._engine.close_at_end(each)
-        if isinstance(each, torch.nn.Module):
-            self._modules[name] = plain_state.plain(each)
-        elif has_state(each):
-            self._objects[name] = each
-        elif kind == "extra" and (plain := adapted(self.extra, name.removeprefix("extra."))) is not None:
-            self._objects[name] = plain
-        else:
-            raise ConfigurationError(
-                f"Run: {name} is a {type(each).__name__} without state_dict() and load_state_dict(), "
-                "so it cannot be saved; give it both, or leave it out"
-                + ("; or give what is in it: numbers, tensors, dicts of them" if kind == "extra" else "")
-            )
-
     def _saved_besides(self) -> Collection[Any] | None:
         """Objects that are saved beside `data`; None: any loader is taken."""
-        return self._objects.values()
+        return self._given.objects.values()
 
     def _final(self) -> Mapping[str, Any]:
-        weights = final_weights(self._model, self._state.averages, tell=self.session.world.first)
-        return weights | self._trained_beside()
-
-    def _trained_beside(self) -> dict[str, Any]:
-        """Trained tensors outside the model; not those that follow its weights, such as an average."""
-        given = {id(p) for each in self._optimizers.values() for g in each.param_groups for p in g["params"]}
-        found: dict[str, Any] = {
-            f"{outside_parameters.LOOSE}.{name}": each for name, each in self._state.loose.items()
-        }
-        for name, module in self._modules.items():
-            if given.intersection(map(id, module.parameters())):
-                found |= {f"{name}.{n}": each for n, each in plain_state.model_state(module).items()}
-        return found
+        weights = final_weights(self._given.model, self._state.averages, tell=self.session.world.first)
+        return weights | self._state.trained_beside()
 
     def _early(self) -> str:
         """Reason of an EarlyStopping, else "". It is ignored once `max_steps` are done."""
-        given = (each.reason for each in self._objects.values() if isinstance(each, EarlyStopping))
+        given = (each.reason for each in self._given.objects.values() if isinstance(each, EarlyStopping))
         return "" if self.done else next((reason for reason in given if reason), "")
 
-    def _place(self) -> dict[str, Any]:
-        """Returns the position, as far as it is the same on all ranks."""
-        return {
-            "step": self._step,
-            "passes": self._passes,
-            "epoch": self._epochs.number,
-            "epoch_began": self._epochs.began,
-            "data": self._data.state() if self._data.shared else None,
-        }
-
     def _shared(self) -> dict[str, Any]:
-        self._require_scheduler()
-        saved = self._saved_step
+        self._given.require_scheduler()
+        saved = self._finished.saved
         tree = self._state.shared(saved)
         self._read_loss()
-        place = self._place() if saved is None else saved.progress
+        place = self._position.shared() if saved is None else saved.place
         return tree | {"progress": self._engine.record() | place}
 
     def _own(self) -> dict[str, Any]:
-        data, saved = None if self._data.shared else self._data.state(), self._saved_step
-        random, drawn = (
-            (devices.random_state(), self._drawn) if saved is None else (saved.random, saved.drawn)
-        )
-        position = {"random": random, "data": data, "ahead": with_devices(drawn)}
-        return position | {"epoch_random": self._epochs.random} | self._state.own(saved)
+        saved = self._finished.saved
+        place = self._position.own() if saved is None else saved.own_place
+        return place | self._state.own(saved)
 
     def _load(self, tree: Any, own: Any, new_rank: bool) -> None:
         """Restores a checkpoint. Raises CheckpointError if it does not match the arguments."""
@@ -824,45 +644,8 @@ class Run:
 
     def _load_progress(self, saved: Mapping[str, Any], own: Mapping[str, Any], new_rank: bool) -> None:
         """Raises CheckpointError if the position in the data does not fit."""
-        mismatch = self._data.load(saved["data"] if self._data.shared else own["data"])
+        mismatch = self._position.load(saved, own, new_rank)
         if mismatch is not None:
             raise self._engine.incompatible(mismatch)
-        self._step, self._passes = saved["step"], saved.get("passes", 0)
-        self._epochs.number = saved.get("epoch", 0)
-        self._epochs.began = saved.get("epoch_began", self._step)
-        self._first_pass_after_resume = self._step > 0
-        self._drawn = [] if new_rank else onto_devices(own.get("ahead", []))
-        self._epochs.random = None if new_rank else own.get("epoch_random")
         self._engine.load_record(saved)
-        self._engine.restore_random(None if new_rank else own["random"], self._step)
-
-
-def _models(given: Any) -> torch.nn.Module:
-    """Returns one module; parameters of several are named `<key>.<parameter>`."""
-    if isinstance(given, torch.nn.Module) and not isinstance(given, torch.nn.ModuleDict):
-        return plain_state.plain(given)
-    if not isinstance(given, Mapping | torch.nn.ModuleDict) or not given:
-        raise ConfigurationError(
-            f"Run(model=...) is {given!r:.80}; give a torch module, or a dict of modules"
-        )
-    try:
-        return torch.nn.ModuleDict({name: plain_state.plain(each) for name, each in given.items()})
-    except (KeyError, TypeError) as error:
-        raise ConfigurationError(
-            f"Run(model=...): {error}; give a dict of names and torch modules"
-        ) from error
-
-
-def _optimizers(given: Any) -> dict[str, torch.optim.Optimizer]:
-    named = dict(given) if isinstance(given, Mapping) else {MAIN: given}
-    for name, each in named.items():
-        each = getattr(each, "optimizer", each)  # unwraps Accelerate's optimizer
-        if not isinstance(each, torch.optim.Optimizer):
-            raise ConfigurationError(
-                f"Run(optimizer=...): {name} is a {type(each).__name__}; give a torch optimizer, or a dict "
-                "of several"
-            )
-        named[name] = each
-    if not named:
-        raise ConfigurationError("Run(optimizer={}) is empty; give a torch optimizer, or a dict of them")
-    return named
+        self._engine.restore_random(None if new_rank else own["random"], self._position.step)

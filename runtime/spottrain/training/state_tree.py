@@ -20,6 +20,7 @@ from spottrain.checkpoint import outside_parameters, plain_state
 from spottrain.checkpoint.live_state import LiveState
 from spottrain.checkpoint.manifest import BESIDE, MODEL, StoredTensor
 from spottrain.checkpoint.model_watch import ModelWatch
+from spottrain.checkpoint.plain_state import parameters_of
 from spottrain.checkpoint.reader import Want
 from spottrain.core import log
 from spottrain.distributed.dtensor import Box
@@ -79,6 +80,15 @@ class StateTree:
         Computed at each access: parameter groups may be added during training.
         """
         return outside_parameters.loose(self.optimizers, [self.model, *self.modules.values()])
+
+    def trained_beside(self) -> dict[str, Any]:
+        """Trained tensors outside the model; not those that follow its weights, such as an average."""
+        trained = {id(each) for optimizer in self.optimizers.values() for each in parameters_of(optimizer)}
+        found: dict[str, Any] = {f"{outside_parameters.LOOSE}.{n}": each for n, each in self.loose.items()}
+        for name, module in self.modules.items():
+            if trained.intersection(map(id, module.parameters())):
+                found |= {f"{name}.{n}": each for n, each in plain_state.model_state(module).items()}
+        return found
 
     @property
     def averages(self) -> dict[str, EMA]:

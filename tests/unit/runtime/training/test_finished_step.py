@@ -7,12 +7,18 @@ from typing import Any
 
 import pytest
 import torch
+from spottrain.distributed.world import World
 from spottrain.techniques.ema import EMA
 from spottrain.training.finished_step import FinishedSteps, with_groups
+from spottrain.training.position import LoopPosition
 
 
 class Clock:
     now = 0.0
+
+
+def position() -> LoopPosition:
+    return LoopPosition(None, World(), None)
 
 
 class Loop:
@@ -34,7 +40,7 @@ class Loop:
         )
 
     def keep(self) -> None:
-        self.steps.keep(lambda: {"step": 1}, [])
+        self.steps.keep(position())
 
 
 def validate(loop: Loop) -> None:
@@ -59,7 +65,9 @@ def test_what_is_kept_is_of_the_step_whatever_the_script_does_then() -> None:
     moves_on(loop)
     assert loop.steps.unchanged and loop.steps.last is not None
     kept = loop.steps.last
-    assert torch.equal(kept.random["torch"], before) and not torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(kept.own_place["random"]["torch"], before) and not torch.equal(
+        torch.get_rng_state(), before
+    )
     assert kept.objects["scheduler"]["last_epoch"] == 0 and loop.scheduler.last_epoch == 1
     state = with_groups(loop.optimizer.state_dict(), kept.groups["main"])
     assert state["param_groups"][0]["lr"] == 1.0 and loop.optimizer.param_groups[0]["lr"] == 0.5
@@ -106,8 +114,9 @@ def test_a_state_that_the_script_has_changed_is_not_that_of_the_step(change: Cal
     loop.clock.now += 2.0
     loop.keep()
     assert loop.steps.unchanged, "the next step is kept again"
+    assert loop.steps.unmoved() and loop.steps.saved is not None
     loop.steps.forget()
-    assert not loop.steps.unchanged
+    assert not loop.steps.unchanged and loop.steps.saved is None, "a save that failed does not come back"
 
 
 def test_buffers_that_were_made_for_inference_do_no_harm() -> None:
@@ -125,7 +134,7 @@ def test_what_is_too_large_to_be_copied_after_each_step_is_not_kept() -> None:
 
     model = torch.nn.Linear(2, 2)
     steps = FinishedSteps(modules=[model], optimizers={}, objects={"extra": Extra()}, loose=list)
-    steps.keep(dict, [])
+    steps.keep(position())
     assert steps.last is None and not steps.unchanged
 
 
@@ -145,6 +154,6 @@ def test_copies_that_take_long_are_made_so_rarely_that_they_take_two_percent_of_
     )
     for _ in range(1000):
         steps.forget()
-        steps.keep(dict, [])
+        steps.keep(position())
         clock.now += 0.1
     assert 20 <= copies <= 40

@@ -14,9 +14,8 @@ import torch
 from spottrain.core.progress import ProgressBoard
 from spottrain.core.training_settings import read_manifest
 from spottrain.distributed.world import World
-from spottrain.training.engine import Engine
+from spottrain.training.given_state import GivenState
 from spottrain.training.job_settings import NAMES
-from spottrain.training.run import Run
 
 from tests.support.sentences import Told
 
@@ -75,15 +74,12 @@ def arguments(manifest: dict[str, Any], ranks: int = 1, **own: Any) -> Any:
     return spottrain.job_settings(session=session(manifest, ranks), **own)
 
 
-class Taking(Run):
-    """A Run as far as it looks at what it is given: without a checkpoint URI."""
-
-    def __init__(self, **given: Any) -> None:
-        self.session = session({})
-        self._engine = Engine(self.session)
-        self._modules, self._objects, self._left_out = {}, {}, set()
-        for kind, each in given.items():
-            self._add(kind, each)
+def taking(**given: Any) -> GivenState:
+    """A Run as far as it looks at what it is given."""
+    model = torch.nn.Linear(1, 1)
+    optimizer = getattr(given.get("scheduler"), "optimizer", None) or torch.optim.SGD(model.parameters())
+    nothing = {"scheduler": None, "scaler": None, "extra": None}
+    return GivenState(model, optimizer, give_scheduler="", **(nothing | given))
 
 
 class Counting:
@@ -140,7 +136,7 @@ def test_three_lines_of_each_technique_do_what_they_say(technique: str, manifest
         "run": (run := Counting()),
         "step": eval(STEP.findall(section())[0], {"run": run}),
         "windows": 2,
-        "Run": Taking,
+        "Run": taking,
         "loader": [torch.stack(dataset[:4]), torch.stack(dataset[4:6])],
     }
     assert scope["step"] == 1, "what advance counts next"

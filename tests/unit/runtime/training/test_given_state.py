@@ -11,7 +11,7 @@ import numpy
 import pytest
 import torch
 from spottrain.checkpoint.tree import Flattened, unflatten
-from spottrain.training.extra_state import Generator, Plain, adapted
+from spottrain.training.given_state import Generator, Plain, adapted
 
 from tests.support.sentences import Told
 
