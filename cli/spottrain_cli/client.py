@@ -25,7 +25,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any, Final
 
-from spottrain.core.text import counted
+from spottrain.core.log_format import counted
 from spottrain.errors import RunError
 
 from spottrain_cli import cluster, errors, follow, steering

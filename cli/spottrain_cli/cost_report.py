@@ -7,8 +7,7 @@ from datetime import datetime
 from decimal import ROUND_FLOOR, Decimal
 from typing import Any, Final
 
-from spottrain.core.log_format import duration
-from spottrain.core.text import counted
+from spottrain.core.log_format import counted, duration
 
 from spottrain_cli import jobs
 from spottrain_cli.figures import dollars, lower_bound, table

@@ -8,7 +8,7 @@ from datetime import datetime
 from decimal import Decimal
 from typing import Any, Final
 
-from spottrain.core.text import counted
+from spottrain.core.log_format import counted
 
 from spottrain_cli.cost_report import NOT_COUNTED, facts, node_hours
 from spottrain_cli.figures import lower_bound, table

@@ -9,8 +9,7 @@ from decimal import Decimal
 from typing import Any, Final
 
 from spottrain.contract import INTERRUPT_ANNOTATION, ExitCode
-from spottrain.core.log_format import duration
-from spottrain.core.text import counted
+from spottrain.core.log_format import counted, duration
 
 from spottrain_cli import cluster, follow, kubectl
 from spottrain_cli.errors import CommandError, Unreachable

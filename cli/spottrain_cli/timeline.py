@@ -11,8 +11,7 @@ from datetime import datetime, timedelta
 from itertools import pairwise
 from typing import Any, Final
 
-from spottrain.core.log_format import duration
-from spottrain.core.text import counted
+from spottrain.core.log_format import counted, duration
 
 from spottrain_cli import jobs
 from spottrain_cli.figures import (

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from spottrain.checkpoint.manifest import Damaged
 from spottrain.cli.output import Answer
-from spottrain.core.text import counted
+from spottrain.core.log_format import counted
 from spottrain.storage.base import Store
 
 from spottrain_cli.checkpoints import synced

@@ -18,8 +18,7 @@ from spottrain.checkpoint.head.state import Entry, Head, folder_of
 from spottrain.checkpoint.manifest import Damaged
 from spottrain.cli.output import Answer
 from spottrain.contract import BLOBS_PREFIX, CHECKPOINTS_PREFIX, MANIFEST_NAME, is_own
-from spottrain.core.log_format import duration
-from spottrain.core.text import counted
+from spottrain.core.log_format import counted, duration
 from spottrain.errors import CheckpointError
 from spottrain.storage.base import Stat, Store
 from spottrain.sync.manifest import manifest_or_none

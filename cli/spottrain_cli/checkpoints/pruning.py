@@ -13,7 +13,7 @@ from spottrain.checkpoint.head.owner import HeadClient, without_head
 from spottrain.checkpoint.head.state import Entry, Head
 from spottrain.cli.output import Answer, confirm
 from spottrain.contract import CHECKPOINTS_PREFIX
-from spottrain.core.text import counted
+from spottrain.core.log_format import counted
 from spottrain.errors import ConfigurationError
 from spottrain.storage.base import Store
 

@@ -10,7 +10,7 @@ from spottrain.checkpoint.head.owner import HeadOwner, Identity
 from spottrain.checkpoint.head.state import HeadState
 from spottrain.cli.output import Answer, confirm
 from spottrain.cli.reading import head_of
-from spottrain.core.text import counted
+from spottrain.core.log_format import counted
 from spottrain.storage.base import Store
 
 

@@ -26,7 +26,7 @@ from spottrain.contract import (
     Reason,
     step_of_key,
 )
-from spottrain.core.text import counted
+from spottrain.core.log_format import counted
 from spottrain.errors import CheckpointError, ConfigurationError
 from spottrain.storage.base import AlreadyExists, KeyMissing, PreconditionFailed, Store
 from spottrain.sync.manifest import manifest_or_none

@@ -10,7 +10,7 @@ from typing import Final
 from spottrain.checkpoint.head.state import Entry
 from spottrain.cli.output import Answer
 from spottrain.contract import MANIFEST_NAME, blobs_of
-from spottrain.core.text import counted
+from spottrain.core.log_format import counted
 from spottrain.errors import ConfigurationError
 from spottrain.storage.base import Store
 from spottrain.sync.manifest import OtherKind, SyncManifest, digest_of, read_manifest

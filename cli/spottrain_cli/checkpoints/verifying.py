@@ -11,7 +11,7 @@ from spottrain.checkpoint.manifest import Damaged, Manifest, Shard
 from spottrain.cli.output import Answer
 from spottrain.cli.reading import head_of
 from spottrain.contract import CHUNK_BYTES, Reason
-from spottrain.core.text import counted
+from spottrain.core.log_format import counted
 from spottrain.errors import CheckpointArchived, CheckpointError
 from spottrain.storage.base import Store
 from spottrain.sync.manifest import read_manifest

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-from spottrain.core.text import counted
+from spottrain.core.log_format import counted
 from spottrain.errors import BucketNotFound, ConfigurationError, StoreUnsuitable
 
 from spottrain_cli.doctor.findings import Finding, fail, ok, warn

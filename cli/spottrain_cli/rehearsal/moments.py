@@ -7,7 +7,7 @@ import random
 from dataclasses import dataclass
 from typing import Final
 
-from spottrain.core.text import counted
+from spottrain.core.log_format import counted
 
 NOTICE_REACHES_SECONDS: Final = 2.0
 """From the decision to reclaim until the trainer has stopped, at most: a training must not end meanwhile."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from spottrain.core.text import counted
+from spottrain.core.log_format import counted
 
 from spottrain_cli import manifests
 from spottrain_cli.errors import CommandError, UsageError

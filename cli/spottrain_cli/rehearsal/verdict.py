@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final
 
-from spottrain.core.text import counted
+from spottrain.core.log_format import counted
 
 from spottrain_cli.rehearsal.record import Attempt, Reclaim, Record
 

@@ -12,9 +12,9 @@ from decimal import Decimal
 from itertools import pairwise
 from typing import Final
 
+from spottrain.core.log_format import counted
 from spottrain.core.series import Attempt as Recorded
 from spottrain.core.series import Point, Series, cut
-from spottrain.core.text import counted
 
 from spottrain_cli import timeline
 from spottrain_cli.figures import steps_word

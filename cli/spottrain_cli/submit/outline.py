@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from spottrain.core.text import counted
+from spottrain.core.log_format import counted
 
 from spottrain_cli.submit.pack import Packed
 from spottrain_cli.submit.survival import Keeper, Survival

@@ -32,8 +32,8 @@ from spottrain.checkpoint.reader import CONNECTIONS, read_manifest, read_tensors
 from spottrain.checkpoint.weights_files import Body, SafetensorsFile, files_in, local_body, torch_tensors
 from spottrain.contract import CHECKPOINTS_PREFIX, CHUNK_BYTES, FINAL_PREFIX, HEAD_KEY, MANIFEST_NAME, Reason
 from spottrain.core import log
+from spottrain.core.log_format import counted
 from spottrain.core.run_config import InitFrom
-from spottrain.core.text import counted
 from spottrain.core.uri import is_path
 from spottrain.distributed import process_group
 from spottrain.distributed.control_channel import ControlChannel

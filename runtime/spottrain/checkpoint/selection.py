@@ -13,7 +13,7 @@ from spottrain.checkpoint.manifest import FOLDER, STATE, Damaged
 from spottrain.checkpoint.reader import Want, fetch_folder, read_manifest, read_trees
 from spottrain.contract import Reason
 from spottrain.core import log
-from spottrain.core.text import counted
+from spottrain.core.log_format import counted
 from spottrain.distributed.control_channel import ControlChannel
 from spottrain.distributed.world import World
 from spottrain.errors import CheckpointError

@@ -27,7 +27,7 @@ from spottrain.contract import (
     SERIES_PREFIX,
     is_own,
 )
-from spottrain.core.text import counted
+from spottrain.core.log_format import counted
 from spottrain.errors import RunError
 from spottrain.storage.base import Store
 from spottrain.sync.manifest import named_by

@@ -255,6 +255,11 @@ def _shown(value: object, form: str | None = None, at: float = 0.0) -> str:
     return f"{value:.5g}" if isinstance(value, float) else str(value)
 
 
+def counted(number: int, noun: str) -> str:
+    """Returns `1 checkpoint`, `2 checkpoints` and so on."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def duration(seconds: float) -> str:
     """`18 ms`, `1.8 s`, `57 s`, `12 min`, `3 h 05 min` or `2 d 3 h`; `?` if it is NaN or infinite."""
     if not math.isfinite(seconds):

@@ -28,7 +28,7 @@ from spottrain.contract import (
     blobs_of,
 )
 from spottrain.core import log
-from spottrain.core.text import counted
+from spottrain.core.log_format import counted
 from spottrain.errors import CheckpointError, ConfigurationError, RunError
 from spottrain.storage.base import Changed, Store, never
 from spottrain.sync.folder import FolderError, NodeKind, Record, Tree, is_restored, look, notes_of

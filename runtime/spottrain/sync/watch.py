@@ -9,8 +9,8 @@ from typing import Final
 
 from spottrain.contract import SyncWhen
 from spottrain.core import log
+from spottrain.core.log_format import counted
 from spottrain.core.progress import ProgressBoard
-from spottrain.core.text import counted
 from spottrain.errors import RunError, StoreUnavailable, Superseded
 from spottrain.lifecycle.notice_budget import NoticeBudget
 from spottrain.storage.base import Cancelled, Changed

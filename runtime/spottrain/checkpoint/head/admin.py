@@ -21,7 +21,7 @@ from spottrain.checkpoint.head.state import (
     unnamed,
 )
 from spottrain.contract import Reason, term_of_key
-from spottrain.core.text import counted
+from spottrain.core.log_format import counted
 from spottrain.errors import ConfigurationError
 
 COPIED: Final = "copied"

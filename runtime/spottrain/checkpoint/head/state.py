@@ -17,7 +17,7 @@ from enum import StrEnum
 from typing import Any, Final, Protocol, TypeVar
 
 from spottrain.contract import CHECKPOINTS_PREFIX, OnExisting, Reason, step_of_key, term_of_key
-from spottrain.core.text import counted
+from spottrain.core.log_format import counted
 from spottrain.errors import CheckpointError, ConfigurationError, Superseded
 
 FORMAT: Final = 1
