@@ -82,7 +82,7 @@ class LiveState:
         self._datasets = _chain(dataset)
         self._owners |= {name: (vars(each), frozenset()) for name, each in self._datasets.items()}
         self._trained = self._trained_now()
-        self._buffers = {place: _buffer_form(module, name) for place, module, name in self._each_buffer()}
+        self._buffers = {place: _form(each) for place, each in self._buffers_now().items()}
         attributes = dict(self._each_attribute())
         self._attributes = {place: _comparable(each) for place, each in attributes.items() if _is_kept(each)}
         self._odd = {place for place, each in attributes.items() if _is_odd(each)}
@@ -90,24 +90,22 @@ class LiveState:
         self._told: set[str] = set()
         self._changing: set[Place] = set()
         """Attributes that have changed and are more than a number or a string."""
-        self._slots: list[tuple[str, str, dict[str, Any]]] = []
+        self._slots: list[tuple[Place, dict[str, Any]]] = []
         """Where to look at the end of each step; `_stale`: there may be more of them."""
         self._stale = True
         self.note()
 
-    def _find_slots(self) -> list[tuple[str, str, dict[str, Any]]]:
-        return [
-            (owner, name, attributes)
-            for owner, (attributes, of_torch) in self._owners.items()
-            for name, each in attributes.items()
-            if name not in of_torch and (type(each) in SCALARS or (owner, name) in self._changing)
-        ]
-
     def note(self) -> None:
         """Notes what an unfinished step or an evaluation may change, and what a save then has to hold."""
         if self._stale:
-            self._stale, self._slots = False, self._find_slots()
-        found = (attributes.get(name, MISSING) for _, name, attributes in self._slots)
+            self._stale = False
+            self._slots = [
+                ((owner, name), attributes)
+                for owner, (attributes, of_torch) in self._owners.items()
+                for name, each in attributes.items()
+                if name not in of_torch and (type(each) in SCALARS or (owner, name) in self._changing)
+            ]
+        found = (attributes.get(name, MISSING) for (_, name), attributes in self._slots)
         self._noted = [
             each if type(each) in SCALARS else _saved(each) if _is_kept(each) else MISSING for each in found
         ]
@@ -116,10 +114,13 @@ class LiveState:
     def _trained_now(self) -> list[bool]:
         return [each.requires_grad for each in self._parameters.values()]
 
-    def _each_buffer(self) -> Iterator[tuple[Place, torch.nn.Module, str]]:
-        for path, module in self._modules.items():
-            for name in module._buffers:
-                yield (path, name), module, name
+    def _buffers_now(self) -> dict[Place, dict[str, Any]]:
+        """Returns what is saved of each buffer here; of a persistent one, which is the model's, its shape."""
+        return {
+            (path, name): _saved_buffer(module, name)
+            for path, module in self._modules.items()
+            for name in module._buffers
+        }
 
     def _each_attribute(self) -> Iterator[tuple[Place, Any]]:
         for owner, (attributes, of_torch) in self._owners.items():
@@ -154,18 +155,12 @@ class LiveState:
         self.note()
 
     def _changed_buffers(self) -> dict[Place, Any]:
-        """Returns what has changed; of a persistent one, which is saved with the model, only its shape."""
-        now = {place: (module, name) for place, module, name in self._each_buffer()}
-        changed = {
-            place: _saved_buffer(*found)
-            for place, found in now.items()
-            if _buffer_form(*found) != self._buffers.get(place, MISSING)
-        }
-        return changed | {place: {"gone": True} for place in self._buffers if place not in now}
+        now, before = self._buffers_now(), self._buffers
+        changed = {place: each for place, each in now.items() if _form(each) != before.get(place, MISSING)}
+        return changed | {place: {"gone": True} for place in before if place not in now}
 
     def _changed_attributes(self) -> dict[Place, Any]:
-        places = ((owner, name) for owner, name, _ in self._slots)
-        noted = dict(zip(places, self._noted, strict=True))
+        noted = dict(zip((place for place, _ in self._slots), self._noted, strict=True))
         changed: dict[Place, Any] = {}
         odd: set[Place] = set()
         for place, now in self._each_attribute():
@@ -207,11 +202,6 @@ def _chain(dataset: Any) -> dict[str, Any]:
 
 
 # --- buffers ------------------------------------------------------------------------------------------------
-def _buffer_form(module: torch.nn.Module, name: str) -> Any:
-    """Returns what changes with the buffer, without what is saved with the model."""
-    return _comparable({key: each for key, each in _saved_buffer(module, name).items() if key != "device"})
-
-
 def _saved_buffer(module: torch.nn.Module, name: str) -> dict[str, Any]:
     buffer = module._buffers[name]
     if buffer is None or not _is_storable(buffer):
@@ -219,6 +209,11 @@ def _saved_buffer(module: torch.nn.Module, name: str) -> dict[str, Any]:
     if name in module._non_persistent_buffers_set:
         return _saved(buffer)
     return {"dtype": buffer.dtype, "shape": buffer.shape, "device": buffer.device.type}
+
+
+def _form(saved: Mapping[str, Any]) -> Any:
+    """Returns what is equal for equal buffers, on whatever device they are."""
+    return _comparable({key: each for key, each in saved.items() if key != "device"})
 
 
 def _set_buffer(module: torch.nn.Module, name: str, saved: Mapping[str, Any]) -> None:

@@ -82,15 +82,14 @@ def restored(here: Any, saved: Any) -> Any:
         here.clear()
         here.update(items)
         return here
+    if here is None and isinstance(saved, list | deque):
+        here = deque(maxlen=saved.maxlen) if isinstance(saved, deque) else []
     if isinstance(here, list | deque | set) and isinstance(saved, list | deque | set):
         befores = repeat(None) if isinstance(here, set) else chain(here, repeat(None))
         found = [restored(before, item) for before, item in zip(befores, saved, strict=False)]
         here.clear()
         here.update(found) if isinstance(here, set) else here.extend(found)
         return here
-    if isinstance(saved, list | deque) and here is None:
-        found = [restored(None, item) for item in saved]
-        return deque(found, saved.maxlen) if isinstance(saved, deque) else found
     if isinstance(here, tuple) and isinstance(saved, tuple) and len(here) == len(saved):
         found = [restored(before, item) for before, item in zip(here, saved, strict=True)]
         return type(here)(*found) if hasattr(here, "_fields") else type(saved)(found)

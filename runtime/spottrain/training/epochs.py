@@ -93,14 +93,14 @@ class LoopEpochs:
         if self._cursor is not None:
             self._cursor.epoch_of_loop = None
 
-    def require_enough(self, max_steps: int) -> None:
+    def require_enough(self, max_steps: int | None) -> None:
         """Raises ConfigurationError if all epochs have fewer than `max_steps` steps, as far as is known."""
         assert self.count is not None
         done, each, cursor = self.steps_done, self.steps, self._cursor
         if cursor is not None:
             each = cursor.plan.steps_per_epoch
             done = min(each, -(-cursor.position.sample // cursor.plan.global_batch_size))
-        if each is None:
+        if max_steps is None or each is None:
             return
         last = self._position.step - done + (self.count - self._position.epoch) * each
         if last < max_steps:
@@ -110,8 +110,9 @@ class LoopEpochs:
                 "(spec.training.maxSteps), or none"
             )
 
-    def require_one_pass(self) -> None:
+    def begin_batches(self) -> None:
         """Raises ConfigurationError if `Run.batches` has made a pass over the loader in this epoch."""
+        self.read_position()
         if self._position.of_loader and self.steps is None and self.passed:
             raise ConfigurationError(
                 f"a second pass over run.batches(loader) begins within epoch {self._position.epoch} of "

@@ -13,6 +13,7 @@ from enum import Enum, auto
 from itertools import islice
 from typing import Any
 
+import torch
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from spottrain.core import device as devices
@@ -263,6 +264,19 @@ class LoopPosition:
     def samples(self) -> int:
         """Samples per step, over all ranks; 0: unknown."""
         return 0 if self.cursor is None else self.cursor.plan.global_batch_size
+
+
+class StepBoundary(devices.Boundary):
+    """State to undo a partial step. `in_data`: where it begins."""
+
+    def __init__(self, modules: Iterable[torch.nn.Module], position: LoopPosition) -> None:
+        super().__init__(modules)
+        self._position = position
+        self.in_data, self._drawn = position.in_data, position.drawn
+
+    def restore(self) -> None:
+        super().restore()
+        self._position.drawn = self._drawn
 
 
 def has_state(each: Any) -> bool:

@@ -20,7 +20,6 @@ from typing import Any, Self
 import torch
 
 from spottrain.checkpoint.kinds import StateCheckpoints, TrainingState
-from spottrain.core import device as devices
 from spottrain.core import log, patches
 from spottrain.core.time_split import timed
 from spottrain.distributed.dtensor import is_sharded
@@ -36,21 +35,9 @@ from spottrain.training.epochs import LoopEpochs
 from spottrain.training.finished_step import FinishedSteps
 from spottrain.training.given_state import GivenState, final_weights
 from spottrain.training.metrics_log import require_finite
-from spottrain.training.position import DrawnBy, LoopPosition, cursor_of
+from spottrain.training.position import DrawnBy, LoopPosition, StepBoundary, cursor_of
+from spottrain.training.script_functions import number_of_loss
 from spottrain.training.state_tree import StateTree, is_scaler
-
-
-class _Boundary(devices.Boundary):
-    """State to undo a partial step."""
-
-    def __init__(self, modules: Iterable[torch.nn.Module], position: LoopPosition) -> None:
-        super().__init__(modules)
-        self._position = position
-        self.in_data, self._drawn = position.in_data, position.drawn
-
-    def restore(self) -> None:
-        super().restore()
-        self._position.drawn = self._drawn
 
 
 class Run:
@@ -127,7 +114,7 @@ class Run:
         """The given values, by name. Numbers and strings are read and written here."""
         self._position = LoopPosition(data, session.world, self._saved_besides())
         self._epochs = LoopEpochs(self._position)
-        self._before_step: _Boundary | None = None
+        self._before_step: StepBoundary | None = None
         """State to undo the partial step that `poll` has seen, or all that comes after `max_steps`."""
         for each in given.objects.values():
             if isinstance(each, EarlyStopping):
@@ -274,8 +261,7 @@ class Run:
             raise ConfigurationError(f"run.epochs({count}, steps={steps}): at least 1 each")
         self._position.reads += 1
         epochs.count, epochs.steps = count, steps
-        if self.max_steps is not None:
-            epochs.require_enough(self.max_steps)
+        epochs.require_enough(self.max_steps)
         while not (epochs.done or self.done):
             epochs.begin()
             yield self._position.epoch
@@ -345,15 +331,12 @@ class Run:
     def _end_step(self) -> None:
         """Lets another thread save this step, should a stop come while the loop does something else."""
         if self.done:
-            self._before_step = self._boundary()
+            self._before_step = StepBoundary(self._module.modules(), self._position)
         phase = Phase.BOUNDARY
         if self._finished.possible and self._engine.manager is not None:
             self._finished.keep(self._position)
             phase = Phase.BETWEEN
         self.session.enter(phase)
-
-    def _boundary(self) -> _Boundary:
-        return _Boundary(self._module.modules(), self._position)
 
     def _count(self, loss: torch.Tensor | float | None, samples: int | None) -> None:
         self._state.live.note()
@@ -388,7 +371,7 @@ class Run:
             self._engine.stop()
         before = self._before_step
         if before is None or (not self.done and before.in_data != self._position.in_data):
-            self._before_step = self._boundary()
+            self._before_step = StepBoundary(self._module.modules(), self._position)
 
     def batches(self, loader: Iterable[Any]) -> Iterator[Any]:
         """Yields batches, pass after pass, until `max_steps` are done.
@@ -413,8 +396,7 @@ class Run:
                 "run.epochs(n)`"
             )
         if epochs.counted:
-            epochs.read_position()
-            epochs.require_one_pass()
+            epochs.begin_batches()
         if self.done or epochs.full:
             return
         for batch in self._passes_over(loader, once=epochs.counted and epochs.steps is None):
@@ -585,17 +567,7 @@ class Run:
         """Raises TrainingFailed if the loss is NaN or infinite: such a state is not saved."""
         if self._loss is None:
             return None
-        if isinstance(self._loss, torch.Tensor) and self._loss.numel() != 1:
-            raise ConfigurationError(
-                f"run.step_completed(loss=...) has shape {tuple(self._loss.shape)}; give one number, "
-                "such as its mean"
-            )
-        try:
-            value = float(self._loss)
-        except (TypeError, ValueError) as error:
-            raise ConfigurationError(
-                f"run.step_completed(loss=...) is a {type(self._loss).__name__}; give one number, or None"
-            ) from error
+        value = number_of_loss(self._loss)
         require_finite(value, self._position.step)
         return value
 

@@ -1,4 +1,6 @@
-"""Checks what the functions return that a script gives to `Trainer`: `loss_fn`, `metrics`, `loss_weight`."""
+"""Checks what a script gives as its loss, and what the functions return that it gives to `Trainer`:
+`loss_fn`, `metrics`, `loss_weight`.
+"""
 
 from __future__ import annotations
 
@@ -83,6 +85,20 @@ def checked_weight(loss_weight: Callable[[Any], Any]) -> Callable[[Any], float]:
             ) from error
 
     return weight
+
+
+def number_of_loss(loss: Any) -> float:
+    """Returns the loss that a loop gives to its Run. Raises ConfigurationError if it is not one number."""
+    if isinstance(loss, torch.Tensor) and loss.numel() != 1:
+        raise ConfigurationError(
+            f"run.step_completed(loss=...) has shape {tuple(loss.shape)}; give one number, such as its mean"
+        )
+    try:
+        return float(loss)
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(
+            f"run.step_completed(loss=...) is a {type(loss).__name__}; give one number, or None"
+        ) from error
 
 
 def _named(value: Any) -> str:
