@@ -336,7 +336,8 @@ with spottrain.Run(
 
 def test_a_state_that_cannot_be_copied_at_a_stop_is_lost_work_and_head_is_free(lab: Lab) -> None:
     run = ended(lab, ExitCode.INTERRUPTED_LOST, UNSAVABLE, env={"STOP": "4"})
-    assert "which could not be saved; 4 step(s) since the last commit are lost" in run.message.message
+    assert "4 step(s) since the last commit are lost: their state could not be copied" in run.message.message
+    assert "RuntimeError: cannot be saved now" in run.message.message
     assert "event=released" in run.log
 
 

@@ -85,7 +85,8 @@ def main(words: list[str]) -> int:
         if gang.workers > 1:
             meet(gang, os.environ)  # it also returns on a stop, and the code below ends this process
     except RunError as error:
-        return _refused(use(Session(os.environ)), error)
+        show(error)
+        return exit_code_of_usage(use(Session(os.environ)).conclude(error, logged=False))
     waited = time.monotonic() - began
     ranks = [gang.rank(number) for number in range(gang.nproc)]
     outputs = capture(os.environ, ranks, command.script, parent=True)
@@ -115,11 +116,10 @@ def _run_here(session: Session, command: Command) -> int:
     except SystemExit as exit_:
         code = _exit_of_script(session, exit_, last_line.text)
     except BaseException as error:  # any exception of the script
-        code = _failed(session, error, command.script)
-    if session.must_leave(code):
-        leave(code)
-    session.leave_at_stop(code)
-    return int(code)
+        error.__traceback__ = _of_script(error, command.script)
+        show(error, traceback.print_exc)
+        code = session.fail(error, command.script)
+    return session.exit(code)
 
 
 def _read_command(argv: list[str]) -> Command:
@@ -308,17 +308,6 @@ def _run(command: Command) -> None:
         runpy.run_path(command.script, run_name="__main__")
 
 
-def _refused(session: Session, error: RunError) -> int:
-    """Says what is wrong with the command, before anything was started."""
-    show(error)
-    return exit_code_of_usage(session.conclude(session.ending_of(error), logged=False))
-
-
-def _failed(session: Session, error: BaseException, script: str) -> int:
-    show(error, lambda: traceback.print_exception(error.with_traceback(_of_script(error, script))))
-    return session.fail(error, script)
-
-
 def _of_script(error: BaseException, script: str) -> TracebackType | None:
     """Returns the traceback from the script on: what started it says nothing to its author."""
     found = error.__traceback__
@@ -330,14 +319,11 @@ def _of_script(error: BaseException, script: str) -> TracebackType | None:
 
 def _exit_of_script(session: Session, exit_: SystemExit, last_line: str) -> int:
     """Returns the exit code after SystemExit: of our own end, or of the script's sys.exit."""
-    if session.message is not None:
-        return session.conclude(Ending(session.message.outcome, ""))  # waits for a thread that writes it
     # Lightning raises a SystemExit of its own at SIGTERM, which leaves out the rest of the script.
     foreign = session.phase is Phase.STORED and type(exit_) not in (SystemExit, RunEnded)
     usual = exit_.code is None or exit_.code == 0
-    if (foreign or not usual) and session.script_raised(exit_):
-        return _exit_of_script(session, exit_, last_line)
-    if usual:
+    explained = (foreign or not usual) and session.script_raised(exit_)
+    if usual or explained or session.message is not None:
         return session.script_ended()
     code = exit_.code if isinstance(exit_.code, int) else 1
     if not isinstance(exit_.code, int):

@@ -26,8 +26,10 @@ class Ending:
     """Seconds from the stop request to the end of the last save."""
 
     @classmethod
-    def of(cls, error: RunError) -> Ending:
-        return cls(error.outcome, str(error), error.reason)
+    def of(cls, error: RunError, facts: ProgressFacts) -> Ending:
+        """A lost peer, or memory that was short, costs only the steps that no checkpoint has."""
+        kept = error.outcome is Outcome.INTERRUPTED_LOST and not facts.lost_steps
+        return cls(Outcome.INTERRUPTED if kept else error.outcome, str(error), error.reason)
 
     def then(self, more: str) -> Ending:
         return replace(self, text=self.text + more)
@@ -64,31 +66,26 @@ def done_before(uri: str, trained: int, *, total: int, wanted: int, in_job: bool
     return Ending(Outcome.DONE, f"{text} {more} To continue from its last checkpoint {way}")
 
 
+# --- interrupted ----------------------------------------------------------------------------------------
+NO_URI: Final = "there is no checkpoint URI"
+NO_COPY: Final = "their state could not be copied"
+IN_STEP: Final = "the next step had begun, which cannot be undone"
+SAVING: Final = "the save did not finish in time"
 NO_STEP: Final = (
-    "and no save began, because the training thread came to the end of no step in the notice and the step "
+    "no save began, because the training thread came to the end of no step in the notice, and the step "
     "before could not be saved from outside"
 )
-"""Why a stop saved nothing although the store responded."""
 
 
-# --- interrupted ----------------------------------------------------------------------------------------
-def interrupted(facts: ProgressFacts, why_lost: str) -> Ending:
-    """A stop without a save. `why_lost`: why the steps since the last commit, if any, were not saved."""
-    if not facts.lost_steps:
-        return Ending(Outcome.INTERRUPTED, f"Interrupted at step {facts.step}; nothing was lost.")
-    lost = f"{facts.lost_steps} step(s) since the last commit are lost"
-    return Ending(Outcome.INTERRUPTED_LOST, f"Interrupted at step {facts.step}, {why_lost}; {lost}.")
-
-
-def interrupted_before_first_step(step: int) -> Ending:
-    return Ending(
-        Outcome.INTERRUPTED, f"Interrupted at step {step}, before a step was done; nothing was lost."
-    )
-
-
-def interrupted_at_saved_step(step: int, durable_seconds: float) -> Ending:
-    text = f"Interrupted at step {step}, which is saved; the same command resumes from there."
-    return Ending(Outcome.INTERRUPTED, text, durable_seconds=durable_seconds)
+def interrupted(facts: ProgressFacts, why_lost: str, durable_seconds: float | None = None) -> Ending:
+    """A stop of a training. `why_lost`: why the steps since the last commit, if there are any, are lost."""
+    where = f"Interrupted at step {facts.step}"
+    if facts.lost_steps:
+        lost = f"{facts.lost_steps} step(s) since the last commit are lost"
+        return Ending(Outcome.INTERRUPTED_LOST, f"{where}; {lost}: {why_lost}.")
+    saved = facts.step and facts.step == facts.durable_step
+    rest = ", which is saved; the same command resumes from there." if saved else "; nothing was lost."
+    return Ending(Outcome.INTERRUPTED, where + rest, durable_seconds=durable_seconds)
 
 
 def interrupted_before_training(script: str) -> Ending:
@@ -187,6 +184,7 @@ def unfinished(step: int, attached: str) -> Ending:
     )
 
 
+PROFILED: Final = Ending(Outcome.DONE, "The script ended by itself; the profile is made.")
 UNTRAINED: Final = Ending(
     Outcome.UNTRAINED,
     "The script ended by itself without beginning a training with the spottrain runtime (a Trainer, "

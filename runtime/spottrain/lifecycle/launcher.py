@@ -299,12 +299,9 @@ class Launcher:
         worst = gravest(self._ended)
         file = self._message_file
         if file is not None:  # first: writing to the log may block
-            try:
-                termination_message.revise(
-                    file, lambda found: self._message_of_launcher(worst, found), since=self._born
-                )
-            except OSError as error:
-                log.unhindered("termination-message-not-written", path=str(file), error=str(error))
+            termination_message.revise(
+                file, lambda found: self._message_of_launcher(worst, found), since=self._born
+            )
         if not self._alone or worst.status < 0:
             log.unhindered("launcher-end", code=worst.code, why=worst.words)
         return worst.code

@@ -9,7 +9,7 @@ that failed may begin again, from STARTING. With `finish(with_script=False)` STO
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import Final
 
@@ -80,12 +80,10 @@ class Action(Enum):
     """End; no work of this run can be lost."""
     END_UNTRAINED = auto()
     """End: the script has trained nothing."""
-    RELEASE = auto()
-    """Release HEAD and end; no step was done."""
     SAVE = auto()
     """Save the last step, release HEAD and end."""
     GIVE_UP = auto()
-    """Wait for an upload in progress, release HEAD and end; what is not saved is lost."""
+    """Wait for an upload in progress, release HEAD and end; what is not saved, if anything, is lost."""
     END_AS_IT_IS = auto()
     """End at once; what is not saved is lost."""
     END_UNFINISHED = auto()
@@ -131,7 +129,7 @@ class Facts:
 
 def on_stop(phase: Phase, facts: Facts) -> Action:
     """Returns what is done in `phase`."""
-    if phase is Phase.OVER:
+    if phase is Phase.OVER or (facts.told and facts.cause is not Cause.NOTICE):
         return Action.LEAVE
     if facts.cause is Cause.SCRIPT_RAISED and not facts.stopping:
         return Action.FAIL
@@ -142,7 +140,7 @@ def on_stop(phase: Phase, facts: Facts) -> Action:
     if not phase.begun:
         polls = phase is Phase.CLAIMING and facts.cause is Cause.NOTICE
         return Action.GO_ON if polls else Action.END_UNBEGUN
-    if facts.told and facts.cause is Cause.NOTICE:
+    if facts.told:
         return Action.GO_ON
     if phase is Phase.STORED:
         soon = facts.cause is Cause.NOTICE and facts.spent < REST_SHARE
@@ -163,15 +161,14 @@ def _on_end_of_script(phase: Phase, facts: Facts) -> Action:
     if facts.loop_over and phase is not Phase.ENDED:
         return Action.FINISH
     if facts.stopping:  # the script ended itself because of it
-        raised = Facts(cause=Cause.SCRIPT_RAISED, alone=facts.alone)
-        return on_stop(phase, raised)
+        return on_stop(phase, replace(facts, cause=Cause.SCRIPT_RAISED))
     return Action.END_UNFINISHED
 
 
 def _on_notice(phase: Phase, facts: Facts) -> Action:
     """After the claim, and before anything is stored."""
     if phase is Phase.READY:
-        return Action.RELEASE
+        return Action.GIVE_UP
     if phase is Phase.ENDED and facts.unsaved:
         return Action.END_UNBEGUN
     soon = facts.spent < POLL_SHARE

@@ -44,7 +44,7 @@ from spottrain.core.preemption import Preemption
 from spottrain.core.profile_window import MADE as PROFILES_MADE
 from spottrain.core.time_split import TimeSplitClock, before_this_process, process_start
 from spottrain.distributed.world import World
-from spottrain.errors import ConfigurationError, RunError
+from spottrain.errors import ConfigurationError, PeerLost, RunError
 from spottrain.lifecycle import endings, hang_watchdog, parent_signals, termination_message
 from spottrain.lifecycle.endings import Ending
 from spottrain.lifecycle.gpu_faults import fault_behind
@@ -55,6 +55,8 @@ from spottrain.storage.base import Store
 from spottrain.storage.open import open_store
 from spottrain.storage.outage import Outage, Silence
 
+LONG_STEPS: Final = 2.0
+"""A loop that is this many steps' time away from its last step is taken to do something else."""
 RESTARTS: Final = "TORCHELASTIC_RESTART_COUNT"
 GROUP_SIGNAL_SECONDS: Final = 0.2
 """Seconds that a failing script waits for a signal to its process group to arrive here too."""
@@ -67,21 +69,15 @@ class RunEnded(SystemExit):
 class ActiveTraining(Protocol):
     """A training of this process, as far as the end of the run concerns it."""
 
-    @property
-    def step_near(self) -> bool:
-        """Whether the loop is likely to come to the end of a step soon."""
-
     def peer_gone(self, seconds: float) -> bool:
         """Whether another rank is known to be lost; waits up to the given number of seconds to learn it."""
 
-    def release(self) -> None:
-        """Releases HEAD."""
+    def save_and_release(self, *, save: bool, outside: bool = False) -> Ending | None:
+        """Saves the last step with `save`, and releases HEAD: within the notice, if there is one.
 
-    def save_at_stop(self, *, outside: bool, whole: bool) -> Ending | None:
-        """Saves the last step if the state is `whole`, and releases HEAD. None: the training goes on."""
-
-    def save_unfinished(self) -> None:
-        """Saves for the next attempt, and releases HEAD."""
+        Returns how a stop ends the run then. `outside`: in another thread than the one that trains. That one
+        may change the state of a custom loop meanwhile: then it returns None, and the training goes on.
+        """
 
     def complete(self) -> None:
         """Marks the job as done, whose result is stored. Raises RunError."""
@@ -267,7 +263,7 @@ class Session:
     def begin_claim(self) -> None:
         self.enter(Phase.CLAIMING)
 
-    def end(self, ending: Ending, *, at_once: bool = False) -> NoReturn:
+    def end(self, ending: Ending | RunError, *, at_once: bool = False) -> NoReturn:
         """Ends the run within the grace period, by `RunEnded`: the script's `finally` blocks run.
 
         In another thread than the main one, or with `at_once`, it ends the process instead.
@@ -284,7 +280,7 @@ class Session:
         self.end(self._unbegun, at_once=True)
 
     def fail_now(self, error: RunError) -> NoReturn:
-        self.end(Ending.of(error), at_once=True)
+        self.end(error, at_once=True)
 
     def leave_in_time(self, code: int) -> None:
         """Ends the process before SIGKILL, or after a grace period, if the script does not end by itself."""
@@ -297,10 +293,18 @@ class Session:
         if self is _current:
             threading.Thread(target=wait, name="spottrain-leave", daemon=True).start()
 
-    def leave_at_stop(self, code: int) -> None:
-        """Has a stop end the process with this code from here on: the script is over."""
+    def exit(self, code: int) -> int:
+        """Returns `code`, with which a stop ends the process from here on: the script is over.
+
+        Ends it at once where the interpreter's shutdown would take too long: that may wait for peers and
+        threads.
+        """
+        peerless = self.world.distributed and code != ExitCode.DONE
+        if self.preemption.stopping or code == ExitCode.SUPERSEDED or peerless or log.stuck:
+            leave(code)
         self._exit_code = code
         self.enter(Phase.OVER)
+        return code
 
     def _on_stop(self, time_up: bool) -> None:
         """Ends the process in another thread than the one that trains, if the phase lets it."""
@@ -323,68 +327,65 @@ class Session:
                 return False
             # A signal to the group may have killed a child just before it arrives here.
             give_up = time.monotonic() + GROUP_SIGNAL_SECONDS
-            while not self.preemption.stopping:
-                if time.monotonic() > give_up:
-                    return False
+            while not self.preemption.stopping and time.monotonic() < give_up:
                 time.sleep(0.01)
+            ending = self._carry_out(self._decide(Cause.SCRIPT_RAISED))
+            if ending is None:
+                return False
             what = endings.what_was_raised(error, script or sys.argv[0])
-            self._end_after_stop(self._decide(Cause.SCRIPT_RAISED), f" After that the script raised {what}")
+            self.conclude(ending.then(f" After that the script raised {what}"))
         return True
 
-    def _end_after_stop(self, action: Action, then: str) -> ExitCode:
-        ending = self._carry_out(action, outside=False)
-        assert ending is not None, action
-        return self.conclude(ending.then(then))
+    def lost_peer(self, error: BaseException) -> PeerLost | None:
+        """Returns a PeerLost if `error` means that another rank is gone."""
+        if isinstance(error, PeerLost):
+            return error
+        if not self.world.distributed or "torch" not in sys.modules:
+            return None
+        from spottrain.distributed.process_group import peer_lost
+
+        gone = self.engine.peer_gone if self.engine is not None else lambda seconds: False
+        return peer_lost(error, self.world, gone)
 
     def fail(self, error: BaseException, script: str) -> ExitCode:
         """Writes the termination message of a script that raised `error`."""
         fault = fault_behind(error)
-        if not fault and self.world.distributed and "torch" in sys.modules:
-            from spottrain.distributed.process_group import peer_lost
-
-            gone = self.engine.peer_gone if self.engine is not None else lambda seconds: False
-            error = peer_lost(error, self.world, gone) or error
+        error = error if fault else self.lost_peer(error) or error
         with self.preemption.turn:
             if isinstance(error, RunError) and not fault:
-                return self.conclude(self.ending_of(error), shown=True)
-            if not fault:
-                self.script_raised(error, script)  # its message comes first and stays
+                return self.conclude(error, shown=True)
+            self.script_raised(error, script)  # its message comes first and stays
             return self.conclude(endings.raised(error, script, fault), shown=log.on_terminal())
 
     def script_ended(self) -> ExitCode:
-        """Writes the termination message of a script that ended by itself."""
+        """Completes the training of a script that ended by itself, and writes the termination message."""
         with self.preemption.turn:  # another thread may be saving
-            if self.message is not None:  # such as of a training in another thread than the main one
-                return self.conclude(Ending(self.message.outcome, ""))
             action = self._decide(Cause.SCRIPT_ENDED)
-            if action is Action.END_UNTRAINED:  # exit code 0; in a job checkpoint.managed decides on success
-                profiled = Env.JOB_UID not in self.env and PROFILES_MADE
-                done = Ending(Outcome.DONE, "The script ended by itself; the profile is made.")
-                return self.conclude(done if profiled else endings.UNTRAINED)
             if action not in (Action.COMPLETE, Action.FINISH, Action.END_UNFINISHED):
-                then = "" if action is Action.END_DONE else " The script ended itself then."
-                return self._end_after_stop(action, then)
+                return self.conclude(self._carry_out(action))
         engine, loop = self.engine, self.loop
         assert engine is not None
-        try:
+        try:  # a stop may cut it short
             if action is Action.COMPLETE:
                 engine.complete()
             elif action is Action.FINISH and loop is not None:
                 loop.finish_ended()
             else:
-                engine.save_unfinished()
+                saves = self.phase.trains
+                self.enter(Phase.ENDED)
+                engine.save_and_release(save=saves)
                 return self.conclude(endings.unfinished(self.board.facts.step, self.attached))
         except RunError as error:
-            return self.conclude(Ending.of(error))
+            return self.conclude(error)
         return self.conclude(self.done)
 
     def _decide(self, cause: Cause) -> Action:
-        engine = self.engine
+        clock = self.board.clock
         facts = Facts(
             cause=cause,
             stopping=self.preemption.stopping,
             spent=self.preemption.share_spent(),
-            step_near=engine is not None and engine.step_near,
+            step_near=clock.seconds_since_step < LONG_STEPS * clock.step_seconds,
             alone=not self.world.distributed,
             # At exit of the interpreter no thread may start, so only `spottrain run` finishes a loop.
             loop_over=bool(self.script) and self.loop is not None and self.loop.ended_by_itself,
@@ -393,69 +394,60 @@ class Session:
         )
         return on_stop(self.phase, facts)
 
-    def _carry_out(self, action: Action, *, outside: bool) -> Ending | None:
-        """Does what ends the run. Returns the ending; None: nothing ends it now.
+    def _carry_out(self, action: Action, *, outside: bool = False) -> Ending | None:
+        """Does what ends the run at a stop. Returns the ending; None: nothing ends it now.
 
         `outside`: in another thread than the one that trains.
         """
         facts, engine = self.board.facts, self.engine
         if action is Action.END_UNBEGUN:
             return self._unbegun
+        if action is Action.END_UNTRAINED:  # exit code 0; in a job checkpoint.managed decides on success
+            return endings.PROFILED if Env.JOB_UID not in self.env and PROFILES_MADE else endings.UNTRAINED
         if action is Action.END_DONE:
             return self.done
         if action is Action.END_STORED:
             return endings.interrupted_after_training(facts.step, self.lost_after_training)
         if action is Action.END_AS_IT_IS:
-            saving = facts.state == "Saving"
-            why = "and the save did not finish in time" if saving else endings.NO_STEP
-            return endings.interrupted(facts, why)
-        if engine is None or action is Action.GO_ON:
+            return endings.interrupted(facts, endings.SAVING if facts.state == "Saving" else endings.NO_STEP)
+        if engine is None or action in (Action.GO_ON, Action.FAIL, Action.LEAVE):
             return None
-        if action is Action.RELEASE:
-            engine.release()
-            return endings.interrupted_before_first_step(facts.step)
-        return engine.save_at_stop(outside=outside, whole=action is Action.SAVE)
+        return engine.save_and_release(save=action is Action.SAVE, outside=outside)
 
     @property
     def _unbegun(self) -> Ending:
         serves = self.attachment is not None and self.attachment.serves
         return self.unsaved or endings.interrupted_before_training("" if serves else self.script)
 
-    def ending_of(self, error: RunError) -> Ending:
-        """A lost peer, or memory that was short, costs only the steps that no checkpoint has."""
-        ending, lost = Ending.of(error), self.board.facts.lost_steps > 0
-        if ending.outcome is Outcome.INTERRUPTED_LOST and not lost:
-            return replace(ending, outcome=Outcome.INTERRUPTED)
-        return ending
-
-    def must_leave(self, code: int) -> bool:
-        """Whether the interpreter's shutdown would take too long: it may wait for peers and threads."""
-        peerless = self.world.distributed and code != ExitCode.DONE
-        return self.preemption.stopping or code == ExitCode.SUPERSEDED or peerless or log.stuck
-
-    def conclude(self, ending: Ending, *, shown: bool = False, logged: bool = True) -> ExitCode:
+    def conclude(
+        self, ending: Ending | RunError | None = None, *, shown: bool = False, logged: bool = True
+    ) -> ExitCode:
         """Writes the termination message, unless there is one, and returns the matching exit code.
 
-        `shown`: whether its text is on standard error already. `logged`: False for a command that is refused.
+        `ending`: or the error that ends the run; None: there is a message. `shown`: whether its text is on
+        standard error already. `logged`: False for a command that is refused.
         """
         with self._message_lock:
             if self.message is None:
+                assert ending is not None
+                if isinstance(ending, RunError):
+                    ending = Ending.of(ending, self.board.facts)
                 if self.world.distributed and ending.outcome is Outcome.FAILED:
                     ending = replace(ending, text=f"Rank {self.world.rank}: {ending.text}")
-                self.message = self._message_of(ending)
-                termination_message.report_outcome(self.env, self.message.outcome)
-                self._write_message(self.message)  # first: writing to the log may block
+                termination_message.report_outcome(self.env, ending.outcome)
+                self.message = self.note(ending)  # first: writing to the log may block
+                self._exit_code = EXIT_CODE_OF[ending.outcome]
                 if logged:
+                    text = endings.what_is_saved(self.message) if shown else self.message.message
                     log.unhindered(
                         "end",
                         outcome=self.message.outcome,
-                        code=int(EXIT_CODE_OF[self.message.outcome]),
+                        code=int(self._exit_code),
                         reason=self.message.reason or None,
                         step=self.message.step,
                         durable_step=self.message.durableStep,
                         durable_seconds=self.message.durableSeconds,
-                        message=(endings.what_is_saved(self.message) if shown else self.message.message)
-                        or None,
+                        message=text or None,
                     )
             outcome = self.message.outcome
         for each in self.at_end:
@@ -474,32 +466,24 @@ class Session:
             return self.message.outcome
         return Outcome.DONE if self.phase is Phase.DONE else Outcome.FAILED
 
-    def note(self, ending: Ending) -> None:
+    def note(self, ending: Ending) -> TerminationMessage:
         """Writes the termination message that holds if the process ends without its final one.
 
         Such as by os._exit() in the script, after HEAD was released as done.
         """
-        self._write_message(self._message_of(ending))
-
-    def _message_of(self, ending: Ending) -> TerminationMessage:
-        return self.board.message(
+        message = self.board.message(
             ending.outcome,
             ending.text,
             reason=ending.reason,
             signalledAt=self.preemption.signalled_at,
             durableSeconds=ending.durable_seconds,
         )
-
-    def _write_message(self, message: TerminationMessage) -> None:
         path = self.env.get(Env.TERMINATION_MESSAGE)
         grave = message.outcome in (Outcome.FAILED, Outcome.BAD_CONFIGURATION, Outcome.STORE_UNREACHABLE)
         if path and (self.world.first_here or grave):
-            try:
-                termination_message.revise(
-                    Path(path), termination_message.outranking(message), since=self._messages_since
-                )
-            except OSError as error:
-                log.unhindered("termination-message-not-written", path=path, error=str(error))
+            change = termination_message.outranking(message)
+            termination_message.revise(Path(path), change, since=self._messages_since)
+        return message
 
     def _clear_message_of_last_round(self) -> None:
         """Deletes the message of the last round when torchrun restarts all ranks; not during a stop."""
@@ -604,12 +588,12 @@ def install_exit_hooks(session: Session) -> None:
         session.leave_in_time(session.fail(error, sys.argv[0]))
 
     def end_process() -> None:
-        if session.message is not None:
-            code = EXIT_CODE_OF[session.message.outcome]
-            if session.must_leave(code) or code == ExitCode.BAD_CONFIGURATION:
-                leave(code)
-        elif session.phase.begun and (code := session.script_ended()):
-            leave(code)
+        told = session.message is not None
+        if told or session.phase.begun:
+            code = session.script_ended()
+            if code == ExitCode.BAD_CONFIGURATION or (code and not told):
+                leave(code)  # of itself Python would end with another one
+            session.exit(code)
         _finish_outputs()
 
     patches.replace(sys, "excepthook", report_exception)

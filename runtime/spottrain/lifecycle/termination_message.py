@@ -42,22 +42,25 @@ def graver(one: Outcome, other: Outcome) -> bool:
 
 
 def revise(path: Path, change: Change, *, since: float) -> None:
-    """Reads the message, applies `change`, and writes the result under a lock. Raises OSError.
+    """Reads the message, applies `change`, and writes the result under a lock. An error is logged.
 
     A message from before `since` (Unix seconds) belongs to an earlier run and is ignored.
     """
-    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
-        _lock(file)
-        found = None
-        if os.fstat(file).st_mtime >= since:
-            found = TerminationMessage.from_json(os.pread(file, 2**16, 0).decode(errors="replace"))
-        wanted = change(found)
-        if wanted is not None:
-            os.ftruncate(file, 0)
-            os.pwrite(file, wanted.to_json().encode(), 0)
-    finally:
-        os.close(file)
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            _lock(file)
+            found = None
+            if os.fstat(file).st_mtime >= since:
+                found = TerminationMessage.from_json(os.pread(file, 2**16, 0).decode(errors="replace"))
+            wanted = change(found)
+            if wanted is not None:
+                os.ftruncate(file, 0)
+                os.pwrite(file, wanted.to_json().encode(), 0)
+        finally:
+            os.close(file)
+    except OSError as error:
+        log.unhindered("termination-message-not-written", path=str(path), error=str(error))
 
 
 def read(path: Path) -> TerminationMessage | None:

@@ -146,11 +146,11 @@ class Program:
         except RunError as error:
             if self._child is not None:
                 self._child.end(self.preemption.grace)
-            return self._session.conclude(Ending.of(error))
+            return self._session.conclude(error)
 
     def refuse(self, error: RunError) -> int:
         """Ends before it began, because of the command line. Returns the exit code."""
-        return self._session.conclude(Ending.of(error), logged=False)
+        return self._session.conclude(error, logged=False)
 
     def _settings(self) -> SyncSettings:
         """Raises ConfigurationError, also where the arguments of a resume would not reach the program."""

@@ -26,7 +26,7 @@ from spottrain.checkpoint.kinds import CheckpointKind
 from spottrain.checkpoint.manager import CheckpointManager
 from spottrain.checkpoint.saver import Save
 from spottrain.checkpoint.upload import Transfer
-from spottrain.contract import Env, Outcome, Reason
+from spottrain.contract import Env
 from spottrain.core import device as devices
 from spottrain.core import log
 from spottrain.core.container import memory
@@ -50,8 +50,6 @@ from spottrain.training.metrics_log import MetricsLog
 
 UPLOAD_SECONDS: Final = 60.0
 """Seconds for an upload in progress to finish when the script fails."""
-LONG_STEPS: Final = 2.0
-"""A loop that is this many steps' time away from its last step is taken to do something else."""
 MEASURED_AFTER: Final = 3
 """Steps of this attempt after which a step no longer includes compilation."""
 
@@ -157,8 +155,8 @@ class Engine:
             session.board.update(start_step=self.step)
             self._policy.begin(self.step)
             if self._peers.agreement.begin(self.step, total_steps).stop:
-                self.release()
-                session.end(endings.interrupted_before_first_step(self.step), at_once=True)
+                self._note_stop()
+                self.stop()
             return restored
 
     def initialize(self, model: torch.nn.Module) -> bool:
@@ -422,8 +420,9 @@ class Engine:
 
     def _end_without(self, lost: PeerLost) -> NoReturn:
         """Ends the process when a peer is lost: no step can be computed."""
-        self.release()
-        self.session.end(self.session.ending_of(lost), at_once=True)
+        if self.manager is not None:
+            self.manager.release()
+        self.session.end(lost, at_once=True)
 
     # --- end with a result ----------------------------------------------------------------------------
     def finish(
@@ -459,7 +458,8 @@ class Engine:
                 self._release_as_done()
                 return self._result
             session.outage.patient = False
-            session.at_end.append(lambda outcome, left: self.release())
+            if (manager := self.manager) is not None:
+                session.at_end.append(lambda outcome, left: manager.release())
             session.board.update(state="Done")  # no step is expected any more
             self.clock.completed()
             log.event("trained", step=self.step, digest=self._result[1])
@@ -469,20 +469,18 @@ class Engine:
     def complete(self) -> None:
         """Completes a job whose script has ended after its result was stored. Raises RunError."""
         self._allow_outage()
-        if self.manager is not None:
-            self._store_saved(self.manager)
-            self.manager.barrier()  # the script has to end on all ranks
+        session, manager = self.session, self.manager
+        if manager is not None:
+            if session.world.first and session.attachment and (files := session.attachment.saved_files()):
+                began = time.time()
+                sent = manager.final.add_saved(files)  # a stop cuts it short, like the rest of the script
+                seconds = time.time() - began
+                log.event(
+                    "model-stored", files=len(files), bytes=sent, output=manager.final_uri, seconds=seconds
+                )
+            manager.barrier()  # the script has to end on all ranks
         self.session.enter(Phase.STORING)
         self._release_as_done()
-
-    def _store_saved(self, manager: CheckpointManager) -> None:
-        """Stores the models that the script has saved. A stop cuts it short, like the rest of the script."""
-        attachment = self.session.attachment
-        if self.session.world.first and attachment is not None and (files := attachment.saved_files()):
-            began = time.time()
-            sent = manager.final.add_saved(files)
-            uri = manager.final_uri
-            log.event("model-stored", files=len(files), bytes=sent, output=uri, seconds=time.time() - began)
 
     def _store_result(
         self, weights: Callable[[], Mapping[str, Any]], beside: Collection[str]
@@ -545,23 +543,23 @@ class Engine:
     def stop(self) -> NoReturn:
         """Saves the newest step within the notice, releases HEAD, and leaves through SystemExit."""
         self.session.enter(Phase.ENDED)
-        with closing(self), self.failures():  # closed last: notice is short, and the checkpoint comes first
-            self.session.end(self._save_and_release())
+        with closing(self):  # last: notice is short, and the checkpoint comes first
+            ending = self.save_and_release(save=True)
+            assert ending is not None, "the state does not change meanwhile"
+            self.session.end(ending)
 
-    def give_up(self) -> None:
-        """Ends without a result: waits for an upload in progress, then releases HEAD."""
+    def give_up(self, *, save: bool = False) -> None:
+        """Ends without a result: saves the last step with `save`, and releases HEAD."""
         if self.session.phase not in (Phase.STORED, Phase.DONE):
             self.session.enter(Phase.ENDED)
-        self._release_after_upload()
+        self.save_and_release(save=save)
         self.close()
 
     @contextmanager
     def failures(self) -> Iterator[None]:
-        """Calls `failed` for an exception of the block. `RunEnded` passes through: it is no failure."""
+        """Calls `failed` for an exception of the block."""
         try:
             yield
-        except RunEnded:
-            raise
         except BaseException as error:
             self.failed(error)
             raise
@@ -569,14 +567,12 @@ class Engine:
     def failed(self, error: BaseException) -> None:
         """Reports `error` as what it means, and releases HEAD, so that the next attempt need not wait.
 
-        If another rank is lost, it ends the process: no step can be computed.
+        If another rank is lost, it ends the process: no step can be computed. `RunEnded` is no failure.
         """
         if self._failed or isinstance(error, RunEnded):
             return
         self._failed = True
-        lost = error if isinstance(error, PeerLost) else None
-        lost = lost or process_group.peer_lost(error, self.session.world, self._peers.gone)
-        if lost is not None:
+        if (lost := self.session.lost_peer(error)) is not None:
             self._end_without(lost)
         try:
             self.session.script_raised(error)
@@ -591,93 +587,61 @@ class Engine:
         for trackers in self._trackers:
             trackers.close(self.session.outcome)
 
-    # --- end, as the session asks for it (`lifecycle.session.ActiveTraining`) -------------------------------
-    @property
-    def step_near(self) -> bool:
-        return self.clock.seconds_since_step < LONG_STEPS * self.clock.step_seconds
-
     def peer_gone(self, seconds: float) -> bool:
+        """Whether another rank is known to be lost; waits up to the given number of seconds to learn it."""
         return self._peers.gone(seconds)
 
-    def release(self) -> None:
-        if self.manager is not None:
-            self.manager.release()
+    def save_and_release(self, *, save: bool, outside: bool = False) -> Ending | None:
+        """Saves the last step with `save`, and releases HEAD: within the notice, if there is one.
 
-    def save_unfinished(self) -> None:
-        if self.ended:
-            return
-        self.session.enter(Phase.ENDED)
-        if self.manager is None:
-            return
-        try:
-            with self.clock.part(CHECKPOINT_STALL):
-                self.manager.wait_for_upload()
-                if self.session.board.facts.lost_steps:
-                    self.manager.save_now(self._take)
-        except Exception as error:  # the end of the script is reported in any case
-            log.event("save-failed", step=self.step, error=str(error))
-        self._release_after_upload()
-
-    def save_at_stop(self, *, outside: bool, whole: bool) -> Ending | None:
-        """Saves the last step if the state is `whole`, and releases HEAD. Returns the ending.
-
-        `outside`: in another thread than the one that trains. That one may change the state of a custom loop
-        meanwhile; then this returns None, and the training thread saves at the end of its step.
+        Returns how a stop ends the run then. `outside`: in another thread than the one that trains. That one
+        may change the state of a custom loop meanwhile: then it returns None, and that one saves it.
         """
-        unmoved = self.kind.state.unmoved
-        if outside and unmoved is not None:
-            if not unmoved():
-                return None
-            self._still = unmoved
-        elif whole and unmoved is not None:
-            unmoved()  # the script may have drawn random numbers since the last step
-        in_step = not whole and not self.ended
-        why = "within the step after it, which cannot be undone" if in_step else "which could not be saved"
+        board, manager, preemption = self.session.board, self.manager, self.session.preemption
+        why = endings.NO_COPY if self.ended else endings.IN_STEP
+        error: Exception | None = None
+        unmoved = self.kind.state.unmoved if save and not self.ended else None
+        if unmoved is not None and not unmoved() and outside:
+            return None
+        self._still = unmoved if outside else None
         try:
-            if whole:
-                return self._save_and_release()
+            if save:
+                self._save_last()
         except _Moved:
             self._still = None
-            self.session.board.update(state="Training")
+            board.update(state="Training")
             return None
-        except RunError as error:
-            self._release_after_upload()
-            return Ending.of(error)
-        except Exception as error:  # of a state_dict() of the script, or a full disk
-            if outside:
-                self._release_after_upload()
-                return Ending(Outcome.FAILED, f"{type(error).__name__}: {error}", Reason.SCRIPT_FAILED)
-            log.unhindered("save-failed", step=self.step, error=str(error))
-        self._release_after_upload()
-        return endings.interrupted(self.session.board.facts, why)
-
-    def _save_and_release(self) -> Ending:
-        """Saves the newest step and releases HEAD. Raises RunError, or an error of the script's state."""
-        board, step = self.session.board, self.step
-        board.update(state="Saving")
-        lost = "there is no checkpoint URI" if self.manager is None else ""
-        if self.manager is not None and board.facts.lost_steps:
-            try:
-                with self.clock.part(CHECKPOINT_STALL):
-                    self.manager.save_before_end(self._take, step)
-            except StoreError as error:
-                board.save_failed(str(error))
-                lost = str(error)
-        durable_seconds = time.time() - (self.session.preemption.signalled_at or time.time())
-        self._release_after_upload()
-        self._disconnect()
-        if board.facts.lost_steps:
-            text = f"Interrupted at step {step}; {board.facts.lost_steps} step(s) are lost: {lost}."
-            return Ending(Outcome.INTERRUPTED_LOST, text)
-        return endings.interrupted_at_saved_step(step, durable_seconds)
-
-    def _release_after_upload(self) -> None:
-        """Waits a limited time for an upload in progress, then releases HEAD."""
+        except StoreError as failure:
+            board.save_failed(str(failure))
+            why = str(failure)
+        except Exception as failure:  # such as of a state_dict() of the script
+            log.unhindered("save-failed", step=self.step, error=str(failure))
+            why, error = f"{endings.NO_COPY} ({type(failure).__name__}: {failure})", failure
+        saved_at = time.time()
         self.clock.enter(OTHER)
-        if self.manager is not None:
+        if manager is not None:
             with self.clock.part(CHECKPOINT_STALL):
-                self.manager.wait_for_upload(min(UPLOAD_SECONDS, self.session.preemption.seconds_left()))
-            self.manager.release()
+                manager.wait_for_upload(min(UPLOAD_SECONDS, preemption.seconds_left()))
+            manager.release()
+        if save and error is None:
+            self._disconnect()
+        if isinstance(error, RunError):
+            return Ending.of(error, board.facts)
+        seconds = saved_at - (preemption.signalled_at or saved_at) if save else None
+        return endings.interrupted(board.facts, why if manager else endings.NO_URI, seconds)
+
+    def _save_last(self) -> None:
+        """Saves the last step unless it is saved. Raises RunError, or an error of the script's state."""
+        board, manager = self.session.board, self.manager
+        if manager is None or not board.facts.lost_steps:
+            return
+        board.update(state="Saving")
+        with self.clock.part(CHECKPOINT_STALL):
+            if self.session.preemption.stopping:
+                return manager.save_before_end(self._take, self.step)
+            manager.wait_for_upload()
+            if board.facts.lost_steps:
+                manager.save_now(self._take)
 
     def _disconnect(self) -> None:
         """Disconnects from the other ranks. Rank 0 waits for them until the notice period is nearly over."""

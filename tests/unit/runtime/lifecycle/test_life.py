@@ -73,13 +73,14 @@ def test_while_head_may_be_claimed_a_signal_ends_nothing() -> None:
 
 def test_what_is_being_stored_is_not_cut_short_by_a_notice_and_a_done_run_stays_done() -> None:
     assert actions(Phase.STORING, cause=Cause.NOTICE) == {Action.GO_ON}
-    ends = actions(Phase.DONE, stopping=True)
+    ends = actions(Phase.DONE, stopping=True, told=False)
     assert ends == {Action.END_DONE}
-    assert actions(Phase.DONE, stopping=False) == {Action.END_DONE, Action.FAIL}, "the script after it fails"
+    failing = actions(Phase.DONE, stopping=False, told=False)
+    assert failing == {Action.END_DONE, Action.FAIL}, "the script after it fails"
 
 
 def test_before_a_step_was_done_nothing_is_saved_and_after_it_no_step_is_dropped_silently() -> None:
-    dropping = {Action.RELEASE, Action.END_UNBEGUN, Action.END_UNTRAINED}
+    dropping = {Action.END_UNBEGUN, Action.END_UNTRAINED}
     for phase, facts, action in CASES:
         assert not (phase in NOTHING_TO_SAVE and action is Action.SAVE), (phase, facts)
         assert not (phase in IN_TRAINING and action in dropping), (phase, facts)
@@ -88,6 +89,8 @@ def test_before_a_step_was_done_nothing_is_saved_and_after_it_no_step_is_dropped
 def test_a_written_message_is_the_last_word_until_the_time_is_up() -> None:
     begun = [phase for phase in Phase if phase.begun and phase not in (Phase.DONE, Phase.OVER)]
     assert actions(*begun, told=True, cause=Cause.NOTICE) == {Action.GO_ON}
+    for cause in (Cause.TIME_UP, Cause.SCRIPT_ENDED, Cause.SCRIPT_RAISED):
+        assert actions(*Phase, told=True, cause=cause) == {Action.LEAVE}
 
 
 def test_once_the_script_is_over_only_its_exit_code_counts() -> None:
@@ -98,7 +101,7 @@ def test_once_the_script_is_over_only_its_exit_code_counts() -> None:
     ("phase", "facts", "action"),
     [
         (Phase.STARTING, {}, Action.END_UNBEGUN),
-        (Phase.READY, {}, Action.RELEASE),
+        (Phase.READY, {}, Action.GIVE_UP),
         (Phase.WAITING, {"spent": POLL_SHARE / 2}, Action.GO_ON),
         (Phase.WAITING, {"spent": POLL_SHARE, "step_near": True}, Action.SAVE),
         (Phase.BETWEEN, {"spent": POLL_SHARE, "step_near": True}, Action.GO_ON),
