@@ -60,7 +60,7 @@ class AccelerateRun(Run):
         self._held = _held(accelerator)
         self._micro_batches = accelerator.step
         """Accelerate's counter of micro-batches, after the last optimizer step."""
-        self._pass_position = PassPosition()
+        self._in_pass = PassPosition()
         self._loader: Any = None
         """The prepared loader that `batches` iterates over."""
         self._number, self._used = -1, 0
@@ -95,16 +95,13 @@ class AccelerateRun(Run):
 
     def _count(self, loss: torch.Tensor | float | None, samples: int | None) -> None:
         self._micro_batches = self._accelerator.step
-        self._pass_position.step_done(self._used)
+        self._in_pass.step_done(self._used)
         super()._count(loss, samples)
 
     def _require_known_pass(self) -> None:
         """Raises ConfigurationError if the loop is in a pass over a prepared loader that is not ours."""
-        if (
-            self._position.given
-            or self._loader is not None
-            or not self._accelerator.gradient_state.in_dataloader
-        ):
+        in_pass = self._accelerator.gradient_state.in_dataloader
+        if self._position.given or self._loader is not None or not in_pass:
             return
         raise ConfigurationError(
             "the loop iterates over a loader that Accelerate has prepared, and AccelerateRun does not see "
@@ -143,17 +140,17 @@ class AccelerateRun(Run):
         self._used = 0 if saved is None else saved["batches"]
         loader.iteration = self._number  # which a seedable sampler makes its order of
         source = self._accelerator.skip_first_batches(loader, self._used) if self._used else loader
-        self._pass_position.expect(loader, first=not self._number, saved=saved)
+        self._in_pass.expect(loader, first=not self._number, saved=saved)
         for batch in source:
-            self._pass_position.go_on()
+            self._in_pass.go_on()
             self._used += 1
             yield batch
-        self._pass_position.go_on()
+        self._in_pass.go_on()
 
     def _own(self) -> dict[str, Any]:
         position = self._saved_pass
         if self._loader is not None:
-            position = {**self._pass_position.state(), "number": self._number, "epoch": self._position.epoch}
+            position = {**self._in_pass.state(), "number": self._number, "epoch": self._position.epoch}
         return super()._own() | {"pass": position, "micro_batches": self._micro_batches}
 
     def _load_progress(self, saved: Mapping[str, Any], own: Mapping[str, Any], new_rank: bool) -> None:

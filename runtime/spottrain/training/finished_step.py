@@ -11,8 +11,7 @@ from __future__ import annotations
 import operator
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any, Final
 
 import torch
@@ -21,6 +20,7 @@ from spottrain.checkpoint.tree import Flattened, unflatten
 from spottrain.errors import CheckpointError
 from spottrain.techniques.ema import EMA
 from spottrain.training.position import LoopPosition
+from spottrain.training.state_tree import FinishedStep, StateTree, is_scaler
 
 COPIED_BYTES: Final = 2**20
 """Limit of the tensors and arrays in the copied part of the state."""
@@ -83,43 +83,25 @@ def _copied(value: Any) -> Any:
     return unflatten(flat.plain, lambda number: flat.leaves[number].tensor.detach().clone())
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FinishedStep:
-    """The copies that were made at the end of a step."""
-
-    place: dict[str, Any]
-    own_place: dict[str, Any]
-    """As `LoopPosition.shared` and `own` return them."""
-    groups: dict[str, list[dict[str, Any]]]
-    """Of each optimizer: its parameter groups, with the number of parameters in the place of these."""
-    objects: dict[str, Any]
-    own: dict[str, Any]
-    tensors: Record
-
-
 class FinishedSteps:
     """Keeps the last finished step.
 
-    `objects`: what has a state besides modules and optimizers, by name. `possible`: whether another thread
-    can save: with one rank, and a position that costs little to note.
+    `possible`: whether another thread can save: with one rank, and a position that costs little to note.
     """
 
     def __init__(
-        self,
-        *,
-        modules: Iterable[torch.nn.Module],
-        optimizers: Mapping[str, torch.optim.Optimizer],
-        objects: Mapping[str, Any],
-        loose: Callable[[], Iterable[torch.Tensor]],
-        possible: bool = True,
-        clock: Callable[[], float] = time.perf_counter,
+        self, state: StateTree, *, possible: bool = True, clock: Callable[[], float] = time.perf_counter
     ) -> None:
-        self.possible = possible
-        self._modules, self._optimizers, self._loose = list(modules), optimizers, loose
-        self._averages = [each for each in objects.values() if isinstance(each, EMA)]
-        self._objects = {name: each for name, each in objects.items() if not isinstance(each, EMA)}
-        self._recorder, self._clock = TensorRecorder(), clock
+        self.possible, self._state, self._clock = possible, state, clock
+        self._objects = {
+            name: each
+            for name, each in state.objects.items()
+            if not isinstance(each, EMA) and not is_scaler(name)
+        }
+        self._recorder = TensorRecorder()
         self._tensors: list[torch.Tensor] = []
+        self._record: Record = [], []
+        """Of the tensors when the last step was kept."""
         self._seconds: deque[float] = deque(maxlen=MEASURED)
         self._not_before = self._look_again_at = float("-inf")
         self.last: FinishedStep | None = None
@@ -149,13 +131,13 @@ class FinishedSteps:
         if self._clock() >= self._look_again_at:
             self._tensors = self._all_tensors()
             self._look_again_at = self._clock() + LOOK_SECONDS
+        self._record = self._recorder.record(self._tensors)
         return FinishedStep(
             own_place=position.own(),
             place=_copied(position.shared()),
-            groups={name: _copied(_groups(each)) for name, each in self._optimizers.items()},
+            groups={name: _copied(_groups(each)) for name, each in self._state.optimizers.items()},
             objects={name: _copied(each.state_dict()) for name, each in self._objects.items()},
             own={name: _copied(each.own_state_dict()) for name, each in with_own.items()},
-            tensors=self._recorder.record(self._tensors),
         )
 
     def unmoved(self) -> bool:
@@ -171,18 +153,20 @@ class FinishedSteps:
         """Whether the tensors are still those of the last finished step."""
         if self.last is None or not self.possible:
             return False
-        tensors = self._all_tensors()
+        tensors, groups = self._all_tensors(), self.last.groups
         same = len(tensors) == len(self._tensors) and all(map(operator.is_, tensors, self._tensors))
         return (
             same
-            and _same(self.last.tensors, self._recorder.record(tensors))
-            and all(_sizes(self.last.groups[n]) == _sizes(_groups(o)) for n, o in self._optimizers.items())
+            and _same(self._record, self._recorder.record(tensors))
+            and all(_sizes(groups[n]) == _sizes(_groups(o)) for n, o in self._state.optimizers.items())
         )
 
     def _all_tensors(self) -> list[torch.Tensor]:
-        found = [each for module in self._modules for each in (*module.parameters(), *module.buffers())]
-        averages = [tensor for each in self._averages for tensor in each.by_weight().values()]
-        return [*found, *self._loose(), *averages]
+        state = self._state
+        modules = [state.model, *state.modules.values()]
+        found = [each for module in modules for each in (*module.parameters(), *module.buffers())]
+        averages = [tensor for each in state.averages.values() for tensor in each.by_weight().values()]
+        return [*found, *state.loose.values(), *averages]
 
 
 def _groups(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
@@ -191,9 +175,3 @@ def _groups(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
 
 def _sizes(groups: list[dict[str, Any]]) -> list[int]:
     return [group["params"] for group in groups]
-
-
-def with_groups(state: dict[str, Any], groups: list[dict[str, Any]]) -> dict[str, Any]:
-    """Returns an optimizer's state with these values in its parameter groups."""
-    pairs = zip(state["param_groups"], groups, strict=True)
-    return state | {"param_groups": [kept | {"params": now["params"]} for now, kept in pairs]}

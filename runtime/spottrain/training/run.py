@@ -37,7 +37,7 @@ from spottrain.training.given_state import GivenState, final_weights
 from spottrain.training.metrics_log import require_finite
 from spottrain.training.position import DrawnBy, LoopPosition, StepBoundary, cursor_of
 from spottrain.training.script_functions import number_of_loss
-from spottrain.training.state_tree import StateTree, is_scaler
+from spottrain.training.state_tree import StateTree
 
 
 class Run:
@@ -138,11 +138,7 @@ class Run:
         self._engine.join()
         self._module = torch.nn.ModuleList([given.model, *given.modules.values()])
         self._finished = FinishedSteps(
-            modules=self._module,
-            optimizers=self._given.optimizers,
-            objects={name: each for name, each in self._given.objects.items() if not is_scaler(name)},
-            loose=lambda: self._state.loose.values(),
-            possible=not session.world.distributed and self._position.is_shared,
+            self._state, possible=not session.world.distributed and self._position.is_shared
         )
         self._begin(log_every)
 
@@ -554,7 +550,8 @@ class Run:
         of = f"step {self._position.step} of max_steps={self.max_steps}"
         if self.max_steps is None:
             of = f"step {self._position.step}, in epoch {self._position.epoch} of run.epochs(...)"
-        self._engine.give_up(save=True)
+        self._engine.save_unfinished()
+        self._engine.close()
         raise TrainingFailed(
             f"the loop has ended at {of}, so the training is shorter than it was asked for. The step is "
             "saved, and the next start goes on from it: to train all iterate over run.batches(loader), or "

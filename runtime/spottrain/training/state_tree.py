@@ -12,6 +12,7 @@ Each rank has `live` and `objects` of its own. `progress` is the loop's.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
@@ -28,7 +29,6 @@ from spottrain.errors import CheckpointError
 from spottrain.techniques.early_stopping import EarlyStopping
 from spottrain.techniques.ema import EMA
 from spottrain.techniques.trackers import Trackers
-from spottrain.training.finished_step import FinishedStep, with_groups
 
 MAIN: Final = "main"
 """Name of a single optimizer."""
@@ -38,6 +38,19 @@ AVERAGE: Final = "extra.ema"
 """Name of a Trainer's average, as in Run(extra={"ema": ema})."""
 TECHNIQUES: Final = (EMA, EarlyStopping, Trackers)
 """Techniques that the manifest may switch on or off between two attempts."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FinishedStep:
+    """Copies that were made at the end of a custom loop's step."""
+
+    place: dict[str, Any]
+    own_place: dict[str, Any]
+    """As `LoopPosition.shared` and `own` return them."""
+    groups: dict[str, list[dict[str, Any]]]
+    """Of each optimizer: its parameter groups, with the number of parameters in the place of these."""
+    objects: dict[str, Any]
+    own: dict[str, Any]
 
 
 class StateTree:
@@ -111,7 +124,7 @@ class StateTree:
         }
         copies = {} if saved is None else saved.objects
         if saved is not None:
-            optimizers = {name: with_groups(each, saved.groups[name]) for name, each in optimizers.items()}
+            optimizers = {name: _with_groups(each, saved.groups[name]) for name, each in optimizers.items()}
         return {
             MODEL: model,
             BESIDE: outside_parameters.beside(self.model),
@@ -218,6 +231,12 @@ class StateTree:
 
 def is_scaler(name: str) -> bool:
     return name.split(".")[0] == SCALER
+
+
+def _with_groups(state: dict[str, Any], groups: list[dict[str, Any]]) -> dict[str, Any]:
+    """Returns an optimizer's state with these values in its parameter groups."""
+    pairs = zip(state["param_groups"], groups, strict=True)
+    return state | {"param_groups": [kept | {"params": now["params"]} for now, kept in pairs]}
 
 
 def _of_trainer_0_3(tree: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 import torch
 from spottrain.distributed.world import World
+from spottrain.errors import CheckpointError
 from spottrain.techniques.ema import EMA
-from spottrain.training.finished_step import FinishedSteps, with_groups
+from spottrain.training.finished_step import FinishedSteps
 from spottrain.training.position import LoopPosition
+from spottrain.training.state_tree import StateTree
 
 
 class Clock:
@@ -21,23 +23,35 @@ def position() -> LoopPosition:
     return LoopPosition(None, World(), None)
 
 
+def tree(model: torch.nn.Module, optimizer: torch.optim.Optimizer, objects: dict[str, Any]) -> StateTree:
+    return StateTree(
+        "Run",
+        model,
+        {"main": optimizer},
+        {},
+        objects,
+        left_out=(),
+        dataset=None,
+        replicas=False,
+        regroups=True,
+        over=lambda: False,
+        incompatible=CheckpointError,
+    )
+
+
 class Loop:
     """A model, an optimizer and what the loop has beside them."""
 
     def __init__(self) -> None:
         self.model: Any = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3))
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1.0)
+        self.loose = torch.nn.Parameter(torch.zeros(2))
+        self.optimizer = torch.optim.SGD([*self.model.parameters(), self.loose], lr=1.0)
         self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 1, 0.5)
         self.average = EMA(self.model, decay=0.5)
-        self.loose = torch.zeros(2)
         self.clock = Clock()
-        self.steps = FinishedSteps(
-            modules=[self.model],
-            optimizers={"main": self.optimizer},
-            objects={"scheduler": self.scheduler, "average": self.average},
-            loose=lambda: [self.loose],
-            clock=lambda: self.clock.now,
-        )
+        objects = {"scheduler": self.scheduler, "average": self.average}
+        self.state = tree(self.model, self.optimizer, objects)
+        self.steps = FinishedSteps(self.state, clock=lambda: self.clock.now)
 
     def keep(self) -> None:
         self.steps.keep(position())
@@ -68,10 +82,11 @@ def test_what_is_kept_is_of_the_step_whatever_the_script_does_then() -> None:
     assert torch.equal(kept.own_place["random"]["torch"], before) and not torch.equal(
         torch.get_rng_state(), before
     )
-    assert kept.objects["scheduler"]["last_epoch"] == 0 and loop.scheduler.last_epoch == 1
-    state = with_groups(loop.optimizer.state_dict(), kept.groups["main"])
-    assert state["param_groups"][0]["lr"] == 1.0 and loop.optimizer.param_groups[0]["lr"] == 0.5
-    assert state["param_groups"][0]["params"] == [0, 1, 2, 3]
+    saved = loop.state.shared(kept)
+    assert saved["objects"]["scheduler"]["last_epoch"] == 0 and loop.scheduler.last_epoch == 1
+    (group,) = saved["optimizers"]["main"]["param_groups"]
+    assert group["lr"] == 1.0 and loop.optimizer.param_groups[0]["lr"] == 0.5
+    assert group["params"] == loop.state.shared()["optimizers"]["main"]["param_groups"][0]["params"]
 
 
 def replace_buffer(loop: Loop) -> None:
@@ -100,7 +115,7 @@ def add_by_hand(loop: Loop) -> None:
         average_in_place,
         point_elsewhere,
         add_by_hand,
-        lambda loop: loop.loose.add_(1),
+        lambda loop: loop.loose.data.add_(1),
         lambda loop: loop.average.update(1),
         lambda loop: loop.optimizer.add_param_group({"params": [torch.zeros(1, requires_grad=True)]}),
     ],
@@ -133,7 +148,7 @@ def test_what_is_too_large_to_be_copied_after_each_step_is_not_kept() -> None:
             return {"it": torch.zeros(2**19)}
 
     model = torch.nn.Linear(2, 2)
-    steps = FinishedSteps(modules=[model], optimizers={}, objects={"extra": Extra()}, loose=list)
+    steps = FinishedSteps(tree(model, torch.optim.SGD(model.parameters()), {"extra": Extra()}))
     steps.keep(position())
     assert steps.last is None and not steps.unchanged
 
@@ -149,9 +164,8 @@ def test_copies_that_take_long_are_made_so_rarely_that_they_take_two_percent_of_
             return {}
 
     model = torch.nn.Linear(2, 2)
-    steps = FinishedSteps(
-        modules=[model], optimizers={}, objects={"slow": Slow()}, loose=list, clock=lambda: clock.now
-    )
+    state = tree(model, torch.optim.SGD(model.parameters()), {"slow": Slow()})
+    steps = FinishedSteps(state, clock=lambda: clock.now)
     for _ in range(1000):
         steps.forget()
         steps.keep(position())
