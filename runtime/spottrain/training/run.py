@@ -550,8 +550,7 @@ class Run:
         of = f"step {self._position.step} of max_steps={self.max_steps}"
         if self.max_steps is None:
             of = f"step {self._position.step}, in epoch {self._position.epoch} of run.epochs(...)"
-        self._engine.save_unfinished()
-        self._engine.close()
+        self._engine.give_up(save=True)
         raise TrainingFailed(
             f"the loop has ended at {of}, so the training is shorter than it was asked for. The step is "
             "saved, and the next start goes on from it: to train all iterate over run.batches(loader), or "
