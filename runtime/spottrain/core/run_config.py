@@ -159,34 +159,34 @@ class RunConfig:
         return cls(
             job=env.get(Env.JOB_NAME) or name,
             job_uid=env.get(Env.JOB_UID) or f"local-{name}",
-            attempt=_read(env, Env.ATTEMPT, _count(1), None if local else 1),
+            attempt=read(env, Env.ATTEMPT, _count(1), None if local else 1),
             checkpoint_uri=uri,
             endpoint=_uri(env, Env.CHECKPOINT_ENDPOINT),
             interval=Interval.parse(env.get(Env.CHECKPOINT_INTERVAL) or DEFAULT_INTERVAL),
-            keep=_read(env, Env.CHECKPOINT_KEEP, _count(2), DEFAULT_KEEP),
-            keep_best=_read(env, Env.CHECKPOINT_KEEP_BEST, _one_of(TRUTH), True),
-            path_style=_read(env, Env.CHECKPOINT_PATH_STYLE, _one_of(TRUTH), None),
+            keep=read(env, Env.CHECKPOINT_KEEP, _count(2), DEFAULT_KEEP),
+            keep_best=read(env, Env.CHECKPOINT_KEEP_BEST, _one_of(TRUTH), True),
+            path_style=read(env, Env.CHECKPOINT_PATH_STYLE, _one_of(TRUTH), None),
             kms_key=env.get(Env.CHECKPOINT_KMS_KEY) or None,
-            on_existing=_read(env, Env.CHECKPOINT_ON_EXISTING, _on_existing, OnExisting.FAIL),
+            on_existing=read(env, Env.CHECKPOINT_ON_EXISTING, _on_existing, OnExisting.FAIL),
             init_from=_init_from(env, uri),
-            known_durable_step=_read(env, Env.KNOWN_DURABLE_STEP, _count(0), None),
-            gate_until=_read(env, Env.GATE_UNTIL, _seconds, 0.0),
+            known_durable_step=read(env, Env.KNOWN_DURABLE_STEP, _count(0), None),
+            gate_until=read(env, Env.GATE_UNTIL, _seconds, 0.0),
             training=read_manifest(env.get(Env.TRAINING, "")),
-            progress_port=_read(env, Env.PROGRESS_PORT, _port, None),
+            progress_port=read(env, Env.PROGRESS_PORT, _port, None),
             bind_address=bind_address_of(env),
-            cache_dir=_read(env, Env.CACHE_DIR, Path, None),
-            compile_cache=_read(
+            cache_dir=read(env, Env.CACHE_DIR, Path, None),
+            compile_cache=read(
                 env,
                 Env.COMPILE_CACHE,
                 _one_of({str(each): each for each in CompileCacheMode}),
                 CompileCacheMode.KEEP,
             ),
             image_digest=env.get(Env.IMAGE_DIGEST, ""),
-            hang_timeout=_read(env, Env.HANG_TIMEOUT, _limit, None),
-            store_wait=_read(env, Env.STORE_WAIT, _limit, float(STORE_WAIT_SECONDS)),
-            log_format=_read(env, LOG_FORMAT, _one_of({each: each for each in LOG_FORMATS}), AUTO),
-            auto_attach=_read(env, Env.AUTO_ATTACH, _one_of(TRUTH), True),
-            logs=_read(env, Env.LOGS, _one_of({"keep": True, "off": False}), not local) and uri is not None,
+            hang_timeout=read(env, Env.HANG_TIMEOUT, _limit, None),
+            store_wait=read(env, Env.STORE_WAIT, _limit, float(STORE_WAIT_SECONDS)),
+            log_format=read(env, LOG_FORMAT, _one_of({each: each for each in LOG_FORMATS}), AUTO),
+            auto_attach=read(env, Env.AUTO_ATTACH, _one_of(TRUTH), True),
+            logs=read(env, Env.LOGS, _one_of({"keep": True, "off": False}), not local) and uri is not None,
         )
 
 
@@ -284,14 +284,15 @@ def _serves(home: Path) -> bool:
     return os.access(there, os.W_OK | os.X_OK)
 
 
-def _read(env: Mapping[str, str], name: str, parse: Callable[[str], T], default: Any) -> Any:
+def read(env: Mapping[str, str], name: str, parse: Callable[[str], T], default: Any, must: str = "") -> Any:
+    """Returns a variable's value. `must`: what it must be, for the message. Raises ConfigurationError."""
     text = env.get(name, "")
     if not text:
         return default
     try:
         return parse(text)
     except ValueError as error:
-        raise ConfigurationError(f"{name}={text!r}: {error}") from error
+        raise ConfigurationError(f"{name}={text!r}{must}: {error}") from error
 
 
 def _count(least: int) -> Callable[[str], int]:

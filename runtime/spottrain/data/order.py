@@ -66,10 +66,6 @@ def order(size: int, seed: int, *, whole: int = PERMUTED_WHOLE) -> Order:
     return lambda first, end: permutation[first:end]
 
 
-def straight(size: int) -> Order:
-    return lambda first, end: torch.arange(first, min(end, size))
-
-
 def _scattered(places: torch.Tensor, size: int, seed: int) -> torch.Tensor:
     """Permutes 0..4**half-1, the smallest such range that holds `size`; repeats for results >= `size`.
 

@@ -14,7 +14,7 @@ import torch
 
 from spottrain.contract import Reason
 from spottrain.core import log
-from spottrain.data.order import Order, mix, order, straight
+from spottrain.data.order import Order, mix, order
 from spottrain.errors import CheckpointError, ConfigurationError
 
 
@@ -123,7 +123,9 @@ class Plan:
         """
         if self.sampler is not None:
             return self.sampler(self.seed, epoch)
-        return order(self.size, mix(self.seed, epoch)) if self.shuffle else straight(self.size)
+        if self.shuffle:
+            return order(self.size, mix(self.seed, epoch))
+        return lambda first, end: torch.arange(first, min(end, self.size))
 
     def after(self, position: Position) -> Position:
         """Returns where the step ends that begins at `position`."""

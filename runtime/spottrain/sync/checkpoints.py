@@ -416,7 +416,10 @@ def copies_of(root: Path, tree: Tree, paths: Sequence[str]) -> Iterator[Mapping[
                 )
             copies = {path: folder / str(number) for number, path in enumerate(paths)}
             for path, copy in copies.items():
-                _copy(root / path, copy, tree[path].size)
+                with contextlib.suppress(FileNotFoundError):
+                    shutil.copyfile(root / path, copy, follow_symlinks=False)
+                if not copy.is_file() or copy.is_symlink() or copy.stat().st_size < tree[path].size:
+                    raise Changed(path)
             yield copies
     except OSError as error:
         raise FolderError(f"files of {root} cannot be copied: {error.strerror or error}") from error
@@ -438,12 +441,3 @@ def _folder(root: Path) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
         with contextlib.suppress(OSError):  # it holds replaced files
             notes.rmdir()
-
-
-def _copy(source: Path, target: Path, size: int) -> None:
-    try:
-        shutil.copyfile(source, target, follow_symlinks=False)
-    except FileNotFoundError as error:
-        raise Changed(source.name) from error
-    if target.is_symlink() or target.stat().st_size < size:
-        raise Changed(source.name)

@@ -80,6 +80,9 @@ class SyncManifest:
 
     def to_bytes(self) -> bytes:
         places: dict[str, int] = {}
+        owners: dict[Owner, list[str]] = {}  # most often there is one
+        for path, owner in self.owners.items():
+            owners.setdefault(owner, []).append(path)
         body = {
             "format": FORMAT,
             "kind": SYNC,
@@ -90,7 +93,7 @@ class SyncManifest:
             "folders": dict(self.folders),
             "links": dict(self.links),
             "files": {path: _file_facts(file, places) for path, file in self.files.items()},
-            "owners": _by_owner(self.owners),
+            "owners": [[*owner, paths] for owner, paths in sorted(owners.items())],
         }
         body["places"] = list(places)
         return canonical(body | {"sha256": hashlib.sha256(canonical(body)).hexdigest()})
@@ -161,14 +164,6 @@ def _file(facts: list[Any], places: list[str]) -> StoredFile:
         place, _, digest = each.partition("/")
         keys.append(f"{places[int(place)]}/{digest}")
     return StoredFile(size=size, mode=mode & PERMISSIONS, mtime_ns=mtime_ns, chunks=tuple(keys))
-
-
-def _by_owner(owners: Mapping[str, Owner]) -> list[list[Any]]:
-    """Returns user, group and paths of each owner: most often there is one."""
-    found: dict[Owner, list[str]] = {}
-    for path, owner in owners.items():
-        found.setdefault(owner, []).append(path)
-    return [[*owner, paths] for owner, paths in sorted(found.items())]
 
 
 def digest_of(key: str) -> str:

@@ -14,11 +14,11 @@ import shlex
 import signal
 import stat
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final
 
 from spottrain.checkpoint.head.owner import ClaimPolicy, Identity
 from spottrain.contract import (
@@ -32,8 +32,9 @@ from spottrain.contract import (
     SyncWhen,
     loses_arguments,
 )
-from spottrain.core import log, run_config
+from spottrain.core import log
 from spottrain.core.preemption import Preemption
+from spottrain.core.run_config import RunConfig, deadline_file, grace_seconds, read
 from spottrain.core.uri import given, is_path
 from spottrain.errors import ConfigurationError, RunError, StoreUnavailable
 from spottrain.lifecycle.endings import Ending
@@ -44,8 +45,6 @@ from spottrain.sync.checkpoints import CheckpointFound, SyncedCheckpoints
 from spottrain.sync.command import ChildCommand
 from spottrain.sync.folder import look
 from spottrain.sync.watch import Watcher
-
-T = TypeVar("T")
 
 POLL_SECONDS: Final = 0.1
 STALE_SECONDS: Final = 60.0
@@ -63,7 +62,7 @@ SIDECAR_REACTION: Final = 5.0
 class SyncSettings:
     folder: Path
     when: SyncWhen
-    config: run_config.RunConfig
+    config: RunConfig
     result_file: Path | None = None
     last_exit: LastExit | None = None
     resume_args: tuple[str, ...] = ()
@@ -77,34 +76,24 @@ class SyncSettings:
         if not path:
             raise ConfigurationError(f"no folder is named; write spottrain sync PATH, or set {SyncEnv.PATH}")
         folder = Path(given(path, SyncEnv.PATH)).absolute()
-        config = run_config.RunConfig.from_env(env, script=str(folder))
+        config = RunConfig.from_env(env, script=str(folder))
         if not env.get(Env.CHECKPOINT_URI):
             raise ConfigurationError(
                 f"no checkpoint URI is named; write spottrain sync PATH --to URI, or set {Env.CHECKPOINT_URI}"
             )
         _require_apart(folder, str(config.where["uri"]))
         result = env.get(SyncEnv.RESULT_FILE)
+        of_exit = " must be ATTEMPT:EXITCODE, such as 2:0"
+        of_arguments = " (--resume-args) is not quoted as in a shell"
         return cls(
             folder=folder,
-            when=_parsed(env, SyncEnv.WHEN, SyncWhen.from_json),
+            when=read(env, SyncEnv.WHEN, SyncWhen.from_json, SyncWhen()),
             config=config,
             result_file=Path(result) if result else None,
-            last_exit=_parsed(
-                env, SyncEnv.LAST_EXIT, LastExit.parse, " must be ATTEMPT:EXITCODE, such as 2:0"
-            ),
-            resume_args=tuple(
-                _parsed(env, SyncEnv.RESUME_ARGS, shlex.split, " (--resume-args) is not quoted as in a shell")
-            ),
+            last_exit=read(env, SyncEnv.LAST_EXIT, LastExit.parse, None, of_exit),
+            resume_args=tuple(read(env, SyncEnv.RESUME_ARGS, shlex.split, (), of_arguments)),
             told=None if env.get(SyncEnv.RESUMED) is None else env[SyncEnv.RESUMED] == "true",
         )
-
-
-def _parsed(env: Mapping[str, str], name: str, parse: Callable[[str], T], more: str = "") -> T:
-    text = env.get(name, "")
-    try:
-        return parse(text)
-    except ValueError as error:
-        raise ConfigurationError(f"{name}={text!r}{more}: {error}") from error
 
 
 def _require_apart(folder: Path, uri: str) -> None:
@@ -129,8 +118,8 @@ class Program:
         self._watcher: Watcher | None = None
         self._checkpoints: SyncedCheckpoints | None = None
         self.preemption = Preemption(
-            grace=run_config.grace_seconds(env),
-            deadline_file=run_config.deadline_file(env),
+            grace=grace_seconds(env),
+            deadline_file=deadline_file(env),
             stale_after=STALE_SECONDS,
         )
         self._session = Session(env, self.preemption)

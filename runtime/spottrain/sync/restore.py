@@ -182,7 +182,9 @@ def damage(store: Store, manifest: SyncManifest) -> list[str]:
 
 def _move_away(root: Path, tree: Tree, stays: Callable[[str], bool]) -> int:
     """Moves all that does not stay to a folder of its own; returns how many files and links."""
-    replaced = _unused(notes_of(root) / REPLACED)
+    place = notes_of(root) / REPLACED
+    names = [each.name for each in place.iterdir()] if place.is_dir() else []
+    replaced = place / str(1 + max((int(name) for name in names if name.isdecimal()), default=0))
     moved = 0
     gone: set[str] = set()
     for path, node in tree.items():
@@ -207,12 +209,6 @@ def set_aside(root: Path) -> int:
         if node.kind is NodeKind.FILE and (not node.size or says_whole(root / path) is False)
     }
     return _move_away(root, tree, lambda path: path not in torn)
-
-
-def _unused(folder: Path) -> Path:
-    """Returns a path in `folder` that is free: the number after the highest one there."""
-    names = [each.name for each in folder.iterdir()] if folder.is_dir() else []
-    return folder / str(1 + max((int(name) for name in names if name.isdecimal()), default=0))
 
 
 def _stays(
