@@ -651,6 +651,11 @@ def log_key(attempt: int, rank: int, number: int) -> str:
     return f"{LOGS_PREFIX}attempt-{attempt:06d}/rank-{rank:05d}/{number:06d}.log"
 
 
+def profile_key(attempt: int, rank: int, name: str) -> str:
+    """Key of a file of a rank's profile."""
+    return f"{PROFILES_PREFIX}attempt-{attempt:06d}/rank-{rank:05d}/{name}"
+
+
 def series_key(term: int) -> str:
     """Key of the series of steps of the attempt that claimed the URI in this term."""
     return f"{SERIES_PREFIX}t{term:06d}.jsonl.gz"

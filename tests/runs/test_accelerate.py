@@ -6,8 +6,7 @@ import itertools
 from pathlib import Path
 
 import pytest
-from spottrain.contract import Env, ExitCode
-from spottrain.core.profile_window import profile_key
+from spottrain.contract import Env, ExitCode, profile_key
 
 from tests.runs import foreign
 from tests.runs.conftest import Lab, Start

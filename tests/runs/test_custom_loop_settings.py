@@ -6,8 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from spottrain.contract import Env, ExitCode, Outcome, Reason
-from spottrain.core.profile_window import profile_key
+from spottrain.contract import Env, ExitCode, Outcome, Reason, profile_key
 
 from tests.runs.conftest import SCRIPT, Lab
 from tests.runs.launched import Run

@@ -8,8 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from spottrain.contract import Env, ExitCode, Outcome, Reason
-from spottrain.core.profile_window import profile_key
+from spottrain.contract import Env, ExitCode, Outcome, Reason, profile_key
 
 from tests.runs import foreign
 from tests.runs.conftest import Lab, Start, weights_that_could_not_be_left_are_left_by_the_next_attempt

@@ -5,11 +5,12 @@ from __future__ import annotations
 import gzip
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from spottrain.core.profile_window import profile_key
+from spottrain.contract import profile_key
 from spottrain.core.training_settings import Profile
 from spottrain.diagnostics.bottleneck import Measurements
 from spottrain.diagnostics.profiler import Profiler
@@ -74,6 +75,16 @@ def test_a_loop_that_ends_in_the_window_says_so_and_stores_nothing(
 def test_a_store_that_fails_ends_no_training(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     profiled(Broken(tmp_path, uri="broken"), steps=5)
     assert "event=profile-not-stored" in (out := capsys.readouterr().out) and "the store is away" in out
+
+
+@pytest.mark.parametrize(("kind", "stored"), [(FolderStore, True), (Broken, False)])
+def test_the_end_of_a_script_that_trains_by_itself_tells_a_stored_profile_from_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[FolderStore], stored: bool
+) -> None:
+    run = SimpleNamespace(profiled=False)
+    monkeypatch.setattr("spottrain.lifecycle.session._current", run)
+    profiled(kind(tmp_path, uri=str(tmp_path)), steps=5)
+    assert run.profiled is stored
 
 
 def test_without_a_window_nothing_is_begun(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -27,12 +27,13 @@ from typing import Any, Final
 
 import torch
 
+from spottrain.contract import profile_key
 from spottrain.core import log
 from spottrain.core.log_format import duration
-from spottrain.core.profile_window import MADE, profile_key
 from spottrain.core.training_settings import Profile
 from spottrain.diagnostics.bottleneck import Measurements, advice, diagnose, utilised
 from spottrain.errors import ConfigurationError
+from spottrain.lifecycle.session import existing
 from spottrain.storage.base import Store
 
 TOP: Final = 20
@@ -187,7 +188,8 @@ class Profiler:
             log.event("profile-not-stored", error=f"{type(error).__name__}: {error}")
         else:
             folder = profile_key(self._attempt, self._rank, "")
-            MADE.append(folder)
+            if (session := existing()) is not None:
+                session.profiled = True
             log.event("profile-stored", folder=folder, bytes=sum(map(len, parts.values())))
 
 

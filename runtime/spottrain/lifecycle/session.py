@@ -41,7 +41,6 @@ from spottrain.contract import (
 )
 from spottrain.core import garbage, log, patches, progress, run_config
 from spottrain.core.preemption import Preemption
-from spottrain.core.profile_window import MADE as PROFILES_MADE
 from spottrain.core.time_split import TimeSplitClock, before_this_process, process_start
 from spottrain.distributed.world import World
 from spottrain.errors import ConfigurationError, PeerLost, RunError
@@ -143,6 +142,8 @@ class Session:
         """How a stop ends the run while the script does something that nobody saves."""
         self.attached = ""
         """What `spottrain run` has attached to, such as Trainer.train."""
+        self.profiled = False
+        """Whether a profile of this process was stored."""
         self.training: dict[str, Any] = {}
         """What the checkpoints of that training are recognised by (`integrations.attach`)."""
         self.asked: set[str] = set()
@@ -403,7 +404,7 @@ class Session:
         if action is Action.END_UNBEGUN:
             return self._unbegun
         if action is Action.END_UNTRAINED:  # exit code 0; in a job checkpoint.managed decides on success
-            return endings.PROFILED if Env.JOB_UID not in self.env and PROFILES_MADE else endings.UNTRAINED
+            return endings.PROFILED if Env.JOB_UID not in self.env and self.profiled else endings.UNTRAINED
         if action is Action.END_DONE:
             return self.done
         if action is Action.END_STORED:

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 from spottrain.cli import entry
-from spottrain.contract import SERIES_PREFIX, TimeSplit
-from spottrain.core.profile_window import profile_key
+from spottrain.contract import SERIES_PREFIX, TimeSplit, profile_key
 from spottrain.core.series import Attempt, Series
 from spottrain.storage.open import open_store
 from spottrain_cli import profiles

@@ -6,8 +6,7 @@ import os
 
 import pytest
 from spottrain.cli.main import _read_command
-from spottrain.contract import Env
-from spottrain.core.profile_window import profile_key
+from spottrain.contract import Env, profile_key
 from spottrain.core.run_config import RunConfig
 from spottrain.core.training_settings import Profile
 
