@@ -90,17 +90,18 @@ def child(spawned: float) -> dict[str, Any]:
 def training_step() -> Callable[[], float]:
     """A compiled transformer with AdamW: forward and backward are compiled, the optimizer is not."""
     import torch
+    from spottrain.techniques.compilation import compiled
     from torch import nn
 
     torch.manual_seed(1)
     body = nn.TransformerEncoderLayer(128, 4, 512, dropout=0.0, batch_first=True, norm_first=True)
     model = nn.Sequential(nn.Embedding(256, 128), body, nn.LayerNorm(128), nn.Linear(128, 256))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    compiled = torch.compile(model)
+    outer = compiled(model)
 
     def step() -> float:
         tokens = torch.randint(0, 256, (8, 65))
-        logits = compiled(tokens[:, :-1])
+        logits = outer(tokens[:, :-1])
         loss = nn.functional.cross_entropy(logits.reshape(-1, 256), tokens[:, 1:].reshape(-1))
         torch.autograd.backward(loss)
         optimizer.step()

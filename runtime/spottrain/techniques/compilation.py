@@ -17,7 +17,7 @@ from typing import Any, Final
 import torch
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from spottrain.core import log
+from spottrain.core import garbage, log
 from spottrain.errors import ConfigurationError
 from spottrain.techniques.dry_run import rehearsal
 
@@ -50,7 +50,8 @@ def compiled(
     if mode not in MODES:
         raise ConfigurationError(f"compile mode {mode!r} is not known: use {', '.join(MODES)}")
     log.event("compile", mode=mode, dynamic=dynamic)
-    outer: Any = torch.compile(model, mode=mode, dynamic=dynamic, fullgraph=fullgraph)
+    with garbage.no_collection():  # it imports the compiler
+        outer: Any = torch.compile(model, mode=mode, dynamic=dynamic, fullgraph=fullgraph)
     return outer  # type: ignore[no-any-return]
 
 

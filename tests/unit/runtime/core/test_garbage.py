@@ -1,4 +1,7 @@
-"""The garbage collector runs rarely until the first step, unless the script has set a threshold itself."""
+"""The garbage collector runs rarely until the first step, unless the script has set a threshold itself.
+
+It does not run at all while the compiler is imported.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 from spottrain.core import garbage
-from spottrain.core.garbage import AT_START, USUAL, collect_as_usual, collect_rarely
+from spottrain.core.garbage import AT_START, USUAL, collect_as_usual, collect_rarely, no_collection
 
 
 @pytest.fixture(autouse=True)
@@ -42,3 +45,41 @@ def test_a_threshold_of_the_script_stays() -> None:
     gc.set_threshold(456)
     collect_as_usual()
     assert gc.get_threshold()[0] == 456
+
+
+@pytest.fixture
+def nothing_frozen() -> Iterator[None]:
+    """As in a process that trains; the tests' conftest has frozen what it imported."""
+    gc.unfreeze()
+    yield
+    gc.freeze()
+
+
+@pytest.mark.usefixtures("nothing_frozen")
+def test_what_an_import_makes_is_old_without_a_collection() -> None:
+    before = sum(each["collections"] for each in gc.get_stats())
+    with no_collection():
+        made = [[number] for number in range(5 * USUAL[0])]
+    assert sum(each["collections"] for each in gc.get_stats()) == before
+    assert gc.isenabled()
+    assert id(made) in {id(each) for each in gc.get_objects(generation=2)}
+    assert gc.get_freeze_count() == 0
+
+
+def test_what_a_script_has_frozen_or_switched_off_stays_so() -> None:
+    gc.freeze()
+    frozen = gc.get_freeze_count()
+    gc.disable()
+    try:
+        with no_collection():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+    assert gc.get_freeze_count() == frozen
+
+
+def test_an_import_that_fails_leaves_the_collector_on() -> None:
+    with pytest.raises(ImportError), no_collection():
+        raise ImportError
+    assert gc.isenabled()
