@@ -1,15 +1,13 @@
-"""Checkpoints of kind "folder": files that another library writes and reads, and the engine of its callbacks.
+"""The engine of callbacks in other libraries' trainers, whose checkpoints are of kind "folder".
 
-The library writes into a separate folder, which is uploaded in the background and then deleted. Other files
-of the library are not touched.
+The library writes and reads their files (`checkpoint.training_state.LibraryFolders`).
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from inspect import BoundArguments
 from pathlib import Path
@@ -18,15 +16,10 @@ from typing import Any, Final
 import torch
 
 from spottrain.checkpoint import plain_state
-from spottrain.checkpoint.head.owner import Claim
-from spottrain.checkpoint.kinds import TrainingState
-from spottrain.checkpoint.manager import CheckpointManager
-from spottrain.checkpoint.saver import Save
-from spottrain.checkpoint.selection import Restored
 from spottrain.checkpoint.tensor_memory import byte_view
+from spottrain.checkpoint.training_state import TrainingState
 from spottrain.contract import OnExisting
 from spottrain.core import log
-from spottrain.distributed.world import World
 from spottrain.errors import ConfigurationError
 from spottrain.lifecycle.session import current
 from spottrain.training import job_settings
@@ -35,88 +28,6 @@ from spottrain.training.engine import Engine
 
 OFF: Final = "use spottrain run --no-auto-attach"
 """How a script is run as without `integrations.attach`."""
-OURS: Final = ".spottrain-"
-"""Prefix of the names of these folders."""
-
-
-class FolderCheckpoints:
-    """Checkpoints that a library writes, as a `checkpoint.kinds.CheckpointKind`.
-
-    `write(folder)` saves with the library, on all ranks. `place`: a folder on a disk with room for one
-    checkpoint. `describe(folder)` writes the files that the library needs beside the final weights.
-    """
-
-    def __init__(
-        self,
-        state: TrainingState,
-        *,
-        place: Path,
-        write: Callable[[Path], None],
-        describe: Callable[[Path], None] = lambda folder: None,
-    ) -> None:
-        self.state = replace(
-            state, load=lambda shared, own, new_rank: state.load(shared, unpacked(own), new_rank)
-        )
-        self._place = place.resolve()
-        self._write, self._describe = write, describe
-        self._described = self._place / f"{OURS}final"
-        self._saved: list[tuple[Path, Save]] = []
-        self._saves = 0
-        self.restored: Path | None = None
-        """Local folder of the restored checkpoint; None if there was none."""
-
-    def start(self, world: World) -> None:
-        if world.first_here:
-            self._place.mkdir(parents=True, exist_ok=True)
-            _delete(self._place.glob(f"{OURS}*"), world)  # left by a killed process
-
-    def restore(self, manager: CheckpointManager, claim: Claim) -> Restored | None:
-        def target(step: int) -> Path:
-            return self._place / f"{OURS}restored-{step}"
-
-        found = manager.restore(claim, folder=target)
-        if found is not None:
-            self.restored = target(found.entry.step)
-        return found
-
-    def prepare(self, manager: CheckpointManager) -> None:
-        """Does nothing: no staging buffer is needed."""
-
-    def take(
-        self, manager: CheckpointManager, step: int, *, best: bool = False, beside: bool = False
-    ) -> Save:
-        uploaded = [each for each in self._saved if each[1].finished.is_set()]
-        self._saved = [each for each in self._saved if each not in uploaded]
-        _delete((folder for folder, _ in uploaded), manager.context.world)
-        began = time.perf_counter()
-        self._saves += 1
-        folder = self._place / f"{OURS}save-{step}-{self._saves}"
-        self._write(folder)
-        manager.barrier()  # the files of all ranks must be complete before the upload
-        manager.saver.copy_seconds = time.perf_counter() - began
-        save = manager.saver.folder(folder, self.state.shared(), packed(self.state.own()), step, best=best)
-        self._saved.append((folder, save))
-        return save
-
-    def final_files(self) -> Iterator[tuple[str, Path]]:
-        self._described.mkdir(parents=True, exist_ok=True)
-        self._describe(self._described)
-        for path in sorted(self._described.rglob("*")):
-            if path.is_file():
-                yield path.relative_to(self._described).as_posix(), path
-
-    def close(self, world: World) -> None:
-        folders = [self._described, *(folder for folder, _ in self._saved)]
-        if self.restored is not None:
-            folders.append(self.restored)
-        _delete(folders, world)
-
-
-def _delete(folders: Iterable[Path], world: World) -> None:
-    """Deletes folders, which the ranks of a pod share, on its first rank."""
-    if world.first_here:
-        for folder in folders:
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 class CallbackEngine(Engine):
@@ -126,26 +37,21 @@ class CallbackEngine(Engine):
     script that does not know of it. Then the job is done when the script ends, not with its training.
     """
 
-    checkpoints: FolderCheckpoints | None = None
-    """Set by `resume`."""
+    restored: Path | None = None
+    """Folder of the checkpoint that was resumed from, set by `resume`; None if there was none."""
 
     def __init__(self, call: str, *, attached: bool = False) -> None:
         super().__init__(current())
         self.attached = attached
         self._remedy = f"do not resume elsewhere, or {OFF}" if attached else f"call {call}"
 
-    def resume(self, checkpoints: FolderCheckpoints) -> Path | None:
-        """Claims the checkpoint URI and downloads the last checkpoint. Returns its folder."""
-        if self.checkpoints is not None:
-            raise ConfigurationError("spot.resume() was called a second time: a run trains once")
-        self.join()
-        self.checkpoints = checkpoints
-        checkpoints.state = self._recorded(checkpoints.state)
-        self.begin(checkpoints, total_steps=None)
-        return checkpoints.restored
+    def resume(self, state: TrainingState) -> Path | None:
+        """Claims the checkpoint URI and downloads the last checkpoint. Returns its folder.
 
-    def _recorded(self, state: TrainingState) -> TrainingState:
-        """Returns `state` with the engine's record, and which training it is of, which alone loads it."""
+        `state` is saved with the engine's record, and with which training it is of, which alone loads it.
+        """
+        if self.begun:
+            raise ConfigurationError("spot.resume() was called a second time: a run trains once")
 
         def shared() -> dict[str, Any]:
             return self.record() | {"training": self.session.training} | state.shared()
@@ -154,9 +60,13 @@ class CallbackEngine(Engine):
             if self.attached:
                 self._require_same(shared.get("training", {}))
             self.load_record(shared)
-            state.load(shared, own, new_rank)
+            state.load(shared, unpacked(own), new_rank)
 
-        return replace(state, shared=shared, load=load)
+        self.join()
+        whole = replace(state, shared=shared, own=lambda: packed(state.own()), load=load)
+        if self.begin(whole, total_steps=None) and state.folders is not None:
+            self.restored = state.folders.restored_to(self.step)
+        return self.restored
 
     def _require_same(self, saved: Mapping[str, Any]) -> None:
         """Raises CheckpointError if the checkpoint is of another training of the script, such as its first
@@ -176,17 +86,12 @@ class CallbackEngine(Engine):
                 "'{\"maxSteps\": N}')"
             )
 
-    @property
-    def restored(self) -> bool:
-        """Whether there was a checkpoint to resume from."""
-        return self.checkpoints is not None and self.checkpoints.restored is not None
-
     def initialize_first(self, model: torch.nn.Module, *, own_checkpoint: bool) -> None:
         """Loads the weights of `checkpoint.initFrom`, if any, at the first start. All ranks call it.
 
         `own_checkpoint`: whether the script resumes from a checkpoint of its own. Raises RunError.
         """
-        if self.restored or self.session.run.init_from is None:
+        if self.restored is not None or self.session.run.init_from is None:
             return
         with self.failures():
             if own_checkpoint:
@@ -197,7 +102,7 @@ class CallbackEngine(Engine):
         self.initialize(model)
 
     def require_resume(self, callback: str) -> None:
-        if self.checkpoints is None:
+        if not self.begun:
             raise ConfigurationError(f"{callback}.resume() was not called: {self._remedy}")
 
     def start_at(
@@ -214,7 +119,7 @@ class CallbackEngine(Engine):
         Raises ConfigurationError unless the library resumes from the restored checkpoint.
         """
         with self.failures():
-            if not self.restored:  # it may resume from a checkpoint of its own
+            if self.restored is None:  # it may resume from a checkpoint of its own
                 self.session.board.update(step=step, start_step=step)
             elif step != self.step:
                 raise ConfigurationError(

@@ -36,13 +36,13 @@ else:
     import pytorch_lightning as pl  # the one that the script uses
 
 from spottrain.checkpoint import final_weights, outside_parameters, plain_state
-from spottrain.checkpoint.kinds import TrainingState
+from spottrain.checkpoint.training_state import OURS, LibraryFolders, TrainingState
 from spottrain.core import device as devices
 from spottrain.core import log, patches
 from spottrain.core.uri import is_path
 from spottrain.data.sampler import BatchSampler
 from spottrain.errors import ConfigurationError
-from spottrain.integrations.folder_checkpoints import OFF, OURS, CallbackEngine, FolderCheckpoints, link_tree
+from spottrain.integrations.folder_checkpoints import OFF, CallbackEngine, link_tree
 from spottrain.integrations.generators import (
     generators,
     is_sized,
@@ -240,8 +240,9 @@ class LightningCallback(pl.Callback):
         Raises:
             RunError: it is called twice, or the checkpoint cannot be claimed or read.
         """
-        state = TrainingState(shared=self._shared, own=self._own, load=self._load)
-        restored = self._engine.resume(FolderCheckpoints(state, place=self._folder, write=self._write))
+        folders = LibraryFolders(self._folder, self._write)
+        state = TrainingState(shared=self._shared, own=self._own, load=self._load, folders=folders)
+        restored = self._engine.resume(state)
         return None if restored is None else str(restored / FILE)
 
     # --- hooks of pl.Callback -------------------------------------------------------------------------
@@ -424,11 +425,11 @@ class LightningCallback(pl.Callback):
             state, folder = states.get(each.state_key, {}), getattr(each, "dirpath", None)
             if folder and state.get("dirpath"):
                 moved |= _move_folder(state, str(folder))
-        restored = self._engine.checkpoints
-        assert restored is not None and restored.restored is not None
+        restored = self._engine.restored
+        assert restored is not None
         if self.session.world.first_here:
             for number, path in enumerate(self._best):
-                found = restored.restored / BEST / str(number) / Path(path).name
+                found = restored / BEST / str(number) / Path(path).name
                 best = Path(moved.get(path, path))
                 if found.exists() and not best.exists():
                     with contextlib.suppress(OSError):  # a folder that this machine does not have

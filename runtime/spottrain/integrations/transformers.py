@@ -33,12 +33,12 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 
 from spottrain.checkpoint import final_weights, outside_parameters, plain_state
 from spottrain.checkpoint.final_files import has_adapter, write_description
-from spottrain.checkpoint.kinds import TrainingState
+from spottrain.checkpoint.training_state import LibraryFolders, TrainingState
 from spottrain.core import device as devices
 from spottrain.core import log, patches
 from spottrain.core.time_split import CHECKPOINT_STALL, DATA_WAIT, OTHER, PRODUCTIVE
 from spottrain.errors import ConfigurationError
-from spottrain.integrations.folder_checkpoints import OFF, CallbackEngine, FolderCheckpoints, link_tree
+from spottrain.integrations.folder_checkpoints import OFF, CallbackEngine, link_tree
 from spottrain.integrations.generators import is_sized
 from spottrain.integrations.pass_position import PassPosition
 from spottrain.lifecycle.life import Phase
@@ -216,11 +216,14 @@ class TransformersCallback(TrainerCallback):
             self._save_or_stop(trainer.state, trainer.control)
 
         self._detach = patches.replace(trainer, "_maybe_log_save_evaluate", then_ours)
-        state = TrainingState(shared=self._shared, own=self._own, load=self._load)
-        checkpoints = FolderCheckpoints(
-            state, place=Path(self._args.output_dir or "."), write=self._write, describe=self._describe
+        state = TrainingState(
+            shared=self._shared,
+            own=self._own,
+            load=self._load,
+            folders=LibraryFolders(Path(self._args.output_dir or "."), self._write),
+            describe=self._describe,
         )
-        restored = self._engine.resume(checkpoints)
+        restored = self._engine.resume(state)
         if restored is None:
             return None
         self._place_best(restored)
@@ -348,7 +351,7 @@ class TransformersCallback(TrainerCallback):
     def on_log(
         self, args: Any, state: TrainerState, control: Any, logs: dict[str, Any] | None = None, **_: Any
     ) -> None:
-        if logs and "loss" in logs and self._engine.checkpoints is not None:
+        if logs and "loss" in logs and self._engine.begun:
             epoch = None if state.epoch is None else int(state.epoch)
             self._engine.metrics.line(
                 state.global_step, float(logs["loss"]), rate=logs.get("learning_rate"), epoch=epoch
@@ -424,8 +427,7 @@ class TransformersCallback(TrainerCallback):
             trainer._total_loss_scalar -= window["loss"]  # counts only this call of train()
         if owed == _Owed():
             return
-        assert self._engine.checkpoints is not None
-        trainer._load_rng_state(str(self._engine.checkpoints.restored))
+        trainer._load_rng_state(str(self._engine.restored))
         self._rate = self._restored.get("rate")
         control.should_save = control.should_log = False
         with self.session.board.clock.part(PRODUCTIVE):  # although it comes before the first step

@@ -3,7 +3,7 @@
     begin -> start -> [ count, boundary after each optimizer step ] -> finish, or stop
 
 `Trainer`, custom loops (`run.Run`) and the callbacks for other libraries' trainers are thin on top of it.
-They own the steps and say what a checkpoint consists of (`checkpoint.kinds`). The engine claims HEAD and
+They own the steps and say what a checkpoint consists of (`TrainingState`). The engine claims HEAD and
 restores, saves, agrees with the other ranks on saves and stops, stores the final weights, and releases HEAD.
 `lifecycle.life` says what ends a training in which phase. All ranks call the same methods at the same steps.
 """
@@ -22,9 +22,9 @@ from spottrain.checkpoint import plain_state
 from spottrain.checkpoint.final_weights import FinalWeights, most_bytes
 from spottrain.checkpoint.head.owner import Claim
 from spottrain.checkpoint.initial_weights import InitialWeights
-from spottrain.checkpoint.kinds import CheckpointKind
 from spottrain.checkpoint.manager import CheckpointManager
 from spottrain.checkpoint.saver import Save
+from spottrain.checkpoint.training_state import LibraryFolders, TrainingState
 from spottrain.checkpoint.upload import Transfer
 from spottrain.contract import Env
 from spottrain.core import device as devices
@@ -61,7 +61,7 @@ class _Moved(Exception):
 class Engine:
     """Runs one training of this process."""
 
-    kind: CheckpointKind
+    state: TrainingState
     """Set by `begin`, with what follows."""
     metrics: MetricsLog
     """Set by `start`."""
@@ -90,7 +90,7 @@ class Engine:
 
     @property
     def begun(self) -> bool:
-        return hasattr(self, "kind")
+        return hasattr(self, "state")
 
     @property
     def ended(self) -> bool:
@@ -113,7 +113,7 @@ class Engine:
         self._trackers.append(trackers)
         self.session.at_end.append(lambda outcome, left: trackers.close(outcome, within=left))
 
-    def begin(self, kind: CheckpointKind, *, total_steps: int | None) -> bool:
+    def begin(self, state: TrainingState, *, total_steps: int | None) -> bool:
         """Claims the checkpoint URI and restores the last checkpoint. Returns whether there was one.
 
         Until the first step is done, a stop may end the process at any point but in the claim: no work can be
@@ -125,7 +125,7 @@ class Engine:
         self._failed, self._steps_here, self._evaluated = False, 0, 0
         self._initialized: Mapping[str, Any] | None = None  # by `checkpoint.initFrom`, also after a resume
         session.board.update(total_steps=total_steps or 0, step=0)
-        self.kind, self.total_steps = kind, total_steps
+        self.state, self.total_steps = state, total_steps
         self._policy = SavePolicy(
             session.run.interval,
             session.attempt,
@@ -143,11 +143,12 @@ class Engine:
                 transfer=lambda: Transfer(self.session.run.where),
                 control=self._peers.control,
             )
-            self.manager.saver.by_rank0 = kind.state.by_rank0
+            self.manager.saver.by_rank0 = state.by_rank0
         session.engine = self
         protect_all()
         with self.failures():
-            kind.start(session.world)
+            if state.folders is not None:
+                state.folders.begin(session.world)
             claim = self._claim()
             session.enter(Phase.READY)
             restored = claim is not None and self._restore(claim)
@@ -257,9 +258,10 @@ class Engine:
         board = self.session.board
         board.update(state="Restoring")
         with self.clock.part(RESTORE):
-            found = self.kind.restore(self.manager, claim)
+            place = None if self.state.folders is None else self.state.folders.restored_to
+            found = self.manager.restore(claim, self.state.want, folder=place)
             if found is not None:
-                self.kind.state.load(found.shared, found.own, found.new_rank)
+                self.state.load(found.shared, found.own, found.new_rank)
         if found is not None:
             entry = found.entry
             board.update(durable_step=entry.step, durable_time=entry.time, key=entry.key, step=entry.step)
@@ -300,9 +302,10 @@ class Engine:
         `save` replaces the engine's own, for loops that save later themselves.
         """
         self._steps_here += 1
-        if self.manager is not None and self._steps_here == 1 and not self.busy:
+        if self._steps_here == 1 and self.state.folders is None and not self.busy:
+            assert self.manager is not None
             with self.clock.part(CHECKPOINT_STALL):
-                self.kind.prepare(self.manager)
+                self.manager.saver.prepare(self.state.shared(), self.state.own())
         if self._steps_here == MEASURED_AFTER:
             threading.Thread(target=self._after_first_steps, name="spottrain-measure", daemon=True).start()
         if self.total_steps is not None and step >= self.total_steps:
@@ -372,10 +375,15 @@ class Engine:
         self.session.board.update(stall_seconds=stall)
 
     def _take(self, *, best: bool = False, beside: bool = False) -> Save:
-        """Copies everything that the next step depends on. `beside`: see `CheckpointKind.take`."""
+        """Copies everything that the next step depends on. `beside`: `state.stepped` may be copied later."""
         assert self.manager is not None
+        state, saver = self.state, self.manager.saver
         try:
-            save = self.kind.take(self.manager, self.step, best=best, beside=beside)
+            if state.folders is not None:
+                save = self._take_folder(state.folders, best=best)
+            else:
+                stepped = state.stepped() if beside else ()
+                save = saver.snapshot(state.shared(), state.own(), self.step, best=best, stepped=stepped)
         except RunError:
             raise
         except Exception as error:  # such as of a dict that the script changes at this moment
@@ -386,6 +394,17 @@ class Engine:
             raise _Moved
         save.productive = self.clock.done
         return save
+
+    def _take_folder(self, folders: LibraryFolders, *, best: bool) -> Save:
+        assert self.manager is not None
+        if self.manager.busy_with is None:
+            folders.forget_saves(self.session.world)
+        began = time.perf_counter()
+        folder = folders.save(self.step)
+        self.manager.barrier()  # the files of all ranks must be complete before the upload
+        saver = self.manager.saver
+        saver.copy_seconds = time.perf_counter() - began
+        return saver.folder(folder, self.state.shared(), self.state.own(), self.step, best=best)
 
     # --- measures -----------------------------------------------------------------------------------
     def _after_commit(self) -> None:
@@ -516,7 +535,7 @@ class Engine:
         """Writes the final weights on rank 0, one file at a time. Returns their digest on all ranks."""
         first = self.session.world.first
         if self.manager is not None and first:
-            self.manager.write_final(final, self.step, self.kind.final_files())
+            self.manager.write_final(final, self.step, self.state.described())
         else:
             for _ in final.files(first=first, keep=False):
                 pass  # the other ranks take part in gathering each tensor
@@ -600,7 +619,7 @@ class Engine:
         board, manager, preemption = self.session.board, self.manager, self.session.preemption
         why = endings.NO_COPY if self.ended else endings.IN_STEP
         error: Exception | None = None
-        unmoved = self.kind.state.unmoved if save and not self.ended else None
+        unmoved = self.state.unmoved if save and not self.ended else None
         if unmoved is not None and not unmoved() and outside:
             return None
         self._still = unmoved if outside else None
@@ -648,4 +667,5 @@ class Engine:
         if self.manager is not None:
             self.manager.saver.close()
         self._peers.close()
-        self.kind.close(self.session.world)
+        if self.state.folders is not None:
+            self.state.folders.close(self.session.world)

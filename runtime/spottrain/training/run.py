@@ -19,7 +19,8 @@ from typing import Any, Self
 
 import torch
 
-from spottrain.checkpoint.kinds import StateCheckpoints, TrainingState
+from spottrain.checkpoint.final_files import write_description
+from spottrain.checkpoint.training_state import TrainingState
 from spottrain.core import log, patches
 from spottrain.core.time_split import timed
 from spottrain.distributed.dtensor import is_sharded
@@ -158,8 +159,9 @@ class Run:
             unmoved=self._finished.unmoved,
             want=self._state.want(),
             by_rank0=self._state.by_rank0,
+            describe=lambda folder: write_description(self._given.model, None, folder),
         )
-        restored = self._engine.begin(StateCheckpoints(state, self._given.model), total_steps=self.max_steps)
+        restored = self._engine.begin(state, total_steps=self.max_steps)
         if not restored and self._engine.initialize(self._given.model):
             for average in self._state.averages.values():
                 average.begin()  # it holds the weights from before

@@ -19,7 +19,8 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from spottrain.checkpoint import outside_parameters, plain_state
-from spottrain.checkpoint.kinds import StateCheckpoints, TrainingState
+from spottrain.checkpoint.final_files import write_description
+from spottrain.checkpoint.training_state import TrainingState
 from spottrain.core import device as devices
 from spottrain.core.time_split import STARTUP, WAITING
 from spottrain.core.training_settings import (
@@ -330,9 +331,7 @@ class Trainer:
             RunError: the run cannot go on, such as a checkpoint that does not match, or a NaN loss.
         """
         engine = self._engine
-        restored = engine.begin(
-            StateCheckpoints(self.checkpoint_state(), self.model), total_steps=self.total_steps
-        )
+        restored = engine.begin(self.checkpoint_state(), total_steps=self.total_steps)
         with (
             closing(iter(self.batches)) as steps,  # loader workers last
             closing(engine),
@@ -552,6 +551,7 @@ class Trainer:
             want=self._state.want(),
             stepped=self._stepped,
             by_rank0=self._state.by_rank0,
+            describe=lambda folder: write_description(self.model, None, folder),
         )
 
     def _stepped(self) -> list[torch.Tensor]:
