@@ -51,6 +51,7 @@ from spottrain.storage.base import (
 )
 from spottrain.storage.requests import (
     LONGEST_PAUSE,
+    FileChanged,
     Filling,
     RequestBody,
     Stopped,
@@ -183,14 +184,10 @@ class GCSStore:
     def upload(
         self, key: str, body: memoryview, *, cancelled: Callable[[], bool] = never
     ) -> builtins.list[str]:
-        def check() -> None:
-            if cancelled():
-                raise Stopped
-
         view, write_id = body.cast("B"), secrets.token_hex(8)
         blob = self._blob(key, write_id)
         blob.chunk_size = self._chunk_bytes
-        sent = RequestBody(view, check, exact=True)
+        sent = RequestBody(view, cancelled, exact=True)
         with ThreadPoolExecutor(1, thread_name_prefix="spottrain-digest") as pool:
             hashed = pool.submit(digests, view, self._chunk_bytes)
             try:
@@ -204,20 +201,16 @@ class GCSStore:
 
     def put_part(self, key: str, part: FilePart, *, cancelled: Callable[[], bool] = never) -> None:
         """Sends PART_WINDOW at a time. The library checks no SHA-256: `VerifiedPartBody` does."""
-
-        def check() -> None:
-            if cancelled():
-                raise Stopped
-
-        body = VerifiedPartBody(part, check)
         blob = self._blob(key)
         blob.chunk_size = PART_WINDOW
         waits = self._whole if PART_WINDOW < part.bytes <= LARGEST_WHOLE else contextlib.nullcontext()
         try:
             with waits, self._translating(key):
-                self._stream(blob, body, cancelled)
+                self._stream(blob, VerifiedPartBody(part, cancelled), cancelled)
+        except FileChanged:
+            raise Changed(key) from None
         except Stopped:
-            raise (Changed(key) if body.changed else Cancelled(key)) from None
+            raise Cancelled(key) from None
         except KeyMissing as error:  # the session has ended
             raise StoreUnavailable(f"{self._place(key)}: the upload's session has ended") from error
 

@@ -13,7 +13,15 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final, TypeVar
 
 from spottrain.errors import StoreUnavailable, StoreUnsuitable
-from spottrain.storage.base import AlreadyExists, Changed, FilePart, KeyMissing, PreconditionFailed, Store
+from spottrain.storage.base import (
+    AlreadyExists,
+    Changed,
+    FilePart,
+    KeyMissing,
+    PreconditionFailed,
+    Store,
+    never,
+)
 
 T = TypeVar("T")
 CHANCE: Final = random.SystemRandom()
@@ -24,21 +32,25 @@ LONGEST_PAUSE: Final = 20.0
 
 
 class Stopped(BaseException):
-    """Raised by a body that must stop. Not an Exception: SDKs treat those as network errors and retry."""
+    """Raised by a body that was cancelled. Not an Exception: SDKs treat those as network errors and retry."""
 
 
-def unchecked() -> None:
-    """Default of `check`: the body is never stopped."""
+class FileChanged(Stopped):
+    """Raised by a body whose file has changed."""
 
 
 class _Body:
     """A body as a file that an SDK reads and, before it sends it again, rewinds.
 
-    `check` is called before each read.
+    `cancelled` is called before each read.
     """
 
-    def __init__(self, size: int, check: Callable[[], None]) -> None:
-        self._size, self._check, self._at = size, check, 0
+    def __init__(self, size: int, cancelled: Callable[[], bool]) -> None:
+        self._size, self._cancelled, self._at = size, cancelled, 0
+
+    def _go_on(self) -> None:
+        if self._cancelled():
+            raise Stopped
 
     def __len__(self) -> int:
         return self._size
@@ -60,14 +72,14 @@ class RequestBody(_Body):
     """
 
     def __init__(
-        self, view: memoryview, check: Callable[[], None] = unchecked, *, exact: bool = False
+        self, view: memoryview, cancelled: Callable[[], bool] = never, *, exact: bool = False
     ) -> None:
         self._view = view.cast("B")
         self._exact = exact
-        super().__init__(len(self._view), check)
+        super().__init__(len(self._view), cancelled)
 
     def read(self, size: int = -1) -> memoryview | bytes:
-        self._check()
+        self._go_on()
         end = self._size if size < 0 else self._at + (size if self._exact else max(size, SLICE))
         part = self._view[self._at : end]
         self._at += len(part)
@@ -77,24 +89,22 @@ class RequestBody(_Body):
 class PartBody(_Body):
     """A part of a file as a body that is read in slices while it is sent.
 
-    A file that has changed stops the body; then `changed` is set. A read is valid until the next one: all
-    share one buffer, which keeps the process small.
+    Raises FileChanged. A read is valid until the next one: all share one buffer, which keeps the process
+    small.
     """
 
-    def __init__(self, part: FilePart, check: Callable[[], None] = unchecked) -> None:
-        super().__init__(part.bytes, check)
-        self.changed = False
+    def __init__(self, part: FilePart, cancelled: Callable[[], bool] = never) -> None:
+        super().__init__(part.bytes, cancelled)
         self._part = part
         self._buffer = memoryview(bytearray(min(SLICE, part.bytes)))
 
     def read(self, size: int = -1) -> memoryview:
         """Returns up to SLICE bytes, whatever `size` is; none at the end."""
-        self._check()
+        self._go_on()
         view = self._buffer[: self._size - self._at]
         count = os.preadv(self._part.file, [view], self._part.offset + self._at) if view else 0
         if (view and not count) or self._part.changed():
-            self.changed = True
-            raise Stopped
+            raise FileChanged
         self._at += count
         return view[:count]
 
@@ -102,20 +112,19 @@ class PartBody(_Body):
 class VerifiedPartBody(_Body):
     """A part of a file of which each read returns exactly the requested bytes.
 
-    A file that has changed stops it, and sets `changed`; at the latest before the last bytes, which no read
-    returns unless all of them match the SHA-256.
+    Raises FileChanged, at the latest before the last bytes, which no read returns unless all of them match
+    the SHA-256.
     """
 
-    def __init__(self, part: FilePart, check: Callable[[], None]) -> None:
-        super().__init__(part.bytes, check)
-        self.changed = False
+    def __init__(self, part: FilePart, cancelled: Callable[[], bool]) -> None:
+        super().__init__(part.bytes, cancelled)
         self._part = part
         self._hashed = 0
         """How many bytes are in `_digest`: after a failed request some are read again."""
         self._digest = hashlib.sha256()
 
     def read(self, size: int = -1) -> bytes:
-        self._check()
+        self._go_on()
         left = self._size - self._at
         wanted = left if size < 0 else min(size, left)
         found = os.pread(self._part.file, wanted, self._part.offset + self._at)
@@ -124,8 +133,7 @@ class VerifiedPartBody(_Body):
         self._hashed = max(self._hashed, self._at)
         other = self._hashed == self._size and self._digest.hexdigest() != self._part.sha256
         if len(found) < wanted or other or self._part.changed():
-            self.changed = True
-            raise Stopped
+            raise FileChanged
         return found
 
 

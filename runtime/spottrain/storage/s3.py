@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from botocore.exceptions import ClientError
 
@@ -43,6 +43,7 @@ from spottrain.storage.base import (
 )
 from spottrain.storage.requests import (
     SLICE,
+    FileChanged,
     Filling,
     PartBody,
     RequestBody,
@@ -71,8 +72,6 @@ POLL_SECONDS: Final = 0.05
 """How often `cancelled` is polled."""
 STOP_SECONDS: Final = 2.0
 """How long a failed or cancelled upload waits for its parts in progress before it aborts."""
-
-T = TypeVar("T")
 
 
 class S3Store:
@@ -113,10 +112,8 @@ class S3Store:
         return self._clients.endpoint
 
     def get(self, key: str) -> Object | None:
-        client = self._clients.quick if key == HEAD_KEY else self._clients.steady
-
         def read() -> Object:
-            reply = self._ask(client, "get_object", key, {})
+            reply = self.ask("get_object", key)
             try:
                 return Object(body=reply["Body"].read(), etag=reply["ETag"])
             except FAILURES as error:
@@ -155,28 +152,19 @@ class S3Store:
         return Upload(self, key, body.cast("B"), cancelled).run()
 
     def put_part(self, key: str, part: FilePart, *, cancelled: Callable[[], bool] = never) -> None:
-        def unless_cancelled() -> None:
-            if cancelled():
-                raise Stopped
-
-        def body() -> bytearray | PartBody:
-            """A small body as in `_sent`."""
-            small = part.bytes <= SLICE
-            return bytearray(b"".join(slices(part))) if small else PartBody(part, unless_cancelled)
+        small = part.bytes <= SLICE  # as in `_sent`
 
         def put() -> None:
-            sent = body()
-            unless_cancelled()
-            try:
-                self.ask("put_object", key, Body=sent, ChecksumSHA256=digest, **self.encryption)
-            except Stopped:
-                if isinstance(sent, PartBody) and sent.changed:
-                    raise Changed(key) from None
-                raise
+            body = bytearray(b"".join(slices(part))) if small else PartBody(part, cancelled)
+            if cancelled():
+                raise Stopped
+            digest = _base64(part.sha256)
+            self.ask("put_object", key, Body=body, ChecksumSHA256=digest, **self.encryption)
 
-        digest = _base64(part.sha256)
         try:
             self._again(put)
+        except FileChanged:
+            raise Changed(key) from None
         except Stopped:
             raise Cancelled(key) from None
 
@@ -237,7 +225,7 @@ class S3Store:
             instead="a store with conditional writes (AWS S3 and most S3 servers since 2024)",
         )
 
-    def _put(self, key: str, body: Body, write_id: str, **condition: str) -> str:
+    def _put(self, key: str, body: Body, write_id: str, **condition: Any) -> str:
         reply = self.call(
             "put_object",
             key,
@@ -286,54 +274,50 @@ class S3Store:
         for reply in self._replies("list_objects_v2", prefix, "ContinuationToken"):
             yield [item["Key"].removeprefix(self._prefix) for item in reply.get("Contents", ())]
 
-    def _replies(self, operation: str, prefix: str, *markers: str, **more: str) -> Iterator[Any]:
+    def _replies(self, operation: str, prefix: str, *markers: str, **more: Any) -> Iterator[Any]:
         """Yields the replies of a listing; `markers` are the parameters with which it goes on."""
-        following: dict[str, str] = {}
+        following: dict[str, Any] = {}
         while True:
-            reply = self.call(operation, None, Prefix=self._prefix + prefix, **more, **following)
+            reply = self.call(operation, "", Prefix=self._prefix + prefix, **more, **following)
             yield reply
             if not reply.get("IsTruncated"):
                 return
             following = {name: reply[f"Next{name}"] for name in markers}
 
-    def call(self, operation: str, key: str | None, **parameters: Any) -> Any:
+    def call(
+        self, operation: str, key: str, *, rest: Callable[[float], None] = time.sleep, **parameters: Any
+    ) -> Any:
+        """Makes a request, and retries it unless it is HEAD's. `rest` waits so many seconds before each retry."""
         if key == HEAD_KEY:
-            return self._ask(self._clients.quick, operation, key, parameters)
-        return self._again(lambda: self._ask(self._clients.steady, operation, key, _rewound(parameters)))
+            return self.ask(operation, key, **parameters)
+        return self._again(lambda: self.ask(operation, key, **parameters), rest)
 
-    def _again(self, act: Callable[[], Any]) -> Any:
+    def _again(self, act: Callable[[], Any], rest: Callable[[float], None] = time.sleep) -> Any:
         """Retries without the SDK: its pauses draw from Python's random state, which is the training's."""
-        return tried(act, self.tries, lambda failures: time.sleep(self.pause(failures)))
+        return tried(act, self.tries, lambda failures: rest(self.pause(failures)))
 
     def ask(self, operation: str, key: str, **parameters: Any) -> Any:
         """Makes one request, without retries."""
-        return self._ask(self._clients.steady, operation, key, parameters)
-
-    def _ask(self, client: Any, operation: str, key: str | None, parameters: dict[str, Any]) -> Any:
+        client = self._clients.quick if key == HEAD_KEY else self._clients.steady
         if key:
             parameters["Key"] = self._prefix + key
+        if isinstance(body := parameters.get("Body"), RequestBody):
+            body.seek(0)
         try:
             return getattr(client, operation)(Bucket=self._bucket, **parameters)
         except FAILURES as error:
-            raise translate(error, self._place(key or "")) from error
+            raise translate(error, self._place(key)) from error
 
     def _place(self, key: str) -> RequestTarget:
         return RequestTarget(bucket=self._bucket, key=self._prefix + key, endpoint=self._clients.endpoint)
 
 
-def _encryption(kms_key: str | None) -> dict[str, str]:
+def _encryption(kms_key: str | None) -> dict[str, Any]:
     if kms_key is None:
         return {}
     if kms_key == S3_KEYS:
         return {"ServerSideEncryption": S3_KEYS}
     return {"ServerSideEncryption": "aws:kms"} | ({} if kms_key == DEFAULT_KEY else {"SSEKMSKeyId": kms_key})
-
-
-def _rewound(parameters: dict[str, Any]) -> dict[str, Any]:
-    body: Any = parameters.get("Body")
-    if hasattr(body, "seek"):
-        body.seek(0)
-    return dict(parameters)
 
 
 def _first_byte(reply: Any) -> int:
@@ -364,8 +348,6 @@ class Upload:
     cancelled: Callable[[], bool]
     _write_id: str = field(default_factory=lambda: secrets.token_hex(8))
     _stop: threading.Event = field(default_factory=threading.Event)
-    _parts: dict[int, dict[str, Any]] = field(default_factory=dict)
-    _digests: dict[int, list[str]] = field(default_factory=dict)
 
     def run(self) -> list[str]:
         """Uploads and returns the digests. Call it once."""
@@ -382,36 +364,36 @@ class Upload:
         return {"Metadata": {WRITE_ID: self._write_id}, **self.store.encryption}
 
     def _whole(self) -> list[str]:
-        digest = checksum(self.body)
-
-        def put() -> None:
-            body: Any = RequestBody(self.body, self._unless_cancelled) if len(self.body) else b""
-            self.store.ask(
-                "put_object", self.key, Body=body, ChecksumSHA256=digest, IfNoneMatch="*", **self._options
-            )
-
-        self._create(put, self._rest)
-        return digests(self.body, self.store.chunk_bytes)
+        chunks, digest = self._hashed(self.body)
+        body: Any = RequestBody(self.body, self.cancelled) if len(self.body) else b""
+        self._create("put_object", self._rest, Body=body, ChecksumSHA256=digest, **self._options)
+        return chunks
 
     def _in_parts(self) -> list[str]:
-        reply = self._tried(
-            lambda: self.store.ask(
-                "create_multipart_upload", self.key, ChecksumAlgorithm="SHA256", **self._options
-            ),
-            self._rest,
+        reply = self.store.call(
+            "create_multipart_upload",
+            self.key,
+            rest=self._rest,
+            ChecksumAlgorithm="SHA256",
+            **self._options,
         )
-        left = upload_id = str(reply["UploadId"])
+        upload_id, confirmed = str(reply["UploadId"]), False
         try:
-            self._send(upload_id)
+            sent = self._send(upload_id)
             self._unless_cancelled()
-            if self._complete(upload_id):
-                left = ""
+            confirmed = self._create(
+                "complete_multipart_upload",
+                time.sleep,  # not cancellable once begun: it may already be done
+                UploadId=upload_id,
+                MultipartUpload={"Parts": [part for part, _ in sent]},
+            )
         finally:
-            if left:
-                self._abort(left)
-        return [digest for number in sorted(self._digests) for digest in self._digests[number]]
+            if not confirmed:
+                self._abort(upload_id)
+        return [digest for _, chunks in sent for digest in chunks]
 
-    def _send(self, upload_id: str) -> None:
+    def _send(self, upload_id: str) -> list[tuple[dict[str, Any], list[str]]]:
+        """Returns for each part what completes the upload, and the digests of its chunks."""
         size = part_bytes(len(self.body), self.store.chunk_bytes)
         starts = range(0, len(self.body), size)
         pool = ThreadPoolExecutor(self.store.connections, thread_name_prefix="spottrain-upload")
@@ -432,51 +414,36 @@ class Upload:
             raise
         finally:
             pool.shutdown(wait=False)
+        return [future.result() for future in futures]
 
-    def _part(self, upload_id: str, number: int, view: memoryview) -> None:
+    def _part(self, upload_id: str, number: int, view: memoryview) -> tuple[dict[str, Any], list[str]]:
         self._unless_stopped()
-        chunk_bytes = self.store.chunk_bytes
-        self._digests[number] = digests(view, chunk_bytes)
-        one = len(view) <= chunk_bytes
-        digest = _base64(self._digests[number][0]) if one else checksum(view)
-
-        def put() -> Any:
-            return self.store.ask(
+        chunks, digest = self._hashed(view)
+        part = {"PartNumber": number, "ChecksumSHA256": digest}
+        try:
+            reply = self.store.call(
                 "upload_part",
                 self.key,
+                rest=self._rest_of_worker,
                 UploadId=upload_id,
-                PartNumber=number,
-                Body=RequestBody(view, self._unless_stopped),
-                ChecksumSHA256=digest,
+                Body=RequestBody(view, self._stop.is_set),
+                **part,
             )
-
-        try:
-            reply = self._tried(put, self._rest_of_worker)
         except KeyMissing as error:
             raise StoreUnavailable(f"another client aborted the upload: {error}; try again") from error
-        self._parts[number] = {"PartNumber": number, "ETag": reply["ETag"], "ChecksumSHA256": digest}
+        return {**part, "ETag": reply["ETag"]}, chunks
 
-    def _complete(self, upload_id: str) -> bool:
-        """Returns whether S3 confirmed the completion; False if only the object shows it."""
-        parts = {"Parts": [self._parts[number] for number in sorted(self._parts)]}
+    def _hashed(self, view: memoryview) -> tuple[list[str], str]:
+        """Returns the digests of the chunks, and that of all as S3 wants it."""
+        chunks = digests(view, self.store.chunk_bytes)
+        return chunks, _base64(chunks[0]) if len(chunks) == 1 else checksum(view)
 
-        def complete() -> None:
-            self.store.ask(
-                "complete_multipart_upload",
-                self.key,
-                UploadId=upload_id,
-                IfNoneMatch="*",
-                MultipartUpload=parts,
-            )
-
-        return self._create(complete, time.sleep)  # not cancellable once begun: it may already be done
-
-    def _create(self, request: Callable[[], object], rest: Callable[[float], None]) -> bool:
+    def _create(self, operation: str, rest: Callable[[float], None], **parameters: Any) -> bool:
         """Makes the request that creates the object. Returns False if only the object shows that it did.
 
         Raises AlreadyExists if another's object is there."""
         try:
-            self._tried(request, rest)
+            self.store.call(operation, self.key, rest=rest, IfNoneMatch="*", **parameters)
             return True
         except (PreconditionFailed, KeyMissing):
             self.store.own(self.key, self._write_id)
@@ -490,16 +457,10 @@ class Upload:
     def _abort(self, upload_id: str) -> None:
         try:
             with contextlib.suppress(KeyMissing):
-                self._tried(
-                    lambda: self.store.ask("abort_multipart_upload", self.key, UploadId=upload_id),
-                    time.sleep,
-                )
+                self.store.call("abort_multipart_upload", self.key, UploadId=upload_id)
         except RunError as error:
             # Leftovers cost money but are harmless; the next start's sweep finds them.
             log.event("upload-not-aborted", key=self.key, upload=upload_id, error=str(error))
-
-    def _tried(self, act: Callable[[], T], rest: Callable[[float], None]) -> T:
-        return tried(act, self.store.tries, lambda failures: rest(self.store.pause(failures)))
 
     def _rest(self, seconds: float) -> None:
         """Sleeps in the caller's thread, polling `cancelled`."""

@@ -130,11 +130,8 @@ def test_a_view_is_sent_in_large_slices_of_itself() -> None:
 
 
 def test_a_body_that_must_not_go_on_says_so_past_every_handler_of_exceptions() -> None:
-    def stop() -> None:
-        raise Stopped
-
     with pytest.raises(Stopped):
-        RequestBody(memoryview(b"1"), stop).read()
+        RequestBody(memoryview(b"1"), lambda: True).read()
     assert not issubclass(Stopped, Exception)
 
 
