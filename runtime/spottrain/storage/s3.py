@@ -287,7 +287,7 @@ class S3Store:
     def call(
         self, operation: str, key: str, *, rest: Callable[[float], None] = time.sleep, **parameters: Any
     ) -> Any:
-        """Makes a request, and retries it unless it is HEAD's. `rest` waits so many seconds before each retry."""
+        """Makes a request, and retries it unless it is HEAD's. `rest` waits some seconds before a retry."""
         if key == HEAD_KEY:
             return self.ask(operation, key, **parameters)
         return self._again(lambda: self.ask(operation, key, **parameters), rest)
