@@ -119,8 +119,8 @@ class RunContext(Protocol):
     def end_idle(self) -> NoReturn:
         """Ends a run that has nothing to save."""
 
-    def fail_now(self, error: RunError) -> NoReturn:
-        """Ends the process from any thread."""
+    def end(self, error: RunError, /, *, at_once: bool) -> NoReturn:
+        """Ends the run by `error`; with `at_once` the process, from any thread."""
 
 
 class CheckpointManager:
@@ -236,7 +236,7 @@ class CheckpointManager:
         except Abandoned:
             log.unhindered("save-abandoned", step=save.step)
         except (Superseded, CheckpointError, TrainingFailed) as error:  # no later save can succeed
-            self.context.fail_now(error)
+            self.context.end(error, at_once=True)
         except PeerLost as error:  # the training thread detects it too and handles it
             save.failed = True
             log.unhindered("save-failed", step=save.step, error=str(error))
@@ -534,6 +534,6 @@ class CheckpointManager:
         try:
             act()
         except Superseded as error:
-            self.context.fail_now(error)
+            self.context.end(error, at_once=True)
         except RunError as error:
             log.event("head-check-failed", error=str(error))

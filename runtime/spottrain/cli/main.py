@@ -322,8 +322,9 @@ def _exit_of_script(session: Session, exit_: SystemExit, last_line: str) -> int:
     # Lightning raises a SystemExit of its own at SIGTERM, which leaves out the rest of the script.
     foreign = session.phase is Phase.STORED and type(exit_) not in (SystemExit, RunEnded)
     usual = exit_.code is None or exit_.code == 0
-    explained = (foreign or not usual) and session.script_raised(exit_)
-    if usual or explained or session.message is not None:
+    if session.message is not None or ((foreign or not usual) and session.script_raised(exit_)):
+        return session.conclude()  # waits for a thread that writes the message
+    if usual:
         return session.script_ended()
     code = exit_.code if isinstance(exit_.code, int) else 1
     if not isinstance(exit_.code, int):

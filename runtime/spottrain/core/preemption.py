@@ -126,10 +126,10 @@ class Preemption:
         self._wakeup.setblocking(False)
         signal_end.setblocking(False)
         self._signal_end = signal_end
-        own = signal.getsignal(signal.SIGHUP) not in (signal.SIG_DFL, self._handle)
+        own = signal.getsignal(signal.SIGHUP) not in (signal.SIG_DFL, self._note_signal)
         self._taken = [signum for signum in SIGNALS if not (own and signum == signal.SIGHUP)]
         for signum in self._taken:
-            signal.signal(signum, self._handle)
+            signal.signal(signum, self._note_signal)
         # The wake-up socket wakes the watcher even while the main thread is inside a long C call.
         signal.set_wakeup_fd(signal_end.fileno(), warn_on_full_buffer=False)
         os.register_at_fork(
@@ -163,7 +163,7 @@ class Preemption:
         if inherited != self._signal_end.fileno():  # set by other code
             signal.set_wakeup_fd(inherited)
         for signum in self._taken:
-            if signal.getsignal(signum) == self._handle:
+            if signal.getsignal(signum) == self._note_signal:
                 interrupts = signum == signal.SIGINT
                 signal.signal(signum, signal.default_int_handler if interrupts else signal.SIG_DFL)
         self._release()
@@ -177,15 +177,13 @@ class Preemption:
             self._told.setdefault("stop", False)
         self._note(source or "another rank", min(deadline, time.time() + self.grace))
 
-    def _handle(self, signum: int, _frame: object) -> None:
-        self._note_signal(signum)
-
     def _is_stop(self, signum: int) -> bool:
         """Whether the signal, which has a handler, is a request to stop. A script may use SIGHUP itself."""
-        own = signum == signal.SIGHUP and signal.getsignal(signum) != self._handle
+        own = signum == signal.SIGHUP and signal.getsignal(signum) != self._note_signal
         return signum in SIGNALS and not own
 
-    def _note_signal(self, signum: int) -> None:
+    def _note_signal(self, signum: int, _frame: object = None) -> None:
+        """Records a stop by a signal."""
         if self.signal_arrived:
             return
         self._note(signal.Signals(signum).name, time.time() + self.grace)

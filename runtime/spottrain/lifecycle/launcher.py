@@ -175,7 +175,7 @@ class Launcher:
                 log.event("launched", processes=self._gang.nproc, world=self._gang.size, grace=self._grace)
             while self._alive and time.time() < self._leave_behind_at:
                 if (found := _next_signal({*SIGNALS, signal.SIGCHLD})) in SIGNALS:
-                    self._note_stop_request(time.time() + self._grace)
+                    self._set_deadline(time.time() + self._grace, requested=True)
                     self._forward(signal.Signals(found))
                 self._reap()
                 self._watch_time()
@@ -247,16 +247,15 @@ class Launcher:
         self._forward(signal.SIGTERM)
 
     # --- the end --------------------------------------------------------------------------------------
-    def _note_stop_request(self, deadline: float) -> None:
-        """Records that the whole pod must end, by a signal or the deadline file."""
-        self._signalled_at = self._signalled_at or time.time()
-        self._set_deadline(deadline)
+    def _set_deadline(self, deadline: float, *, requested: bool = False) -> None:
+        """Sets the deadline of the ranks; the earliest counts. It sends no signal, see `_forward`.
 
-    def _set_deadline(self, deadline: float) -> None:
-        """Sets the deadline of the ranks; the earliest counts. It sends no signal, see `_forward`."""
+        `requested`: the whole pod must end, by a signal or the deadline file.
+        """
         self._deadline = min(self._deadline, deadline)
-        if self._stopping_since is None:
-            self._stopping_since = time.time()
+        self._stopping_since = self._stopping_since or time.time()
+        if requested:
+            self._signalled_at = self._signalled_at or time.time()
 
     def _forward(self, signum: signal.Signals) -> None:
         """Forwards the first signal to the ranks; later ones are not forwarded."""
@@ -283,7 +282,7 @@ class Launcher:
         """Kills the ranks when their time is up. The ranks read the deadline file themselves."""
         deadline = read_time(self._deadline_file)
         if deadline is not None:
-            self._note_stop_request(deadline)
+            self._set_deadline(deadline, requested=True)
         if self._alive and not self._killed and time.time() >= self._kill_at:
             self._killed = True
             log.unhindered("ranks-killed", ranks=",".join(str(rank) for rank in self._alive.values()))

@@ -280,9 +280,6 @@ class Session:
         """Ends the process before a training has begun."""
         self.end(self._unbegun, at_once=True)
 
-    def fail_now(self, error: RunError) -> NoReturn:
-        self.end(error, at_once=True)
-
     def leave_in_time(self, code: int) -> None:
         """Ends the process before SIGKILL, or after a grace period, if the script does not end by itself."""
         moment = min(self.preemption.forced_exit_at, time.time() + self.preemption.grace)

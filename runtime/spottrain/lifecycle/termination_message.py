@@ -63,13 +63,6 @@ def revise(path: Path, change: Change, *, since: float) -> None:
         log.unhindered("termination-message-not-written", path=str(path), error=str(error))
 
 
-def read(path: Path) -> TerminationMessage | None:
-    """Returns the message in the file; None if there is none or it cannot be read."""
-    with contextlib.suppress(OSError):
-        return TerminationMessage.from_json(path.read_text(errors="replace"))
-    return None
-
-
 def outranking(message: TerminationMessage) -> Change:
     """Replaces a less grave message. A failed GPU also replaces other failures: it explains them.
 

@@ -680,7 +680,16 @@ class Trainer:
             log_every=self.log_every,
             state=self._first_state,
             profile=self.settings.profile,
-            phases=TrainerPhases(self),
+            phases=TrainerPhases(
+                model=self.model,
+                loss_of=self.loss_of,
+                batches=self.batches,
+                settings=self.settings,
+                precision=self.precision,
+                device=self.device,
+                interval_auto=self.session.run.interval.auto,
+                local_ranks=self.session.world.local_size,
+            ),
             on_line=self.trackers.log,
         )
         assert self._engine.monitor is not None
