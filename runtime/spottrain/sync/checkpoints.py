@@ -33,7 +33,7 @@ from spottrain.errors import CheckpointError, ConfigurationError, RunError
 from spottrain.storage.base import Changed, Store, never
 from spottrain.sync.folder import FolderError, NodeKind, Record, Tree, is_restored, look, notes_of
 from spottrain.sync.manifest import SyncManifest, named_by, read_manifest, unnamed
-from spottrain.sync.restore import REPLACED, adopt, explained, first_that_counts, restore, set_aside
+from spottrain.sync.restore import REPLACED, adopt, explained, restore, set_aside, uncounted
 from spottrain.sync.upload import Contents
 from spottrain.sync.whole import Judgement, restores
 
@@ -185,15 +185,20 @@ class SyncedCheckpoints:
     ) -> SyncResult | None:
         """Restores, or with `write` false only compares the folder with its newest checkpoint."""
         failures: list[str] = []
-        newest = self._resumable[0].key if self._resumable else ""
-        while chosen := first_that_counts(self._readable(failures), newest, self._last_exit, self._skip):
-            key, manifest = chosen
-            if told is False:
-                raise CheckpointFound(manifest.step)
+        for entry in self._resumable:
             try:
+                key, manifest = entry.key, read_manifest(self._store, entry.key)
+                if why := uncounted(manifest, self._last_exit, newest=entry is self._resumable[0]):
+                    self._uncounted.add(key)
+                    log.event("sync-skipped", step=entry.step, why=why)
+                    continue
+                if told is False:
+                    raise CheckpointFound(manifest.step)
                 self._fill(key, manifest, write=write, cancelled=cancelled)
             except Damaged as error:
-                self._damaged(key, str(error), failures)
+                self._uncounted.add(entry.key)
+                failures.append(f"step {entry.step}: {error}")
+                log.event("damaged", step=entry.step, key=entry.key, error=str(error))
                 continue
             if manifest.atEnd:
                 key, manifest = self._count_for_good(key, manifest)
@@ -220,27 +225,6 @@ class SyncedCheckpoints:
         stored = self._owner.new_key(self.step)
         self._put_in_head(stored, counting, time.time(), None)
         return stored, counting
-
-    def _readable(self, failures: list[str]) -> Iterator[tuple[str, SyncManifest]]:
-        for entry in self._resumable:
-            if entry.key in self._uncounted:
-                continue
-            try:
-                yield entry.key, read_manifest(self._store, entry.key)
-            except Damaged as error:
-                self._damaged(entry.key, str(error), failures)
-
-    def _skip(self, key: str, why: str) -> None:
-        self._uncounted.add(key)
-        log.event("sync-skipped", step=self._step_of(key), why=why)
-
-    def _damaged(self, key: str, why: str, failures: list[str]) -> None:
-        self._uncounted.add(key)
-        failures.append(f"step {self._step_of(key)}: {why}")
-        log.event("damaged", step=self._step_of(key), key=key, error=why)
-
-    def _step_of(self, key: str) -> int:
-        return next(entry.step for entry in self._resumable if entry.key == key)
 
     def _fill(self, key: str, manifest: SyncManifest, *, write: bool, cancelled: Callable[[], bool]) -> None:
         began = time.time()

@@ -285,24 +285,16 @@ def adopt(manifest: SyncManifest, tree: Tree) -> tuple[dict[str, Known], dict[st
     return known, dict(sorted(committed.items()))
 
 
-def first_that_counts(
-    candidates: Iterator[tuple[str, SyncManifest]],
-    newest: str,
-    last_exit: LastExit | None,
-    skipped: Callable[[str, str], None],
-) -> tuple[str, SyncManifest] | None:
-    """Returns the newest checkpoint that may be used, of those given newest first.
+def uncounted(manifest: SyncManifest, last_exit: LastExit | None, *, newest: bool) -> str:
+    """Returns why no restart uses a checkpoint; "" if it counts. `newest`: whether HEAD names no newer one.
 
     One that was committed because all containers had ended counts if the script's exit code was 0 in that
-    attempt, and if it is `newest`, the newest that HEAD names.
+    attempt, and if it is the newest.
     """
-    for key, manifest in candidates:
-        exit_code = last_exit.code if last_exit and last_exit.attempt == manifest.attempt else None
-        if not manifest.atEnd or (exit_code == 0 and key == newest):
-            return key, manifest
-        if exit_code == 0:
-            skipped(key, "it was stored at the end, and a later one is damaged")
-        else:
-            known = "is not known" if exit_code is None else f"was {exit_code}"
-            skipped(key, f"the script's exit code {known}, so its last write may have been cut off")
-    return None
+    if not manifest.atEnd:
+        return ""
+    exit_code = last_exit.code if last_exit and last_exit.attempt == manifest.attempt else None
+    if exit_code == 0:
+        return "" if newest else "it was stored at the end, and a later one is damaged"
+    known = "is not known" if exit_code is None else f"was {exit_code}"
+    return f"the script's exit code {known}, so its last write may have been cut off"

@@ -20,7 +20,7 @@ from spottrain.sync.checkpoints import Commit, SyncedCheckpoints
 from spottrain.sync.folder import PRIVATE, Record, is_restored, look, notes_of
 from spottrain.sync.manifest import StoredFile, SyncManifest, unnamed
 from spottrain.sync.program import make_folder
-from spottrain.sync.restore import first_that_counts
+from spottrain.sync.restore import uncounted
 from spottrain.sync.whole import Judgement
 
 from tests.support.sentences import Told
@@ -593,10 +593,9 @@ def test_checkpoints_of_an_end_do_not_push_out_the_whole_one(place: Place) -> No
 
 def test_only_the_newest_end_counts() -> None:
     end, whole = SyncManifest(step=2, attempt=1, atEnd=True), SyncManifest(step=1, attempt=1)
-    found = first_that_counts(
-        iter([("y", end), ("z", whole)]), "x", LastExit(attempt=1, code=0), lambda key, why: None
-    )
-    assert found == ("z", whole)
+    done = LastExit(attempt=1, code=0)
+    assert not uncounted(end, done, newest=True) and not uncounted(whole, done, newest=False)
+    assert uncounted(end, done, newest=False) == "it was stored at the end, and a later one is damaged"
 
 
 class Unreachable(FolderStore):
