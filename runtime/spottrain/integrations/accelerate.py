@@ -17,9 +17,11 @@ from typing import Any, Final
 import torch
 from accelerate import Accelerator, DistributedType
 
+from spottrain.distributed.world import World
 from spottrain.errors import ConfigurationError
 from spottrain.integrations.pass_position import PassPosition
 from spottrain.lifecycle.session import Session
+from spottrain.training.position import LoopPosition
 from spottrain.training.run import Run
 
 FLAT: Final = (DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM)
@@ -44,6 +46,7 @@ class AccelerateRun(Run):
         RunError: an argument cannot be saved, the checkpoint does not match, or the store fails.
     """
 
+    _position: AcceleratePosition
     _give_scheduler = "accelerator.prepare(model, optimizer, scheduler)"
 
     def __init__(
@@ -58,15 +61,6 @@ class AccelerateRun(Run):
         _require_savable(accelerator, data)
         self._accelerator = accelerator
         self._held = _held(accelerator)
-        self._micro_batches = accelerator.step
-        """Accelerate's counter of micro-batches, after the last optimizer step."""
-        self._in_pass = PassPosition()
-        self._loader: Any = None
-        """The prepared loader that `batches` iterates over."""
-        self._number, self._used = -1, 0
-        """Number of the present pass over it, and the batches that it has given."""
-        self._saved_pass: Mapping[str, Any] | None = None
-        """The position in it in the checkpoint."""
         super().__init__(
             model=_only_or_named(accelerator._models),
             optimizer=_only_or_named(accelerator._optimizers),
@@ -82,7 +76,7 @@ class AccelerateRun(Run):
     def step_completed(self, loss: torch.Tensor | float | None = None, *, samples: int | None = None) -> bool:
         """See `Run.step_completed`. The position in a prepared loader must be known."""
         self._require_same()
-        self._require_known_pass()
+        self._position.require_known_pass()
         return super().step_completed(loss, samples=samples)
 
     def _require_same(self) -> None:
@@ -93,15 +87,29 @@ class AccelerateRun(Run):
                 "what it added would not be saved: create the run after it"
             )
 
-    def _count(self, loss: torch.Tensor | float | None, samples: int | None) -> None:
-        self._micro_batches = self._accelerator.step
-        self._in_pass.step_done(self._used)
-        super()._count(loss, samples)
+    def _position_in(self, data: Any) -> LoopPosition:
+        return AcceleratePosition(self._accelerator, data, self.session.world)
 
-    def _require_known_pass(self) -> None:
+
+class AcceleratePosition(LoopPosition):
+    """Knows the position in a loader that Accelerate has prepared, too."""
+
+    def __init__(self, accelerator: Accelerator, given: Any, world: World) -> None:
+        super().__init__(given, world, others=None)  # it need not be one of `spottrain.data`
+        self._accelerator = accelerator
+        self._micro_batches = accelerator.step
+        """Accelerate's counter of micro-batches, after the last optimizer step."""
+        self._in_pass = PassPosition()
+        self.loader: Any = None
+        """The prepared loader that `Run.batches` iterates over."""
+        self._number, self._used = -1, 0
+        """Number of the present pass over it, and the batches that it has given."""
+        self._saved_pass: Mapping[str, Any] | None = None
+        """The position in it in the checkpoint."""
+
+    def require_known_pass(self) -> None:
         """Raises ConfigurationError if the loop is in a pass over a prepared loader that is not ours."""
-        in_pass = self._accelerator.gradient_state.in_dataloader
-        if self._position.given or self._loader is not None or not in_pass:
+        if self.given or self.loader is not None or not self._accelerator.gradient_state.in_dataloader:
             return
         raise ConfigurationError(
             "the loop iterates over a loader that Accelerate has prepared, and AccelerateRun does not see "
@@ -109,15 +117,15 @@ class AccelerateRun(Run):
             "run.batches(loader)`, without accelerator.skip_first_batches, which it calls itself"
         )
 
-    def _pass(self, loader: Iterable[Any]) -> Iterator[Any]:
+    def begin_pass(self, loader: Iterable[Any]) -> Iterator[Any]:
         if not any(loader is each for each in self._accelerator._dataloaders):
-            return super()._pass(loader)
-        if self._position.given:
+            return super().begin_pass(loader)
+        if self.given:
             raise ConfigurationError(
                 "AccelerateRun(data=...) was given, and run.batches(loader) is over another loader, which "
                 "Accelerate has prepared: leave data out"
             )
-        if self._loader is not None and self._loader is not loader:
+        if self.loader is not None and self.loader is not loader:
             raise ConfigurationError(
                 "run.batches(...) was called with a second prepared loader: it knows the position in one. "
                 "Iterate over a loader for evaluation directly"
@@ -127,14 +135,13 @@ class AccelerateRun(Run):
                 "DataLoaderConfiguration(use_stateful_dataloader=True) keeps a position of its own, beside "
                 "that of run.batches(loader): leave it out"
             )
-        self._loader, self._position.first_pass_after_resume = loader, False
-        self._finished.possible = False  # another thread would have to save random states of the loader too
+        self.loader, self.first_pass_after_resume = loader, False
         return self._prepared_pass(loader)
 
     def _prepared_pass(self, loader: Any) -> Iterator[Any]:
         """Yields the batches of a pass, or those that are left of it after a resume."""
         saved, self._saved_pass = self._saved_pass, None
-        if saved is not None and saved["epoch"] != self._position.epoch:  # left at its epoch's end
+        if saved is not None and saved["epoch"] != self.epoch:  # left at its epoch's end
             saved = {**saved, "batches": 0, "number": saved["number"] + 1}
         self._number = self._number + 1 if saved is None else saved["number"]
         self._used = 0 if saved is None else saved["batches"]
@@ -147,19 +154,25 @@ class AccelerateRun(Run):
             yield batch
         self._in_pass.go_on()
 
-    def _own(self) -> dict[str, Any]:
-        position = self._saved_pass
-        if self._loader is not None:
-            position = {**self._in_pass.state(), "number": self._number, "epoch": self._position.epoch}
-        return super()._own() | {"pass": position, "micro_batches": self._micro_batches}
+    def advance(self) -> None:
+        self._micro_batches = self._accelerator.step
+        self._in_pass.step_done(self._used)
+        super().advance()
 
-    def _load_progress(self, saved: Mapping[str, Any], own: Mapping[str, Any], new_rank: bool) -> None:
-        super()._load_progress(saved, own, new_rank)
+    @property
+    def is_cheap(self) -> bool:  # another thread would have to save random states of a prepared loader too
+        return super().is_cheap and self.loader is None
+
+    def own(self) -> dict[str, Any]:
+        position = self._saved_pass
+        if self.loader is not None:
+            position = {**self._in_pass.state(), "number": self._number, "epoch": self.epoch}
+        return super().own() | {"pass": position, "micro_batches": self._micro_batches}
+
+    def load(self, saved: Mapping[str, Any], own: Mapping[str, Any], new_rank: bool) -> str | None:
         self._saved_pass, self._micro_batches = own.get("pass"), own.get("micro_batches", 0)
         self._accelerator.step = self._micro_batches
-
-    def _saved_besides(self) -> None:
-        """The position in a loader that Accelerate has prepared is known here."""
+        return super().load(saved, own, new_rank)
 
 
 def _require_savable(accelerator: Accelerator, data: Any) -> None:

@@ -84,15 +84,10 @@ def _copied(value: Any) -> Any:
 
 
 class FinishedSteps:
-    """Keeps the last finished step.
+    """Keeps the last finished step."""
 
-    `possible`: whether another thread can save: with one rank, and a position that costs little to note.
-    """
-
-    def __init__(
-        self, state: StateTree, *, possible: bool = True, clock: Callable[[], float] = time.perf_counter
-    ) -> None:
-        self.possible, self._state, self._clock = possible, state, clock
+    def __init__(self, state: StateTree, *, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._state, self._clock = state, clock
         self._objects = {
             name: each
             for name, each in state.objects.items()
@@ -151,7 +146,7 @@ class FinishedSteps:
     @property
     def unchanged(self) -> bool:
         """Whether the tensors are still those of the last finished step."""
-        if self.last is None or not self.possible:
+        if self.last is None:
             return False
         tensors, groups = self._all_tensors(), self.last.groups
         same = len(tensors) == len(self._tensors) and all(map(operator.is_, tensors, self._tensors))

@@ -25,14 +25,11 @@ from spottrain.lifecycle.worker_signals import protect
 
 
 class DrawnBy(Enum):
-    """What the loop takes its batches from."""
+    """What gives the loop its batches, as far as is seen: the script itself, or a method of the Run."""
 
     SCRIPT = auto()
-    """Something that the Run has not seen yet."""
     BATCHES = auto()
-    """`Run.batches`."""
     AHEAD = auto()
-    """`Run.ahead`."""
 
 
 class LoopPosition:
@@ -145,7 +142,7 @@ class LoopPosition:
 
     # --- passes ---------------------------------------------------------------------------------------
     def begin_pass(self, loader: Iterable[Any]) -> Iterator[Any]:
-        """Begins a pass. The first one after a resume leaves the random state unchanged.
+        """Begins a pass over `known` batches. The first one after a resume leaves the random state unchanged.
 
         What a loader draws for its workers and order was drawn when the interrupted pass began.
 
@@ -160,11 +157,11 @@ class LoopPosition:
                 "at random each come from a generator or another iterator"
             )
         if not self.first_pass_after_resume or self.cursor is not None:
-            return iter(loader)
+            return self.known(iter(loader))
         self.first_pass_after_resume, before = False, devices.random_state()
         stream = iter(loader)
         devices.set_random_state(before)
-        return stream
+        return self.known(stream)
 
     def known(self, batches: Iterable[Any]) -> Iterator[Any]:
         """Yields the batches. Raises ConfigurationError if they do not follow from what is saved.
@@ -249,6 +246,11 @@ class LoopPosition:
                         "extra={'second': loader}, with loader.advance() before run.step_completed(). One of "
                         "an evaluation is iterated over afresh in each: `for batch in loader`"
                     )
+
+    @property
+    def is_cheap(self) -> bool:
+        """Whether it can be noted after each step, so that another thread may save it."""
+        return self.is_shared
 
     @property
     def in_data(self) -> Any:

@@ -12,7 +12,7 @@ A checkpoint of an epoch's last step does not cover what the loop does between t
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import repeat
 from types import TracebackType
 from typing import Any, Self
@@ -113,7 +113,7 @@ class Run:
         )
         self.extra = given.values
         """The given values, by name. Numbers and strings are read and written here."""
-        self._position = LoopPosition(data, session.world, self._saved_besides())
+        self._position = self._position_in(data)
         self._epochs = LoopEpochs(self._position)
         self._before_step: StepBoundary | None = None
         """State to undo the partial step that `poll` has seen, or all that comes after `max_steps`."""
@@ -138,9 +138,7 @@ class Run:
         given.require_scheduler()
         self._engine.join()
         self._module = torch.nn.ModuleList([given.model, *given.modules.values()])
-        self._finished = FinishedSteps(
-            self._state, possible=not session.world.distributed and self._position.is_shared
-        )
+        self._finished = FinishedSteps(self._state)
         self._begin(log_every)
 
     def _begin(self, log_every: int) -> None:
@@ -330,8 +328,8 @@ class Run:
         """Lets another thread save this step, should a stop come while the loop does something else."""
         if self.done:
             self._before_step = StepBoundary(self._module.modules(), self._position)
-        phase = Phase.BOUNDARY
-        if self._finished.possible and self._engine.manager is not None:
+        phase, one_rank = Phase.BOUNDARY, not self.session.world.distributed
+        if one_rank and self._position.is_cheap and self._engine.manager is not None:
             self._finished.keep(self._position)
             phase = Phase.BETWEEN
         self.session.enter(phase)
@@ -410,7 +408,7 @@ class Run:
         empty = 0
         while empty < 2:  # the first may be the empty rest of an interrupted pass
             empty += 1
-            for batch in timed(lambda: self._position.known(self._pass(loader)), self.session.board.clock):
+            for batch in timed(lambda: self._position.begin_pass(loader), self.session.board.clock):
                 empty = 0
                 yield batch
             self._position.passes += 1
@@ -422,9 +420,6 @@ class Run:
             f"the {type(loader).__name__} gave no batch in a whole pass: give it data, and see that "
             "drop_last leaves some"
         )
-
-    def _pass(self, loader: Iterable[Any]) -> Iterator[Any]:
-        return self._position.begin_pass(loader)
 
     def ahead(self, source: Iterable[Any] | Callable[[], Any]) -> Iterator[Any]:
         """Returns an endless iterator for a loop that draws its next batch before `step_completed`.
@@ -580,9 +575,8 @@ class Run:
         return float(groups[0]["lr"]) if groups and "lr" in groups[0] else None
 
     # --- what is saved --------------------------------------------------------------------------------
-    def _saved_besides(self) -> Collection[Any] | None:
-        """Objects that are saved beside `data`; None: any loader is taken."""
-        return self._given.objects.values()
+    def _position_in(self, data: Any) -> LoopPosition:
+        return LoopPosition(data, self.session.world, self._given.objects.values())
 
     def _final(self) -> Mapping[str, Any]:
         weights = final_weights(self._given.model, self._state.averages, tell=self.session.world.first)
