@@ -113,6 +113,8 @@ def _run_here(session: Session, command: Command) -> int:
         last_line.follow()
         _run(command)
         code: int = session.script_ended()
+    except RunEnded as ended:
+        code = ended.code
     except SystemExit as exit_:
         code = _exit_of_script(session, exit_, last_line.text)
     except BaseException as error:  # any exception of the script
@@ -320,7 +322,7 @@ def _of_script(error: BaseException, script: str) -> TracebackType | None:
 def _exit_of_script(session: Session, exit_: SystemExit, last_line: str) -> int:
     """Returns the exit code after SystemExit: of our own end, or of the script's sys.exit."""
     # Lightning raises a SystemExit of its own at SIGTERM, which leaves out the rest of the script.
-    foreign = session.phase is Phase.STORED and type(exit_) not in (SystemExit, RunEnded)
+    foreign = session.phase is Phase.STORED and type(exit_) is not SystemExit
     usual = exit_.code is None or exit_.code == 0
     if session.message is not None or ((foreign or not usual) and session.script_raised(exit_)):
         return session.conclude()  # waits for a thread that writes the message

@@ -120,6 +120,8 @@ def peer_lost(
     An exception of torch.distributed, gloo or NCCL counts if its text says so. Any other RuntimeError, or
     another text, counts only if the control channel knows of a lost rank: `known(seconds)` waits for it.
     """
+    if isinstance(error, PeerLost):
+        return error
     if not world.distributed or not isinstance(error, RuntimeError):
         return None  # a network error of the script itself is an OSError
     text = str(error)

@@ -175,8 +175,7 @@ class Launcher:
                 log.event("launched", processes=self._gang.nproc, world=self._gang.size, grace=self._grace)
             while self._alive and time.time() < self._leave_behind_at:
                 if (found := _next_signal({*SIGNALS, signal.SIGCHLD})) in SIGNALS:
-                    self._set_deadline(time.time() + self._grace, requested=True)
-                    self._forward(signal.Signals(found))
+                    self._stop(time.time() + self._grace, signal.Signals(found), requested=True)
                 self._reap()
                 self._watch_time()
         return True
@@ -243,12 +242,11 @@ class Launcher:
             return
         if end.outcome in BROKEN and self._stopping_since is None:
             self._peers_until = time.time() + min(PEER_SECONDS, FORCED_SHARE * self._grace)
-        self._set_deadline(time.time() + self._grace)
-        self._forward(signal.SIGTERM)
+        self._stop(time.time() + self._grace, signal.SIGTERM)
 
     # --- the end --------------------------------------------------------------------------------------
-    def _set_deadline(self, deadline: float, *, requested: bool = False) -> None:
-        """Sets the deadline of the ranks; the earliest counts. It sends no signal, see `_forward`.
+    def _stop(self, deadline: float, signum: signal.Signals | None, *, requested: bool = False) -> None:
+        """Sets the deadline of the ranks; the earliest counts. Forwards the first signal, and no later one.
 
         `requested`: the whole pod must end, by a signal or the deadline file.
         """
@@ -256,10 +254,7 @@ class Launcher:
         self._stopping_since = self._stopping_since or time.time()
         if requested:
             self._signalled_at = self._signalled_at or time.time()
-
-    def _forward(self, signum: signal.Signals) -> None:
-        """Forwards the first signal to the ranks; later ones are not forwarded."""
-        if not self._signalled:
+        if signum is not None and not self._signalled:
             self._signalled = True
             for pid in self._alive:
                 os.kill(pid, signum)  # not reaped yet, so the ID still belongs to this rank
@@ -279,10 +274,10 @@ class Launcher:
         return kill_at + min(left, REAP_SECONDS) if kill_at < float("inf") else kill_at
 
     def _watch_time(self) -> None:
-        """Kills the ranks when their time is up. The ranks read the deadline file themselves."""
+        """Kills the ranks when their time is up."""
         deadline = read_time(self._deadline_file)
         if deadline is not None:
-            self._set_deadline(deadline, requested=True)
+            self._stop(deadline, None, requested=True)  # the ranks read the file themselves
         if self._alive and not self._killed and time.time() >= self._kill_at:
             self._killed = True
             log.unhindered("ranks-killed", ranks=",".join(str(rank) for rank in self._alive.values()))

@@ -64,6 +64,8 @@ GROUP_SIGNAL_SECONDS: Final = 0.2
 class RunEnded(SystemExit):
     """Leaves a script whose run has ended, with the termination message written. It is not an error."""
 
+    code: int
+
 
 class ActiveTraining(Protocol):
     """A training of this process, as far as the end of the run concerns it."""
@@ -336,8 +338,6 @@ class Session:
 
     def lost_peer(self, error: BaseException) -> PeerLost | None:
         """Returns a PeerLost if `error` means that another rank is gone."""
-        if isinstance(error, PeerLost):
-            return error
         if not self.world.distributed or "torch" not in sys.modules:
             return None
         from spottrain.distributed.process_group import peer_lost
