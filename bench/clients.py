@@ -70,7 +70,7 @@ class Bare:
         self.body = body
         self.parts = range(0, len(body), CHUNK_BYTES)
         self.into = bytearray(len(body))
-        self.into[:] = body  # touched, as the other side's memory is
+        self.into[:] = body  # touched, which the tensors of our restore are not
 
     def upload(self, key: str) -> None:
         where = {"Bucket": BUCKET, "Key": key}

@@ -424,7 +424,7 @@ class Upload:
             reply = self.store.call(
                 "upload_part",
                 self.key,
-                rest=self._rest_of_worker,
+                rest=self._unless_stopped,
                 UploadId=upload_id,
                 Body=RequestBody(view, self._stop.is_set),
                 **part,
@@ -469,12 +469,9 @@ class Upload:
             self._unless_cancelled()
             time.sleep(min(left, POLL_SECONDS))
 
-    def _rest_of_worker(self, seconds: float) -> None:
-        self._stop.wait(seconds)
-        self._unless_stopped()
-
-    def _unless_stopped(self) -> None:
-        if self._stop.is_set():
+    def _unless_stopped(self, seconds: float = 0.0) -> None:
+        """Waits in a worker's thread, until the upload ends at most."""
+        if self._stop.wait(seconds):
             raise Stopped
 
     def _unless_cancelled(self) -> None:
