@@ -252,30 +252,27 @@ class Program:
             until=lambda: self._left() <= 0 or time.time() >= give_up_at,
             killed=code >= KILLED,
         )
-        return self._finish(self._ending(covered, stopped, code), code)
+        return self._finish(self._ending(watcher, covered, stopped, code), code)
 
     def _as_sidecar(self, watcher: Watcher) -> int:
         told: Ending | None = None
         while not self.preemption.signal_arrived:
             watcher.step()
             if self.preemption.stopping:  # by the deadline: the others may still run when SIGKILL comes
-                ending = self._ending(watcher.covered, True, 0)
+                ending = self._ending(watcher, watcher.covered, True)
                 if ending != told:
                     told = ending
                     self._session.note(ending)
             time.sleep(POLL_SECONDS)
         noticed = self.preemption.source != signal.SIGTERM.name
         covered = watcher.last(everything=True, at_end=True, until=lambda: self._left() <= 0)
-        return self._finish(self._ending(covered, noticed, 0), None)
+        return self._finish(self._ending(watcher, covered, noticed))
 
     # --- the end ----------------------------------------------------------------------------------------
-    def _ending(self, covered: bool, stopped: bool, code: int) -> Ending:
+    def _ending(self, watcher: Watcher, covered: bool, stopped: bool, code: int = 0) -> Ending:
         """Returns how it ends. `code`: the command's, 0 where it is not known."""
-        watcher = self._watcher
-        failure = watcher.failure if watcher is not None else None
-        stored = watcher.newest if watcher is not None else None
-        newest = f"checkpoint {stored}" if stored else "nothing"
-        missing = watcher.left_out() if watcher is not None and not covered else ""
+        newest = f"checkpoint {watcher.newest}" if watcher.newest else "nothing"
+        missing = "" if covered else watcher.left_out()
         left_out = f" Not stored: {missing}." if missing else ""
         if code and not stopped:
             return Ending(
@@ -285,17 +282,16 @@ class Program:
             )
         if covered:
             outcome = Outcome.INTERRUPTED if stopped else Outcome.DONE
-            empty = watcher is not None and watcher.empty
-            if empty and stopped and not stored:
+            if watcher.empty and stopped and not watcher.newest:
                 return Ending(Outcome.INTERRUPTED_LOST, "Interrupted, and the folder is empty.")
-            words = "The folder is empty" if empty else f"All of the folder is stored as {newest}"
+            words = "The folder is empty" if watcher.empty else f"All of the folder is stored as {newest}"
             signalled_at = self.preemption.signalled_at if stopped else None
             seconds = None if signalled_at is None else time.time() - signalled_at
             return Ending(outcome, f"{'Interrupted. ' if stopped else ''}{words}.", durable_seconds=seconds)
         text = f"Stored: {newest}.{left_out}"
         if stopped:
             return Ending(Outcome.INTERRUPTED_LOST, f"Interrupted. {text}")
-        if isinstance(failure, StoreUnavailable):
+        if isinstance(watcher.failure, StoreUnavailable):
             return Ending(Outcome.STORE_UNREACHABLE, text, Reason.STORE_UNAVAILABLE)
         return Ending(Outcome.INTERRUPTED_LOST, text)
 
@@ -316,8 +312,10 @@ class Program:
             return
         if self._child is not None:
             self._child.kill()
-        covered = self._watcher is not None and self._watcher.covered
-        self._session.end(self._ending(covered, True, 0), at_once=True)
+        ending = Ending(Outcome.INTERRUPTED_LOST, "Interrupted. Stored: nothing.")
+        if self._watcher is not None:
+            ending = self._ending(self._watcher, self._watcher.covered, True)
+        self._session.end(ending, at_once=True)
 
     # --- stops ------------------------------------------------------------------------------------------
     def _stopping(self) -> bool:
