@@ -136,7 +136,6 @@ class Profiler:
             schedule=profiler.schedule(
                 wait=window.wait, warmup=window.warmup, active=window.active, repeat=1
             ),
-            on_trace_ready=self._ready,
             record_shapes=True,
             profile_memory=True,
         )
@@ -145,18 +144,12 @@ class Profiler:
         return profile
 
     def _end(self) -> None:
+        """Ends the profile, and stores that of a whole window."""
         profile, self._profile = self._profile, None
         try:
             profile.stop()
-        except Exception as error:
-            log.event("profile-failed", error=f"{type(error).__name__}: {error}")
-
-    def _ready(self, profile: Any) -> None:
-        """Callback of torch.profiler, in the last step of the window or when it is stopped earlier."""
-        if self._left > 0:
-            return
-        try:
-            self._write(profile)
+            if self._left <= 0:
+                self._write(profile)
         except Exception as error:  # e.g. a full disk, or torch's own: training goes on
             log.event("profile-failed", error=f"{type(error).__name__}: {error}")
 
