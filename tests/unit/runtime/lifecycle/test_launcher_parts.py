@@ -15,7 +15,9 @@ from pathlib import Path
 import pytest
 from spottrain.contract import TIME_BEFORE, Outcome, TerminationMessage, TimeSplit
 from spottrain.core.preemption import Preemption
-from spottrain.lifecycle.endings import done_before
+from spottrain.core.progress import ProgressFacts
+from spottrain.errors import PeerLost
+from spottrain.lifecycle.endings import Ending, done_before, interrupted
 from spottrain.lifecycle.log_capture.outputs import seconds_for_logs
 from spottrain.lifecycle.parent_signals import agent_limit, deaf_init
 from spottrain.lifecycle.session import Session
@@ -159,3 +161,32 @@ def test_a_job_that_is_done_says_how_many_steps_were_trained_and_how_to_train_mo
 ) -> None:
     for in_job in (True, False):
         told(done_before("u", trained, total=total, wanted=wanted, in_job=in_job).text)
+
+
+@pytest.mark.parametrize(
+    ("durable", "outcome", "says"),
+    [
+        (
+            7,
+            Outcome.INTERRUPTED,
+            "Interrupted at step 7, which is saved; the same command resumes from there.",
+        ),
+        (
+            4,
+            Outcome.INTERRUPTED_LOST,
+            "Interrupted at step 7; 3 step(s) since the last commit are lost: the store is silent.",
+        ),
+    ],
+)
+def test_a_stop_says_where_the_run_stands_and_only_lost_steps_make_it_a_loss(
+    durable: int, outcome: Outcome, says: str
+) -> None:
+    facts = ProgressFacts(step=7, start_step=2, durable_step=durable)
+    ending = interrupted(facts, "the store is silent")
+    assert (ending.outcome, ending.text) == (outcome, says)
+    assert Ending.of(PeerLost("another rank is gone"), facts).outcome is outcome
+
+
+def test_a_stop_before_the_first_step_has_lost_nothing() -> None:
+    ending = interrupted(ProgressFacts(step=0, start_step=0), "no reason is needed")
+    assert (ending.outcome, ending.text) == (Outcome.INTERRUPTED, "Interrupted at step 0; nothing was lost.")
