@@ -5,7 +5,8 @@
 
 Every rank calls the same methods at the same steps. One save, from `start` on in a thread:
 
-    _upload: this rank's part -> _collect: of all ranks -> _commit: manifest, owner.commit (HEAD) -> result
+    rank 0 (_lead):      key ->  saver.upload, _collect -> _commit: manifest, owner.commit (HEAD) -> result
+    others (_follow):    -> key  saver.upload -> report                                           -> result
 
 Ranks report to rank 0 over a TCP connection, not by a collective, because a lost rank must not hang the
 others. Rank 0 commits, by one conditional request for HEAD, and sends the others the result.
@@ -18,8 +19,8 @@ import json
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import asdict
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, NoReturn, Protocol
 
@@ -29,13 +30,20 @@ from spottrain.checkpoint.final_files import FinalFiles
 from spottrain.checkpoint.final_weights import FinalWeights
 from spottrain.checkpoint.head.owner import Claim, ClaimPolicy, Entry, HeadOwner, Identity, fresh_nonce
 from spottrain.checkpoint.head.state import BEST
-from spottrain.checkpoint.manifest import FOLDER
-from spottrain.checkpoint.reader import Want
-from spottrain.checkpoint.saver import Report, Save, Saver, manifest, report_of
-from spottrain.checkpoint.selection import CheckpointSelection, Restored
+from spottrain.checkpoint.manifest import FOLDER, STATE, Damaged
+from spottrain.checkpoint.reader import Want, fetch_folder, read_manifest, read_trees
+from spottrain.checkpoint.saver import Abandoned, Report, Save, Saver, manifest
 from spottrain.checkpoint.upload import Transfer, UploadItem
-from spottrain.contract import CHECKPOINTS_PREFIX, CHUNK_BYTES, FINAL_PREFIX, MANIFEST_NAME, checkpoint_key
+from spottrain.contract import (
+    CHECKPOINTS_PREFIX,
+    CHUNK_BYTES,
+    FINAL_PREFIX,
+    MANIFEST_NAME,
+    Reason,
+    checkpoint_key,
+)
 from spottrain.core import log
+from spottrain.core.log_format import counted
 from spottrain.core.preemption import Preemption
 from spottrain.core.progress import ProgressBoard
 from spottrain.core.run_config import RunConfig
@@ -50,7 +58,7 @@ from spottrain.errors import (
     Superseded,
     TrainingFailed,
 )
-from spottrain.storage.base import AlreadyExists, Cancelled, Store
+from spottrain.storage.base import AlreadyExists, Store
 from spottrain.storage.outage import Outage
 from spottrain.storage.requests import tried
 
@@ -71,8 +79,15 @@ PROBE_BYTES: Final = 8 * CHUNK_BYTES
 """Size of the object that measures the bandwidth at the start: one part for each connection."""
 
 
-class Abandoned(Exception):
-    """A newer save replaces this one, or no time is left for it."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Restored:
+    """The contents of a checkpoint for this rank."""
+
+    entry: Entry
+    shared: Any
+    own: Any
+    new_rank: bool
+    """Whether fewer ranks wrote the checkpoint, so that `own` is rank 0's."""
 
 
 def seconds_for_running(left: float, *, running: float, one_save: float | None) -> float:
@@ -126,7 +141,8 @@ class RunContext(Protocol):
 class CheckpointManager:
     """Claims HEAD, saves, and releases HEAD, on each rank of one attempt.
 
-    `control` connects the ranks; None for a single rank. `transfer` starts an uploader.
+    `control` connects the ranks; None for a single rank. `transfer` starts an uploader. `by_rank0`: see
+    `Saver`.
     """
 
     def __init__(
@@ -136,6 +152,7 @@ class CheckpointManager:
         *,
         transfer: Callable[[], Transfer],
         control: ControlChannel | None = None,
+        by_rank0: Collection[str] = (),
         watch_seconds: float = WATCH_SECONDS,
     ) -> None:
         run = context.run
@@ -149,9 +166,10 @@ class CheckpointManager:
             Identity(job_uid=run.job_uid, job=run.job, attempt=context.attempt),
             ClaimPolicy(on_existing=run.on_existing, known_durable_step=run.known_durable_step),
         )
-        self.saver = Saver(context.world, transfer, pin=torch.cuda.is_available())
+        self.saver = Saver(context.world, transfer, by_rank0=by_rank0, pin=torch.cuda.is_available())
         self._released = not context.world.first  # the other ranks have nothing to release
-        self._selection = CheckpointSelection(context.world, store, self._control)
+        self._damaged: set[str] = set()
+        """Keys of the checkpoints that could not be read."""
         self._save: Save | None = None
         self._term = 0
         self._commit_turn = threading.Lock()
@@ -185,15 +203,55 @@ class CheckpointManager:
     def restore(
         self, claim: Claim, want: Want | None = None, *, folder: Callable[[int], Path] | None = None
     ) -> Restored | None:
-        """Returns the newest intact checkpoint, the same one on all ranks; None if there is none yet.
+        """Reads the newest intact checkpoint, the same one on all ranks; None if there is none yet.
 
         `want` selects the part of each tensor. `folder(step)` is where each pod gets a library's files, all
-        or nothing; without it the checkpoint is one of tensors. Raises CheckpointError if all are damaged.
+        or nothing; without it the checkpoint is one of tensors. Damaged checkpoints are logged and skipped.
+        Raises CheckpointError if all are damaged: then nothing is overwritten, because a person may be able
+        to repair them.
         """
-        found = self._selection.newest_intact(claim, want, folder)
+        found: Restored | None = None
+        reasons: list[str] = []
+        for entry in claim.resume:
+            began, why = time.time(), ""
+            try:
+                found = self._read(entry, want, folder)
+            except Damaged as error:
+                why = str(error)
+            why = next(filter(None, self._control.all_gather("restored", why)), "")
+            if not why:
+                log.event("restored", step=entry.step, key=entry.key, seconds=time.time() - began)
+                break
+            log.event("damaged", step=entry.step, key=entry.key, error=why)
+            found = None
+            reasons.append(f"step {entry.step}: {why}")
+            self._damaged.add(entry.key)
+        if found is None and reasons:
+            raise CheckpointError(
+                f"none of the {counted(len(reasons), 'checkpoint')} at {self.store.uri} can be read "
+                f"({'; '.join(reasons)}). Nothing was overwritten: restore the objects from a backup or "
+                "from older versions, or use another URI",
+                reason=Reason.CHECKPOINT_DAMAGED,
+            )
         if self.context.world.first:  # only now HEAD has proved to be the one of what is there
             threading.Thread(target=self._sweep, daemon=True).start()
         return found
+
+    def _read(self, entry: Entry, want: Want | None, folder: Callable[[int], Path] | None) -> Restored:
+        """Raises Damaged."""
+        world = self.context.world
+        there, kind = read_manifest(self.store, entry.key), STATE if folder is None else FOLDER
+        if there.kind != kind:
+            raise CheckpointError(
+                f"the checkpoint at {self.store.uri} is of kind {there.kind}, but this script "
+                f"resumes from kind {kind}: another interface of spottrain, or AccelerateRun of "
+                "spottrain 0.3, wrote it. Use the script and image that wrote it, or another checkpoint URI",
+                reason=Reason.CHECKPOINT_INCOMPATIBLE,
+            )
+        if folder is not None and world.first_here:
+            fetch_folder(self.store, entry.key, there, folder(entry.step), world.rank)
+        shared, own = read_trees(self.store, entry.key, there, rank=world.rank, want=want)
+        return Restored(entry=entry, shared=shared, own=own, new_rank=world.rank >= there.world)
 
     def trained(self) -> tuple[int, int]:
         """Returns (steps trained, planned total steps or 0 if unknown) of a finished run.
@@ -249,32 +307,47 @@ class CheckpointManager:
         self._prune(save)
 
     def _write(self, save: Save, left: Callable[[], float], *, again: bool = False) -> None:
-        """Uploads the shards of all ranks; rank 0 then commits, and the others wait for its result.
+        """Uploads the parts of all ranks; rank 0 then commits, and the others wait for its result.
 
         `left` returns the remaining seconds. `again`: whether the caller retries after a failure.
         """
-        if not self.context.world.first:
-            self._write_with_leader(save, left)
-            return
-        about = f"save/{save.number}"
+        if self.context.world.first:
+            self._lead(save, left, again=again)
+        else:
+            self._follow(save, left)
+
+    def _lead(self, save: Save, left: Callable[[], float], *, again: bool) -> None:
+        about, control = f"save/{save.number}", self._control
         try:
             save.key = save.key or self._owner.new_key(save.step)
-            self._commit(save, self._upload(save, left))
-            self._control.broadcast(f"{about}/result", {"committed": True})
+            # First, because the others wait for it whatever becomes of this rank's part.
+            control.broadcast(f"{about}/key", {"key": save.key, "files": [each.path for each in save.files]})
+            control.send_to_leader(about, self.saver.upload(save, lambda: save.abandoned))
+            self._commit(save, self._collect(save, left))
+            control.broadcast(f"{about}/result", {"committed": True})
         except Exception as error:
             if not again:  # the others stop uploading
-                self._control.broadcast(f"{about}/over", {})
+                control.broadcast(f"{about}/over", {})
             why = f"{type(error).__name__}: {error}"
-            self._control.broadcast(f"{about}/result", {"committed": False, "why": why})
+            control.broadcast(f"{about}/result", {"committed": False, "why": why})
             raise
 
-    def _write_with_leader(self, save: Save, left: Callable[[], float]) -> None:
+    def _follow(self, save: Save, left: Callable[[], float]) -> None:
+        """Reports to rank 0 in any case, so that it does not wait for a rank that has failed."""
+        about, control = f"save/{save.number}", self._control
         try:
-            self._upload(save, left)
-        except Abandoned:
-            if save.abandoned:
-                raise  # abandoned by this rank; otherwise rank 0 ended the save and sends the reason
-        result = self._heard(f"save/{save.number}/result", left)
+            self._take_key(save, self._heard(f"{about}/key", left))
+            over = f"{about}/over"
+            report = self.saver.upload(save, lambda: save.abandoned or control.has_message(over))
+        except Exception as error:
+            rank = self.context.world.rank
+            report = {"error": type(error).__name__, "message": str(error), "rank": rank}
+            control.send_to_leader(about, report)
+            if save.abandoned or not isinstance(error, Abandoned):
+                raise  # otherwise rank 0 has ended the save and sends the reason
+        else:
+            control.send_to_leader(about, report)
+        result = self._heard(f"{about}/result", left)
         if not result.get("committed"):
             why = str(result.get("why", "no answer"))
             if why.startswith(Abandoned.__name__):
@@ -283,37 +356,8 @@ class CheckpointManager:
             raise (Superseded if lost else StoreUnavailable)(f"rank 0 did not commit step {save.step}: {why}")
         self._note_durable(save)
 
-    def _upload(self, save: Save, left: Callable[[], float]) -> list[Report]:
-        """Uploads this rank's part. Returns the reports of all ranks, in rank order, on rank 0 only.
-
-        Raises StoreError, Abandoned, PeerLost or TrainingFailed; then rank 0 knows why this rank has no
-        report, and does not wait for it.
-        """
-        try:
-            self.saver.require_whole(save)
-            self.saver.require_no_nan(save)
-            self._agree_on_key(save, left)
-            report = report_of(save, self.saver.send(save.uploads, lambda: self._is_over(save)))
-            self._control.send_to_leader(f"save/{save.number}", report)
-            return self._collect(save, left) if self.context.world.first else []
-        except Exception as error:
-            over = isinstance(error, Cancelled | Abandoned)
-            if not self.context.world.first:
-                name = (Abandoned if over else type(error)).__name__
-                failure = {"error": name, "message": str(error), "rank": self.context.world.rank}
-                self._control.send_to_leader(f"save/{save.number}", failure)
-            if over:
-                raise Abandoned from None
-            raise
-
-    def _agree_on_key(self, save: Save, left: Callable[[], float]) -> None:
-        """Sets the key that rank 0 chose on all ranks, and drops the files that rank 0 uploads."""
-        name = f"save/{save.number}/key"
-        if self.context.world.first:
-            facts = {"key": save.key, "files": [file.path for file in save.files]}
-            self._control.broadcast(name, facts)
-            return
-        heard = self._heard(name, left)
+    def _take_key(self, save: Save, heard: dict[str, Any]) -> None:
+        """Sets the key that rank 0 chose, and drops the files that rank 0 uploads."""
         if not heard:
             raise Abandoned
         save.key = heard["key"]
@@ -322,12 +366,6 @@ class CheckpointManager:
             save.files = [file for file in save.files if file.path not in theirs]
             names = {file.shard for file in save.files}
             save.items = [item for item in save.items if item.key in names]
-
-    def _is_over(self, save: Save) -> bool:
-        """Whether this rank has abandoned the save, or rank 0 has announced that it is over."""
-        if save.abandoned or self.context.world.first:
-            return save.abandoned
-        return self._control.has_message(f"save/{save.number}/over")
 
     def _collect(self, save: Save, left: Callable[[], float]) -> list[Report]:
         control = self._control
@@ -368,7 +406,7 @@ class CheckpointManager:
             save.dropped = self._owner.commit(
                 entry,
                 self.context.run.keep,
-                damaged=frozenset(self._selection.damaged),
+                damaged=frozenset(self._damaged),
                 patience=self._patience(),
             )
         self._note_durable(save, bytes=entry.bytes)

@@ -26,6 +26,7 @@ from spottrain.contract import Reason
 from spottrain.core import log
 from spottrain.distributed.world import World
 from spottrain.errors import CheckpointError, TrainingFailed
+from spottrain.storage.base import Cancelled
 
 WEIGHTS: Final = f"{MODEL}."
 """Path prefix of the model's weights."""
@@ -71,23 +72,34 @@ class Save:
         return [replace(item, key=self.key + item.key, again=self.again) for item in self.items]
 
 
+class Abandoned(Exception):
+    """A newer save replaces this one, or no time is left for it."""
+
+
 class TornCopy(Exception):
     """A save has copied tensors while they were changed."""
 
 
 class Saver:
-    """Copies and uploads saves. `new_transfer` starts an uploader, and another if one has died."""
+    """Copies and uploads saves. `new_transfer` starts an uploader, and another if one has died.
 
-    def __init__(self, world: World, new_transfer: Callable[[], Transfer], *, pin: bool = False) -> None:
-        self._world = world
+    `by_rank0`: paths, or prefixes that end in a dot, of the shared tensors that rank 0 must store.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        new_transfer: Callable[[], Transfer],
+        *,
+        by_rank0: Collection[str] = (),
+        pin: bool = False,
+    ) -> None:
+        self._world, self._by_rank0, self._pin = world, by_rank0, pin
         self._new_transfer = new_transfer
         self._transfer = new_transfer()
-        self._pin = pin
         self._buffer: StagingBuffer | None = None
         self._number = 0
         self._files_bytes = 0
-        self.by_rank0: Collection[str] = ()
-        """Paths, or prefixes that end in a dot, of the shared tensors that rank 0 must store."""
         self._copy = PendingCopy()
         """What was copied last of tensors that only an optimizer step changes."""
         self._beside: bool | None = None
@@ -205,7 +217,7 @@ class Saver:
 
     def _buffer_for(self, leaves: Sequence[Leaf], shared: int) -> StagingBuffer:
         """Returns the buffer for this rank's part of the first `shared` leaves and for all other leaves."""
-        mine = divide(leaves[:shared], self._world.size, self.by_rank0)[self._world.rank]
+        mine = divide(leaves[:shared], self._world.size, self._by_rank0)[self._world.rank]
         mine += range(shared, len(leaves))
         if self._buffer is None or self._buffer.layout.signature != signature(leaves, mine):
             layout = plan(leaves, mine, rank=self._world.rank)
@@ -224,8 +236,13 @@ class Saver:
         self._transfer.forget()
 
     # --- upload -------------------------------------------------------------------------------------
-    def require_no_nan(self, save: Save) -> None:
-        """Raises TrainingFailed if weights hold NaN: every restart would resume from them."""
+    def upload(self, save: Save, cancelled: Callable[[], bool]) -> Report:
+        """Uploads this rank's part. Returns what rank 0 needs to know of it.
+
+        Raises StoreError, Abandoned if `cancelled` returns True, TornCopy, and TrainingFailed if weights hold
+        NaN: every restart would resume from them.
+        """
+        self.require_whole(save)
         for number, each in enumerate(save.shared):
             if each.name.startswith(WEIGHTS) and self._buffer is not None and self._buffer.has_nan(number):
                 name = each.name.removeprefix(WEIGHTS)
@@ -234,6 +251,10 @@ class Saver:
                     "the checkpoints before it are whole. Lower the learning rate, clip the gradients "
                     "(clip_grad_norm), or look at the samples of the steps before"
                 )
+        try:
+            return report_of(save, self.send(save.uploads, cancelled))
+        except Cancelled:
+            raise Abandoned from None
 
     def send(self, items: Sequence[UploadItem], cancelled: Callable[[], bool]) -> dict[str, Sent]:
         """Uploads the items, measures the bandwidth, and returns the results by key."""

@@ -142,8 +142,8 @@ class Engine:
                 session.store,
                 transfer=lambda: Transfer(self.session.run.where),
                 control=self._peers.control,
+                by_rank0=state.by_rank0,
             )
-            self.manager.saver.by_rank0 = state.by_rank0
         session.engine = self
         protect_all()
         with self.failures():

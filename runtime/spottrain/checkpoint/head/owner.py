@@ -175,12 +175,20 @@ class HeadClient:
         return step
 
     def ask(self, request: Request) -> Reply:
+        """Sends one request. Returns what became of it."""
         try:
-            if isinstance(request, Put):
-                return self._put(request)
-            return self._found() or Absent()
+            if not isinstance(request, Put):
+                return self._found() or Absent()
+            body = request.head.to_json()
+            if request.if_match is None:
+                return StoredHead(etag=self._store.put_if_absent(HEAD_KEY, body))
+            return StoredHead(etag=self._store.put_if_match(HEAD_KEY, body, request.if_match))
         except StoreUnavailable as error:
             return NoAnswer(why=str(error))
+        except (AlreadyExists, PreconditionFailed) as error:
+            return Refused(why=str(error))
+        except KeyMissing:
+            return Missing()
 
     def read(self) -> Head | None:
         """Returns the current HEAD, with a single request. Raises StoreError."""
@@ -190,17 +198,6 @@ class HeadClient:
     def _found(self) -> Found | None:
         found = self._store.get(HEAD_KEY)
         return Found(head=Head.from_json(found.body), etag=found.etag) if found else None
-
-    def _put(self, request: Put) -> Reply:
-        body = request.head.to_json()
-        try:
-            if request.if_match is None:
-                return StoredHead(etag=self._store.put_if_absent(HEAD_KEY, body))
-            return StoredHead(etag=self._store.put_if_match(HEAD_KEY, body, request.if_match))
-        except (AlreadyExists, PreconditionFailed) as error:
-            return Refused(why=str(error))
-        except KeyMissing:
-            return Missing()
 
 
 class HeadOwner:

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 import torch
 from spottrain.checkpoint import manager
-from spottrain.checkpoint.manager import CheckpointManager
-from spottrain.checkpoint.saver import Save
-from spottrain.checkpoint.selection import Restored
+from spottrain.checkpoint.manager import CheckpointManager, Restored
+from spottrain.checkpoint.saver import Save, TornCopy
 from spottrain.contract import Env
 from spottrain.core.preemption import Preemption
 from spottrain.core.run_config import RunConfig
@@ -165,6 +164,34 @@ def test_before_the_end_both_try_again_and_only_what_failed_is_sent_again(pair: 
     names = ["r00000-00.safetensors", "r00001-00.safetensors"]
     assert pair.stores[failing].tried == [names[failing]] * 3
     assert pair.stores[1 - failing].tried == [names[1 - failing]]
+
+
+@pytest.mark.parametrize("torn", [0, 1])
+def test_when_one_rank_has_copied_half_changed_weights_no_rank_saves_and_none_waits(
+    pair: Pair, torn: int
+) -> None:
+    states = [{"model": {"a": torch.ones(40), "b": torch.ones(39)}} for _ in range(2)]
+
+    def take(it: CheckpointManager, step: int) -> Save:
+        state = states[it.context.world.rank]
+        return it.saver.snapshot(state, {}, step, stepped=list(state["model"].values()))
+
+    def save(it: CheckpointManager, step: int) -> None:
+        made = take(it, step)
+        if step == 2 and it.context.world.rank == torn:
+            for each in states[torn]["model"].values():
+                each.add_(1)
+        it.save_now(lambda: made)
+        it.saver.before_step()
+
+    pair.both(lambda it: save(it, 1))
+    says = ["rank 0 did not commit step 2: TornCopy", "rank 1 could not save: TornCopy"][torn]
+    errors: list[tuple[type[Exception], str]] = [(StoreUnavailable, says)] * 2
+    errors[torn] = (TornCopy, "weights were changed between step 2")
+    pair.fail(lambda it: save(it, 2), *errors)
+    assert durable(pair) == [1, 1]
+    pair.save(3)
+    assert durable(pair) == [3, 3]
 
 
 def test_a_rank_that_is_gone_ends_the_save_at_once(pair: Pair, told: Told) -> None:
