@@ -325,7 +325,8 @@ class LightningCallback(pl.Callback):
         if self._resumed:
             self._resumed = False
             trainer.fit_loop.epoch_loop.on_iteration_done()  # not called if no batch was left
-            if _has_monitored(trainer):  # otherwise ReduceLROnPlateau skips this epoch
+            wanted = {each.monitor for each in trainer.lr_scheduler_configs if each.reduce_on_plateau}
+            if wanted <= set(trainer.callback_metrics):  # otherwise ReduceLROnPlateau skips this epoch
                 trainer.fit_loop._restarting = False
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -503,12 +504,6 @@ def _go_on(trainer: pl.Trainer) -> bool:
     return due or over
 
 
-def _has_monitored(trainer: pl.Trainer) -> bool:
-    """Whether there is a metric for each ReduceLROnPlateau scheduler."""
-    wanted = {each.monitor for each in trainer.lr_scheduler_configs if each.reduce_on_plateau}
-    return wanted <= set(trainer.callback_metrics)
-
-
 def _cursors(trainer: pl.Trainer) -> list[BatchSampler]:
     """Returns the positions of the loaders and samplers of `spottrain.data`."""
     combined = trainer.fit_loop._combined_loader
@@ -543,7 +538,9 @@ def run_attached(call: BoundArguments, fit: Callable[..., Any]) -> Any:
         folder=root if is_path(root) else ".", log_every=trainer.log_every_n_steps or 10, attached=True
     )
     spot._position = LoaderPosition(trainer, spot._restore_random)
-    _put_before_checkpoints(trainer, spot)
+    # Behind all other callbacks but those that save, as Lightning orders them.
+    saving = [i for i, each in enumerate(trainer.callbacks) if isinstance(each, pl.callbacks.Checkpoint)]
+    trainer.callbacks.insert(saving[0] if saving else len(trainer.callbacks), spot)
 
     def resume() -> str | None:
         _refuse_own_launch(trainer)
@@ -567,9 +564,3 @@ def _refuse_own_launch(trainer: Any) -> None:
             f"themselves (here by {method}): give L.Trainer strategy='ddp', and start the processes by "
             f"spottrain run --nproc N, or {OFF}"
         )
-
-
-def _put_before_checkpoints(trainer: Any, spot: LightningCallback) -> None:
-    """Adds the callback behind all others but those that save, as Lightning orders them."""
-    saving = [i for i, each in enumerate(trainer.callbacks) if isinstance(each, pl.callbacks.Checkpoint)]
-    trainer.callbacks.insert(saving[0] if saving else len(trainer.callbacks), spot)
