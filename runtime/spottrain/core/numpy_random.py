@@ -40,14 +40,16 @@ def copied() -> Any:
         return numpy.random.get_state(legacy=False)
     words = ctypes.string_at(address, WORDS)
     normal = numpy.random.standard_normal()
-    kept = ctypes.string_at(address, WORDS) == words  # the number was not drawn from the generator
-    found = Words(words, normal if kept else None)
-    restore(found)
-    return found
+    if ctypes.string_at(address, WORDS) == words:  # the number was not drawn from the generator
+        restore(found := Words(words, normal))
+        return found
+    ctypes.memmove(address, words, WORDS)
+    numpy.random.standard_normal()  # the other one of the pair, which was kept
+    return Words(words, None)
 
 
-def plain() -> Any:
-    """Returns the state in plain values, for `restore`; None if NumPy is not imported.
+def plain(state: Any = None) -> Any:
+    """Returns `state`, or the present one, in plain values, for `restore`; None if NumPy is not imported.
 
     That of the usual generator is the tuple of `numpy.random.get_state`, that of another one a dict.
     Only reads it, unlike `copied`: another thread of the script may draw numbers meanwhile.
@@ -55,7 +57,10 @@ def plain() -> Any:
     numpy = sys.modules.get("numpy")
     if numpy is None:
         return None
-    state = lists(numpy.random.get_state(legacy=False))
+    if isinstance(state, Words):
+        usual = _usual(numpy, state)
+        return usual[0], usual[1].tolist(), *usual[2:]
+    state = lists(numpy.random.get_state(legacy=False) if state is None else state)
     if state["bit_generator"] != USUAL:
         return state
     words = state["state"]
@@ -83,11 +88,16 @@ def restore(state: Any) -> None:
             numpy.random.seed(0)  # which forgets a normal number
             ctypes.memmove(address, state.words, WORDS)
             return
-        keys, position = state.words[:-4], int.from_bytes(state.words[-4:], sys.byteorder)
-        kept = (0, 0.0) if state.normal is None else (1, state.normal)
-        state = (USUAL, numpy.frombuffer(keys, numpy.uint32), position, *kept)
+        state = _usual(numpy, state)
     _use(numpy, state["bit_generator"] if isinstance(state, Mapping) else USUAL)
     numpy.random.set_state(state)
+
+
+def _usual(numpy: Any, state: Words) -> tuple[str, Any, int, int, float]:
+    """Returns the tuple of `numpy.random.get_state`."""
+    keys, position = state.words[:-4], int.from_bytes(state.words[-4:], sys.byteorder)
+    kept = (0, 0.0) if state.normal is None else (1, state.normal)
+    return USUAL, numpy.frombuffer(keys, numpy.uint32), position, *kept
 
 
 def _use(numpy: Any, kind: str) -> None:

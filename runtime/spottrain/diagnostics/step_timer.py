@@ -186,7 +186,10 @@ class StepTimer:
         return self._compute
 
     def backward(self) -> _Phase:
-        """Returns a context manager for `loss.backward()`, split by a `timed` hook into communication."""
+        """Returns a context manager for `loss.backward()`, split by a `timed` hook into communication.
+
+        The forward pass may be in it too.
+        """
         return self._compute
 
     def communication(self) -> _Phase:

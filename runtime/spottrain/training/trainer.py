@@ -363,24 +363,30 @@ class Trainer:
     def _train(self, steps: Stream) -> bool:
         """Makes optimizer steps. Returns whether the training is complete; False: it must stop."""
         stopping, world = self.session.preemption, self.session.world
-        stopped, streams = False, not isinstance(self.batches, Batches)
+        stopped = False
         self._assemble()
         modules = list(self.model.modules())
+        # Whether a step is fetched at once, before its first pass; otherwise each micro-batch when it is due.
+        whole = self._weighing is not None or not isinstance(self.batches, Batches)
+        if self._weighing is not None:
+            steps = ((step, iter(list(micro_batches))) for step, micro_batches in steps)
         self._evaluate()
         while self.step < self.total_steps and not self._over:
-            self._enter(Phase.BOUNDARY)
-            with self._timer.data(), self._data_wait:
-                # A stream fetches the whole step here, and the others each micro-batch when it is due.
-                step, micro_batches = self._awaited(lambda: next(steps)) if streams else next(steps)
+            self.waiting = random = self._random_before_wait()
+            step, micro_batches = self._next(steps, awaited=whole)
             self._replica.give_buffers()
-            before = devices.Boundary(modules) if len(step.shares) > 1 else None
+            before = devices.Boundary(modules, random) if len(step.shares) > 1 else None
             loss = torch.zeros((), device=self.device)
             try:
-                for number, (batch, share) in enumerate(self._fetched(micro_batches), 1):
+                if self._weighing is not None:
+                    micro_batches = iter(self._weighing(micro_batches))
+                for number in range(1, len(step.shares) + 1):
+                    batch, share = self._next(micro_batches, awaited=number == 1 and not whole)
                     if stopping.stopping and not world.distributed:  # several ranks stop between steps
                         self._drop(before)
                         return False
                     loss += self._pass(batch, share, first=number == 1, last=number == len(step.shares))
+                    del batch  # before the next one is fetched
             except Exception:
                 self._drop(before)
                 raise
@@ -390,10 +396,7 @@ class Trainer:
             self._state.live.note()
             self.batches.done(step)
             self.last_loss = loss
-            first = not self._engine.metrics.began
             self._count(step, loss)
-            if first:
-                self._settle()
             if moved:
                 self.schedule.after_step()
             if self._hooks.after is not None:
@@ -420,25 +423,28 @@ class Trainer:
             # Reading it waits for the device.
             return float(process_group.all_reduce_sum(loss.clone(), self.session.world))
 
-        rate, samples = self.schedule.rate, step.samples
-        self._engine.count(self.step, loss=of_all_ranks, rate=rate, samples=samples, epoch=step.epoch)
+        first, rate = not self._engine.metrics.began, self.schedule.rate
+        self._engine.count(self.step, loss=of_all_ranks, rate=rate, samples=step.samples, epoch=step.epoch)
+        if first:
+            self._settle()
 
     def _pass(self, batch: Any, share: float, *, first: bool, last: bool) -> torch.Tensor:
         """Runs forward and backward of one micro-batch. Returns its part of the step's loss."""
         timer, size = self._timer, self.session.world.size
-        self._enter(Phase.STEP)
-        if first and self._hooks.before is not None:
-            self._engine.before_step()  # it may change what a save still copies
-            self._hooks.before(self.step)
+        if first:
+            self._enter(Phase.STEP)
+            if self._hooks.before is not None:
+                self._engine.before_step()  # it may change what a save still copies
+                self._hooks.before(self.step)
         if self._cold:
             self._compile_first(batch)
             self._cold = False
         with accumulation.sync(self._replica.outer, last=last):
             with timer.h2d():
                 batch = devices.to_device(batch, self.device)
-            with timer.compute(), self.precision.autocast(self.device):
-                part = self.loss_fn(self._compiled, batch) * share
-            with timer.backward():
+            with timer.backward():  # forward too: it ends in no wait for other ranks
+                with self.precision.autocast(self.device):
+                    part = self.loss_fn(self._compiled, batch) * share
                 whole = part if size == 1 else part * size  # DDP and FSDP take the mean over ranks
                 self.scaler.scale(whole).backward()  # type: ignore[no-untyped-call]
             if self._own_gradients is not None and not last:
@@ -476,30 +482,26 @@ class Trainer:
         if self._own_gradients is not None:
             self._own_gradients.forget()
 
-    def _fetched(self, micro_batches: Iterator[tuple[Any, float]]) -> Iterator[tuple[Any, float]]:
-        def fetch() -> tuple[Any, float] | None:
-            with self._timer.data(), self._data_wait:
-                return next(micro_batches, None)
-
-        if self._weighing is not None:
-            yield from self._weighing(self._awaited(lambda: list(iter(fetch, None))))
-            return
-        if isinstance(self.batches, Batches):
-            yield self._awaited(fetch)
-        yield from iter(fetch, None)
-
-    def _awaited(self, get: Callable[[], Any]) -> Any:
-        """Returns get(). While it waits, maybe for ever, another thread may save and end the process."""
-        if not self._engine.metrics.began or self.session.world.distributed:
-            return get()
-        # What is read in this process is read under a random state of its own, so the training's is kept.
-        elsewhere = isinstance(self.batches, Batches) and self.batches.num_workers
-        self.waiting = None if elsewhere else devices.random_state()
-        self.session.enter(Phase.WAITING)
-        found = get()
-        self.session.enter(Phase.BOUNDARY)
-        self.waiting = None
+    def _next(self, source: Iterator[Any], *, awaited: bool) -> Any:
+        """Returns the next item. While it is `awaited`, another thread may save and end the process."""
+        outside = awaited and self._engine.metrics.began and not self.session.world.distributed
+        if outside:
+            self.session.enter(Phase.WAITING)
+        with self._timer.data(), self._data_wait:
+            found = next(source)
+        if outside:
+            self.session.enter(Phase.BOUNDARY)
+        if awaited:
+            self.waiting = None
         return found
+
+    def _random_before_wait(self) -> dict[str, Any] | None:
+        """Returns the training's random state: what is read in this process is read under one of its own.
+
+        None where nothing else can set it, or nobody may save meanwhile.
+        """
+        elsewhere = isinstance(self.batches, Batches) and self.batches.num_workers
+        return None if elsewhere or self.session.world.distributed else devices.random_copy()
 
     def _enter(self, phase: Phase) -> None:
         """Notes the phase, once there is work to lose. Until then a stop may end the process anywhere."""
@@ -580,7 +582,7 @@ class Trainer:
     def _own_state(self) -> dict[str, Any]:
         """State of this rank alone."""
         return self._state.own() | {
-            "random": self.waiting or devices.random_state(),
+            "random": devices.random_state(self.waiting),
             "loss": float(self.last_loss),
             "data": self._position() if self.batches.per_rank else None,
         }

@@ -59,7 +59,7 @@ def test_plain_values_are_those_that_numpy_returns(before: Callable[[], Any]) ->
     before()
     state: Any = numpy.random.get_state()
     kind, keys, *rest = state
-    assert plain() == (kind, keys.tolist(), *rest)
+    assert plain() == plain(copied()) == (kind, keys.tolist(), *rest)
 
 
 def test_plain_values_are_only_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,6 +89,7 @@ def test_a_generator_that_the_script_has_put_in_place_is_saved_and_comes_back_wi
 ) -> None:
     RANDOM.set_bit_generator(getattr(numpy.random, kind)(3))
     numpy.random.standard_normal()
+    assert devices.random_state(devices.random_copy())["numpy"] == plain()
     kept, saved = copied(), json.loads(json.dumps(Flattened(devices.random_state()).plain["numpy"]))
     expected = [*numpy.random.standard_normal(3), *numpy.random.random(3)]
     for state in (kept, unflatten(saved, lambda number: None)):
