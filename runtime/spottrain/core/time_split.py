@@ -251,7 +251,7 @@ def before_this_process(env: Mapping[str, str], born: float) -> TimeSplit | None
 def process_start(pid: int | str = "self") -> float:
     """Returns when a process started, in Unix seconds; the current time if there is no /proc."""
     try:
-        ticks = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+        ticks = int(Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[19])
         age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
         return time.time() - age
     except (OSError, AttributeError, ValueError, IndexError):

@@ -179,7 +179,7 @@ def _locked(lock: Path, name: str, session: Session | None) -> Iterator[bool]:
 def node_local(path: Path, table: Path = MOUNTS) -> bool:
     """Whether locks on `path` may be invisible to other nodes, judging by the mounts of its device."""
     try:
-        rows = [line.split() for line in table.read_text().splitlines()]
+        rows = [line.split() for line in table.read_text(errors="surrogateescape").splitlines()]
     except OSError:  # no /proc, as on macOS
         return False
     device = path.stat().st_dev

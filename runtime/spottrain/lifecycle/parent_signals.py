@@ -82,5 +82,5 @@ def deaf_init(pid: int, proc: Path = PROC) -> str:
 
 
 def _status(pid: int, proc: Path) -> dict[str, str]:
-    lines = (proc / str(pid) / "status").read_text().splitlines()
+    lines = (proc / str(pid) / "status").read_text(errors="replace").splitlines()
     return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}

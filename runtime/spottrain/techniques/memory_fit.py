@@ -109,7 +109,7 @@ class StepMemory:
         """Returns the peak in bytes since `begin`, including all that the process held before."""
         if self.fails_softly:
             return int(torch.cuda.max_memory_reserved(self.device))
-        status = (self._process / "status").read_text()
+        status = (self._process / "status").read_text(errors="replace")
         found = re.search(r"^VmHWM:\s+(\d+) kB", status, re.MULTILINE)
         return int(found[1]) * 1024 if found else 0
 

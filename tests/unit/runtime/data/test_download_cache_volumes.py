@@ -75,7 +75,7 @@ def test_the_mount_says_whether_locks_reach_other_nodes(
 ) -> None:
     device = tmp_path.stat().st_dev
     row = ROW.format(device=f"{os.major(device)}:{os.minor(device)}", at=tmp_path, kind=kind, options=options)
-    (tmp_path / "mounts").write_text("1 0 0:0 / /other rw - fuse x rw\n" + row)
+    (tmp_path / "mounts").write_bytes(b"1 0 0:0 / /not-utf8-\xff rw - fuse x rw\n" + row.encode())
     assert download_cache.node_local(tmp_path, tmp_path / "mounts") is local
     assert not download_cache.node_local(tmp_path, tmp_path / "absent")
 
