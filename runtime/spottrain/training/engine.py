@@ -293,6 +293,7 @@ class Engine:
         `samples`: of this step over all ranks; 0: unknown.
         """
         self.metrics.note(step, loss, rate=rate, samples=samples, epoch=epoch)
+        self.session.board.stepped(step)
         if self.monitor is not None:
             self.monitor.step_done()
 

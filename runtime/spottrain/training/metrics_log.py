@@ -18,7 +18,7 @@ LINE_SECONDS: Final = 5.0
 
 
 class MetricsLog:
-    """Logs a line every `log_every` steps, and updates the progress board at every step.
+    """Logs a line every `log_every` steps, and puts its figures on the progress board.
 
     The loss stays on its device until it is logged: reading it makes the host wait for the device.
     """
@@ -54,7 +54,6 @@ class MetricsLog:
         epoch: int | None,
     ) -> None:
         """Counts a step; see `Engine.count`."""
-        board = self._session.board
         self._samples += samples
         self._steps += 1
         due = not self.began or step % self._every == 0 or step == self._total
@@ -64,9 +63,8 @@ class MetricsLog:
             self.began, now = True, time.time()
             garbage.collect_as_usual()
             seconds, startup = now - self._restored, now - self._session.born
-            board.update(first_step_seconds=seconds, startup_seconds=startup)
+            self._session.board.update(first_step_seconds=seconds, startup_seconds=startup)
             log.event("first-step", step=step, seconds=seconds, startup=startup)
-        board.stepped(step)
 
     def line(self, step: int, loss: float | None, *, rate: float | None, epoch: int | None) -> None:
         """Logs the steps since the last line. Raises TrainingFailed if the loss is NaN or infinite."""
