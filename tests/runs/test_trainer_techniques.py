@@ -268,17 +268,6 @@ def test_a_step_without_the_recomputation_that_is_asked_for_is_never_tried(lab: 
     run(lab, wanted, script=picky, env={"DROP_LAST": "1"}).done()
 
 
-@pytest.mark.parametrize("micro", [4, 8])
-def test_a_batch_is_let_go_before_the_next_one_is_fetched(lab: Lab, micro: int) -> None:
-    holding = SCRIPT.replace("import os,", "held = []\nimport weakref, os,")
-    for after, check in (
-        ("__getitem__(self, i):\n", "        assert not [each for each in held if each() is not None]\n"),
-        ("def loss(model, batch):\n", "    held.append(weakref.ref(batch[0]))\n"),
-    ):
-        holding = holding.replace(after, after + check)
-    run(lab, {"microBatchSize": micro}, script=holding).done()
-
-
 def test_the_look_for_a_metric_is_made_with_micro_batches_that_fit(lab: Lab) -> None:
     narrow = MEASURED.replace(
         "def loss(model, batch):\n",

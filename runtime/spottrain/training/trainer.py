@@ -386,7 +386,6 @@ class Trainer:
                         self._drop(before)
                         return False
                     loss += self._pass(batch, share, first=number == 1, last=number == len(step.shares))
-                    del batch  # before the next one is fetched
             except Exception:
                 self._drop(before)
                 raise
