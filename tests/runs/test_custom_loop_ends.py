@@ -271,6 +271,22 @@ def test_a_loop_that_ends_short_of_the_manifests_max_steps_fails_and_the_mended_
     assert again.message.message.startswith("Trained 20 steps; ")
 
 
+def test_a_loop_that_ends_short_does_not_say_that_its_step_is_saved_where_that_failed(lab: Lab) -> None:
+    folder = str(lab.folder / "store" / "checkpoints")
+    breaks = f"""\
+import contextlib, shutil
+while not os.path.isfile({folder!r}):  # the bandwidth may be measured just now
+    with contextlib.suppress(OSError):
+        shutil.rmtree({folder!r}, ignore_errors=True)
+        open({folder!r}, "x").close()
+"""
+    broken = SHORT.replace("run.finish()\n", breaks + "run.finish()\n")
+    run = ended(lab, ExitCode.FAILED, broken, training='{"maxSteps": 20}')
+    assert "the loop has ended at step 6 of max_steps=20" in run.message.message
+    assert "The step is not saved: to train all iterate" in run.message.message
+    assert "event=save-failed step=6" in run.log
+
+
 # --- a stop inside of a step ----------------------------------------------------------------------------
 TAUGHT = (
     HEAD

@@ -268,6 +268,28 @@ def test_a_step_without_the_recomputation_that_is_asked_for_is_never_tried(lab: 
     run(lab, wanted, script=picky, env={"DROP_LAST": "1"}).done()
 
 
+def test_batches_that_were_weighed_are_let_go_before_the_optimizer_step(lab: Lab) -> None:
+    weighed = (
+        SCRIPT.replace("import os,", "import weakref, os,")
+        .replace(
+            "def loss(model, batch):\n",
+            "held = []\n"
+            "def gradients(step):\n"
+            "    alive = [each for each in held if each() is not None]\n"
+            "    assert len(held) > len(alive) == 1, f'{len(alive)} of {len(held)}'\n"
+            "def loss(model, batch):\n"
+            "    held.append(weakref.ref(batch[0]))\n",
+        )
+        .replace(
+            "    max_steps=24,\n",
+            "    max_steps=24,\n"
+            "    loss_weight=lambda batch: float(batch[1].numel()),\n"
+            "    hooks=spottrain.StepHooks(gradients=gradients),\n",
+        )
+    )
+    run(lab, {"microBatchSize": 4}, script=weighed).done()
+
+
 def test_the_look_for_a_metric_is_made_with_micro_batches_that_fit(lab: Lab) -> None:
     narrow = MEASURED.replace(
         "def loss(model, batch):\n",

@@ -106,7 +106,8 @@ class ProgressFacts:
     @property
     def lost_steps(self) -> int:
         """Steps done that are in no committed checkpoint."""
-        return self.step - max(self.durable_step or 0, self.start_step or 0)
+        # A training that failed may begin again in the same process, at a step before what is durable.
+        return max(self.step - max(self.durable_step or 0, self.start_step or 0), 0)
 
 
 class ProgressBoard:

@@ -69,6 +69,7 @@ def done_before(uri: str, trained: int, *, total: int, wanted: int, in_job: bool
 # --- interrupted ----------------------------------------------------------------------------------------
 NO_URI: Final = "there is no checkpoint URI"
 NO_COPY: Final = "their state could not be copied"
+GIVEN_UP: Final = "the training had ended without saving them"
 IN_STEP: Final = "the next step had begun, which cannot be undone"
 SAVING: Final = "the save did not finish in time"
 NO_STEP: Final = (

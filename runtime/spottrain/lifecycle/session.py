@@ -433,8 +433,8 @@ class Session:
                 if self.world.distributed and ending.outcome is Outcome.FAILED:
                     ending = replace(ending, text=f"Rank {self.world.rank}: {ending.text}")
                 termination_message.report_outcome(self.env, ending.outcome)
+                self._exit_code = EXIT_CODE_OF[ending.outcome]  # before the message: a stop may leave by it
                 self.message = self.note(ending)  # first: writing to the log may block
-                self._exit_code = EXIT_CODE_OF[ending.outcome]
                 if logged:
                     text = endings.what_is_saved(self.message) if shown else self.message.message
                     log.unhindered(

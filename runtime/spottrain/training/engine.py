@@ -617,8 +617,8 @@ class Engine:
         Returns how a stop ends the run then. `outside`: in another thread than the one that trains. That one
         may change the state of a custom loop meanwhile: then it returns None, and that one saves it.
         """
-        board, manager, preemption = self.session.board, self.manager, self.session.preemption
-        why = endings.NO_COPY if self.ended else endings.IN_STEP
+        board, preemption = self.session.board, self.session.preemption
+        why = endings.GIVEN_UP if self.ended else endings.IN_STEP
         error: Exception | None = None
         unmoved = self.state.unmoved if save and not self.ended else None
         if unmoved is not None and not unmoved() and outside:
@@ -633,22 +633,22 @@ class Engine:
             return None
         except StoreError as failure:
             board.save_failed(str(failure))
+            if not preemption.stopping:  # else each try is in the log
+                log.unhindered("save-failed", step=self.step, error=str(failure))
             why = str(failure)
         except Exception as failure:  # such as of a state_dict() of the script
+            if (lost := self.session.lost_peer(failure)) is not None:
+                self._end_without(lost)
             log.unhindered("save-failed", step=self.step, error=str(failure))
             why, error = f"{endings.NO_COPY} ({type(failure).__name__}: {failure})", failure
         saved_at = time.time()
-        self.clock.enter(OTHER)
-        if manager is not None:
-            with self.clock.part(CHECKPOINT_STALL):
-                manager.wait_for_upload(min(UPLOAD_SECONDS, preemption.seconds_left()))
-            manager.release()
-        if save and error is None:
+        self._release_after_upload()
+        if save and error is None and preemption.stopping:  # else the other ranks must see it as a loss
             self._disconnect()
         if isinstance(error, RunError):
             return Ending.of(error, board.facts)
         seconds = saved_at - (preemption.signalled_at or saved_at) if save else None
-        return endings.interrupted(board.facts, why if manager else endings.NO_URI, seconds)
+        return endings.interrupted(board.facts, why if self.manager else endings.NO_URI, seconds)
 
     def _save_last(self) -> None:
         """Saves the last step unless it is saved. Raises RunError, or an error of the script's state."""
@@ -662,6 +662,14 @@ class Engine:
             manager.wait_for_upload()
             if board.facts.lost_steps:
                 manager.save_now(self._take)
+
+    def _release_after_upload(self) -> None:
+        """Waits a limited time for an upload in progress, then releases HEAD."""
+        self.clock.enter(OTHER)
+        if self.manager is not None:
+            with self.clock.part(CHECKPOINT_STALL):
+                self.manager.wait_for_upload(min(UPLOAD_SECONDS, self.session.preemption.seconds_left()))
+            self.manager.release()
 
     def _disconnect(self) -> None:
         """Disconnects from the other ranks. Rank 0 waits for them until the notice period is nearly over."""

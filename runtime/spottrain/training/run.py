@@ -548,11 +548,13 @@ class Run:
         if self.max_steps is None:
             of = f"step {self._position.step}, in epoch {self._position.epoch} of run.epochs(...)"
         self._engine.give_up(save=True)
+        kept = "The step is saved, and the next start goes on from it"
+        if self.session.board.facts.lost_steps:
+            kept = "The step is not saved"
         raise TrainingFailed(
-            f"the loop has ended at {of}, so the training is shorter than it was asked for. The step is "
-            "saved, and the next start goes on from it: to train all iterate over run.batches(loader), or "
-            "until run.done, without break; where it ends early on purpose say why by "
-            "run.finish(ended_early=...)"
+            f"the loop has ended at {of}, so the training is shorter than it was asked for. {kept}: to train "
+            "all iterate over run.batches(loader), or until run.done, without break; where it ends early on "
+            "purpose say why by run.finish(ended_early=...)"
         )
 
     def _read_loss(self) -> float | None:

@@ -389,6 +389,7 @@ class Trainer:
             except Exception:
                 self._drop(before)
                 raise
+            del micro_batches  # with `loss_weight` it holds all of the step's batches
             self.session.enter(Phase.STEP)  # from here on there is work to lose
             moved = self._update()
             self.step += 1

@@ -187,6 +187,8 @@ def test_a_stop_says_where_the_run_stands_and_only_lost_steps_make_it_a_loss(
     assert Ending.of(PeerLost("another rank is gone"), facts).outcome is outcome
 
 
-def test_a_stop_before_the_first_step_has_lost_nothing() -> None:
-    ending = interrupted(ProgressFacts(step=0, start_step=0), "no reason is needed")
+@pytest.mark.parametrize("durable", [None, 40])
+def test_a_stop_before_the_first_step_has_lost_nothing(durable: int | None) -> None:
+    """Nor where the script begins a training again that failed in the same process."""
+    ending = interrupted(ProgressFacts(step=0, start_step=0, durable_step=durable), "no reason is needed")
     assert (ending.outcome, ending.text) == (Outcome.INTERRUPTED, "Interrupted at step 0; nothing was lost.")
