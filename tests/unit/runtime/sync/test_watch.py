@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import zipfile
 from pathlib import Path
 
@@ -103,13 +104,12 @@ def test_what_comes_and_goes_during_an_upload_does_not_stop_its_commit(scene: Sc
     for name in ("step_1", "step_2"):
         scene.write(name, name)
     watcher = scene.start(SyncWhen(renamed="step_*"))
-    uploads = 0
+    uploads = itertools.count(1)
 
-    def train() -> None:
-        nonlocal uploads
-        uploads += 1
-        scene.write(f"tmp_{uploads}")
-        if uploads == 2:  # both are sent
+    def train() -> None:  # by two threads
+        number = next(uploads)
+        scene.write(f"tmp_{number}")
+        if number == 2:  # both are sent
             (scene.folder / "step_1").unlink()
 
     scene.store.during = train  # type: ignore[method-assign]
