@@ -92,6 +92,8 @@ class TrainingState:
     def described(self) -> Iterator[tuple[str, Path]]:
         """Yields name and place of each of these files, which exist only meanwhile."""
         place = None if self.folders is None else self.folders.place
+        if place is not None:
+            place.mkdir(parents=True, exist_ok=True)  # the script may have deleted it
         with tempfile.TemporaryDirectory(prefix=OURS, dir=place) as folder:
             self.describe(Path(folder))
             for path in sorted(Path(folder).rglob("*")):

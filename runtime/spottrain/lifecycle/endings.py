@@ -146,6 +146,11 @@ def what_was_raised(error: BaseException, script: str) -> str:
     return f"{traceback.format_exception_only(error)[-1].strip()} ({place})"
 
 
+def what_failed(error: Exception, script: str) -> str:
+    """Returns the text of an error: of ours alone, of others with their place."""
+    return str(error) if isinstance(error, RunError) else what_was_raised(error, script)
+
+
 def what_is_saved(message: TerminationMessage) -> str:
     """Returns what follows an error that was shown already: where the training stands; "" before it."""
     if not message.step:

@@ -52,7 +52,8 @@ class EMA:
         if not named:
             raise ConfigurationError("EMA(model=...): the model has no trainable parameters to average")
         self._weights = named
-        self._applied = False
+        self.is_applied = False
+        """Whether the model has the averaged weights now."""
         self.begin()
 
     def begin(self) -> None:
@@ -102,14 +103,14 @@ class EMA:
         self._require_own()
         _reshard(self._model)
         undo = [_exchange(local(self._weights[n].detach()), local(self._average[n])) for n in self._weights]
-        self._applied = True
+        self.is_applied = True
         try:
             yield
         finally:
             _reshard(self._model)
             for back in undo:
                 back()
-            self._applied = False
+            self.is_applied = False
 
     # --- state --------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
@@ -137,7 +138,7 @@ class EMA:
         self._updated = int(state["updated"])
 
     def _require_own(self) -> None:
-        if self._applied:
+        if self.is_applied:
             raise RuntimeError("the model holds its averaged weights; leave `with ema.applied()` first")
 
 

@@ -10,6 +10,7 @@ restores, saves, agrees with the other ranks on saves and stops, stores the fina
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -639,8 +640,9 @@ class Engine:
         except Exception as failure:  # such as of a state_dict() of the script
             if (lost := self.session.lost_peer(failure)) is not None:
                 self._end_without(lost)
-            log.unhindered("save-failed", step=self.step, error=str(failure))
-            why, error = f"{endings.NO_COPY} ({type(failure).__name__}: {failure})", failure
+            what = endings.what_failed(failure, self.session.script or sys.argv[0])
+            log.unhindered("save-failed", step=self.step, error=what)
+            why, error = f"{endings.NO_COPY} ({what})", failure
         saved_at = time.time()
         self._release_after_upload()
         if save and error is None and preemption.stopping:  # else the other ranks must see it as a loss

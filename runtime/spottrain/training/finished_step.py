@@ -146,7 +146,7 @@ class FinishedSteps:
     @property
     def unchanged(self) -> bool:
         """Whether the tensors are still those of the last finished step."""
-        if self.last is None:
+        if self.last is None or any(each.is_applied for each in self._state.averages.values()):
             return False
         tensors, groups = self._all_tensors(), self.last.groups
         same = len(tensors) == len(self._tensors) and all(map(operator.is_, tensors, self._tensors))

@@ -363,7 +363,7 @@ class Trainer:
     def _train(self, steps: Stream) -> bool:
         """Makes optimizer steps. Returns whether the training is complete; False: it must stop."""
         stopping, world = self.session.preemption, self.session.world
-        stopped = False
+        stopped, self.waiting = False, None  # `fit` may have failed before
         self._assemble()
         modules = list(self.model.modules())
         # Whether a step is fetched at once, before its first pass; otherwise each micro-batch when it is due.

@@ -134,6 +134,13 @@ def test_a_state_that_the_script_has_changed_is_not_that_of_the_step(change: Cal
     assert not loop.steps.unchanged and loop.steps.saved is None, "a save that failed does not come back"
 
 
+def test_while_the_average_is_in_the_weights_place_nothing_is_saved_from_outside() -> None:
+    loop = Loop()
+    loop.keep()
+    with loop.average.applied():
+        assert not loop.steps.unmoved()
+
+
 def test_buffers_that_were_made_for_inference_do_no_harm() -> None:
     loop = Loop()
     with torch.inference_mode():
