@@ -234,6 +234,8 @@ class Engine:
             log.event("no-checkpoints", why="no checkpoint URI: an interruption loses the run")
             return None
         with self.clock.part(WAITING):
+            if self.state.folders is not None:
+                self.manager.barrier()  # pods may share the disk, and a slow one still empties it
             claim = self.manager.claim()
         session = self.session
         if claim.done:
