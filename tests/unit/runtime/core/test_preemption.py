@@ -89,6 +89,8 @@ end = time.monotonic() + {wait}
 while not stop.source and time.monotonic() < end:
     time.sleep(0.01)
 sys.stderr.write(stop.source or "goes on")  # stdout is the watcher's, which logs in its own thread
+sys.stderr.flush()
+os._exit(0)  # the interpreter's end aborts where that thread holds stdout
 """
 
 
