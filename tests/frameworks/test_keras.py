@@ -13,7 +13,8 @@ from spottrain.contract import Outcome
 
 from tests.frameworks.folder import Synced, content, newest
 
-EPOCHS = 40
+EPOCHS = 150
+"""Some 15 s, in which there are several looks at the folder, a second apart."""
 ENDS = (Outcome.INTERRUPTED, Outcome.INTERRUPTED_LOST)
 """The second, if the signal came while Keras wrote."""
 

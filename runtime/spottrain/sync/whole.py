@@ -134,6 +134,8 @@ def _marked(name: str, tree: Tree, committed: Tree, before_marker: frozenset[str
         return Judgement(why=changed)
     if marker == committed.get(name):
         return Judgement(why="" if tree == committed else f"{name} was not written again")
+    if not marker.size and name in committed and committed[name].size:
+        return Judgement(why=f"{name} is empty, which it was not before: it is being written, or was cut off")
     newer = {
         path
         for path, node in tree.items()

@@ -81,6 +81,15 @@ def test_a_file_that_was_written_over_after_the_marker_stands_against_a_commit()
 
 
 # --- patterns -------------------------------------------------------------------------------------------
+def test_a_marker_that_was_emptied_to_be_written_says_nothing_yet() -> None:
+    committed = {"w": file(1), "latest": file(2)}
+    verdict = judge(seen(LATEST, (0, {"w": file(3), "latest": file(4, size=0)})), committed, 0)
+    assert verdict.tree is None and verdict.why.startswith("latest is empty, which it was not before")
+    always = {"w": file(1), "latest": file(2, size=0)}
+    again = {"w": file(3), "latest": file(4, size=0)}
+    assert paths(judge(seen(LATEST, (0, again)), always, 0)) == ["latest", "w"]
+
+
 def test_a_folder_without_its_marker_is_left_out() -> None:
     tree = {
         "checkpoint-1": folder(),
