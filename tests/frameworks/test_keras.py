@@ -13,8 +13,7 @@ from spottrain.contract import Outcome
 
 from tests.frameworks.folder import Synced, content, newest
 
-EPOCHS = 150
-"""Some 15 s, in which there are several looks at the folder, a second apart."""
+EPOCHS = 40
 ENDS = (Outcome.INTERRUPTED, Outcome.INTERRUPTED_LOST)
 """The second, if the signal came while Keras wrote."""
 
