@@ -320,7 +320,7 @@ class CheckpointManager:
         about, control = f"save/{save.number}", self._control
         try:
             save.key = save.key or self._owner.new_key(save.step)
-            # First, because the others wait for it whatever becomes of this rank's part.
+            # First: the others wait for it, also where this rank's part then fails.
             control.broadcast(f"{about}/key", {"key": save.key, "files": [each.path for each in save.files]})
             control.send_to_leader(about, self.saver.upload(save, lambda: save.abandoned))
             self._commit(save, self._collect(save, left))

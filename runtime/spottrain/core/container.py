@@ -113,9 +113,14 @@ def _text(path: Path) -> str:
         return ""
 
 
+def mount_fields(mounts: Path = MOUNTS) -> list[list[str]]:
+    """Returns the fields of each mount, as proc_pid_mountinfo(5) lists them; none if unknown, as on macOS."""
+    return [line.split() for line in _text(mounts).splitlines()]
+
+
 def mount_points(mounts: Path = MOUNTS) -> list[Path]:
     """Returns all mount points, bind mounts too, which `os.path.ismount` does not know; none if unknown."""
-    paths = [line.split()[4] for line in _text(mounts).splitlines()]
+    paths = [fields[4] for fields in mount_fields(mounts)]
     # A space in a path is written as \040.
     return [Path(re.sub(r"\\(\d{3})", lambda octal: chr(int(octal[1], 8)), each)) for each in paths]
 

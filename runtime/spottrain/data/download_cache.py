@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from spottrain.contract import LIBRARY_HOMES
-from spottrain.core import log
+from spottrain.core import container, log
 from spottrain.core.run_config import data_cache_folder
 from spottrain.errors import ConfigurationError, DataCacheFull
 
@@ -46,7 +46,6 @@ GIB: Final = 2**30
 ALMOST_NOTHING: Final = GIB // 4
 """Free bytes below which a disk-full error without a path is taken to be of this volume."""
 SYNCS_AT_ONCE: Final = 16
-MOUNTS: Final = Path("/proc/self/mountinfo")
 LOCAL_OPTIONS: Final = {"nolock", "local_lock=all", "local_lock=flock", "nobrl", "localflock"}
 """Mount options (NFS, SMB, Lustre) that make locks node-local."""
 LOCAL_KINDS: Final = ("fuse", "beegfs", "virtiofs", "9p", "cifs", "smb")
@@ -176,14 +175,11 @@ def _locked(lock: Path, name: str, session: Session | None) -> Iterator[bool]:
         os.close(handle)
 
 
-def node_local(path: Path, table: Path = MOUNTS) -> bool:
+def node_local(path: Path, mounts: Path = container.MOUNTS) -> bool:
     """Whether locks on `path` may be invisible to other nodes, judging by the mounts of its device."""
-    try:
-        rows = [line.split() for line in table.read_text(errors="surrogateescape").splitlines()]
-    except OSError:  # no /proc, as on macOS
-        return False
     device = path.stat().st_dev
-    for row in (row for row in rows if row[2] == f"{os.major(device)}:{os.minor(device)}"):
+    number = f"{os.major(device)}:{os.minor(device)}"
+    for row in (row for row in container.mount_fields(mounts) if row[2] == number):
         # ... mount options, optional fields, `-`, type, source, options of the file system
         kind, options = row[(dash := row.index("-", 6)) + 1], f"{row[5]},{row[dash + 3]}"
         if kind.startswith(LOCAL_KINDS) or not LOCAL_OPTIONS.isdisjoint(options.split(",")):

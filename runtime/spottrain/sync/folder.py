@@ -202,7 +202,7 @@ def is_restored(found: Record | None, mine: Record, *, empty: bool, stored: bool
 
     `found`: the folder's record. `mine`: of this start. `empty`: whether nothing else is in the folder.
     `stored`: whether there is a checkpoint to restore. Raises ConfigurationError if there is one, and the
-    folder holds files that are not known to be of it.
+    folder holds files that may be of something else.
     """
     ours = found is not None and found.uri == mine.uri
     if not stored or (found == mine and mine.ready):
